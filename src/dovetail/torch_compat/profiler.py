@@ -1,0 +1,104 @@
+"""Memory events of the CPU allocator, read from torch's profiler.
+
+`torch.profiler` is public, but the one table that names each block by its address (the event tree) is not, and
+its start and stop print trace lines of their own to standard error. Both facts stay in this file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch._C._profiler import _EventType
+from torch.profiler import ProfilerActivity, profile
+
+_Result = TypeVar("_Result")
+_NOISE = b"USDT:"
+_STDERR_FD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorEvent:
+    """One block taken from (positive size) or given back to (negative size) the CPU allocator."""
+
+    time_ns: int
+    address: int
+    size_bytes: int
+
+
+def record_allocator_events(fn: Callable[[], _Result]) -> tuple[_Result, list[AllocatorEvent]]:
+    """Call `fn` and return its result with every CPU allocator event of the call, in order of time.
+
+    The profiler knows the size of a block only when it saw the block being taken. Blocks that were live before
+    the call and are given back during it are therefore missing from the list, or, when an earlier recording left
+    its address behind, present with a stale size. The caller must ignore addresses that it has not seen taken.
+    """
+    recorder = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with _without_trace_lines():
+        recorder.start()
+    try:
+        result = fn()
+    finally:
+        with _without_trace_lines():
+            recorder.stop()
+    return result, _read_allocator_events(recorder)
+
+
+def _read_allocator_events(recorder: profile) -> list[AllocatorEvent]:
+    inner: Any = recorder.profiler
+    assert inner is not None and inner.kineto_results is not None, "the profiler kept no events"
+    events: list[AllocatorEvent] = []
+    pending: list[Any] = list(inner.kineto_results.experimental_event_tree())
+    while pending:
+        event = pending.pop()
+        pending.extend(event.children)
+        if event.typed[0] == _EventType.Allocation:
+            block = event.typed[1]
+            if block.device.type == "cpu":
+                events.append(AllocatorEvent(event.start_time_ns, block.ptr, block.alloc_size))
+    # The walk above visits later siblings first; reversed, equal times keep the order of the call.
+    events.reverse()
+    events.sort(key=lambda event: event.time_ns)
+    return events
+
+
+@contextmanager
+def _without_trace_lines() -> Iterator[None]:
+    """Drop the profiler's own trace lines from standard error, and pass every other line on."""
+    try:
+        saved_fd = os.dup(_STDERR_FD)
+    except OSError:  # standard error is closed: there is nothing to keep clean
+        yield
+        return
+    if sys.stderr is not None:
+        sys.stderr.flush()
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), _STDERR_FD)
+        try:
+            yield
+        finally:
+            os.dup2(saved_fd, _STDERR_FD)
+            os.close(saved_fd)
+            captured.seek(0)
+            for line in captured:
+                if not line.startswith(_NOISE):
+                    os.write(_STDERR_FD, line)
+
+
+def self_check() -> str | None:
+    """Return None when the event tree still reports exact sizes, else one sentence saying what differs."""
+
+    def allocate_and_free() -> None:
+        torch.empty(256, dtype=torch.uint8)
+
+    _, events = record_allocator_events(allocate_and_free)
+    sizes = [event.size_bytes for event in events]
+    if sizes != [256, -256]:
+        return f"the profiler reported {sizes} for one block of 256 bytes"
+    return None
