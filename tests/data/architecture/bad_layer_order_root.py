@@ -1,0 +1,5 @@
+# module: dovetail.capture.bad_layer_order_root
+# expect: layer-order
+import dovetail
+
+compile_function = dovetail.compile

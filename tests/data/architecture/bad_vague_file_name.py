@@ -1,0 +1,3 @@
+# module: dovetail.passes.graph_utils
+# expect: vague-file-name
+value = 1

@@ -1,0 +1,3 @@
+# module: dovetail.passes.common.views
+# expect: vague-file-name
+value = 1
