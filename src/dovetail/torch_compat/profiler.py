@@ -52,7 +52,8 @@ def record_allocator_events(fn: Callable[[], _Result]) -> tuple[_Result, list[Al
 
 def _read_allocator_events(recorder: profile) -> list[AllocatorEvent]:
     inner: Any = recorder.profiler
-    assert inner is not None and inner.kineto_results is not None, "the profiler kept no events"
+    assert inner is not None, "the profiler was never started"
+    assert inner.kineto_results is not None, "the profiler kept no events"
     events: list[AllocatorEvent] = []
     pending: list[Any] = list(inner.kineto_results.experimental_event_tree())
     while pending:

@@ -1,0 +1,150 @@
+"""The demo runs end to end at its quick size, and its parts say what is so."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import io
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from dovetail.demo import DemoConfig, DemoResult, run_demo
+from dovetail.demo.data import read_standard_library, sample_batches
+from dovetail.demo.model import Gpt, GptConfig
+from dovetail.demo.optional import load_optional
+from dovetail.demo.table import table_rows, verdicts
+from dovetail.demo.train import Column, TrainingPlan, describe_failure, train_column
+from dovetail.errors import MissingDependency
+
+_TINY = GptConfig(context=16, layers=1, width=16, heads=2)
+_EAGER = Column("eager", (3.0, 2.5), (0.5, 0.2), peak_bytes=2 << 20, live_bytes=(2 << 20, 0), weights_digest="a")
+
+
+def _run(tmp_path: Path, **options: object) -> tuple[DemoResult, str]:
+    config = dataclasses.replace(DemoConfig(steps=3, quick=True, out_dir=tmp_path / "out"), **options)  # type: ignore[arg-type]
+    output = io.StringIO()
+    return run_demo(config, Console(file=output, width=160)), output.getvalue()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_quick_demo_writes_everything_and_matches_eager(tmp_path: Path, backend: str) -> None:
+    result, output = _run(tmp_path, backend=backend)
+
+    assert [column.name for column in result.columns] == ["eager", backend]
+    assert result.is_bitwise_equal
+    assert all(len(column.losses) == 3 and column.peak_bytes > 0 for column in result.columns)
+    assert f"{backend}: all 3 losses and the final weights are bitwise equal to eager's." in output
+    assert str(result.page_path) in output
+    assert str(result.picture_path) in output
+
+    picture = result.picture_path.read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    page = result.page_path.read_text(encoding="utf-8")
+    embedded = re.search(r"data:image/png;base64,([A-Za-z0-9+/=]+)", page)
+    assert embedded is not None
+    assert base64.b64decode(embedded.group(1)) == picture
+    assert torch.__version__ in page
+    assert not re.findall(r'(?:src|href)="(?!data:)', page), "the page must not load anything"
+
+
+def test_an_extra_backend_that_fails_is_a_column_that_says_so(tmp_path: Path) -> None:
+    result, output = _run(tmp_path, backend="eager", extra=("no_such_backend",))
+    assert result.columns[2].failure is not None
+    assert "no_such_backend: failed. InvalidBackend" in output
+    assert "failed" in result.page_path.read_text(encoding="utf-8")
+
+
+def test_a_shown_backend_that_fails_raises(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="no_such_backend"):
+        _run(tmp_path, backend="no_such_backend")
+
+
+def test_the_demo_leaves_the_random_state_alone(tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    _run(tmp_path, backend="eager")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_columns_do_not_depend_on_what_ran_before() -> None:
+    text = read_standard_library(100_000)
+    plan = TrainingPlan(_TINY, steps=3, batch=2, seed=7)
+    first = train_column("eager", plan, text, lambda loss: None)
+    torch.rand(5)
+    second = train_column("eager", plan, text, lambda loss: None)
+    other_seed = train_column("eager", dataclasses.replace(plan, seed=8), text, lambda loss: None)
+    assert (first.losses, first.weights_digest, first.live_bytes) == (
+        second.losses,
+        second.weights_digest,
+        second.live_bytes,
+    )
+    assert first.losses != other_seed.losses
+
+
+def test_batches_are_text_and_its_continuation() -> None:
+    text = torch.arange(200, dtype=torch.uint8)
+    batches = list(sample_batches(text, count=2, batch=3, time=8, seed=0))
+    again = list(sample_batches(text, count=2, batch=3, time=8, seed=0))
+    for (tokens, targets), (tokens_again, _) in zip(batches, again, strict=True):
+        assert tokens.shape == targets.shape == (3, 8)
+        assert torch.equal(targets, tokens + 1)
+        assert torch.equal(tokens, tokens_again)
+
+
+def test_the_text_is_the_standard_library_and_honours_its_bound() -> None:
+    text = read_standard_library(50_000)
+    assert text.dtype is torch.uint8
+    assert len(text) == 50_000
+    assert b"import" in bytes(text.tolist())
+
+
+@pytest.mark.parametrize("tie_head", [True, False])
+def test_model_is_causal_and_starts_near_the_uniform_loss(tie_head: bool) -> None:
+    torch.manual_seed(0)
+    model = Gpt(dataclasses.replace(_TINY, tie_head=tie_head)).eval()
+    tokens = torch.randint(256, (2, 16))
+    loss = model(tokens, tokens)
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(torch.log(torch.tensor(256.0)).item(), abs=0.3)
+    assert (model.head.weight is model.token_embedding.weight) == tie_head
+
+    changed = tokens.clone()
+    changed[:, 8:] = (changed[:, 8:] + 1) % 256
+    ignored = torch.full_like(tokens, -100)
+    ignored[:, :8] = tokens[:, :8]
+    assert torch.equal(model(tokens, ignored), model(changed, ignored))
+
+
+def test_table_shows_ratios_and_failures() -> None:
+    half = dataclasses.replace(_EAGER, name="half", peak_bytes=1 << 20)
+    broken = Column("broken", failure="ValueError: why")
+    cells = {row.label: row.cells for row in table_rows([_EAGER, half, broken])}
+    assert cells["peak memory of a step"] == ("2.0 MiB", "1.0 MiB (0.50x)", "failed")
+    assert cells["losses bitwise equal to eager's"] == ("reference", "yes", "failed")
+
+
+def test_verdict_says_where_losses_part() -> None:
+    other = dataclasses.replace(_EAGER, name="other", losses=(3.0, 2.25), weights_digest="b")
+    rounded = dataclasses.replace(_EAGER, name="rounded", weights_digest="b")
+    assert verdicts([_EAGER, other, rounded]) == [
+        "other: losses differ from eager's from step 2 on; the largest difference is 0.25.",
+        "rounded: all 2 losses are bitwise equal to eager's.",
+    ]
+
+
+def test_failure_is_one_line_and_names_a_missing_compiler() -> None:
+    assert describe_failure(ValueError("first\nsecond")) == "ValueError: first"
+    assert describe_failure(ValueError()) == "ValueError: no message"
+    missing = RuntimeError("InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx")
+    assert describe_failure(missing).startswith("needs a C++ compiler, and none was found on this machine")
+
+
+def test_a_missing_package_names_the_extra_to_install() -> None:
+    with pytest.raises(MissingDependency) as caught:
+        load_optional("a_package_that_is_not_there.part")
+    message = str(caught.value)
+    assert "a_package_that_is_not_there" in message
+    assert "pip install 'dovetail[demo]'" in message
