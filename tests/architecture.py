@@ -62,6 +62,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 _COMPAT_LAYER = "torch_compat"
 _VAGUE_NAMES = frozenset({"util", "utils", "helper", "helpers", "common", "misc"})
 _NAMEDTUPLE_METHODS = frozenset({"_replace", "_fields", "_asdict", "_make", "_field_defaults"})
+# Documented in the library reference of Python, underscore or not.
+_DOCUMENTED_ATTRIBUTES = frozenset({"sys._getframe", "sys._current_frames", "os._exit"})
 _ATTRIBUTE_FUNCTIONS = frozenset({"getattr", "setattr", "hasattr", "delattr"})
 _FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -260,8 +262,11 @@ def _check_private_attributes(file: _File) -> Iterator[Finding]:
     bindings = _torch_bindings(file)
     for owner, name, line in _attributes(file):
         is_torch = _resolved_path(owner, bindings) is not None  # torch.ops is public; private-torch has the rest
-        if _is_private(name) and not is_torch and not _owns_private_names(owner, own_classes):
-            yield Finding(file.path, line, "private-attribute", f"{ast.unparse(owner)}.{name} is private to its owner")
+        if not _is_private(name) or is_torch or _owns_private_names(owner, own_classes):
+            continue
+        attribute = f"{ast.unparse(owner)}.{name}"
+        if attribute not in _DOCUMENTED_ATTRIBUTES:
+            yield Finding(file.path, line, "private-attribute", f"{attribute} is private to its owner")
 
 
 def _attributes(file: _File) -> Iterator[tuple[ast.expr, str, int]]:

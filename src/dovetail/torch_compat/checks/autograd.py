@@ -1,0 +1,142 @@
+"""Checks of `torch_compat.autograd`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dovetail.torch_compat import autograd, profiler
+from dovetail.torch_compat.checks.difference import first_difference
+
+
+class _Probe(torch.autograd.Function):
+    """The identity, whose backward writes down what the wrappers say while it runs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seen: list[object]) -> torch.Tensor:
+        ctx.seen = seen
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, None]:
+        ctx.seen.append((autograd.backward_keeps_graph(), autograd.running_sequence_number()))
+        return grads[0], None
+
+
+class _Dropping(torch.autograd.Function):
+    """The identity, whose backward releases what it saved and then looks for it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, seen: list[object]) -> torch.Tensor:
+        ctx.seen = seen
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, None]:
+        ctx.seen.append(len(ctx.saved_tensors))
+        autograd.drop_saved_tensors(ctx)
+        try:
+            ctx.seen.append(len(ctx.saved_tensors))
+        except RuntimeError:
+            ctx.seen.append("released")
+        return grads[0], None
+
+
+def _leaf() -> torch.Tensor:
+    return torch.ones(2, requires_grad=True)
+
+
+def check_backward_keeps_graph() -> str | None:
+    """A backward knows whether it was called with retain_graph=True."""
+    seen: list[Any] = []
+    y = _Probe.apply(_leaf(), seen).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    return first_difference(("what two backward calls saw", [kept for kept, _ in seen], [True, False]))
+
+
+def check_drop_saved_tensors() -> str | None:
+    """Saved tensors can be released inside of backward."""
+    seen: list[object] = []
+    _Dropping.apply(_leaf(), seen).sum().backward()
+    return first_difference(("the saved tensors before and after", seen, [1, "released"]))
+
+
+def check_next_sequence_number() -> str | None:
+    """Each new autograd node takes the next number."""
+    x = _leaf()
+    before = autograd.next_sequence_number()
+    x.mul(2)
+    return first_difference(("the count of one node", autograd.next_sequence_number() - before, 1))
+
+
+def check_running_sequence_number() -> str | None:
+    """A backward knows the number that its forward node got, and there is none outside of a backward."""
+    seen: list[Any] = []
+    x = _leaf()
+    number = autograd.next_sequence_number()
+    _Probe.apply(x, seen).sum().backward()
+    return first_difference(
+        ("the number inside of backward", seen[0][1], number),
+        ("the number outside of backward", autograd.running_sequence_number(), None),
+    )
+
+
+def check_version_of() -> str | None:
+    """A write raises the version of a tensor, and that of its views."""
+    x = torch.zeros(2)
+    view = x[:1]
+    before = autograd.version_of(view)
+    x.add_(1)
+    return first_difference(("the rise of the version", autograd.version_of(view) - before, 1))
+
+
+def check_has_hooks() -> str | None:
+    """A gradient hook is seen while it is registered."""
+    x = _leaf()
+    before = autograd.has_hooks(x)
+    handle = x.register_hook(lambda grad: grad)
+    during = autograd.has_hooks(x)
+    handle.remove()
+    return first_difference(("before and with a hook", (before, during), (False, True)))
+
+
+def check_view_base() -> str | None:
+    """A view knows the tensor it is a view of."""
+    x = torch.zeros(2)
+    return first_difference(
+        ("the base of a view", autograd.view_base(x[:1]) is x, True),
+        ("the base of no view", autograd.view_base(x), None),
+    )
+
+
+def check_bump_version() -> str | None:
+    """The version can be raised without a write."""
+    x = torch.zeros(2)
+    before = autograd.version_of(x)
+    autograd.bump_version(x)
+    return first_difference(("the rise of the version", autograd.version_of(x) - before, 1))
+
+
+def check_profiler_is_running() -> str | None:
+    """A running profiler is seen."""
+    before = autograd.profiler_is_running()
+    during, _ = profiler.record_allocator_events(autograd.profiler_is_running)
+    return first_difference(("before and with a profiler", (before, during), (False, True)))
+
+
+CHECKS = (
+    check_backward_keeps_graph,
+    check_drop_saved_tensors,
+    check_next_sequence_number,
+    check_running_sequence_number,
+    check_version_of,
+    check_has_hooks,
+    check_view_base,
+    check_bump_version,
+)
+# Kineto wants to be started in the main thread, so this one runs apart from the others.
+PROFILER_CHECKS = (check_profiler_is_running,)

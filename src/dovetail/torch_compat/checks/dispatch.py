@@ -1,0 +1,128 @@
+"""Checks of `torch_compat.dispatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from dovetail.torch_compat import dispatch
+from dovetail.torch_compat.checks.difference import first_difference
+
+aten = torch.ops.aten
+
+
+class _Watch(dispatch.DispatchMode):
+    """Writes down the operators that reach the bottom of the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def __torch_dispatch__(
+        self,
+        func: dispatch.Overload,
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def check_dispatch_mode() -> str | None:
+    """A mode sees the operators of forward and backward, below autograd, as overloads."""
+    x = torch.ones(2, requires_grad=True)
+    with _Watch() as watch:
+        x.exp().sum().backward()
+    wanted = [aten.exp.default, aten.sum.default, aten.mul.Tensor]
+    missing = [str(op) for op in wanted if op not in watch.seen]
+    is_overload = all(isinstance(op, dispatch.Overload) for op in watch.seen)
+    return first_difference(
+        ("the operators that were missed", missing, []),
+        ("the claim that each is an overload", is_overload, True),
+    )
+
+
+def check_schema_of() -> str | None:
+    """A schema tells names, writes, aliases and defaults."""
+    schema = dispatch.schema_of(aten.add_.Tensor)
+    written, other, alpha = schema.arguments
+    return first_difference(
+        ("the name", (schema.namespace, schema.name, schema.overload), ("aten", "add_", "Tensor")),
+        ("is_mutable", schema.is_mutable, True),
+        ("the written argument", (written.name, written.is_write, written.alias), ("self", True, "a")),
+        ("the read argument", (other.name, other.is_write, other.alias), ("other", False, "")),
+        ("alpha", (alpha.kwarg_only, alpha.has_default, alpha.default, alpha.is_out), (True, True, 1, False)),
+        ("the result", schema.returns, (("Tensor", "a", True),)),
+        ("out", dispatch.schema_of(aten.add.out).arguments[-1].is_out, True),
+    )
+
+
+def check_tags_of() -> str | None:
+    """Random and pointwise operators carry their tags."""
+    return first_difference(
+        ("the tag of bernoulli", torch.Tag.nondeterministic_seeded in dispatch.tags_of(aten.bernoulli.default), True),
+        ("the tag of relu", torch.Tag.pointwise in dispatch.tags_of(aten.relu.default), True),
+        ("the random tag of relu", torch.Tag.nondeterministic_seeded in dispatch.tags_of(aten.relu.default), False),
+    )
+
+
+def check_is_composite() -> str | None:
+    """matmul is defined by other operators, mm has kernels."""
+    found = (dispatch.is_composite(aten.matmul.default), dispatch.is_composite(aten.mm.default))
+    return first_difference(("matmul and mm", found, (True, False)))
+
+
+def check_decompose() -> str | None:
+    """A composite operator runs by its parts, and one with a kernel refuses."""
+    x = torch.ones(2, 2)
+    with _Watch() as watch:
+        result = dispatch.decompose(aten.matmul.default, (x, x), {})
+    return first_difference(
+        ("the parts of matmul", watch.seen, [aten.mm.default]),
+        ("its result", isinstance(result, torch.Tensor) and torch.equal(result, torch.full((2, 2), 2.0)), True),
+        ("decompose of mm", dispatch.decompose(aten.mm.default, (x, x), {}), NotImplemented),
+    )
+
+
+def check_overloads() -> str | None:
+    """The overloads of a name are found, and a name that is not there has none."""
+    found = dispatch.overloads("aten", "add")
+    return first_difference(
+        ("add", {aten.add.Tensor, aten.add.Scalar, aten.add.out} <= set(found), True),
+        ("an unknown name", dispatch.overloads("aten", "no_operator_of_this_name"), ()),
+    )
+
+
+def check_storage_key() -> str | None:
+    """Views have the key of their base and clones have another."""
+    x = torch.zeros(4)
+    clone = x.clone()
+    key = dispatch.storage_key(x)
+    found = (dispatch.storage_key(x[1:]) == key, dispatch.storage_key(clone) == key)
+    return first_difference(("view and clone", found, (True, False)))
+
+
+def check_python_bindings() -> str | None:
+    """The fast Python functions of operators are found and work."""
+    x = torch.tensor([-1.0, 1.0])
+    relu = dict(dispatch.python_bindings("relu")).get("torch")
+    result = relu(x) if relu is not None else None
+    return first_difference(
+        ("relu", isinstance(result, torch.Tensor) and result.tolist() == [0.0, 1.0], True),
+        ("linear", "nn" in dict(dispatch.python_bindings("linear")), True),
+        ("an unknown name", dispatch.python_bindings("no_operator_of_this_name"), ()),
+    )
+
+
+CHECKS = (
+    check_dispatch_mode,
+    check_schema_of,
+    check_tags_of,
+    check_is_composite,
+    check_decompose,
+    check_overloads,
+    check_storage_key,
+    check_python_bindings,
+)

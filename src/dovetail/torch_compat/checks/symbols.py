@@ -1,0 +1,103 @@
+"""Checks of `torch_compat.symbols`."""
+
+from __future__ import annotations
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from dovetail.torch_compat import fakes, symbols
+from dovetail.torch_compat.checks.difference import first_difference
+
+
+def _symbolic_sizes() -> tuple[ShapeEnv, torch.SymInt, torch.SymInt]:
+    """Two symbols, of hints 5 and 7, and the environment they belong to."""
+    env = symbols.new_shape_env()
+    twin = fakes.new_fake_mode(env).from_tensor(torch.empty(5, 7))
+    rows, columns = twin.shape
+    assert isinstance(rows, torch.SymInt), "the sizes of this fake tensor are symbols"
+    assert isinstance(columns, torch.SymInt), "the sizes of this fake tensor are symbols"
+    return env, rows, columns
+
+
+def check_new_shape_env() -> str | None:
+    """A fresh environment makes symbols for the sizes of a fake tensor, and has assumed nothing."""
+    env, rows, columns = _symbolic_sizes()
+    return first_difference(
+        ("the types of the sizes", (type(rows), type(columns)), (torch.SymInt, torch.SymInt)),
+        ("the number of guards", symbols.guard_count(env), 0),
+    )
+
+
+def check_symbol_name() -> str | None:
+    """A bare symbol has a name of its own, and a sum has none."""
+    _, rows, columns = _symbolic_sizes()
+    names = (symbols.symbol_name(rows), symbols.symbol_name(columns))
+    return first_difference(
+        ("the claim that both have names", None not in names and names[0] != names[1], True),
+        ("the name of a sum", symbols.symbol_name(rows + 1), None),
+    )
+
+
+def check_symbolic_tree() -> str | None:
+    """Sums, products, quotients and remainders of sizes are read as trees."""
+    _, rows, _ = _symbolic_sizes()
+    symbol = ("symbol", symbols.symbol_name(rows))
+    return first_difference(
+        ("a symbol", symbols.symbolic_tree(rows), symbol),
+        ("a sum", symbols.symbolic_tree(rows + 1), ("add", 1, symbol)),
+        ("a product", symbols.symbolic_tree(rows * 3), ("mul", 3, symbol)),
+        ("a quotient", symbols.symbolic_tree(rows // 2), ("floordiv", symbol, 2)),
+        ("a remainder", symbols.symbolic_tree(rows % 2), ("mod", symbol, 2)),
+    )
+
+
+def check_expression_tree() -> str | None:
+    """Plain numbers and comparisons are read as trees, and an unknown function is refused."""
+    x = sympy.Symbol("x")
+    try:
+        symbols.expression_tree(sympy.sin(x))
+        refused = False
+    except NotImplementedError:
+        refused = True
+    return first_difference(
+        ("numbers", [symbols.expression_tree(n) for n in (sympy.Integer(3), sympy.true)], [3, True]),
+        ("a comparison", symbols.expression_tree(sympy.Lt(x, 4)), ("lt", ("symbol", "x"), 4)),
+        ("the claim that sin is refused", refused, True),
+    )
+
+
+def check_hint_of() -> str | None:
+    """A symbol of a fake tensor remembers the size it was made from."""
+    _, rows, columns = _symbolic_sizes()
+    return first_difference(("the hint", symbols.hint_of(rows * columns), 35))
+
+
+def check_guard_trees() -> str | None:
+    """A branch on a size is written down as a fact."""
+    env, rows, columns = _symbolic_sizes()
+    is_greater = bool(rows > columns)
+    trees = symbols.guard_trees(env)
+    wanted = ("le", symbols.symbolic_tree(rows), symbols.symbolic_tree(columns))
+    return first_difference(("the branch", is_greater, False), ("the facts", trees, [wanted]))
+
+
+def check_guard_count() -> str | None:
+    """Each new fact counts once, and no environment has none."""
+    env, rows, columns = _symbolic_sizes()
+    bool(rows == columns)
+    return first_difference(
+        ("the count after one branch", symbols.guard_count(env), 1),
+        ("the count of no environment", symbols.guard_count(None), 0),
+    )
+
+
+CHECKS = (
+    check_new_shape_env,
+    check_symbol_name,
+    check_symbolic_tree,
+    check_expression_tree,
+    check_hint_of,
+    check_guard_trees,
+    check_guard_count,
+)

@@ -1,0 +1,78 @@
+"""Run one small check for each private torch function that this package wraps.
+
+A check calls the wrapper on a tiny case and compares with what the rest of dovetail relies on. It says what differs,
+so that a report from another version of torch names the function to look at. The checks lie in `checks/`, one file
+for each file of this package, and are called `check_<wrapper>`.
+
+Cost: well under a second for all of them. `dovetail doctor` runs them, and so does the first use of a torch that is
+not the tested one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dovetail.torch_compat.checks import autograd, dispatch, fakes, profiler, pytree, rng, symbols
+
+Check = Callable[[], str | None]
+
+# What compiling and running programs relies on.
+COMPILER_CHECKS: tuple[Check, ...] = (
+    *autograd.CHECKS,
+    *dispatch.CHECKS,
+    *fakes.CHECKS,
+    *pytree.CHECKS,
+    *rng.CHECKS,
+    *symbols.CHECKS,
+)
+
+# What only measuring relies on: a program compiles and runs without it.
+MEASURING_CHECKS: tuple[Check, ...] = (*autograd.PROFILER_CHECKS, *profiler.CHECKS)
+
+CHECKS: tuple[Check, ...] = COMPILER_CHECKS + MEASURING_CHECKS
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What one check found.
+
+    Attributes:
+        name: file and function of the wrapper: `dispatch.schema_of`.
+        ok: whether the wrapper behaves as dovetail needs.
+        detail: what was checked if it does, what differs if it does not.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def run_self_checks() -> tuple[CheckResult, ...]:
+    """Run every check of `CHECKS`, in order; one that raises has failed."""
+    return (*run_compiler_checks(), *map(_run, MEASURING_CHECKS))
+
+
+def run_compiler_checks() -> tuple[CheckResult, ...]:
+    """Run every check of `COMPILER_CHECKS`, in order; one that raises has failed.
+
+    The checks run in a thread of their own: grad mode, dispatch modes and the tracing context of the caller belong to
+    the caller's thread, so that they neither disturb the checks nor are disturbed by them. No check may compile with
+    Dynamo, whose lock the caller may hold.
+    """
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="dovetail-self-check") as thread:
+        return tuple(thread.map(_run, COMPILER_CHECKS))
+
+
+def _run(check: Check) -> CheckResult:
+    name = f"{check.__module__.rpartition('.')[2]}.{check.__name__.removeprefix('check_')}"
+    try:
+        difference = check()
+    except Exception as error:  # whatever another torch raises is the finding
+        first_line = str(error).partition("\n")[0]
+        return CheckResult(name, False, f"raised {type(error).__name__}: {first_line}")
+    if difference is not None:
+        return CheckResult(name, False, difference)
+    return CheckResult(name, True, (inspect.getdoc(check) or "").partition("\n")[0])
