@@ -33,9 +33,7 @@ def test_every_wrapper_has_a_check(name: str) -> None:
         for attribute, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not attribute.startswith("_")
     }
-    checked = {
-        check.__name__.removeprefix("check_") for check in CHECKS if check.__module__.rpartition(".")[2] == name
-    }
+    checked = {check.__name__.removeprefix("check_") for check in CHECKS if check.__module__.rpartition(".")[2] == name}
     assert wrappers - {"self_check"} <= checked
 
 
