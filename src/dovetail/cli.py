@@ -1,0 +1,230 @@
+"""The command `dovetail`: look at this machine, and see a demonstration."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import pkgutil
+import platform
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import dovetail
+from dovetail.demo import DemoConfig, run_demo
+from dovetail.errors import DovetailError
+from dovetail.execute import executors
+from dovetail.torch_compat.selfcheck import CheckResult, run_self_checks
+from dovetail.torch_compat.version import OLDEST_SUPPORTED, TESTED, installed_torch_version, release_of
+
+_USER_ERROR_STATUS = 2
+_COMPILERS = ("c++", "g++", "clang++", "cl")
+_BACKEND_GROUP = "torch_dynamo_backends"
+# The functions of the public face that take a user's program, and what each of them takes.
+_FRONT_DOORS = (
+    ("compile", "a function of tensors"),
+    ("compile_step", "a whole training step"),
+    ("freeze", "a model for inference, with its weights inside"),
+    ("aot_function", "a function, with compilers of your own"),
+    ("aot_module", "a module, with compilers of your own"),
+)
+
+_DEMO_DEFAULTS = DemoConfig()
+
+app = typer.Typer(
+    name="dovetail",
+    help="An ahead-of-time compiler for PyTorch programs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and exit.
+
+    Args:
+        arguments: what follows `dovetail` on the command line; `sys.argv` when not given.
+
+    Raises:
+        SystemExit: always; status 0 on success, 1 when `doctor` found something wrong, 2 for wrong usage and for an
+            error that dovetail raises on purpose, which is printed without a traceback.
+    """
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="dovetail")
+    except Exception as error:
+        cause = _dovetail_error_in(error)
+        if cause is None:
+            raise
+        Console(stderr=True).print(Text(str(cause), style="red"), soft_wrap=True)
+        sys.exit(_USER_ERROR_STATUS)
+
+
+def _dovetail_error_in(error: BaseException | None) -> DovetailError | None:
+    """The error that dovetail raised, also where Dynamo wraps it in one of its own."""
+    while error is not None and not isinstance(error, DovetailError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        Console().print(f"dovetail {_dovetail_version()}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """An ahead-of-time compiler for PyTorch programs."""
+
+
+# --- demo -----------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def demo(
+    *,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="BACKEND", help="Also run this torch.compile backend; may be repeated."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each column.")] = _DEMO_DEFAULTS.steps,
+    out: Annotated[
+        Path, typer.Option(file_okay=False, help="Where the picture and the page go.")
+    ] = _DEMO_DEFAULTS.out_dir,
+    seed: Annotated[int, typer.Option(help="Decides weights, data and dropout masks.")] = _DEMO_DEFAULTS.seed,
+    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and a handful of steps.")] = False,
+) -> None:
+    """Train a small GPT eagerly and compiled, and compare time, memory and results."""
+    run_demo(DemoConfig(steps=steps, seed=seed, out_dir=out, extra=tuple(extra or ()), quick=quick))
+
+
+# --- doctor ---------------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def doctor() -> None:
+    """Say what is installed and supported on this machine, and check every private torch function dovetail uses."""
+    console = Console()
+    results = run_self_checks()
+    console.print(_facts_table("versions", _versions()))
+    console.print(_facts_table("machine", _machine()))
+    console.print(_facts_table("toolchain (none is needed)", _toolchain()))
+    console.print(_facts_table("front doors", _front_doors()))
+    console.print(_facts_table("executors", _executors()))
+    console.print(_checks_table(results))
+    problems = _problems(results)
+    for problem in problems:
+        console.print(Text(problem, style="red"), soft_wrap=True)
+    if problems:
+        raise typer.Exit(1)
+    console.print(Text(f"dovetail works here: {len(results)} of {len(results)} self-checks pass", style="green"))
+
+
+def _versions() -> Iterable[tuple[str, str]]:
+    version = installed_torch_version()
+    yield "dovetail", _dovetail_version()
+    yield "torch", f"{version} ({_torch_support(version)})"
+    yield "python", f"{platform.python_version()} ({sys.executable})"
+    yield "platform", platform.platform()
+
+
+def _torch_support(version: str) -> str:
+    release = release_of(version)
+    if release is None or release < OLDEST_SUPPORTED:
+        return f"not supported: dovetail needs torch >= {'.'.join(map(str, OLDEST_SUPPORTED))}"
+    return "tested" if release == TESTED else "not tested: supported if every self-check passes"
+
+
+def _machine() -> Iterable[tuple[str, str]]:
+    yield "cpu", f"supported; {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
+    yield "threads", f"{torch.get_num_threads()} in an operator, {torch.get_num_interop_threads()} across operators"
+    if not torch.cuda.is_available():
+        yield "cuda", "supported, but there is none here"
+        return
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        yield f"cuda:{index}", f"supported; {device.name}, {device.total_memory / 2**30:.1f} GiB"
+
+
+def _toolchain() -> Iterable[tuple[str, str]]:
+    paths = [path for path in map(shutil.which, _COMPILERS) if path is not None]
+    yield "C++ compiler", paths[0] if paths else "none"
+    yield "triton", _import_state("triton")
+
+
+def _import_state(package: str) -> str:
+    try:
+        module = importlib.import_module(package)
+    except Exception as error:  # a broken installation may raise anything
+        return f"cannot be imported ({type(error).__name__})"
+    return f"importable, version {getattr(module, '__version__', 'unknown')}"
+
+
+def _front_doors() -> Iterable[tuple[str, str]]:
+    yield 'torch.compile(backend="dovetail")', _backend_state()
+    for name, what in _FRONT_DOORS:
+        yield f"dovetail.{name}", f"yes: {what}" if hasattr(dovetail, name) else "not in this version"
+
+
+def _backend_state() -> str:
+    for backend in importlib.metadata.entry_points(group=_BACKEND_GROUP, name="dovetail"):
+        try:
+            backend.load()
+        except (ImportError, AttributeError) as error:
+            return f"registered, but {backend.value} cannot be imported: {error}"
+        return "yes: a module or function, graph by graph"
+    return "not registered: install the package with pip"
+
+
+def _executors() -> Iterable[tuple[str, str]]:
+    for module in sorted(pkgutil.iter_modules(executors.__path__), key=lambda found: found.name):
+        documentation = importlib.import_module(f"{executors.__name__}.{module.name}").__doc__ or ""
+        yield module.name, documentation.strip().partition("\n")[0]
+
+
+def _problems(results: Sequence[CheckResult]) -> list[str]:
+    problems = [f"self-check {result.name} failed: {result.detail}" for result in results if not result.ok]
+    version = installed_torch_version()
+    release = release_of(version)
+    if release is None or release < OLDEST_SUPPORTED:
+        problems.insert(0, f"torch {version} is {_torch_support(version)}")
+    return problems
+
+
+def _facts_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, show_header=False, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, value in rows:
+        table.add_row(Text(f"  {label}"), Text(value))
+    return table
+
+
+def _checks_table(results: Sequence[CheckResult]) -> Table:
+    table = Table(title="self-checks", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.add_column("private torch function", no_wrap=True)
+    table.add_column("")
+    table.add_column("what it must do, or what differs", overflow="fold")
+    for result in results:
+        mark = Text("ok", style="green") if result.ok else Text("FAILED", style="bold red")
+        table.add_row(Text(result.name), mark, Text(result.detail))
+    return table
+
+
+def _dovetail_version() -> str:
+    return importlib.metadata.version("dovetail")

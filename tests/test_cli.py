@@ -1,0 +1,138 @@
+"""The command: what it prints, what it hands on, and how it ends."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from dovetail import cli
+from dovetail.demo import DemoConfig
+from dovetail.errors import MissingDependency
+from dovetail.torch_compat.selfcheck import CheckResult
+
+
+def _run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> list[DemoConfig]:
+    """Replaces the demo by one that only notes what it was asked for."""
+    configs: list[DemoConfig] = []
+    monkeypatch.setattr(cli, "run_demo", configs.append)
+    return configs
+
+
+def _use_checks(monkeypatch: pytest.MonkeyPatch, *results: CheckResult) -> None:
+    monkeypatch.setattr(cli, "run_self_checks", lambda: results)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("--version") == 0
+    assert re.fullmatch(r"dovetail \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+def test_without_arguments_it_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run() == 2
+    captured = capsys.readouterr()
+    assert all(command in captured.out + captured.err for command in ("doctor", "demo"))
+
+
+def test_doctor_tells_versions_machine_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("doctor") == 0
+    out = capsys.readouterr().out
+    for expected in (
+        torch.__version__,
+        "(tested)",
+        "threads",
+        "C++ compiler",
+        "none is needed",
+        "triton",
+        'torch.compile(backend="dovetail")',
+        "dispatch.schema_of",
+        "self-checks pass",
+    ):
+        assert expected in out
+
+
+def test_doctor_fails_when_a_check_does(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _use_checks(monkeypatch, CheckResult("a.good", True, "fine"), CheckResult("a.bad", False, "the key is 1, not 2"))
+    assert _run("doctor") == 1
+    out = capsys.readouterr().out
+    assert "FAILED" in out
+    assert "self-check a.bad failed: the key is 1, not 2" in out
+    assert "dovetail works here" not in out
+
+
+def test_doctor_fails_on_a_torch_that_is_too_old(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use_checks(monkeypatch)
+    monkeypatch.setattr(torch, "__version__", "2.10.0")
+    assert _run("doctor") == 1
+    assert "torch 2.10.0 is not supported: dovetail needs torch >= 2.11" in capsys.readouterr().out
+
+
+def test_doctor_says_that_another_torch_is_not_tested(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use_checks(monkeypatch)
+    monkeypatch.setattr(torch, "__version__", "2.14.0")
+    assert _run("doctor") == 0
+    assert "2.14.0 (not tested" in capsys.readouterr().out
+
+
+def test_demo_without_options_uses_the_defaults(configs: list[DemoConfig]) -> None:
+    assert _run("demo") == 0
+    assert configs == [DemoConfig()]
+
+
+def test_demo_hands_on_its_options(configs: list[DemoConfig]) -> None:
+    options = "--with inductor --with eager --steps 7 --out somewhere --seed 3 --quick"
+    assert _run("demo", *options.split()) == 0
+    extra = ("inductor", "eager")
+    assert configs == [DemoConfig(steps=7, seed=3, out_dir=Path("somewhere"), extra=extra, quick=True)]
+
+
+@pytest.mark.parametrize("options", [("--steps", "0"), ("--steps", "many"), ("--unknown",)])
+def test_wrong_usage_ends_with_status_2(configs: list[DemoConfig], options: tuple[str, ...]) -> None:
+    assert _run("demo", *options) == 2
+    assert configs == []
+
+
+def _raise_missing(_: DemoConfig) -> None:
+    raise MissingDependency(feature="the demo", package="matplotlib", install="pip install 'dovetail[demo]'")
+
+
+def _raise_wrapped(config: DemoConfig) -> None:
+    """What Dynamo does with an error of a back end: raises one of its own, and hides where it came from."""
+    try:
+        _raise_missing(config)
+    except MissingDependency as error:
+        raise RuntimeError(f"backend='dovetail' raised: {error}") from None
+
+
+@pytest.mark.parametrize("demo", [_raise_missing, _raise_wrapped])
+def test_an_error_of_dovetail_is_printed_without_a_traceback(
+    demo: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "run_demo", demo)
+    assert _run("demo") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("DT-ENV-002 MissingDependency: the demo needs the package matplotlib")
+    assert "pip install 'dovetail[demo]'" in err
+    assert "Traceback" not in err
+
+
+def test_any_other_error_is_a_bug_and_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: DemoConfig) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(cli, "run_demo", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["demo"])
