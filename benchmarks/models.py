@@ -1,0 +1,149 @@
+"""The models that are measured: each one a module, its inputs, and a loss to differentiate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dovetail.demo.model import Gpt, GptConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model in training mode and the keyword arguments of one call; the call gives a loss."""
+
+    model: nn.Module
+    inputs: dict[str, Tensor]
+
+
+def build_workload(name: str, device: str = "cpu", seed: int = 0) -> Workload:
+    """Build the model called `name` on `device`; equal seeds give equal weights and inputs.
+
+    Raises:
+        KeyError: there is no model of that name; see `MODELS`.
+        ImportError: the model needs the package transformers, and it is not installed.
+    """
+    torch.manual_seed(seed)
+    workload = MODELS[name]()
+    return Workload(
+        workload.model.to(device).train(), {key: value.to(device) for key, value in workload.inputs.items()}
+    )
+
+
+def loss_of(output: Any) -> Tensor:
+    """Return the loss of a model's output: the output itself, or its `loss` field."""
+    loss: Tensor = output if isinstance(output, Tensor) else output.loss
+    return loss
+
+
+def _gpt2(
+    layers: int, *, width: int = 256, heads: int = 4, vocabulary: int = 8192, batch: int = 4, time: int = 128
+) -> Workload:
+    transformers = _transformers()
+    config = transformers.GPT2Config(
+        n_layer=layers,
+        n_embd=width,
+        n_head=heads,
+        n_positions=time,
+        vocab_size=vocabulary,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    tokens = torch.randint(vocabulary, (batch, time))
+    return Workload(transformers.GPT2LMHeadModel(config), {"input_ids": tokens, "labels": tokens})
+
+
+def _bert() -> Workload:
+    transformers = _transformers()
+    config = transformers.BertConfig(
+        num_hidden_layers=4,
+        hidden_size=256,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        vocab_size=8192,
+        max_position_embeddings=128,
+    )
+    tokens = torch.randint(8192, (4, 128))
+    labels = torch.where(torch.rand(4, 128) < 0.15, tokens, -100)
+    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": labels}
+    return Workload(transformers.BertForMaskedLM(config), inputs)
+
+
+def _small_gpt() -> Workload:
+    tokens = torch.randint(256, (8, 129))
+    return Workload(Gpt(GptConfig()), {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()})
+
+
+def _resnet18() -> Workload:
+    return Workload(ResNet18(), {"images": torch.randn(8, 3, 64, 64), "labels": torch.randint(100, (8,))})
+
+
+def _transformers() -> Any:
+    # Loaded on demand: the models of plain torch can be measured without it.
+    import transformers  # noqa: PLC0415
+
+    return transformers
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm, and a shortcut around them."""
+
+    def __init__(self, channels_in: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map f32[batch, channels_in, h, w] to f32[batch, channels, h / stride, w / stride]."""
+        y = F.relu(self.norm1(self.conv1(x)), inplace=True)
+        y = self.norm2(self.conv2(y))
+        y += self.shortcut(x)
+        return F.relu(y, inplace=True)
+
+
+class ResNet18(nn.Module):
+    """A residual network of 18 layers that returns its cross-entropy loss."""
+
+    def __init__(self, classes: int = 100) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, 2, padding=3, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(3, 2, padding=1),
+        )
+        blocks: list[nn.Module] = []
+        channels_in = 64
+        for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+            blocks += [ResidualBlock(channels_in, channels, stride), ResidualBlock(channels, channels, 1)]
+            channels_in = channels
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(512, classes)
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of f32[batch, 3, h, w] images against i64[batch] labels."""
+        features = self.blocks(self.stem(images)).mean((2, 3))
+        return F.cross_entropy(self.head(features), labels)
+
+
+MODELS: dict[str, Callable[[], Workload]] = {
+    "gpt2-4": lambda: _gpt2(4),
+    "gpt2-12": lambda: _gpt2(12),
+    "resnet18": _resnet18,
+    "bert": _bert,
+    "small-gpt": _small_gpt,
+    "gpt2-base": lambda: _gpt2(12, width=768, heads=12, vocabulary=50257, batch=8, time=512),
+}

@@ -1,0 +1,96 @@
+"""Start a fresh process with fresh caches for each measurement, and collect facts about the machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Json = dict[str, Any]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH")
+_SHOWN_LINES = 3
+
+
+def ask_fresh_process(kind: str, arguments: Json, *, threads: int | None, timeout_s: float) -> Json:
+    """Run one measurement in a process of its own, with empty caches, and return its answer.
+
+    A process that dies, or that takes longer than `timeout_s`, gives `{"error": "..."}`.
+    """
+    with tempfile.TemporaryDirectory(prefix="dovetail-bench-", ignore_cleanup_errors=True) as folder:
+        request_path = Path(folder) / "request.json"
+        answer_path = Path(folder) / "answer.json"
+        request_path.write_text(json.dumps({"kind": kind, "arguments": arguments, "threads": threads}))
+        command = [sys.executable, "-m", "benchmarks.measure", str(request_path), str(answer_path)]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=_ROOT,
+                env=_environment(Path(folder), threads),
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {"error": f"took longer than {timeout_s:.0f} s"}
+        if not answer_path.exists():
+            last = " | ".join(done.stderr.strip().splitlines()[-_SHOWN_LINES:])
+            return {"error": f"the process ended with status {done.returncode}: {last}"}
+        answer: Json = json.loads(answer_path.read_text())
+        return answer
+
+
+def describe_machine(device: str) -> Json:
+    """Return the facts that a number needs beside it: processor, cores, versions, load and date."""
+    facts: Json = {
+        "processor": _processor_name(),
+        "cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_threads": torch.get_num_threads(),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "passive"),
+        "load_average": list(os.getloadavg()),
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "device": device,
+    }
+    if device.startswith("cuda") and torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name(device)
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def _environment(folder: Path, threads: int | None) -> dict[str, str]:
+    environment = dict(os.environ)
+    for name in _CACHES:
+        environment[name] = str(folder / name.lower())
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    # OpenMP's threads spin while they wait, unless told otherwise. On a shared machine two threads of one process can
+    # share a core for seconds, and each then burns its whole time slice waiting for the other.
+    environment.setdefault("OMP_WAIT_POLICY", "passive")
+    # A checkout that is not installed can be measured as well.
+    paths = [str(_ROOT / "src"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return environment
+
+
+def _processor_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,125 @@
+"""Measure dovetail side by side with its peers: `python -m benchmarks [first-step|step] [options]`.
+
+Without a subcommand every benchmark runs with its defaults. Each measurement has a fresh process with empty caches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from benchmarks.measure import BACKENDS
+from benchmarks.models import MODELS
+from benchmarks.processes import ask_fresh_process, describe_machine
+from benchmarks.report import write_report
+from benchmarks.summary import FirstStep, Step, summarize_first_steps, summarize_steps
+
+app = typer.Typer(help=__doc__, add_completion=False)
+
+_DEFAULT_MODELS = "gpt2-4,gpt2-12,resnet18,bert"
+_DEFAULT_BACKENDS = ",".join(BACKENDS)
+_DEFAULT_OUT = Path(__file__).resolve().parent / "results"
+
+Models = Annotated[str, typer.Option(help=f"Which models, with commas between: {', '.join(MODELS)}.")]
+Backends = Annotated[str, typer.Option(help="Which backends; dynamo is torch.compile with nothing behind Dynamo.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of torch; its own default when not given.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Out = Annotated[Path, typer.Option(help="Folder for the JSON, the markdown table and the plot.")]
+Timeout = Annotated[float, typer.Option(help="Seconds after which a process is given up.")]
+
+
+@app.callback(invoke_without_command=True)
+def run_all(context: typer.Context) -> None:
+    """Measure dovetail side by side with eager and with other compilers."""
+    if context.invoked_subcommand is None:
+        first_step()
+        step()
+
+
+@app.command()
+def first_step(
+    models: Models = _DEFAULT_MODELS,
+    backends: Backends = _DEFAULT_BACKENDS,
+    processes: Annotated[int, typer.Option(min=1, help="Processes for each backend but inductor.")] = 5,
+    inductor_processes: Annotated[int, typer.Option(min=1, help="Processes for inductor, which takes long.")] = 1,
+    threads: Threads = None,
+    device: Device = "cpu",
+    out: Out = _DEFAULT_OUT,
+    timeout: Timeout = 900.0,
+) -> None:
+    """Time the cold first training step: compilation, forward and backward."""
+    console = Console(stderr=True)
+    machine = describe_machine(device)
+    chosen = _split(backends, BACKENDS, "--backends")
+    counts = {name: inductor_processes if name == "inductor" else processes for name in chosen}
+    rows: list[FirstStep] = []
+    raw: dict[str, Any] = {}
+    for model in _split(models, MODELS, "--models"):
+        answers: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
+        # In turn, so that a change of the machine's load meets all backends.
+        for number in range(max(counts.values())):
+            for name in (name for name in chosen if number < counts[name]):
+                arguments = {"model": model, "backend": name, "device": device}
+                answer = ask_fresh_process("first-step", arguments, threads=threads, timeout_s=timeout)
+                answers[name].append(answer)
+                console.print(f"{model} {name} {number + 1}/{counts[name]}: {_shown(answer)}", markup=False)
+        raw[model] = answers
+        rows += summarize_first_steps(model, answers)
+    settings = {"processes": counts, "threads": threads, "timeout_s": timeout}
+    record = {"machine": machine, "machine_after": describe_machine(device), "settings": settings, "answers": raw}
+    write_report("first-step", rows, record, out)
+
+
+@app.command()
+def step(
+    models: Models = _DEFAULT_MODELS,
+    backends: Backends = _DEFAULT_BACKENDS,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each one gives every backend its turn.")] = 20,
+    steps_per_round: Annotated[int, typer.Option(min=1, help="Training steps in one turn.")] = 2,
+    threads: Threads = None,
+    device: Device = "cpu",
+    out: Out = _DEFAULT_OUT,
+    timeout: Timeout = 1800.0,
+) -> None:
+    """Time the steady training step and measure its exact peak memory."""
+    console = Console(stderr=True)
+    machine = describe_machine(device)
+    chosen = _split(backends, BACKENDS, "--backends")
+    rows: list[Step] = []
+    raw: dict[str, Any] = {}
+    for model in _split(models, MODELS, "--models"):
+        console.print(f"{model}: {rounds} rounds of {', '.join(chosen)}", markup=False)
+        arguments = {
+            "model": model,
+            "backends": chosen,
+            "device": device,
+            "rounds": rounds,
+            "steps_per_round": steps_per_round,
+        }
+        answer = ask_fresh_process("step", arguments, threads=threads, timeout_s=timeout)
+        # An answer without backends means that the whole process failed.
+        answers = dict.fromkeys(chosen, answer) if "error" in answer else answer
+        raw[model] = answers
+        rows += summarize_steps(model, answers)
+    settings = {"rounds": rounds, "steps_per_round": steps_per_round, "threads": threads, "timeout_s": timeout}
+    record = {"machine": machine, "machine_after": describe_machine(device), "settings": settings, "answers": raw}
+    write_report("step", rows, record, out)
+
+
+def _split(text: str, known: Any, option: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise typer.BadParameter(
+            f"{', '.join(unknown) or 'nothing'} given; known: {', '.join(known)}", param_hint=option
+        )
+    return names
+
+
+def _shown(answer: dict[str, Any]) -> str:
+    if "error" in answer:
+        return f"failed. {answer['error']}"
+    return f"wall {answer['wall_s']:.2f} s, cpu {answer['cpu_s']:.2f} s"
