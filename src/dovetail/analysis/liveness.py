@@ -1,0 +1,97 @@
+"""When each storage is alive, and the peak of live bytes that follows.
+
+A storage is alive from the node that makes it to the last node that reads any value on it; inputs are alive before the
+program starts and are not counted, outputs stay alive to the end. The simulated peak is the largest sum of live bytes
+over the nodes, operands and results of the running node included; scratch memory inside of operators is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dovetail.analysis.overlap import extent_bytes
+from dovetail.ir.program import Program, Value, values_in
+from dovetail.ir.sizes import Number, evaluate
+
+
+@dataclass(frozen=True, slots=True)
+class PeakReport:
+    """peak_bytes: largest sum of live bytes. node: index of the node where it occurs (-1 for an empty program)."""
+
+    peak_bytes: int
+    node: int
+
+
+def last_uses(program: Program) -> dict[int, tuple[Value, ...]]:
+    """For each node index, the values that nobody reads after that node.
+
+    Values that are returned never die; a result that nobody reads dies at its own node.
+    """
+    last: dict[Value, int] = dict.fromkeys(program.inputs, -1)
+    for index, node in enumerate(program.nodes):
+        for value in (*node.results(), *node.operands()):
+            last[value] = index
+    for value in values_in(program.outputs):
+        last.pop(value, None)
+    dying: dict[int, list[Value]] = {}
+    for value, index in last.items():
+        dying.setdefault(index, []).append(value)
+    return {index: tuple(values) for index, values in dying.items()}
+
+
+def simulate_peak(program: Program, hints: Mapping[str, Number] | None = None) -> PeakReport:
+    """The peak of live bytes of a run in program order. hints: a number for each size symbol (default 1 each)."""
+    sizes = _storage_bytes(program, hints or {})
+    owners = _values_by_storage(program)
+    outside = program.input_storages()
+    returned = program.output_storages()
+    pending = {storage: len(values) for storage, values in owners.items()}
+    dying = last_uses(program)
+    live = peak = 0
+    place = -1
+    started: set[int] = set()
+    for index, node in enumerate(program.nodes):
+        for value in node.results():
+            if value.is_tensor and (storage := value.tensor.storage) not in outside and storage not in started:
+                started.add(storage)
+                live += sizes[storage]
+        if live > peak:
+            peak, place = live, index
+        for value in dying.get(index, ()):
+            if not value.is_tensor:
+                continue
+            storage = value.tensor.storage
+            pending[storage] -= 1
+            if not pending[storage] and storage in started and storage not in returned:
+                live -= sizes[storage]
+    return PeakReport(peak, place)
+
+
+def _values_by_storage(program: Program) -> dict[int, list[Value]]:
+    owners: dict[int, list[Value]] = {}
+    for value in (*program.inputs, *(v for node in program.nodes for v in node.results())):
+        if value.is_tensor:
+            owners.setdefault(value.tensor.storage, []).append(value)
+    return owners
+
+
+def _storage_bytes(program: Program, hints: Mapping[str, Number]) -> dict[int, int]:
+    """Bytes of each storage, from the value that made it (the first one on it)."""
+    sizes: dict[int, int] = {}
+    for node in program.nodes:
+        for value in node.results():
+            if not value.is_tensor or value.tensor.storage in sizes:
+                continue
+            extent = extent_bytes(value.tensor)
+            if extent is not None:
+                sizes[value.tensor.storage] = extent[1]
+                continue
+            bytes_ = value.tensor.size_bytes()
+            known = {name: hints.get(name, 1) for name in _symbols(value)}
+            sizes[value.tensor.storage] = int(evaluate(bytes_, known))
+    return sizes
+
+
+def _symbols(value: Value) -> list[str]:
+    return [name for size in value.tensor.shape if not isinstance(size, int) for name in size.symbols()]

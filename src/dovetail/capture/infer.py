@@ -1,0 +1,80 @@
+"""Descriptions of an operator's results, by running it on fake tensors.
+
+Only needed for operators that were not recorded: the functional twins of writes. Answers are remembered by operator
+and operand descriptions, because the same few writes recur in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dovetail.ir.convert import describe, scalar_of
+from dovetail.ir.program import Meta, Operand, ScalarMeta, Target, TensorMeta, Value
+from dovetail.ir.sizes import SizeExpr
+from dovetail.torch_compat.fakes import FakeMode
+
+
+class MetaInference:
+    """Callable `(target, args, kwargs) -> [description or None]`; storages are numbered from 0 in each answer.
+
+    symbols: the symbolic number behind each size symbol, to build fakes of symbolic shape.
+    """
+
+    def __init__(self, mode: FakeMode, symbols: Mapping[str, Any]) -> None:
+        self._mode = mode
+        self._symbols = symbols
+        self._known: dict[object, list[Meta | None]] = {}
+
+    def __call__(
+        self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
+    ) -> list[Meta | None]:
+        """Descriptions of the results, None where there is no tensor."""
+        key = (target, _key(args), _key(kwargs))
+        if key not in self._known:
+            self._known[key] = self._run(target, args, kwargs)
+        return self._known[key]
+
+    def _run(
+        self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
+    ) -> list[Meta | None]:
+        with self._mode, torch.no_grad():
+            result = target(*self.materialize(args), **{name: self.materialize(o) for name, o in kwargs})
+        items = list(result) if isinstance(result, tuple | list) else [result]
+        return [self._describe(item, place) for place, item in enumerate(items)]
+
+    def _describe(self, item: object, place: int) -> Meta | None:
+        if item is None:
+            return None
+        return describe(item, place) if isinstance(item, torch.Tensor) else ScalarMeta(scalar_of(item))
+
+    def materialize(self, operand: Operand) -> Any:
+        """An operand with fakes in place of values and symbolic numbers in place of size expressions."""
+        if isinstance(operand, Value):
+            if isinstance(operand.meta, ScalarMeta):
+                return self.materialize(operand.meta.expr)
+            return self.fake(operand.tensor)
+        if isinstance(operand, SizeExpr):
+            return operand.evaluate(self._symbols)
+        if isinstance(operand, tuple | list):
+            return type(operand)(self.materialize(item) for item in operand)
+        return operand
+
+    def fake(self, meta: TensorMeta) -> torch.Tensor:
+        """A fake tensor of this description, on a storage of its own."""
+        shape = tuple(self.materialize(size) for size in meta.shape)
+        stride = tuple(self.materialize(size) for size in meta.stride)
+        with self._mode:
+            return torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
+
+
+def _key(operand: Operand) -> object:
+    if isinstance(operand, Value):
+        return operand.tensor.layout() if operand.is_tensor else operand.meta
+    if isinstance(operand, tuple | list):
+        return tuple(_key(item) for item in operand)
+    if isinstance(operand, int | float | bool):
+        return (type(operand), operand)
+    return operand if operand.__hash__ is not None else id(operand)

@@ -1,0 +1,78 @@
+"""Run a torch.fx graph node by node, telling the recorder where each node comes from.
+
+Dynamo turns `torch.utils.checkpoint` into an operator with the region as its body; here it becomes a checkpoint again,
+so that backward recomputes the region as the user asked, with eager's own code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import checkpoint
+
+from dovetail.capture.origins import OriginTracker, is_library_file
+from dovetail.ir.program import Origin
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
+_CHECKPOINT_OPTIONS = ("preserve_rng_state", "determinism_check", "debug", "early_stop")
+
+
+class GraphInterpreter(fx.Interpreter):
+    """fx.Interpreter that reports origins and restores checkpoint regions.
+
+    in_region: context manager factory, entered while a checkpoint region runs.
+    """
+
+    def __init__(self, module: fx.GraphModule, origins: OriginTracker, in_region: Callable[[], Any]) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self._origins = origins
+        self._in_region = in_region
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node with its origin announced."""
+        if n.op in ("placeholder", "output"):
+            return super().run_node(n)
+        with self._origins.at(origin_of(n)):
+            return super().run_node(n)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call, or open a checkpoint region."""
+        if target is _CHECKPOINT:
+            return self._run_checkpoint(args, kwargs)
+        return super().call_function(target, args, kwargs)
+
+    def _run_checkpoint(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        region: fx.GraphModule = args[0]
+        options = {name: kwargs[name] for name in _CHECKPOINT_OPTIONS if name in kwargs}
+        context_fn = region.meta.get("_checkpoint_context_fn")
+        if context_fn is not None:
+            options["context_fn"] = context_fn
+
+        def run_region(*inputs: Any) -> Any:
+            with self._in_region():
+                return GraphInterpreter(region, self._origins, self._in_region).run(*inputs)
+
+        return checkpoint(run_region, *args[1:], use_reentrant=False, **options)
+
+
+def origin_of(node: fx.Node) -> Origin:
+    """The user's line and module that an fx node stands for."""
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or node.stack_trace or ""))
+    users = [frame for frame in frames if not is_library_file(frame["file"])] or frames
+    stack = node.meta.get("nn_module_stack")
+    module = _module_path(list(stack.values())[-1][0]) if stack else ""
+    if not users:
+        return Origin(module=module)
+    return Origin(users[-1]["file"], int(users[-1]["line"]), users[-1]["function"], module)
+
+
+def _module_path(dynamo_name: str) -> str:
+    """`L['self'].layers[3].mlp` and `L['fn'].layers.3.mlp` as `layers.3.mlp`."""
+    without_root = re.sub(r"^[LG]\[['\"]\w+['\"]\]\.?", "", dynamo_name)
+    dotted = re.sub(r"\[['\"]?([^'\"\]]+)['\"]?\]", r".\1", without_root)
+    return re.sub(r"(^|\.)_modules\.", r"\1", dotted).strip(".")

@@ -1,0 +1,82 @@
+"""Where in the user's code an operator comes from.
+
+Dynamo's graphs carry the line and module of each node; an interpreter hands them over with `at`. Plain functions are
+asked by walking the Python stack to the nearest frame outside of torch and dovetail. A backward operator gets the
+origin of the forward operator whose autograd node is running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from dovetail.ir.program import Origin
+from dovetail.torch_compat.autograd import next_sequence_number, running_sequence_number
+
+_TORCH_DIR = str(Path(torch.__file__).parent)
+_OWN_DIR = str(Path(__file__).parent.parent)
+
+
+class OriginTracker:
+    """Answers `here()`: the origin of the operator that is being recorded."""
+
+    def __init__(self) -> None:
+        self._given: Origin | None = None
+        self._modules: list[str] = []
+        self._by_sequence: dict[int, Origin] = {}
+        self.last = Origin()
+
+    @contextlib.contextmanager
+    def at(self, origin: Origin) -> Iterator[None]:
+        """While active, operators come from `origin` (unless they run in backward)."""
+        before = self._given
+        self._given = origin
+        try:
+            yield
+        finally:
+            self._given = before
+
+    def enter_module(self, name: str) -> None:
+        """A module's forward begins."""
+        self._modules.append(name)
+
+    def leave_module(self) -> None:
+        """A module's forward ended."""
+        if self._modules:
+            self._modules.pop()
+
+    def here(self) -> Origin:
+        """The origin of the operator that is being recorded now; `last` remembers it."""
+        self.last = self._find()
+        return self.last
+
+    def _find(self) -> Origin:
+        running = running_sequence_number()
+        if running is not None and self._given is None:
+            return self._by_sequence.get(running) or self._python_origin()
+        if running is not None:
+            return self._by_sequence.get(running, Origin())
+        origin = self._given or self._python_origin()
+        self._by_sequence.setdefault(next_sequence_number() - 1, origin)
+        return origin
+
+    def _python_origin(self) -> Origin:
+        module = self._modules[-1] if self._modules else ""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and is_library_file(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return Origin(module=module)
+        return Origin(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, module)
+
+
+@lru_cache(maxsize=None)
+def is_library_file(filename: str) -> bool:
+    """Whether a source file belongs to torch, to dovetail, or to Python itself, not to the user."""
+    return filename.startswith((_TORCH_DIR, _OWN_DIR, "<"))

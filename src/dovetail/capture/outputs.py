@@ -1,0 +1,197 @@
+"""Where each returned object comes from, and what a program must output to rebuild all of them.
+
+Two returned tensors that share memory in eager must share it here: the program then outputs the tensor that owns the
+memory, and the wrapper makes the views again, on real autograd. A view is only made again when autograd would do the
+same, that is when nothing but built-in views lies between it and its base; otherwise the value is output as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail.capture.functionalize import Functionalizer, ViewStep
+from dovetail.capture.recorder import Recorder
+from dovetail.errors import UnsupportedOutput
+from dovetail.ir.calling import (
+    CallPlan,
+    FromConstant,
+    FromInput,
+    FromSlot,
+    FromView,
+    OutputRule,
+    ReplayStep,
+    WriteBack,
+)
+from dovetail.ir.convert import scalar_of
+from dovetail.ir.program import Operand, Value
+from dovetail.ir.signature import InputMutation, OutputRole, UserOutput, WriteKind
+from dovetail.torch_compat.autograd import has_hooks
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
+
+_CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_MAX_VIEW_DEPTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class OutputAnalysis:
+    """plan: how a call maps to a run. values, roles: the forward outputs of the program, in slot order.
+
+    tensors: the fake tensor behind each forward output, None for a number.
+    """
+
+    plan: CallPlan
+    values: tuple[Operand, ...]
+    roles: tuple[OutputRole, ...]
+    tensors: tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class _Builder:
+    recorder: Recorder
+    functional: Functionalizer
+    input_values: Sequence[Value]
+    values: list[Operand] = field(default_factory=list)
+    roles: list[OutputRole] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)
+    needs_gradient: list[bool] = field(default_factory=list)
+    slots: dict[int, int] = field(default_factory=dict)
+    bases: dict[Value, int] = field(default_factory=dict)
+
+    def add(self, operand: Operand, role: OutputRole, tensor: Any, needs_gradient: bool) -> int:
+        self.values.append(operand)
+        self.roles.append(role)
+        self.tensors.append(tensor)
+        self.needs_gradient.append(needs_gradient)
+        return len(self.values) - 1
+
+    def add_user(self, operand: Operand, tensor: Any, needs_gradient: bool) -> int:
+        return self.add(operand, UserOutput(len(self.values)), tensor, needs_gradient)
+
+
+def analyse_outputs(
+    results: Sequence[object],
+    inputs: Sequence[torch.Tensor | None],
+    input_values: Sequence[Value],
+    writes: Mapping[int, WriteKind],
+    recorder: Recorder,
+    functional: Functionalizer,
+) -> OutputAnalysis:
+    """Analyse what a recorded function returned.
+
+    results: flat. inputs: the tensor objects that the function saw (None for numbers). writes: how each written input
+    was written. Raises: UnsupportedOutput for an object that cannot be handed out by a compiled program.
+    """
+    builder = _Builder(recorder, functional, input_values)
+    input_of = {id(tensor): index for index, tensor in enumerate(inputs) if tensor is not None}
+    shared = _storage_counts(results, recorder)
+    rules = [_rule_for(result, input_of, shared, builder) for result in results]
+    backs = []
+    for index, kind in writes.items():
+        tracked = kind is WriteKind.TRACKED
+        contents = functional.read(input_values[index])
+        tensor = inputs[index]
+        slot = builder.add(contents, InputMutation(index, kind), tensor, tracked)
+        backs.append(WriteBack(index, slot, kind))
+    _own_memory(builder)
+    plan = CallPlan(tuple(rules), tuple(backs), tuple(builder.needs_gradient))
+    return OutputAnalysis(plan, tuple(builder.values), tuple(builder.roles), tuple(builder.tensors))
+
+
+def _own_memory(builder: _Builder) -> None:
+    """Forward outputs must not share memory with an input or with each other: copy those that do."""
+    taken = {value.tensor.storage for value in builder.input_values if value.is_tensor}
+    for slot, value in enumerate(builder.values):
+        if not isinstance(value, Value) or not value.is_tensor:
+            continue
+        if value.tensor.storage in taken:
+            builder.values[slot] = value = builder.functional.own_copy(value)
+        taken.add(value.tensor.storage)
+
+
+def _storage_counts(results: Sequence[object], recorder: Recorder) -> dict[int, int]:
+    objects = {id(r): recorder.value_of(r).tensor.storage for r in results if isinstance(r, torch.Tensor)}
+    counts: dict[int, int] = {}
+    for storage in objects.values():
+        counts[storage] = counts.get(storage, 0) + 1
+    return counts
+
+
+def _rule_for(result: object, input_of: Mapping[int, int], shared: Mapping[int, int], builder: _Builder) -> OutputRule:
+    if isinstance(result, SYMBOLIC_TYPES):
+        return FromSlot(builder.add_user(scalar_of(result), None, False))
+    if not isinstance(result, torch.Tensor):
+        if isinstance(result, _CONSTANT_TYPES):
+            return FromConstant(result)
+        raise UnsupportedOutput(what=f"a {type(result).__name__}")
+    if id(result) in input_of:
+        return FromInput(input_of[id(result)])
+    if id(result) in builder.slots:
+        return FromSlot(builder.slots[id(result)])
+    value = builder.recorder.value_of(result)
+    root, steps = builder.functional.chain_of(value)
+    if root in builder.input_values:
+        index = list(builder.input_values).index(root)
+        base = builder.recorder.tensor_of(root)
+        if _autograd_replays(result, base):
+            return FromView(index, True, _replay(steps), _loses_gradient(result, base))
+        return FromSlot(_add_slot(result, value, builder))
+    if shared[value.tensor.storage] == 1:
+        return FromSlot(_add_slot(result, value, builder))
+    return _shared_rule(result, value, root, steps, builder)
+
+
+def _shared_rule(
+    result: torch.Tensor, value: Value, root: Value, steps: tuple[ViewStep, ...], builder: _Builder
+) -> OutputRule:
+    base = builder.recorder.tensor_of(root)
+    if not _autograd_replays(result, base):
+        return FromSlot(_add_slot(result, value, builder))
+    if root not in builder.bases:
+        builder.bases[root] = _add_slot(base, root, builder, needs_gradient=False)
+    slot = builder.bases[root]
+    builder.needs_gradient[slot] |= result.requires_grad
+    if result is base and result.requires_grad == base.requires_grad:
+        return FromSlot(slot)
+    return FromView(slot, False, _replay(steps), _loses_gradient(result, base))
+
+
+def _add_slot(tensor: torch.Tensor, value: Value, builder: _Builder, needs_gradient: bool | None = None) -> int:
+    wants = tensor.requires_grad if needs_gradient is None else needs_gradient
+    slot = builder.add_user(builder.functional.read(value), tensor, wants)
+    builder.slots[id(tensor)] = slot
+    return slot
+
+
+def _loses_gradient(result: torch.Tensor, base: torch.Tensor) -> bool:
+    return base.requires_grad and not result.requires_grad
+
+
+def _replay(steps: tuple[ViewStep, ...]) -> tuple[ReplayStep, ...]:
+    return tuple(ReplayStep(step.node.target, step.node.args[1:], step.node.kwargs, step.index) for step in steps)
+
+
+def _autograd_replays(result: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether making the views again on `base` gives `result` the same gradient path."""
+    if not result.requires_grad or result is base:
+        return True
+    if has_hooks(result) or not base.requires_grad:
+        return False
+    target = base.grad_fn
+    node: Any = result.grad_fn
+    for _ in range(_MAX_VIEW_DEPTH):
+        if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
+            return node is not None and node is target
+        if target is not None and node is target:
+            return True
+        if target is None and getattr(node, "variable", None) is base:
+            return True
+        following = [child for child, _ in node.next_functions if child is not None]
+        if len(following) != 1:
+            return False
+        node = following[0]
+    return False
+

@@ -1,0 +1,262 @@
+"""Record a running program, operator by operator, as an impure program.
+
+The recorder sits below autograd: eager autograd runs above it and decides what forward and backward do, fake tensors
+run below it and answer with shapes. What arrives here is what eager executes, in eager's order, views and writes
+included. Nothing is rewritten while recording, with two exceptions: an operator that changes a tensor's shape in place
+(`t_`) is noted as the view it amounts to, and a composite operator (seen in inference mode) is taken apart.
+
+One recorder serves Dynamo's graphs, plain functions, modules, and whole steps: it knows tensors, not who owns them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.capture.origins import OriginTracker
+from dovetail.errors import NoFakeKernel, UnsupportedHigherOrderOperator, UnsupportedInputMutation, UnsupportedTensor
+from dovetail.ir.convert import describe, scalar_of
+from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, Value
+from dovetail.ops.prims import Prim
+from dovetail.torch_compat.dispatch import (
+    DispatchMode,
+    HigherOrder,
+    Overload,
+    decompose,
+    is_composite,
+    overloads,
+    schema_of,
+    storage_key,
+    tags_of,
+)
+from dovetail.torch_compat.fakes import NO_FAKE_KERNEL_ERRORS, is_fake
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbol_name
+
+aten = torch.ops.aten
+
+_RENAMES = frozenset({aten.detach.default, aten.alias.default})
+_MAY_RESIZE = frozenset({"set_", "resize_", "resize_as_"})
+
+
+class Recorder(DispatchMode):
+    """A dispatch mode that appends one `Node` per operator; enter it innermost, over a fake mode.
+
+    Attributes: nodes, the impure program so far; constants, the real tensors met that nobody declared, with their
+    values; phase, what to stamp on new nodes; symbols, the symbolic number that each size symbol stands for.
+    """
+
+    def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._fake_of = fake_of
+        self.nodes: list[Node] = []
+        self.constants: list[tuple[torch.Tensor, Value]] = []
+        self.phase = Phase.FORWARD
+        self.recomputing = False
+        self.symbols: dict[str, Any] = {}
+        self._origins = origins
+        self._values: dict[int, Value] = {}
+        self._alive: list[object] = []
+        self._storages: dict[int, int] = {}
+        self._names = 0
+
+    # --- declaring -------------------------------------------------------------------------------------------------
+
+    def add_tensor(self, tensor: torch.Tensor, name: str) -> Value:
+        """Declare an input tensor."""
+        return self._bind(tensor, Value(name, self._describe(tensor, name)))
+
+    def add_number(self, number: object, name: str) -> Value:
+        """Declare an input number, symbolic or not."""
+        self._note_symbols(number)
+        return Value(name, ScalarMeta(scalar_of(number)))
+
+    def add_alias(self, tensor: torch.Tensor, value: Value) -> None:
+        """Let another tensor object stand for `value`."""
+        self._bind(tensor, value)
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        """The value that a tensor seen while recording stands for; unseen real tensors become constants."""
+        value = self._values.get(id(tensor))
+        if value is not None:
+            return value
+        assert not is_fake(tensor), f"a fake tensor {tuple(tensor.shape)} that was not made while recording"
+        name = f"constant_{len(self.constants)}"
+        value = self._bind(tensor, Value(name, self._describe(self._fake_of(tensor), name)))
+        self.constants.append((tensor, value))
+        return value
+
+    def tensor_of(self, value: Value) -> torch.Tensor:
+        """The first tensor object bound to `value`."""
+        for tensor in self._alive:
+            if isinstance(tensor, torch.Tensor) and self._values.get(id(tensor)) is value:
+                return tensor
+        raise KeyError(value.name)
+
+    def operand_of(self, argument: object) -> Operand:
+        """An operator argument as an operand of the IR."""
+        if isinstance(argument, torch.Tensor):
+            return self.value_of(argument)
+        if isinstance(argument, SYMBOLIC_TYPES):
+            self._note_symbols(argument)
+            return scalar_of(argument)
+        if isinstance(argument, tuple | list):
+            return type(argument)(map(self.operand_of, argument)) if type(argument) in (tuple, list) else [
+                self.operand_of(item) for item in argument
+            ]
+        return argument
+
+    # --- recording ---------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        keywords = dict(kwargs or {})
+        if isinstance(func, HigherOrder):
+            raise UnsupportedHigherOrderOperator(operator=str(func), origin=self._origins.here())
+        if is_composite(func):
+            result = decompose(func, args, keywords)
+            if result is not NotImplemented:
+                return result
+        if torch.Tag.inplace_view in tags_of(func):
+            return self._record_metadata_change(func, args, keywords)
+        operands = tuple(self.operand_of(a) for a in args)
+        keyword_operands = tuple((name, self.operand_of(a)) for name, a in keywords.items())
+        try:
+            result = func(*args, **keywords)
+        except NO_FAKE_KERNEL_ERRORS as error:
+            raise NoFakeKernel(operator=str(func), origin=self._origins.here()) from error
+        if func in _RENAMES:
+            self.add_alias(result, self.value_of(args[0]))
+            return result
+        self._append(func, operands, keyword_operands, result)
+        return result
+
+    def record_prim(self, prim: Prim, args: Sequence[object], result: torch.Tensor | None) -> None:
+        """Append the application of one of dovetail's own primitives, with the (unrecorded) fake tensor it gives."""
+        self._append(prim, tuple(map(self.operand_of, args)), (), result)
+
+    def unrecorded(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The fake tensor that `make` builds, without a trace of how."""
+        count = len(self.nodes)
+        tensor = make()
+        del self.nodes[count:]
+        self._values.pop(id(tensor), None)
+        return tensor
+
+    def _append(
+        self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...], result: object
+    ) -> None:
+        unpack = isinstance(result, tuple | list)
+        items = list(result) if isinstance(result, tuple | list) else [result]
+        self._alias_written(target, args, kwargs, items)
+        name = _short_name(target)
+        outputs = tuple(self._result_value(item, name) for item in items)
+        if all(output is None for output in outputs) and not _must_be_kept(target):
+            return  # a question about metadata, or an alias that is the operand itself
+        self.nodes.append(
+            Node(
+                target=target,
+                args=args,
+                kwargs=kwargs,
+                outputs=outputs if items != [None] else (),
+                unpack=unpack,
+                phase=self.phase,
+                origin=self._origins.here(),
+                recomputed=self.recomputing,
+            )
+        )
+
+    def _alias_written(
+        self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...], items: list[object]
+    ) -> None:
+        """A written argument handed back is that argument, even when fakes hand back another object."""
+        if not isinstance(target, Overload) or not schema_of(target).is_mutable:
+            return
+        schema = schema_of(target)
+        keywords = dict(kwargs)
+        for item, (_, alias, is_write) in zip(items, schema.returns, strict=False):
+            if is_write and isinstance(item, torch.Tensor) and id(item) not in self._values:
+                position = next(i for i, a in enumerate(schema.arguments) if a.alias == alias)
+                held = args[position] if position < len(args) else keywords.get(schema.arguments[position].name)
+                if isinstance(held, Value):
+                    self.add_alias(item, held)
+
+    def _result_value(self, item: object, name: str) -> Value | None:
+        if isinstance(item, torch.Tensor):
+            if id(item) in self._values:
+                return None
+            return self._bind(item, Value(self._fresh_name(name), self._describe(item, name)))
+        if isinstance(item, SYMBOLIC_TYPES):
+            self._note_symbols(item)
+            return Value(self._fresh_name(name), ScalarMeta(scalar_of(item)))
+        return None
+
+    def _record_metadata_change(self, func: Overload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """`y.t_()`: from now on the object `y` stands for the view `y.t()` of the value it stood for."""
+        tensor = args[0]
+        schema = schema_of(func)
+        if schema.name in _MAY_RESIZE:
+            raise UnsupportedInputMutation(
+                what="the size or storage", name=self.value_of(tensor).name, origin=self._origins.here()
+            )
+        view = next(
+            (
+                candidate
+                for candidate in overloads(schema.namespace, schema.name.rstrip("_"))
+                if [a.type for a in schema_of(candidate).arguments] == [a.type for a in schema.arguments]
+            ),
+            None,
+        )
+        assert view is not None, f"{func} has no view twin"
+        operands = tuple(self.operand_of(a) for a in args)
+        result = func(*args, **kwargs)
+        value = Value(self._fresh_name(schema.name.rstrip("_")), self._describe(tensor, schema.name))
+        self._values[id(tensor)] = value
+        self.nodes.append(Node(view, operands, (), (value,), phase=self.phase, origin=self._origins.here()))
+        return result
+
+    # --- bookkeeping -------------------------------------------------------------------------------------------------
+
+    def _bind(self, tensor: torch.Tensor, value: Value) -> Value:
+        self._values[id(tensor)] = value
+        self._alive.append(tensor)
+        return value
+
+    def _describe(self, tensor: torch.Tensor, name: str) -> Meta:
+        if tensor.layout != torch.strided:
+            raise UnsupportedTensor(
+                name=name, kind=f"a {tensor.layout} tensor", hint="convert it with .to_dense()", origin=self._origins.here()
+            )
+        storage = tensor.untyped_storage()
+        key = storage_key(tensor)
+        if key not in self._storages:
+            self._storages[key] = len(self._storages)
+            self._alive.append(storage)
+        for dims in (tensor.shape, tensor.stride(), (tensor.storage_offset(),)):
+            for dim in dims:
+                if type(dim) is not int:
+                    self._note_symbols(dim)
+        return describe(tensor, self._storages[key])
+
+    def _note_symbols(self, number: object) -> None:
+        if isinstance(number, SYMBOLIC_TYPES):
+            name = symbol_name(number)
+            if name is not None:
+                self.symbols.setdefault(name, number)
+
+    def _fresh_name(self, base: str) -> str:
+        self._names += 1
+        return f"{base}_{self._names}"
+
+
+def _short_name(target: Target) -> str:
+    return target.name if isinstance(target, Prim) else schema_of(target).name if isinstance(target, Overload) else "call"
+
+
+def _must_be_kept(target: Target) -> bool:
+    if isinstance(target, Prim):
+        return target.effect
+    return isinstance(target, Overload) and (schema_of(target).is_mutable or not schema_of(target).returns)
+

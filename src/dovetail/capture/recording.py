@@ -1,0 +1,295 @@
+"""Record one function once: its forward, and its backward for each pattern of gradients that arrive.
+
+`Recording` holds everything that a later backward needs (the fake autograd graph, the recorder, the functionalizer at
+the end of forward), so that a new pattern is one more backward, not one more forward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from dovetail.analysis.overlap import may_overlap
+from dovetail.capture.functionalize import Functionalizer
+from dovetail.capture.generator import RecordedGenerator
+from dovetail.capture.infer import MetaInference
+from dovetail.capture.origins import OriginTracker
+from dovetail.capture.outputs import OutputAnalysis, analyse_outputs
+from dovetail.capture.recorder import Recorder
+from dovetail.errors import CaptureFailed, DataDependentControlFlow, DovetailError, OverlappingMutatedInputs
+from dovetail.errors import UnsupportedInputMutation
+from dovetail.ir.program import Operand, Phase, Program, Stage, Value
+from dovetail.ir.signature import Constant, Gradient, InputMutation, InputRole, OutputRole, Signature, Tangent
+from dovetail.ir.signature import WriteKind
+from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_of
+from dovetail.torch_compat.rng import replaced_default_generator
+
+Layout: TypeAlias = "tuple[int | torch.SymInt, ...] | None"
+Pattern: TypeAlias = "tuple[Layout, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input of the function to record. value: a fake tensor, or a number (symbolic or not)."""
+
+    name: str
+    role: InputRole
+    value: Any
+    requires_grad: bool = False
+    is_leaf: bool = True
+    is_parameter: bool = False
+
+
+@dataclass(slots=True)
+class _StandIn:
+    """What the function sees for an input. leaf: the tensor whose gradient is taken."""
+
+    seen: Any
+    value: Value
+    leaf: torch.Tensor | None
+    version: int = 0
+    grad_fn: object = None
+
+
+class _Arrive(torch.autograd.Function):
+    """Makes `holder`'s tensor a non-leaf whose gradient flows to `leaf`, sharing no operator with the program."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
+        """Hand out the held tensor."""
+        return holder.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Pass the gradient on."""
+        return grads[0], None
+
+
+class Recording:
+    """See the module docstring. Make one with `record`."""
+
+    def __init__(self, mode: FakeMode, inputs: Sequence[InputSpec]) -> None:
+        self.mode = mode
+        self.origins = OriginTracker()
+        self.recorder = Recorder(self.origins, lambda tensor: fake_of(mode, tensor))
+        self.infer = MetaInference(mode, self.recorder.symbols)
+        self.specs = list(inputs)
+        self.stand_ins = [self._stand_in(spec) for spec in inputs]
+        self.outputs: OutputAnalysis
+        self._forward_end: Functionalizer
+        self._forward_nodes = 0
+
+    # --- forward -------------------------------------------------------------------------------------------------------
+
+    def run_forward(self, function: Callable[..., Sequence[object]]) -> None:
+        """Record `function(*inputs)`, which returns a flat sequence."""
+        with self._recording():
+            results = list(function(*[stand_in.seen for stand_in in self.stand_ins]))
+            self._note_constants(results)
+        self._forward_nodes = len(self.recorder.nodes)
+        functional = Functionalizer([s.value for s in self.stand_ins], self.infer)
+        for node in self.recorder.nodes:
+            functional.consume(node)
+        functional.at_phase(Phase.FORWARD)
+        self._refuse_what_cannot_be_replayed(functional)
+        seen = [stand_in.seen if isinstance(stand_in.seen, torch.Tensor) else None for stand_in in self.stand_ins]
+        self.outputs = analyse_outputs(
+            results, seen, [s.value for s in self.stand_ins], self._write_kinds(functional), self.recorder, functional
+        )
+        self._forward_end = functional
+
+    def _stand_in(self, spec: InputSpec) -> _StandIn:
+        if not isinstance(spec.value, torch.Tensor):
+            return _StandIn(spec.value, self.recorder.add_number(spec.value, spec.name), None)
+        fake = spec.value.detach()
+        leaf: torch.Tensor | None = None
+        if spec.requires_grad and spec.is_leaf:
+            fake = torch.nn.Parameter(fake) if spec.is_parameter else fake.requires_grad_()
+            leaf = fake
+        elif spec.requires_grad:
+            leaf = spec.value.detach().requires_grad_()
+            with torch.enable_grad():
+                fake = _Arrive.apply(leaf, [fake])
+        value = self.recorder.add_tensor(fake, spec.name)
+        return _StandIn(fake, value, leaf, version_of(fake), fake.grad_fn)
+
+    def _note_constants(self, results: list[object]) -> None:
+        """Real tensors that the program closed over, or returns, become inputs."""
+        for result in results:
+            if isinstance(result, torch.Tensor):
+                self.recorder.value_of(result)
+        for tensor, value in self.recorder.constants:
+            leaf = tensor if tensor.requires_grad else None
+            self.stand_ins.append(_StandIn(tensor, value, leaf, version_of(tensor), tensor.grad_fn))
+
+    def _write_kinds(self, functional: Functionalizer) -> dict[int, WriteKind]:
+        kinds: dict[int, WriteKind] = {}
+        for index, stand_in in enumerate(self.stand_ins):
+            if not stand_in.value.is_tensor or functional.read(stand_in.value) is stand_in.value:
+                continue
+            if stand_in.seen.grad_fn is not stand_in.grad_fn:
+                kinds[index] = WriteKind.TRACKED
+            elif version_of(stand_in.seen) == stand_in.version:
+                kinds[index] = WriteKind.HIDDEN
+            else:
+                kinds[index] = WriteKind.UNTRACKED
+        return kinds
+
+    def _refuse_what_cannot_be_replayed(self, functional: Functionalizer) -> None:
+        for stand_in in self.stand_ins:
+            if isinstance(stand_in.seen, torch.Tensor) and self.recorder.value_of(stand_in.seen) is not stand_in.value:
+                raise UnsupportedInputMutation(what="the shape or strides", name=stand_in.value.name)
+        for written in self.stand_ins:
+            if not written.value.is_tensor or functional.version(written.value) == 0:
+                continue
+            for other in self.stand_ins:
+                if other is written or not other.value.is_tensor:
+                    continue
+                if may_overlap(written.value.tensor, other.value.tensor):
+                    raise OverlappingMutatedInputs(written=written.value.name, other=other.value.name)
+
+    # --- backward ------------------------------------------------------------------------------------------------------
+
+    def full_pattern(self) -> Pattern:
+        """Every differentiable output receives a gradient laid out like the output."""
+        return tuple(
+            tuple(tensor.stride()) if differentiable else None
+            for tensor, differentiable in zip(self.outputs.tensors, self.outputs.plan.differentiable, strict=True)
+        )
+
+    def likely_pattern(self) -> Pattern:
+        """`full_pattern`, unless exactly one differentiable output is a single number: then that is the loss."""
+        full = self.full_pattern()
+        losses = [i for i, s in enumerate(full) if s is not None and self.outputs.tensors[i].dim() == 0]
+        if len(losses) != 1:
+            return full
+        return tuple(strides if i == losses[0] else None for i, strides in enumerate(full))
+
+    def program(self, name: str, pattern: Pattern) -> Program:
+        """The functional program of forward and of the backward in which `pattern` says what arrives.
+
+        pattern: per forward output, the strides of its gradient, or None where none arrives.
+        """
+        functional = self._forward_end.fork()
+        tangents, gradients = self._record_backward(pattern, functional)
+        inputs = [*(s.value for s in self.stand_ins[: len(self.specs)]), *(v for _, v in self.recorder.constants)]
+        roles: list[InputRole] = [spec.role for spec in self.specs]
+        roles += [Constant(value.name) for _, value in self.recorder.constants]
+        for output, tangent in tangents:
+            inputs.append(tangent)
+            roles.append(Tangent(output))
+        results: list[Operand] = list(self.outputs.values)
+        output_roles: list[OutputRole] = list(self.outputs.roles)
+        for index, stand_in in enumerate(self.stand_ins):
+            if stand_in.value.is_tensor and functional.version(stand_in.value) != self._forward_end.version(stand_in.value):
+                results.append(functional.read(stand_in.value))
+                output_roles.append(InputMutation(index, WriteKind.UNTRACKED, during_backward=True))
+        for index, gradient in gradients:
+            results.append(None if gradient is None else functional.read(gradient))
+            output_roles.append(Gradient(index))
+        return Program(
+            name,
+            Stage.FUNCTIONAL,
+            tuple(inputs),
+            tuple(functional.nodes),
+            tuple(results),
+            Signature(tuple(roles), tuple(output_roles)),
+        )
+
+    def _record_backward(
+        self, pattern: Pattern, functional: Functionalizer
+    ) -> tuple[list[tuple[int, Value]], list[tuple[int, Value | None]]]:
+        differentiable = [(i, s.leaf) for i, s in enumerate(self.stand_ins) if s.leaf is not None]
+        wanted = [i for i, strides in enumerate(pattern) if strides is not None]
+        if not wanted or not differentiable:
+            return [], [(index, None) for index, _ in differentiable]
+        del self.recorder.nodes[self._forward_nodes :]
+        tangents: list[tuple[int, Value]] = []
+        arriving: list[torch.Tensor] = []
+        for index in wanted:
+            tangent = self._tangent_like(self.outputs.tensors[index], pattern[index])
+            value = self.recorder.add_tensor(tangent, f"tangent_{index}")
+            functional.declare(value)
+            tangents.append((index, value))
+            arriving.append(tangent)
+        self.recorder.phase = Phase.BACKWARD
+        with self._recording():
+            gradients = torch.autograd.grad(
+                [self.outputs.tensors[i] for i in wanted],
+                [leaf for _, leaf in differentiable],
+                arriving,
+                allow_unused=True,
+                retain_graph=True,
+            )
+        for _, constant in self.recorder.constants[len(self.stand_ins) - len(self.specs) :]:
+            functional.declare(constant)
+        for node in self.recorder.nodes[self._forward_nodes :]:
+            functional.consume(node)
+        functional.at_phase(Phase.BACKWARD)
+        values = [None if g is None else self.recorder.value_of(g) for g in gradients]
+        return tangents, [(index, value) for (index, _), value in zip(differentiable, values, strict=True)]
+
+    def _tangent_like(self, output: torch.Tensor, strides: Layout) -> torch.Tensor:
+        assert strides is not None, "asked for outputs that receive a gradient"
+        with self.mode:
+            return torch.empty_strided(tuple(output.shape), strides, dtype=output.dtype, device=output.device)
+
+    # --- shared --------------------------------------------------------------------------------------------------------
+
+    @property
+    def can_train(self) -> bool:
+        """Whether an input, or a tensor that the function closed over, wants a gradient."""
+        return any(stand_in.leaf is not None for stand_in in self.stand_ins)
+
+    @property
+    def forward_constants(self) -> list[tuple[str, torch.Tensor]]:
+        """The real tensors that forward met, by name, in order: they follow the declared inputs."""
+        met = self.recorder.constants[: len(self.stand_ins) - len(self.specs)]
+        return [(value.name, tensor) for tensor, value in met]
+
+    @property
+    def constant_names(self) -> list[str]:
+        """Names of `constants`."""
+        return [value.name for _, value in self.recorder.constants]
+
+    @property
+    def constants(self) -> list[torch.Tensor]:
+        """The real tensors that are passed in after the declared inputs."""
+        return [tensor for tensor, _ in self.recorder.constants]
+
+    @contextlib.contextmanager
+    def in_region(self) -> Iterator[None]:
+        """Operators recorded here belong to a checkpoint region."""
+        before = self.recorder.recomputing
+        self.recorder.recomputing = self.recorder.phase is Phase.BACKWARD
+        try:
+            yield
+        finally:
+            self.recorder.recomputing = before
+
+    @contextlib.contextmanager
+    def _recording(self) -> Iterator[None]:
+        torch.clear_autocast_cache()
+        try:
+            with (
+                allow_real_inputs(self.mode),
+                torch.autograd.set_multithreading_enabled(False),
+                self.mode,
+                replaced_default_generator(RecordedGenerator(self.recorder)),
+                self.recorder,
+            ):
+                yield
+        except DovetailError:
+            raise
+        except DATA_DEPENDENT_ERRORS as error:
+            raise DataDependentControlFlow(origin=self.origins.here()) from error
+        except Exception as error:
+            raise CaptureFailed(error=f"{type(error).__name__}: {error}", origin=self.origins.last) from error
+        finally:
+            torch.clear_autocast_cache()
+

@@ -1,0 +1,272 @@
+"""Every error dovetail raises on purpose: one class per mistake, each with its code and template.
+
+A raise site gives facts only (keyword arguments); the class turns them into the message. Each message names
+what happened, where in the user's code, because of what, and the way out:
+
+    DT-CAPTURE-002 DataDependentControlFlow: the program branches on a value that is only known when it runs.
+      operator  aten._local_scalar_dense.default
+      from      train.py:41 in forward   (layers.3.mlp)
+      because   `.item()`, `bool(tensor)` or `int(tensor)` needs the numbers, and capture has only shapes
+      try       use torch.where, or keep this branch outside of the compiled function
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+_ROW_WIDTH = 9
+
+
+class DovetailWarning(UserWarning):
+    """Something a user should know that does not make the result wrong."""
+
+
+class DovetailError(Exception):
+    """Base of every error that dovetail raises on purpose.
+
+    Class attributes: `code` (stable, unique), `summary` (one sentence, with `{fact}` fields), `because` and
+    `way_out` (templates as well). Facts given to the constructor fill the templates; the facts named in `rows`
+    are printed as rows of their own when they are present.
+    """
+
+    code: ClassVar[str] = "DT-000"
+    summary: ClassVar[str] = "{what}"
+    because: ClassVar[str] = ""
+    way_out: ClassVar[str] = ""
+    rows: ClassVar[tuple[str, ...]] = ("operator", "node", "origin", "option", "stage")
+
+    def __init__(self, **facts: object) -> None:
+        self.facts: dict[str, object] = facts
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        cls = type(self)
+        lines = [f"{cls.code} {cls.__name__}: {_fill(cls.summary, self.facts)}"]
+        for row in cls.rows:
+            if self.facts.get(row):
+                lines.append(_row("from" if row == "origin" else row, str(self.facts[row])))
+        for label, template in (("because", cls.because), ("try", cls.way_out)):
+            if template:
+                lines.append(_row(label, _fill(template, self.facts)))
+        lines.append(_row("see", f"docs/errors.md#{cls.code}"))
+        return "\n".join(lines)
+
+
+class _Facts(dict[str, object]):
+    def __missing__(self, key: str) -> str:
+        return f"<{key}>"
+
+
+def _fill(template: str, facts: dict[str, object]) -> str:
+    return template.format_map(_Facts(facts))
+
+
+def _row(label: str, text: str) -> str:
+    indent = "\n" + " " * (_ROW_WIDTH + 3)
+    return f"  {label:<{_ROW_WIDTH}} {text.replace(chr(10), indent)}"
+
+
+# --- environment ------------------------------------------------------------------------------------------------
+
+
+class UnsupportedTorchVersion(DovetailError):
+    """The installed torch is too old, or one of the private functions dovetail relies on behaves otherwise."""
+
+    code = "DT-ENV-001"
+    summary = "torch {version} cannot be used: {reason}."
+    because = "dovetail needs torch >= 2.11 and checks each private torch function it relies on"
+    way_out = "install a supported version (tested: torch 2.13), and run `dovetail doctor` to see each check"
+
+
+class MissingDependency(DovetailError):
+    """An optional package is needed for this feature and is not installed."""
+
+    code = "DT-ENV-002"
+    summary = "{feature} needs the package {package}, which is not installed."
+    because = "it is an optional dependency"
+    way_out = "{install}"
+
+
+class UnsupportedDevice(DovetailError):
+    """A tensor lives on a device that dovetail does not support."""
+
+    code = "DT-ENV-003"
+    summary = "{name} is on device {device}, which is not supported."
+    because = "programs are captured and run on cpu and cuda only"
+    way_out = "move the tensor to cpu or cuda, or leave this part uncompiled"
+
+
+# --- options ------------------------------------------------------------------------------------------------------
+
+
+class UnknownOption(DovetailError):
+    """An option name that does not exist."""
+
+    code = "DT-OPTION-001"
+    summary = "there is no option {option!r}."
+    because = "known options: {known}"
+    way_out = "{suggestion}"
+    rows = ()
+
+
+class BadOptionValue(DovetailError):
+    """An option was given a value of the wrong type or range."""
+
+    code = "DT-OPTION-002"
+    summary = "option {option!r} cannot be {value!r}."
+    because = "{reason}"
+    way_out = "give {expected}"
+    rows = ()
+
+
+class NotYetSupported(DovetailError):
+    """A documented feature that a later version brings."""
+
+    code = "DT-OPTION-003"
+    summary = "{feature} is not supported yet."
+    because = "{reason}"
+    way_out = "{hint}"
+
+
+# --- capture --------------------------------------------------------------------------------------------------------
+
+
+class CaptureFailed(DovetailError):
+    """The program raised while it was recorded on fake tensors; the original error is the cause."""
+
+    code = "DT-CAPTURE-001"
+    summary = "the program could not be recorded: {error}"
+    because = "it was run once on fake tensors (shapes without numbers) and raised"
+    way_out = "run it in eager mode to see whether it raises there too; if it does not, leave this part uncompiled"
+
+
+class DataDependentControlFlow(DovetailError):
+    """Python control flow, or a shape, depends on the numbers in a tensor."""
+
+    code = "DT-CAPTURE-002"
+    summary = "the program branches on, or sizes a tensor by, a value that is only known when it runs."
+    because = "`.item()`, `bool(tensor)`, `nonzero` and the like need the numbers, and capture has only shapes"
+    way_out = "use torch.where or a fixed size, or keep this part outside of the compiled function"
+
+
+class NoFakeKernel(DovetailError):
+    """An operator cannot be run on fake tensors."""
+
+    code = "DT-CAPTURE-003"
+    summary = "operator {operator} has no fake kernel, so its output shape is unknown."
+    because = "capture runs the program on fake tensors"
+    way_out = "register one with torch.library.register_fake, or keep the operator outside of the compiled function"
+    rows = ("origin", "stage")
+
+
+class UnsupportedTensor(DovetailError):
+    """A tensor of a layout or class that dovetail does not support."""
+
+    code = "DT-CAPTURE-004"
+    summary = "{name} is {kind}, which is not supported."
+    because = "programs are recorded over strided tensors whose bytes are known"
+    way_out = "{hint}"
+
+
+class UnsupportedOutput(DovetailError):
+    """The compiled function returned an object that cannot be rebuilt."""
+
+    code = "DT-CAPTURE-005"
+    summary = "the function returned {what}, which cannot be returned from a compiled program."
+    because = "outputs are tensors, numbers, strings or None inside of tuples, lists, dicts and registered pytrees"
+    way_out = "return tensors, or register the class with torch.utils._pytree.register_pytree_node"
+
+
+class UnsupportedHigherOrderOperator(DovetailError):
+    """A higher-order operator (cond, while_loop, ...) whose sub-programs are not captured yet."""
+
+    code = "DT-CAPTURE-006"
+    summary = "the higher-order operator {operator} is not supported yet."
+    because = "its sub-programs would have to be captured as programs of their own"
+    way_out = "keep this part outside of the compiled function"
+    rows = ("origin", "stage")
+
+
+# --- aliasing and mutation ----------------------------------------------------------------------------------------------
+
+
+class OverlappingMutatedInputs(DovetailError):
+    """One input is written and shares bytes with another input."""
+
+    code = "DT-ALIAS-001"
+    summary = "input {written} is written by the program and shares memory with input {other}."
+    because = "the program was recorded with every input in memory of its own"
+    way_out = "pass a clone of one of them, or keep the write outside of the compiled function"
+
+
+class UnsupportedInputMutation(DovetailError):
+    """A mutation of an input that cannot be replayed."""
+
+    code = "DT-ALIAS-002"
+    summary = "the program changes {what} of input {name}."
+    because = "only the data of an input can be written by a compiled program so far"
+    way_out = "do it outside of the compiled function, or work on a clone"
+
+
+# --- autograd ---------------------------------------------------------------------------------------------------------------
+
+
+class DoubleBackwardUnsupported(DovetailError):
+    """A second derivative through a compiled program was asked for."""
+
+    code = "DT-AUTOGRAD-001"
+    summary = "backward was called with create_graph=True through a compiled program."
+    because = "the recorded backward is a fixed program and is not differentiable itself"
+    way_out = "compute the inner gradient inside of the compiled function, or leave this function uncompiled"
+
+
+class BackwardNeedsUnsavedValue(DovetailError):
+    """A backward for another pattern of defined output gradients reads a value that forward did not save."""
+
+    code = "DT-AUTOGRAD-002"
+    summary = "backward for the outputs {pattern} reads {names}, which forward did not save."
+    because = "forward was compiled for another set of outputs that receive gradients"
+    way_out = "make every output that can receive a gradient part of the loss, or leave this function uncompiled"
+
+
+# --- running ----------------------------------------------------------------------------------------------------------------
+
+
+class SignatureMismatch(DovetailError):
+    """A compiled program was called with other inputs than it was compiled for."""
+
+    code = "DT-RUN-001"
+    summary = "{what}."
+    because = "{reason}"
+    way_out = "{hint}"
+
+
+class InvalidProgram(DovetailError):
+    """A program breaks a rule of its stage: a bug in a pass, caught by the verifier."""
+
+    code = "DT-INTERNAL-001"
+    summary = "program {program} breaks a rule of stage {stage!r}: {rule}."
+    because = "{detail}"
+    way_out = "this is a bug in dovetail: report it with the dump of DOVETAIL_DUMP=dir"
+    rows = ("node", "origin")
+
+
+class PassChangedMeaning(DovetailError):
+    """Running the program before and after a pass gave different results."""
+
+    code = "DT-INTERNAL-002"
+    summary = "pass {name!r} changed the result of program {program}: {detail}."
+    because = "DOVETAIL_VERIFY=2 runs both sides of every pass on random inputs"
+    way_out = "this is a bug in dovetail: report it with the dump of DOVETAIL_DUMP=dir; DOVETAIL_SKIP={name} avoids it"
+    rows = ()
+
+
+def all_error_classes() -> tuple[type[DovetailError], ...]:
+    """Every concrete error class, by code."""
+    found: list[type[DovetailError]] = []
+    queue = list(DovetailError.__subclasses__())
+    while queue:
+        cls = queue.pop()
+        found.append(cls)
+        queue.extend(cls.__subclasses__())
+    return tuple(sorted(found, key=lambda cls: cls.code))

@@ -1,0 +1,183 @@
+"""A compiled graph: what the user calls.
+
+Without gradients it is a program and its wrapper. With gradients, forward and backward are two programs under one
+`torch.autograd.Function`: residuals go through `save_for_backward`, so version checks and the user's saved-tensor hooks
+apply, and are released when backward starts unless the graph is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from dovetail.errors import BackwardNeedsUnsavedValue, DoubleBackwardUnsupported
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.wrapper import Wrapper
+from dovetail.ir.calling import CallPlan
+from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual
+from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors
+
+Pattern: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledBackward:
+    """A backward program for one pattern of arriving gradients."""
+
+    program: CompiledProgram
+    residuals: tuple[str, ...]
+    constants: tuple[str, ...]
+    tangents: tuple[int, ...]
+    gradients: tuple[int, ...]
+    writes: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of(compiled: CompiledProgram, tangents: Sequence[int]) -> CompiledBackward:
+        """Read the roles off the program's signature. tangents: forward outputs whose gradient it takes."""
+        signature = compiled.program.signature
+        return CompiledBackward(
+            program=compiled,
+            residuals=tuple(r.name for r in signature.inputs if isinstance(r, Residual)),
+            constants=tuple(r.name for r in signature.inputs if isinstance(r, Constant)),
+            tangents=tuple(tangents),
+            gradients=tuple(r.input if isinstance(r, Gradient) else -1 for r in signature.outputs),
+            writes=tuple((i, r.input) for i, r in enumerate(signature.outputs) if isinstance(r, InputMutation)),
+        )
+
+
+@dataclass(eq=False)
+class CompiledGraph:
+    """Callable with the graph's inputs; returns a tuple of the user's outputs.
+
+    constants: tensors passed to forward after the inputs, by name. outputs: how many forward outputs are no residuals.
+    residuals: names of the forward outputs after those. backward_for: gives the backward for a pattern (strides of each
+    arriving gradient, None where none arrives), compiling it when it is new; None for inference.
+    """
+
+    forward: CompiledProgram
+    wrapper: Wrapper
+    plan: CallPlan
+    constants: dict[str, torch.Tensor]
+    outputs: int
+    residuals: tuple[str, ...] = ()
+    backward_for: Callable[[Pattern, Sequence[Any]], CompiledBackward] | None = None
+    late_constants: Callable[[str], torch.Tensor] | None = None
+    written_in_backward: tuple[int, ...] = ()
+    _constant_list: list[torch.Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._constant_list = list(self.constants.values())
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        """Run with inputs in the order of the recorded function's arguments."""
+        return self.wrapper(self._run_training if self.backward_for else self._run_inference, [*inputs, *self._constant_list])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
+        return self  # holds programs, which never change, and constants, which a copy of the user's module shares
+
+    def _run_inference(self, inputs: list[Any]) -> tuple[Any, ...]:
+        with torch.no_grad():
+            return self.forward(inputs)
+
+    def _run_training(self, inputs: list[Any]) -> tuple[Any, ...]:
+        holder = _Call(self)
+        results: tuple[Any, ...] = _CompiledFunction.apply(holder, *inputs)
+        inputs.clear()
+        return holder.merge(results)
+
+    def tensors_of(self, names: Sequence[str]) -> list[torch.Tensor]:
+        """Constants by name, the ones that only backward reads included."""
+        found = []
+        for name in names:
+            tensor = self.constants.get(name)
+            if tensor is None:
+                assert self.late_constants is not None, "a backward that reads constants can find them"
+                tensor = self.late_constants(name)
+            found.append(tensor)
+        return found
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call: outputs that are no tensors travel here, around autograd."""
+
+    graph: CompiledGraph
+    others: dict[int, Any] = field(default_factory=dict)
+
+    def merge(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self.others:
+            return tensors
+        arriving = iter(tensors)
+        return tuple(self.others[i] if i in self.others else next(arriving) for i in range(self.graph.outputs))
+
+
+class _CompiledFunction(torch.autograd.Function):
+    """Forward and backward of a compiled graph, as autograd sees them."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        """Run the forward program; save its residuals."""
+        graph = call.graph
+        results = graph.forward(list(inputs))
+        outputs, residuals = results[: graph.outputs], results[graph.outputs :]
+        ctx.graph = graph
+        ctx.input_count = len(inputs)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*[r for r in residuals if isinstance(r, torch.Tensor)])
+        ctx.numbers = [r for r in residuals if not isinstance(r, torch.Tensor)]
+        ctx.inputs_written_late = _late_writes(graph, inputs)
+        call.others = {i: o for i, o in enumerate(outputs) if not isinstance(o, torch.Tensor)}
+        tensors = [o for o in outputs if isinstance(o, torch.Tensor)]
+        differentiable = graph.plan.differentiable
+        ctx.mark_non_differentiable(
+            *[o for i, o in enumerate(outputs) if isinstance(o, torch.Tensor) and not differentiable[i]]
+        )
+        ctx.slots = [i for i in range(graph.outputs) if i not in call.others]
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """Run the backward program for the gradients that arrived."""
+        if torch.is_grad_enabled():
+            raise DoubleBackwardUnsupported()
+        graph: CompiledGraph = ctx.graph
+        assert graph.backward_for is not None, "graphs without gradients do not come here"
+        arrived: list[Any] = [None] * graph.outputs
+        for slot, grad in zip(ctx.slots, grads, strict=True):
+            if graph.plan.differentiable[slot]:
+                arrived[slot] = grad
+        results: list[Any] = [None] * (1 + ctx.input_count)
+        if all(grad is None for grad in arrived):
+            return tuple(results)
+        backward = graph.backward_for(tuple(None if g is None else g.stride() for g in arrived), arrived)
+        inputs = _backward_inputs(ctx, graph, backward, arrived)
+        del arrived, grads
+        made = backward.program(inputs)
+        for index, gradient in zip(backward.gradients, made, strict=True):
+            if index >= 0:
+                results[1 + index] = gradient
+        for position, index in backward.writes:
+            ctx.inputs_written_late[index].copy_(made[position])
+        return tuple(results)
+
+
+def _late_writes(graph: CompiledGraph, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    return {index: inputs[index] for index in graph.written_in_backward}
+
+
+def _backward_inputs(ctx: Any, graph: CompiledGraph, backward: CompiledBackward, arrived: Sequence[Any]) -> list[Any]:
+    """Residuals, constants and tangents, in the order of the backward program. Releases what ctx saved."""
+    saved = dict(zip(graph.residuals, [*ctx.saved_tensors, *ctx.numbers], strict=True))
+    if not backward_keeps_graph():
+        drop_saved_tensors(ctx)
+    missing = [name for name in backward.residuals if name not in saved]
+    if missing:
+        pattern = [i for i, g in enumerate(arrived) if g is not None]
+        raise BackwardNeedsUnsavedValue(pattern=pattern, names=", ".join(missing))
+    inputs = [saved[name] for name in backward.residuals]
+    inputs += graph.tensors_of(backward.constants)
+    inputs += [arrived[i] for i in backward.tangents]
+    return inputs

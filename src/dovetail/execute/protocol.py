@@ -1,0 +1,53 @@
+"""What an executor is: something that claims nodes and says how to call them.
+
+Executors stand in a list. Each node goes to the first one that claims it; the last one, `aten`, claims everything, so
+every program runs. A claim is text: the call expression that the generated source contains, over names that the claim
+may add. Who runs what is part of the report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dovetail.ir.program import Node
+from dovetail.ir.text import Names
+
+
+class Executor(Protocol):
+    """Claims nodes of a program."""
+
+    @property
+    def name(self) -> str:
+        """The name that `explain` shows."""
+
+    def claim(self, node: Node) -> bool:
+        """Whether this executor runs the node with the same result as eager."""
+
+    def call(self, names: Names, node: Node) -> str:
+        """The call expression of a claimed node."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorList:
+    """Executors in order of preference; the last one claims everything."""
+
+    executors: tuple[Executor, ...]
+
+    def owner(self, node: Node) -> Executor:
+        """The first executor that claims the node."""
+        return next(executor for executor in self.executors if executor.claim(node))
+
+    def call(self, names: Names, node: Node) -> str:
+        """The call expression of a node, by its owner."""
+        return self.owner(node).call(names, node)
+
+
+def owners_of(executors: ExecutorList, nodes: Sequence[Node]) -> dict[str, int]:
+    """How many nodes each executor runs."""
+    counts: dict[str, int] = {}
+    for node in nodes:
+        name = executors.owner(node).name
+        counts[name] = counts.get(name, 0) + 1
+    return counts

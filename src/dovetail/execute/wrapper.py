@@ -1,0 +1,152 @@
+"""The function around a program: write inputs back, rebuild views, hand out what the user gets.
+
+One Python function per compiled graph, generated from its `CallPlan`, readable in the dump:
+
+    def call(run, args):
+        x = args[0]
+        outs = run(args)
+        with no_grad():
+            x.copy_(outs[1])
+        return (outs[0], x.view(-1))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.analysis.overlap import address_range
+from dovetail.errors import OverlappingMutatedInputs
+from dovetail.ir.calling import CallPlan, FromConstant, FromInput, FromSlot, FromView, OutputRule
+from dovetail.ir.program import Program, symbols_in
+from dovetail.ir.signature import WriteKind
+from dovetail.ir.sizes import SizeExpr
+from dovetail.ir.text import Names, symbol_source
+
+Wrapper = Callable[[Callable[[list[Any]], Sequence[Any]], list[Any]], tuple[Any, ...]]
+
+
+class _WrapperWriter:
+    def __init__(self, plan: CallPlan, program: Program) -> None:
+        self.plan = plan
+        self.program = program
+        self.names = Names()
+        self.lines: list[str] = []
+
+    def write(self) -> str:
+        body = [*self._writes(), f"    return ({''.join(f'{self._output(rule)}, ' for rule in self.plan.outputs)})"]
+        head = ["def call(run, args):"]
+        if self.plan.writes:
+            written = tuple(w.input for w in self.plan.writes)
+            head.append(f"    check_apart(args, {written})")
+        head += [f"    {self._input(i)} = args[{i}]" for i in self._kept_inputs()]
+        return "\n".join([*head, "    outs = run(args)", *self._symbols(), *body]) + "\n"
+
+    def _kept_inputs(self) -> list[int]:
+        kept = {w.input for w in self.plan.writes}
+        for rule in self.plan.outputs:
+            if isinstance(rule, FromInput):
+                kept.add(rule.input)
+            elif isinstance(rule, FromView) and rule.of_input:
+                kept.add(rule.base)
+        if self._needed_symbols():
+            kept.update(range(len(self.program.inputs)))
+        return sorted(kept)
+
+    def _needed_symbols(self) -> list[str]:
+        needed: dict[str, None] = {}
+        for rule in self.plan.outputs:
+            if isinstance(rule, FromView):
+                for step in rule.steps:
+                    needed.update(dict.fromkeys(symbols_in((step.args, [a for _, a in step.kwargs]))))
+        return list(needed)
+
+    def _symbols(self) -> list[str]:
+        lines = []
+        for name in self._needed_symbols():
+            source = symbol_source(self.program, SizeExpr("symbol", (name,)))
+            if source is not None and source != name:
+                lines.append(f"    {name} = {source}")
+        return lines
+
+    def _input(self, index: int) -> str:
+        return self.program.inputs[index].name
+
+    def _writes(self) -> list[str]:
+        lines = []
+        for write in self.plan.writes:
+            target, contents = self._input(write.input), f"outs[{write.slot}]"
+            if write.kind is WriteKind.TRACKED:
+                lines.append(f"    {target}.copy_({contents})")
+            elif write.kind is WriteKind.UNTRACKED:
+                lines += ["    with no_grad():", f"        {target}.copy_({contents})"]
+            else:
+                lines += ["    with no_grad():", f"        {target}.data.copy_({contents})"]
+        return lines
+
+    def _output(self, rule: OutputRule) -> str:
+        if isinstance(rule, FromConstant):
+            return self.names.text(rule.value)
+        if isinstance(rule, FromSlot):
+            return f"outs[{rule.slot}]"
+        if isinstance(rule, FromInput):
+            return self._input(rule.input)
+        text = self._input(rule.base) if rule.of_input else f"outs[{rule.base}]"
+        if rule.detach:
+            text = f"{text}.detach()"
+        elif not rule.steps:
+            text = f"torch.ops.aten.alias.default({text})"
+        for step in rule.steps:
+            arguments = [text, *map(self.names.text, step.args)]
+            arguments += [f"{name}={self.names.text(a)}" for name, a in step.kwargs]
+            text = f"torch.ops.{step.target}({', '.join(arguments)})"
+            if step.index is not None:
+                text = f"{text}[{step.index}]"
+        return text
+
+
+def wrapper_source(plan: CallPlan, program: Program) -> tuple[str, dict[str, object]]:
+    """The source of the wrapper of `program`, and the objects it mentions by name."""
+    writer = _WrapperWriter(plan, program)
+    source = writer.write()
+    return source, dict(writer.names.globals)
+
+
+def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
+    """The wrapper: `(run, args) -> user outputs`, where run empties the list it gets."""
+    source, named = wrapper_source(plan, program)
+    namespace: dict[str, Any] = {
+        "torch": torch,
+        "math": math,
+        "no_grad": torch.no_grad,
+        "check_apart": _Apart(tuple(value.name for value in program.inputs)),
+        **named,
+    }
+    exec(compile(source, f"<dovetail wrapper of {program.name}>", "exec"), namespace)
+    wrapper: Wrapper = namespace["call"]
+    return wrapper
+
+
+class _Apart:
+    """Raises when a written input shares memory with another input, as the program was recorded with them apart."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+
+    def __call__(self, args: Sequence[Any], written: tuple[int, ...]) -> None:
+        ranges = {i: address_range(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.numel()}
+        in_order = sorted(ranges, key=lambda i: ranges[i])
+        marked = set(written)
+        open_until: list[tuple[int, int]] = []
+        for index in in_order:
+            start, end = ranges[index]
+            open_until = [(stop, other) for stop, other in open_until if stop > start]
+            for _, other in open_until:
+                if index in marked or other in marked:
+                    pair = (index, other) if index in marked else (other, index)
+                    raise OverlappingMutatedInputs(written=self._names[pair[0]], other=self._names[pair[1]])
+            open_until.append((end, index))
+

@@ -1,0 +1,104 @@
+"""`torch.compile(model, backend="dovetail", options={...})`: compile the graphs that Dynamo finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from dovetail.capture.interpret import GraphInterpreter
+from dovetail.capture.recording import InputSpec, Recording
+from dovetail.errors import BadOptionValue, UnsupportedDevice, UnsupportedTensor
+from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
+from dovetail.ir.sizes import Number
+from dovetail.ir.text import identifier
+from dovetail.pipeline.compile import compile_recording
+from dovetail.pipeline.driver import PASS_NAMES
+from dovetail.pipeline.options import resolve_options
+from dovetail.torch_compat.fakes import FakeMode, fake_of, new_fake_mode, tracing_fake_mode
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name
+from dovetail.torch_compat.version import ensure_supported_torch
+
+_DEVICES = ("cpu", "cuda")
+
+
+def dovetail_backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, object] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile one of Dynamo's graphs; registered as the backend "dovetail".
+
+    gm, example_inputs: what Dynamo hands to a backend. options: see `pipeline.options`. mode: none is known so far.
+    Raises: DovetailError, before anything ran.
+    """
+    ensure_supported_torch()
+    if mode not in (None, "default"):
+        raise BadOptionValue(option="mode", value=mode, reason="modes are inductor's", expected="no mode")
+    resolved = resolve_options(options, PASS_NAMES)
+    fake_mode = tracing_fake_mode() or new_fake_mode()
+    placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    specs = [_input_spec(i, n, e, fake_mode) for i, (n, e) in enumerate(zip(placeholders, example_inputs, strict=True))]
+    recording = Recording(fake_mode, specs)
+    interpreter = GraphInterpreter(gm, recording.origins, recording.in_region)
+    recording.run_forward(lambda *inputs: _as_sequence(interpreter.run(*inputs)))
+    return compile_recording(recording, "graph", resolved, size_hints(specs))
+
+
+def _as_sequence(result: Any) -> Sequence[Any]:
+    return result if isinstance(result, tuple | list) else (result,)
+
+
+def _input_spec(index: int, node: fx.Node, example: Any, mode: FakeMode) -> InputSpec:
+    name = identifier(str(node.target).removeprefix("L_").strip("_") or node.name)
+    name = f"{name}_{index}" if not isinstance(example, SYMBOLIC_TYPES) else identifier(node.name)
+    if not isinstance(example, torch.Tensor):
+        symbol = symbol_name(example) if isinstance(example, SYMBOLIC_TYPES) else None
+        return InputSpec(name, SizeInput(symbol or str(example)), example)
+    check_tensor(name, example)
+    fake = node.meta.get("example_value")
+    if not isinstance(fake, torch.Tensor) or getattr(fake, "fake_mode", None) is not mode:
+        fake = fake_of(mode, example)
+    return InputSpec(
+        name,
+        _role(index, node, example),
+        fake,
+        requires_grad=example.requires_grad,
+        is_leaf=example.is_leaf,
+    )
+
+
+def _role(index: int, node: fx.Node, example: torch.Tensor) -> InputRole:
+    target = str(node.target)
+    if isinstance(example, torch.nn.Parameter):
+        return Parameter(target)
+    return Buffer(target) if "buffers" in target else UserInput(index)
+
+
+def check_tensor(name: str, tensor: torch.Tensor) -> None:
+    """Raise unless dovetail supports the tensor's layout, class and device."""
+    if tensor.layout != torch.strided:
+        raise UnsupportedTensor(name=name, kind=f"a {tensor.layout} tensor", hint="convert it with .to_dense()")
+    if tensor.is_nested:
+        raise UnsupportedTensor(name=name, kind="a nested tensor", hint="use padded tensors")
+    if tensor.is_quantized:
+        raise UnsupportedTensor(name=name, kind="a quantized tensor", hint="dequantize it first")
+    if tensor.device.type not in _DEVICES:
+        raise UnsupportedDevice(name=name, device=str(tensor.device))
+
+
+def size_hints(specs: Sequence[InputSpec]) -> dict[str, Number]:
+    """A number for each size symbol among the inputs."""
+    hints: dict[str, Number] = {}
+    for spec in specs:
+        numbers = [spec.value] if not isinstance(spec.value, torch.Tensor) else [*spec.value.shape, *spec.value.stride()]
+        for number in numbers:
+            if isinstance(number, SYMBOLIC_TYPES):
+                name, hint = symbol_name(number), hint_of(number)
+                if name is not None and hint is not None:
+                    hints[name] = hint
+    return hints

@@ -1,0 +1,53 @@
+"""From torch's objects to the IR's: symbolic numbers to size expressions, tensors to descriptions."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.ir.program import TensorMeta
+from dovetail.ir.sizes import Scalar, Size, SizeExpr
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbolic_tree
+
+
+def scalar_of(number: object) -> Scalar:
+    """A Python or symbolic number as a scalar of the IR."""
+    if isinstance(number, SYMBOLIC_TYPES):
+        return _from_tree(symbolic_tree(number))
+    assert isinstance(number, bool | int | float), f"not a number: {number!r}"
+    return number
+
+
+def tree_to_scalar(tree: object) -> Scalar:
+    """The scalar that nested tuples `(operation, arguments...)` describe."""
+    return _from_tree(tree)
+
+
+def _from_tree(tree: object) -> Scalar:
+    if isinstance(tree, tuple):
+        op, *arguments = tree
+        if op == "symbol":
+            return SizeExpr("symbol", (str(arguments[0]),))
+        return SizeExpr(str(op), tuple(_from_tree(a) for a in arguments))
+    assert isinstance(tree, bool | int | float), f"not a number: {tree!r}"
+    return tree
+
+
+def size_of(number: int | torch.SymInt) -> Size:
+    """A tensor dimension, stride or offset as a size of the IR."""
+    if type(number) is int:
+        return number
+    size = scalar_of(number)
+    assert isinstance(size, int | SizeExpr), f"not a size: {number!r}"
+    return size
+
+
+def describe(tensor: torch.Tensor, storage: int) -> TensorMeta:
+    """The description of a strided tensor whose storage has the number `storage`."""
+    return TensorMeta(
+        shape=tuple(map(size_of, tensor.shape)),
+        stride=tuple(map(size_of, tensor.stride())),
+        offset=size_of(tensor.storage_offset()),
+        dtype=tensor.dtype,
+        device=tensor.device,
+        storage=storage,
+    )

@@ -1,0 +1,269 @@
+"""The program: an immutable list of nodes over values that know their storage and region.
+
+Every stage of the pipeline holds its program in these classes. A `Node` applies one operator; a `Value` is one
+result (or input) and is compared by identity; a tensor value's `TensorMeta` names the storage that holds its bytes
+and the strided region it occupies there. Nothing is edited: a pass builds a new `Program` that shares what it kept.
+
+Operands are values, numbers, sizes (`SizeExpr`), torch constants (dtype, device, layout, memory format, generator),
+strings, None, and lists or tuples of these.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import torch
+
+from dovetail.ir.signature import Signature
+from dovetail.ir.sizes import Scalar, Size, SizeExpr, product
+
+Operand: TypeAlias = object
+Target: TypeAlias = Callable[..., object]
+
+
+class Phase(enum.Enum):
+    """When a node runs: as part of the forward pass, or of the backward pass."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Stage(enum.Enum):
+    """What a program may contain; `ir.stages` has the rules."""
+
+    IMPURE = "impure"
+    FUNCTIONAL = "functional"
+    SPLIT = "split"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The user's code that a node comes from. `module` is the dotted module path, if there is one."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    module: str = ""
+
+    def __str__(self) -> str:
+        if not self.file:
+            return self.module
+        where = f"{self.file}:{self.line}" + (f" in {self.function}" if self.function else "")
+        return f"{where}   ({self.module})" if self.module else where
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Shape, layout and place of a tensor value.
+
+    shape, stride, offset: in elements. storage: number of the storage that holds the bytes; values of one program
+    with equal numbers share bytes.
+    """
+
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    offset: Size
+    dtype: torch.dtype
+    device: torch.device
+    storage: int
+
+    def layout(self) -> tuple[tuple[Size, ...], tuple[Size, ...], torch.dtype, torch.device]:
+        """What a consumer can see of the tensor, apart from its place in memory."""
+        return (self.shape, self.stride, self.dtype, self.device)
+
+    def numel(self) -> Size:
+        """Number of elements."""
+        return product(self.shape)
+
+    def size_bytes(self) -> Size:
+        """Bytes of the elements (not of the storage)."""
+        return product((self.numel(), self.dtype.itemsize))
+
+    def __str__(self) -> str:
+        text = f"{_DTYPE_NAMES.get(self.dtype, str(self.dtype))}[{', '.join(map(str, self.shape))}]"
+        return text if self.device.type == "cpu" else f"{text} {self.device}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarMeta:
+    """A number that is known when the program runs; `expr` says it in symbols."""
+
+    expr: Scalar
+
+    def __str__(self) -> str:
+        return f"scalar {self.expr}"
+
+
+Meta: TypeAlias = "TensorMeta | ScalarMeta"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One result or input. Compared by identity; `name` is unique within a program."""
+
+    name: str
+    meta: Meta
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def tensor(self) -> TensorMeta:
+        """The tensor description.
+
+        Raises: TypeError when the value is a number.
+        """
+        if not isinstance(self.meta, TensorMeta):
+            raise TypeError(f"{self.name} is a number, not a tensor")
+        return self.meta
+
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the value is a tensor."""
+        return isinstance(self.meta, TensorMeta)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One operator application.
+
+    outputs: one entry per result, None where the operator returns no tensor there. unpack: whether the target
+    returns a sequence (then `outputs` are its items) or the single output itself. recomputed: inside of a
+    checkpoint region that runs again during backward.
+    """
+
+    target: Target
+    args: tuple[Operand, ...]
+    kwargs: tuple[tuple[str, Operand], ...] = ()
+    outputs: tuple[Value | None, ...] = ()
+    unpack: bool = False
+    phase: Phase = Phase.FORWARD
+    origin: Origin = Origin()
+    recomputed: bool = False
+
+    def operands(self) -> Iterator[Value]:
+        """Values read, in argument order, with repeats."""
+        yield from values_in(self.args)
+        for _, operand in self.kwargs:
+            yield from values_in(operand)
+
+    def symbols(self) -> Iterator[str]:
+        """Names of the size symbols read by the operands."""
+        yield from symbols_in(self.args)
+        for _, operand in self.kwargs:
+            yield from symbols_in(operand)
+
+    def results(self) -> Iterator[Value]:
+        """Outputs that exist."""
+        return (value for value in self.outputs if value is not None)
+
+    def with_operands(self, swap: Callable[[Value], Operand]) -> Node:
+        """The same application with each operand value replaced by `swap(value)`; itself when nothing changed."""
+        args = map_operands(self.args, swap)
+        kwargs = tuple((name, map_operands(operand, swap)) for name, operand in self.kwargs)
+        if args is self.args and all(new is old for (_, new), (_, old) in zip(kwargs, self.kwargs, strict=True)):
+            return self
+        assert isinstance(args, tuple), "operand tuples stay tuples"
+        return replace(self, args=args, kwargs=kwargs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A named list of nodes in execution order, with inputs, outputs and the role of each.
+
+    outputs: operands; usually values, but numbers, sizes and None can be returned as well.
+    """
+
+    name: str
+    stage: Stage
+    inputs: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Operand, ...]
+    signature: Signature = field(default_factory=Signature)
+
+    def producers(self) -> dict[Value, Node]:
+        """The node that makes each value (inputs have none)."""
+        return {value: node for node in self.nodes for value in node.results()}
+
+    def use_counts(self) -> dict[Value, int]:
+        """How many times each value is read, outputs included."""
+        counts: dict[Value, int] = {}
+        for node in self.nodes:
+            for value in node.operands():
+                counts[value] = counts.get(value, 0) + 1
+        for value in values_in(self.outputs):
+            counts[value] = counts.get(value, 0) + 1
+        return counts
+
+    def input_storages(self) -> frozenset[int]:
+        """Storages that exist before the program runs."""
+        return frozenset(value.tensor.storage for value in self.inputs if value.is_tensor)
+
+    def output_storages(self) -> frozenset[int]:
+        """Storages that the caller holds after the program ran."""
+        return frozenset(value.tensor.storage for value in values_in(self.outputs) if value.is_tensor)
+
+    def replace_nodes(self, nodes: tuple[Node, ...], outputs: tuple[Operand, ...] | None = None) -> Program:
+        """The program with other nodes (and outputs); itself when they are the same objects."""
+        new_outputs = self.outputs if outputs is None else outputs
+        same_nodes = len(nodes) == len(self.nodes) and all(a is b for a, b in zip(nodes, self.nodes, strict=True))
+        if same_nodes and new_outputs == self.outputs:
+            return self
+        return replace(self, nodes=nodes, outputs=new_outputs)
+
+
+def values_in(operand: Operand) -> Iterator[Value]:
+    """The values inside of an operand, depth first."""
+    if isinstance(operand, Value):
+        yield operand
+    elif isinstance(operand, tuple | list):
+        for item in operand:
+            yield from values_in(item)
+
+
+def symbols_in(operand: Operand) -> Iterator[str]:
+    """The size symbols inside of an operand, depth first."""
+    if isinstance(operand, SizeExpr):
+        yield from operand.symbols()
+    elif isinstance(operand, tuple | list):
+        for item in operand:
+            yield from symbols_in(item)
+
+
+def meta_symbols(meta: Meta) -> Iterator[str]:
+    """The size symbols that a description mentions."""
+    if isinstance(meta, ScalarMeta):
+        yield from symbols_in(meta.expr)
+    else:
+        yield from symbols_in((meta.shape, meta.stride, meta.offset))
+
+
+def map_operands(operand: Operand, swap: Callable[[Value], Operand]) -> Operand:
+    """The operand with each value replaced; the same object when nothing changed."""
+    if isinstance(operand, Value):
+        return swap(operand)
+    if isinstance(operand, tuple | list):
+        items = [map_operands(item, swap) for item in operand]
+        if all(new is old for new, old in zip(items, operand, strict=True)):
+            return operand
+        return tuple(items) if isinstance(operand, tuple) else items
+    return operand
+
+
+_DTYPE_NAMES: dict[torch.dtype, str] = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "i16",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "b8",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}

@@ -1,0 +1,151 @@
+"""Immutable size expressions: integers known when a program runs, not when it is compiled.
+
+A size is an `int` or a `SizeExpr` over named symbols. An expression prints as Python, compares and hashes by
+structure, serialises to nested lists, and evaluates without sympy:
+
+    SizeExpr("mul", (symbol("s0"), 4))   ->   s0 * 4   ->   evaluate({"s0": 3}) == 12
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Number: TypeAlias = "int | float | bool"
+Size: TypeAlias = "int | SizeExpr"
+Scalar: TypeAlias = "int | float | bool | SizeExpr"
+
+
+def _product(*factors: Number) -> Number:
+    return math.prod(factors)
+
+
+def _total(*terms: Number) -> Number:
+    return sum(terms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    compute: Callable[..., Number]
+    infix: str = ""
+    call: str = ""
+
+
+_RULES: dict[str, _Rule] = {
+    "add": _Rule(_total, infix=" + "),
+    "mul": _Rule(_product, infix=" * "),
+    "floordiv": _Rule(lambda a, b: a // b, infix=" // "),
+    "truediv": _Rule(lambda a, b: a / b, infix=" / "),
+    "mod": _Rule(lambda a, b: a % b, infix=" % "),
+    "pow": _Rule(lambda a, b: a**b, infix=" ** "),
+    "max": _Rule(max, call="max"),
+    "min": _Rule(min, call="min"),
+    "floor": _Rule(math.floor, call="math.floor"),
+    "ceil": _Rule(math.ceil, call="math.ceil"),
+    "trunc": _Rule(math.trunc, call="math.trunc"),
+    "round": _Rule(round, call="round"),
+    "float": _Rule(float, call="float"),
+    "int": _Rule(int, call="int"),
+    "sqrt": _Rule(math.sqrt, call="math.sqrt"),
+    "eq": _Rule(lambda a, b: a == b, infix=" == "),
+    "ne": _Rule(lambda a, b: a != b, infix=" != "),
+    "lt": _Rule(lambda a, b: a < b, infix=" < "),
+    "le": _Rule(lambda a, b: a <= b, infix=" <= "),
+    "gt": _Rule(lambda a, b: a > b, infix=" > "),
+    "ge": _Rule(lambda a, b: a >= b, infix=" >= "),
+    "and": _Rule(lambda *xs: all(xs), infix=" and "),
+    "or": _Rule(lambda *xs: any(xs), infix=" or "),
+    "not": _Rule(lambda a: not a, call="not "),
+    "where": _Rule(lambda c, a, b: a if c else b),
+}
+
+OPERATIONS = frozenset(_RULES)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeExpr:
+    """One operation over sizes; `op` is "symbol" (args: its name) or a key of `OPERATIONS`."""
+
+    op: str
+    args: tuple[int | float | bool | str | SizeExpr, ...]
+
+    def __str__(self) -> str:
+        if self.op == "symbol":
+            return str(self.args[0])
+        rule = _RULES[self.op]
+        texts = [f"({a})" if isinstance(a, SizeExpr) and _RULES.get(a.op, rule).infix else str(a) for a in self.args]
+        if self.op == "where":
+            return f"({texts[1]} if {texts[0]} else {texts[2]})"
+        if rule.infix:
+            return rule.infix.join(texts)
+        return f"{rule.call}({', '.join(texts)})"
+
+    __repr__ = __str__
+
+    def evaluate(self, env: Mapping[str, Number]) -> Number:
+        """The number this expression stands for under `env` (symbol name -> value).
+
+        Raises: KeyError when a symbol has no value.
+        """
+        if self.op == "symbol":
+            return env[str(self.args[0])]
+        numbers = [a.evaluate(env) if isinstance(a, SizeExpr) else a for a in self.args]
+        return _RULES[self.op].compute(*numbers)
+
+    def symbols(self) -> Iterator[str]:
+        """Names of the symbols read, in order, with repeats."""
+        if self.op == "symbol":
+            yield str(self.args[0])
+            return
+        for arg in self.args:
+            if isinstance(arg, SizeExpr):
+                yield from arg.symbols()
+
+
+def symbol(name: str) -> SizeExpr:
+    """The size called `name`."""
+    return SizeExpr("symbol", (name,))
+
+
+def evaluate(size: Scalar, env: Mapping[str, Number]) -> Number:
+    """`size` as a number: itself, or its expression under `env`."""
+    return size.evaluate(env) if isinstance(size, SizeExpr) else size
+
+
+def to_json(size: Scalar) -> object:
+    """Nested lists of plain values, for `from_json`."""
+    if isinstance(size, SizeExpr):
+        return [size.op, *[to_json(a) if isinstance(a, SizeExpr) else a for a in size.args]]
+    return size
+
+
+def from_json(data: object) -> Scalar:
+    """The size that `to_json` wrote.
+
+    Raises: ValueError when `data` is not such a structure.
+    """
+    if isinstance(data, bool | int | float):
+        return data
+    if isinstance(data, list) and data and (data[0] == "symbol" or data[0] in _RULES):
+        if data[0] == "symbol":
+            return symbol(str(data[1]))
+        return SizeExpr(str(data[0]), tuple(from_json(a) for a in data[1:]))
+    raise ValueError(f"not a serialised size: {data!r}")
+
+
+def product(sizes: tuple[Size, ...]) -> Size:
+    """The number of elements of a tensor of these sizes."""
+    known = 1
+    unknown: list[SizeExpr] = []
+    for size in sizes:
+        if isinstance(size, SizeExpr):
+            unknown.append(size)
+        else:
+            known *= size
+    if not unknown or known == 0:
+        return known
+    if known == 1 and len(unknown) == 1:
+        return unknown[0]
+    return SizeExpr("mul", (*unknown, known) if known != 1 else tuple(unknown))

@@ -1,0 +1,219 @@
+"""The text of a program: Python source that runs, diffs, and reads top to bottom.
+
+One emitter serves the dumps (each operator by its full name) and the executors (each operator by the cheapest call that
+does the same): they differ in the `call` they hand in.
+
+    def forward(args):
+        x, w = args
+        args.clear()
+        t = torch.ops.aten.t.default(w)                                   # f32[4, 8]
+        mm = torch.ops.aten.mm.default(x, t)                              # f32[2, 8]   model.py:7 in forward
+        del w, t, x
+        return (mm,)
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from dovetail.errors import InvalidProgram
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, symbols_in
+from dovetail.ir.sizes import SizeExpr
+
+Call: TypeAlias = Callable[["Names", Node], str]
+
+_RESERVED = frozenset({"torch", "math", "args", "prims", "aten", *dir(builtins), *keyword.kwlist, *keyword.softkwlist})
+_COMMENT_COLUMN = 88
+
+
+@dataclass(slots=True)
+class Names:
+    """Objects that the source mentions by a name of its own."""
+
+    globals: dict[str, object] = field(default_factory=dict)
+
+    def constant(self, value: object, wish: str) -> str:
+        """A global name for an object that has no literal."""
+        for name, known in self.globals.items():
+            if known is value:
+                return name
+        name = wish
+        count = 1
+        while name in self.globals:
+            count += 1
+            name = f"{wish}_{count}"
+        self.globals[name] = value
+        return name
+
+    def text(self, operand: Operand) -> str:
+        """An operand as Python source."""
+        if isinstance(operand, Value):
+            return operand.name
+        if isinstance(operand, bool | str | SizeExpr) or operand is None:
+            return repr(operand)
+        if isinstance(operand, int | float | complex):
+            return _number_text(operand)
+        if isinstance(operand, tuple | list):
+            items = ", ".join(map(self.text, operand))
+            if isinstance(operand, list):
+                return f"[{items}]"
+            return f"({items},)" if len(operand) == 1 else f"({items})"
+        if isinstance(operand, torch.dtype | torch.layout | torch.memory_format):
+            return str(operand)
+        if isinstance(operand, torch.device):
+            return self.constant(operand, f"_{str(operand).replace(':', '_')}")
+        return self.constant(operand, f"_{type(operand).__name__.lower()}")
+
+    def arguments(self, node: Node, skip: int = 0) -> str:
+        """The operands of a node as an argument list, from position `skip`."""
+        texts = [self.text(a) for a in node.args[skip:]]
+        texts += [f"{name}={self.text(a)}" for name, a in node.kwargs]
+        return ", ".join(texts)
+
+
+def _number_text(number: complex) -> str:
+    if isinstance(number, float) and not math.isfinite(number):
+        return "math.nan" if math.isnan(number) else "math.inf" if number > 0 else "-math.inf"
+    return repr(number)
+
+
+def identifier(text: str) -> str:
+    """A valid Python name close to `text` that shadows nothing the source uses."""
+    name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in text) or "value"
+    if name[0].isdigit():
+        name = f"_{name}"
+    return f"{name}_" if name in _RESERVED else name
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Python source of a program. lines: the 1-based line of each node. globals: what it mentions by name."""
+
+    text: str
+    lines: tuple[int, ...]
+    globals: dict[str, object]
+
+
+@dataclass(slots=True)
+class _Writer:
+    program: Program
+    call: Call
+    dying: Mapping[int, tuple[Value, ...]]
+    comments: bool
+    names: Names = field(default_factory=Names)
+    out: list[str] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+    def line(self, text: str, indent: int = 1) -> None:
+        self.out.append("    " * indent + text)
+
+
+def emit(
+    program: Program,
+    call: Call,
+    dying: Mapping[int, tuple[Value, ...]],
+    *,
+    comments: bool = True,
+    ranges: Callable[[Node], str] | None = None,
+    function: str = "run",
+) -> Source:
+    """The source of a function `run(args)` that takes a list of inputs, empties it, and returns a tuple.
+
+    call: the text of the call expression of a node. dying: for each node index, the values to forget after it (-1:
+    before the first node). ranges: name of the profiler range of a node ("" for none).
+    """
+    writer = _Writer(program, call, dying, comments)
+    writer.line(f"def {function}(args):", 0)
+    if program.inputs:
+        writer.line(f"{', '.join(value.name for value in program.inputs)}{',' * (len(program.inputs) == 1)} = args")
+    writer.line("args.clear()")
+    _bind_symbols(writer)
+    _forget(writer, dying.get(-1, ()), 1)
+    current = ""
+    for index, node in enumerate(program.nodes):
+        wanted = ranges(node) if ranges else ""
+        if wanted != current and wanted:
+            writer.line(f"with record_function({wanted!r}):")
+        current = wanted
+        _write_node(writer, node, 2 if wanted else 1)
+        _forget(writer, dying.get(index, ()), 2 if wanted else 1)
+    outputs = ", ".join(writer.names.text(operand) for operand in program.outputs)
+    writer.line(f"return ({outputs}{',' if len(program.outputs) == 1 else ''})")
+    return Source("\n".join(writer.out) + "\n", tuple(writer.lines), dict(writer.names.globals))
+
+
+def _bind_symbols(writer: _Writer) -> None:
+    """Assign each size symbol that the program reads from an input number or an input's shape."""
+    program = writer.program
+    needed = dict.fromkeys(name for node in program.nodes for name in node.symbols())
+    needed.update(dict.fromkeys(symbols_in(program.outputs)))
+    made = {v.meta.expr for n in program.nodes for v in n.results() if isinstance(v.meta, ScalarMeta)}
+    for name in needed:
+        expr = SizeExpr("symbol", (name,))
+        source = symbol_source(program, expr)
+        if source is None and expr not in made:
+            raise InvalidProgram(
+                program=program.name, stage=program.stage.value, rule="every size symbol is bound", detail=name
+            )
+        if source is not None and source != name:
+            writer.line(f"{name} = {source}")
+
+
+def symbol_source(program: Program, expr: SizeExpr) -> str | None:
+    """Python that reads a size symbol off the program's inputs (by their names), or None."""
+    for value in program.inputs:
+        if isinstance(value.meta, ScalarMeta) and value.meta.expr == expr:
+            return value.name
+    for value in program.inputs:
+        if not value.is_tensor:
+            continue
+        for dim, size in enumerate(value.tensor.shape):
+            if size == expr:
+                return f"{value.name}.size({dim})"
+        for dim, stride in enumerate(value.tensor.stride):
+            if stride == expr:
+                return f"{value.name}.stride({dim})"
+        if value.tensor.offset == expr:
+            return f"{value.name}.storage_offset()"
+    return None
+
+
+def _write_node(writer: _Writer, node: Node, indent: int) -> None:
+    writer.lines.append(len(writer.out) + 1)
+    expression = writer.call(writer.names, node)
+    targets = [value.name if value is not None else "_" for value in node.outputs]
+    if not any(value is not None for value in node.outputs):
+        text = expression
+    elif node.unpack:
+        text = f"{', '.join(targets)}{',' * (len(targets) == 1)} = {expression}"
+    else:
+        text = f"{targets[0]} = {expression}"
+    if writer.comments:
+        remarks = ", ".join(str(value.meta) for value in node.results())
+        where = str(node.origin)
+        text = f"{text:<{_COMMENT_COLUMN}}  # {remarks}" + (f"   {where}" if where else "")
+    writer.line(text, indent)
+    for value in node.results():
+        if isinstance(value.meta, ScalarMeta) and isinstance(value.meta.expr, SizeExpr):
+            if value.meta.expr.op == "symbol" and str(value.meta.expr) != value.name:
+                writer.line(f"{value.meta.expr} = {value.name}", indent)
+
+
+def _forget(writer: _Writer, values: tuple[Value, ...], indent: int) -> None:
+    names = [value.name for value in values if value.is_tensor]
+    if names:
+        writer.line(f"del {', '.join(names)}", indent)
+
+
+def plain_call(names: Names, node: Node) -> str:
+    """The call of a node by its operator's full name."""
+    python = getattr(node.target, "python", None)
+    callee = python if isinstance(python, str) else f"torch.ops.{node.target}"
+    return f"{callee}({names.arguments(node)})"

@@ -1,0 +1,114 @@
+"""Facts per operator: what it writes, whether it draws random numbers, whether it has effects.
+
+Derived from the operator's schema and tags, never from a list of names; the two exceptions are operators whose
+schema does not tell the truth (`_HIDDEN_WRITES`), with the reason beside each. An operator nobody knows is opaque:
+it is kept, never merged, and executed as written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from dovetail.ir.program import Node, Target
+from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
+from dovetail.torch_compat.dispatch import Overload, Schema, schema_of, tags_of
+
+_TRANSPARENT_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "quantized", "quantized_decomposed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of an operator without looking at its operands.
+
+    writes: positions of the written arguments in the schema. draws: moves a random generator's state.
+    reads_generator: its result depends on where the generator stands. effect: must run, once, in order.
+    pointwise: each result element depends on the operand elements at the same place only.
+    """
+
+    writes: tuple[int, ...] = ()
+    draws: bool = False
+    reads_generator: bool = False
+    effect: bool = False
+    pointwise: bool = False
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether equal operands give equal results and nothing else happens."""
+        return not (self.writes or self.draws or self.reads_generator or self.effect)
+
+
+@lru_cache(maxsize=None)
+def facts_of(target: Target) -> Facts:
+    """The facts of an operator overload or of one of dovetail's own primitives."""
+    if isinstance(target, Prim):
+        return Facts(draws=target.draws, reads_generator=target.reads_generator, effect=target.effect)
+    if not isinstance(target, Overload):
+        return Facts(effect=True)
+    schema = schema_of(target)
+    tags = tags_of(target)
+    return Facts(
+        writes=tuple(i for i, argument in enumerate(schema.arguments) if argument.is_write),
+        draws=torch.Tag.nondeterministic_seeded in tags or _takes_generator(schema),
+        effect=not schema.returns or (schema.namespace not in _TRANSPARENT_NAMESPACES),
+        pointwise=torch.Tag.pointwise in tags,
+    )
+
+
+def _takes_generator(schema: Schema) -> bool:
+    return any(argument.type.startswith("Optional[Generator]") or argument.type == "Generator" for argument in schema.arguments)
+
+
+def may_be_removed(node: Node) -> bool:
+    """Whether nobody can tell that the node did not run, given that its results are not read.
+
+    A draw from a generator moves it, so it stays.
+    """
+    facts = facts_of(node.target)
+    return not (facts.writes or facts.draws or facts.effect)
+
+
+def may_be_merged(node: Node) -> bool:
+    """Whether two equal applications of this node can be one."""
+    return facts_of(node.target).is_pure
+
+
+# --- operators whose schema hides a write ---------------------------------------------------------------------------
+
+
+def _batch_norm_writes(args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[int, ...]:
+    training = args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("train", False))
+    return tuple(i for i in (3, 4) if training and len(args) > i and args[i] is not None)
+
+
+# Running statistics are declared `Tensor?` without an alias annotation, and written when training.
+_HIDDEN_WRITES: dict[str, Callable[[Sequence[object], Mapping[str, object]], tuple[int, ...]]] = {
+    "aten::native_batch_norm": _batch_norm_writes,
+    "aten::cudnn_batch_norm": _batch_norm_writes,
+    "aten::miopen_batch_norm": _batch_norm_writes,
+}
+
+
+def hidden_writes(target: Target, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[int, ...]:
+    """Positions of arguments that this application writes although the schema does not say so."""
+    if not isinstance(target, Overload):
+        return ()
+    schema = schema_of(target)
+    rule = _HIDDEN_WRITES.get(f"{schema.namespace}::{schema.name}")
+    return rule(args, kwargs) if rule is not None and not schema.is_mutable else ()
+
+
+# --- operators that only copy -----------------------------------------------------------------------------------------
+
+_COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::lift_fresh_copy"})
+
+
+def is_copy(target: Target) -> bool:
+    """Whether the result holds the first operand's numbers (converted, laid out anew) and nothing else."""
+    if isinstance(target, Overload):
+        schema = schema_of(target)
+        return f"{schema.namespace}::{schema.name}" in _COPIES
+    return target is COPY_TO_LAYOUT

@@ -1,0 +1,182 @@
+"""dovetail's own primitives: the few things a program needs that no ATen overload says.
+
+A primitive is called like an operator. Its facts are attributes, because it has no schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.rng import default_generator
+
+
+@dataclass(frozen=True, slots=True)
+class Prim:
+    """A primitive operator. See `ops.facts.Facts` for the flags.
+
+    python: an expression over `dovetail.ops.prims` (as `prims`) and `torch` that gives this primitive.
+    """
+
+    name: str
+    run: Callable[..., object]
+    python: str
+    draws: bool = False
+    reads_generator: bool = False
+    effect: bool = False
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self.run(*args, **kwargs)
+
+
+# --- generator state ------------------------------------------------------------------------------------------------
+
+
+def _get_rng_state() -> torch.Tensor:
+    return default_generator().get_state()
+
+
+def _set_rng_state(state: torch.Tensor) -> None:
+    default_generator().set_state(state)
+
+
+def _manual_seed(seed: int) -> None:
+    default_generator().manual_seed(seed)
+
+
+GET_RNG_STATE = Prim("get_rng_state", _get_rng_state, "prims.GET_RNG_STATE", reads_generator=True)
+SET_RNG_STATE = Prim("set_rng_state", _set_rng_state, "prims.SET_RNG_STATE", draws=True, effect=True)
+MANUAL_SEED = Prim("manual_seed", _manual_seed, "prims.MANUAL_SEED", draws=True, effect=True)
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+def _copy_to_layout(
+    source: torch.Tensor,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    result = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
+    return result.copy_(source)
+
+
+COPY_TO_LAYOUT = Prim("copy_to_layout", _copy_to_layout, "prims.COPY_TO_LAYOUT")
+
+
+def clone_with_strides(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides; expanded (stride 0) dimensions stay expanded."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.as_strided((0 if tensor.numel() == 0 else last + 1,), (1,), tensor.storage_offset()).clone()
+    return flat.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+# --- functional forms ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionalForm:
+    """Runs a writing operator on copies of what it writes and returns the copies too.
+
+    Result: the operator's own fresh results, then the new contents of each written tensor, in argument order
+    (tensor lists flattened).
+    """
+
+    op: Overload
+    writes: tuple[int, ...]
+
+    def __call__(self, *args: object, **kwargs: object) -> list[torch.Tensor | None]:
+        names = [argument.name for argument in schema_of(self.op).arguments]
+        positional = list(args)
+        keywords = dict(kwargs)
+        written: list[torch.Tensor] = []
+        for position in self.writes:
+            held = positional[position] if position < len(positional) else keywords.get(names[position])
+            copies = _clone_all(held, written)
+            if position < len(positional):
+                positional[position] = copies
+            elif names[position] in keywords:
+                keywords[names[position]] = copies
+        returned = self.op(*positional, **keywords)
+        return [*fresh_results(self.op, returned), *written]
+
+
+def _clone_all(held: object, written: list[torch.Tensor]) -> object:
+    if isinstance(held, torch.Tensor):
+        written.append(clone_with_strides(held))
+        return written[-1]
+    if isinstance(held, list | tuple):
+        return [_clone_all(item, written) for item in held]
+    return held
+
+
+def fresh_results(op: Overload, returned: object) -> list[torch.Tensor | None]:
+    """The results of an operator call that are not one of its written arguments handed back."""
+    items = list(returned) if isinstance(returned, tuple | list) else [returned]
+    declared = schema_of(op).returns
+    if len(declared) == 1 and declared[0][0].startswith("List"):
+        return [] if declared[0][2] else items
+    return [item for item, (_, _, is_write) in zip(items, declared, strict=False) if not is_write]
+
+
+def functional_form(op: Overload, writes: tuple[int, ...]) -> Prim:
+    """The primitive that is `op` without its writes; see `FunctionalForm`."""
+    schema = schema_of(op)
+    known = _FORMS.get((op, writes))
+    if known is None:
+        name = "_".join(filter(None, ("functional", schema.namespace, schema.name.strip("_"), schema.overload)))
+        python = f"prims.functional_form(torch.ops.{op}, {writes})"
+        known = Prim(name, FunctionalForm(op, writes), python, draws=_draws(op), effect=_is_opaque(op))
+        _FORMS[(op, writes)] = known
+    return known
+
+
+_FORMS: dict[tuple[Overload, tuple[int, ...]], Prim] = {}
+
+
+def _draws(op: Overload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags or any(
+        "Generator" in argument.type for argument in schema_of(op).arguments
+    )
+
+
+def _is_opaque(op: Overload) -> bool:
+    return schema_of(op).namespace not in ("aten", "prims")
+
+
+# --- writing through a view -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ViewScatter:
+    """`base` with the part that `view` selects replaced: for views that have no scatter operator of their own."""
+
+    view: Overload
+    index: int | None
+
+    def __call__(self, base: torch.Tensor, source: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        result = clone_with_strides(base)
+        selected = self.view(result, *args, **kwargs)
+        part = selected if self.index is None else selected[self.index]
+        part.copy_(source)
+        return result
+
+
+def view_scatter(view: Overload, index: int | None) -> Prim:
+    """The primitive `(base, source, *view arguments) -> new base`; see `ViewScatter`."""
+    known = _SCATTERS.get((view, index))
+    if known is None:
+        schema = schema_of(view)
+        suffix = "" if index is None else f"_{index}"
+        python = f"prims.view_scatter(torch.ops.{view}, {index})"
+        known = Prim(f"scatter_{schema.name.strip('_')}_{schema.overload}{suffix}", ViewScatter(view, index), python)
+        _SCATTERS[(view, index)] = known
+    return known
+
+
+_SCATTERS: dict[tuple[Overload, int | None], Prim] = {}

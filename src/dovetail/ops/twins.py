@@ -1,0 +1,97 @@
+"""The functional twin of an operator that writes: same results, nothing written.
+
+Found by schema: the same name without its trailing underscore (or without its out argument) whose arguments have the
+same types, or `<name>_functional`. Where no twin exists, `ops.prims.functional_form` serves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dovetail.ir.program import Target
+from dovetail.ops.prims import functional_form
+from dovetail.torch_compat.dispatch import Argument, Overload, Schema, overloads, schema_of
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A functional operator and how its results map to those of the writing one.
+
+    target: the functional operator. drops_out: the writing operator's out arguments are not passed on.
+    fresh: how many leading results are the writing operator's own fresh results; the new contents of the written
+    tensors follow, in argument order with lists flattened. returns_list: whether results come as a sequence.
+    """
+
+    target: Target
+    fresh: int
+    returns_list: bool
+    drops_out: bool = False
+
+
+@lru_cache(maxsize=None)
+def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
+    """The functional twin of `op`, which writes the arguments at positions `writes`. Never fails."""
+    schema = schema_of(op)
+    for find in (_out_twin, _inplace_twin, _functional_twin):
+        twin = find(schema, writes)
+        if twin is not None:
+            return twin
+    return Twin(functional_form(op, writes), fresh=_fresh_count(schema), returns_list=True)
+
+
+def _fresh_count(schema: Schema) -> int:
+    return sum(1 for type_, _, is_write in schema.returns if not is_write)
+
+
+def _candidates(namespace: str, name: str, wanted: list[tuple[str, str]], by_name: bool) -> list[Overload]:
+    found = []
+    for candidate in overloads(namespace, name):
+        other = schema_of(candidate)
+        signature = [(a.name, a.type) for a in other.arguments]
+        same = signature == wanted if by_name else [t for _, t in signature] == [t for _, t in wanted]
+        if not other.is_mutable and same:
+            found.append(candidate)
+    return found
+
+
+def _out_twin(schema: Schema, writes: tuple[int, ...]) -> Twin | None:
+    outs = [a for a in schema.arguments if a.is_out]
+    if not outs or len(outs) != len(writes) or any(a.type.startswith("List") for a in outs):
+        return None
+    wanted = [(a.name, a.type) for a in schema.arguments if not a.is_out]
+    for candidate in _candidates(schema.namespace, schema.name, wanted, by_name=True):
+        if len(schema_of(candidate).returns) == len(outs):
+            return Twin(candidate, fresh=0, returns_list=len(outs) > 1, drops_out=True)
+    return None
+
+
+def _inplace_twin(schema: Schema, writes: tuple[int, ...]) -> Twin | None:
+    if not schema.name.endswith("_") or schema.name.endswith("__") or _fresh_count(schema):
+        return None
+    wanted = [(a.name, a.type) for a in schema.arguments]
+    candidates = _candidates(schema.namespace, schema.name[:-1], wanted, by_name=False)
+    candidates.sort(key=lambda c: schema_of(c).overload != schema.overload)
+    for candidate in candidates:
+        returned = [type_ for type_, _, _ in schema_of(candidate).returns]
+        written = [schema.arguments[i].type for i in writes]
+        if returned == ["Tensor"] and written == ["Tensor"]:
+            return Twin(candidate, fresh=0, returns_list=False)
+        if len(returned) == 1 and returned[0].startswith("List") and len(written) == 1:
+            return Twin(candidate, fresh=0, returns_list=True)
+    return None
+
+
+def _functional_twin(schema: Schema, writes: tuple[int, ...]) -> Twin | None:
+    written: list[Argument] = [schema.arguments[i] for i in writes]
+    if any(a.type.startswith("List") for a in written):
+        return None
+    wanted = [(a.name, a.type) for a in schema.arguments]
+    base = schema.name.rstrip("_")
+    places = ((f"{base}_functional", True), (f"{base}_functional", False))
+    for name, by_name in places:
+        for candidate in _candidates(schema.namespace, name, wanted, by_name):
+            count = len(schema_of(candidate).returns)
+            if count == _fresh_count(schema) + len(writes):
+                return Twin(candidate, fresh=_fresh_count(schema), returns_list=count > 1)
+    return None

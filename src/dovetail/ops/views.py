@@ -1,0 +1,131 @@
+"""Views and their inverses: how to write through a view without writing.
+
+`write_through` answers: given new contents for a view of `base`, which operator application gives the new contents of
+`base`? Reshuffling views (transpose, reshape, ...) are undone; selecting views (slice, select, ...) have a scatter
+operator, found by name and schema; any other view has `ops.prims.view_scatter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.ir.program import Operand, Target, TensorMeta, Value
+from dovetail.ir.sizes import SizeExpr
+from dovetail.ops.prims import view_scatter
+from dovetail.torch_compat.dispatch import Overload, overloads, schema_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class WriteThrough:
+    """An operator application that makes the new base.
+
+    args: operands; `BASE` stands for the current base, `SOURCE` for the new contents of the view.
+    needs_layout: whether the source must have the view's strides, because the result is a view of it.
+    """
+
+    target: Target
+    args: tuple[Operand, ...]
+    kwargs: tuple[tuple[str, Operand], ...] = ()
+    is_view: bool = False
+
+
+class _Slot:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+BASE = _Slot("BASE")
+SOURCE = _Slot("SOURCE")
+
+
+def write_through(
+    view: Overload,
+    args: Sequence[Operand],
+    kwargs: tuple[tuple[str, Operand], ...],
+    index: int | None,
+    base: TensorMeta,
+) -> WriteThrough:
+    """The application that replaces the contents of `view(BASE, *args[1:])` (item `index` of it) by SOURCE.
+
+    args: the view's operands; the first is the base. base: what the base looks like.
+    """
+    undo = _UNDO.get(schema_of(view).name) if index is None and schema_of(view).namespace == "aten" else None
+    if undo is not None:
+        undone = undo(view, args, base)
+        if undone is not None:
+            return undone
+    if index is None:
+        for candidate in overloads("aten", f"{schema_of(view).name}_scatter"):
+            if [a.type for a in schema_of(candidate).arguments][2:] == [a.type for a in schema_of(view).arguments][1:]:
+                return WriteThrough(candidate, (BASE, SOURCE, *args[1:]), kwargs)
+    return WriteThrough(view_scatter(view, index), (BASE, SOURCE, *args[1:]), kwargs)
+
+
+def _is_contiguous(meta: TensorMeta) -> bool:
+    expected: object = 1
+    for size, stride in zip(reversed(meta.shape), reversed(meta.stride), strict=True):
+        if not isinstance(size, int) or not isinstance(stride, int) or not isinstance(expected, int):
+            return False
+        if size != 1 and stride != expected:
+            return False
+        expected = expected * max(size, 1)
+    return True
+
+
+def _undo_reshape(view: Overload, args: Sequence[Operand], base: TensorMeta) -> WriteThrough | None:
+    if not _is_contiguous(base) or any(isinstance(a, torch.dtype) for a in args):
+        return None
+    return WriteThrough(aten.view.default, (SOURCE, list(base.shape)), is_view=True)
+
+
+def _undo_transpose(view: Overload, args: Sequence[Operand], base: TensorMeta) -> WriteThrough | None:
+    return WriteThrough(view, (SOURCE, *args[1:]), is_view=True)
+
+
+def _undo_permute(view: Overload, args: Sequence[Operand], base: TensorMeta) -> WriteThrough | None:
+    order = args[1]
+    assert isinstance(order, list | tuple), "permute takes a list of dimensions"
+    rank = len(order)
+    inverse = [0] * rank
+    for place, dim in enumerate(order):
+        assert isinstance(dim, int), "dimensions are plain numbers"
+        inverse[dim % rank] = place
+    return WriteThrough(view, (SOURCE, inverse), is_view=True)
+
+
+def _undo_unsqueeze(view: Overload, args: Sequence[Operand], base: TensorMeta) -> WriteThrough | None:
+    return WriteThrough(aten.squeeze.dim, (SOURCE, args[1]), is_view=True)
+
+
+_UNDO: dict[str, Callable[[Overload, Sequence[Operand], TensorMeta], WriteThrough | None]] = {
+    "view": _undo_reshape,
+    "_unsafe_view": _undo_reshape,
+    "squeeze": _undo_reshape,
+    "_reshape_alias": _undo_reshape,
+    "t": _undo_transpose,
+    "transpose": _undo_transpose,
+    "permute": _undo_permute,
+    "unsqueeze": _undo_unsqueeze,
+}
+
+
+def replayed_args(view: Overload, args: Sequence[Operand], moved_by: int) -> tuple[Operand, ...]:
+    """The view's operands for a base that starts `moved_by` elements later in its storage than the recorded one.
+
+    Only a view that addresses its storage absolutely cares.
+    """
+    if moved_by == 0 or schema_of(view).name != "as_strided" or len(args) < 4 or args[3] is None:
+        return tuple(args)
+    offset = args[3]
+    if isinstance(offset, int):
+        return (*args[:3], offset + moved_by)
+    assert isinstance(offset, SizeExpr), "storage offsets are sizes"
+    return (*args[:3], SizeExpr("add", (offset, moved_by)))

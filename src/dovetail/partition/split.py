@@ -1,0 +1,136 @@
+"""Split a program of two phases into a forward and a backward program.
+
+    forward(primals)            -> outputs, residuals
+    backward(residuals, tangents) -> gradients
+
+Nodes go where their phase says. A residual is a value that exists at the end of forward (an input or a result) and that
+backward reads; by default every one of them is saved. Numbers that backward's sizes mention are residuals as well.
+Constants that forward never reads are not residuals: backward takes them directly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.ir.program import (
+    Node,
+    Operand,
+    Phase,
+    Program,
+    ScalarMeta,
+    Stage,
+    Value,
+    meta_symbols,
+    symbols_in,
+    values_in,
+)
+from dovetail.ir.signature import (
+    Constant,
+    Gradient,
+    InputMutation,
+    InputRole,
+    OutputRole,
+    Residual,
+    Signature,
+    Tangent,
+    UserOutput,
+)
+from dovetail.ir.sizes import symbol
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A program in two halves. residuals: names of the values handed over, tensors first, then numbers."""
+
+    forward: Program
+    backward: Program
+    residuals: tuple[str, ...]
+
+
+def split_by_phase(program: Program) -> Split:
+    """The default split: everything that backward needs is saved."""
+    forward_nodes = tuple(node for node in program.nodes if node.phase is Phase.FORWARD)
+    backward_nodes = tuple(node for node in program.nodes if node.phase is Phase.BACKWARD)
+    roles = list(zip(program.signature.outputs, program.outputs, strict=True))
+    forward_outputs = [(role, operand) for role, operand in roles if _is_forward(role)]
+    backward_outputs = [(role, operand) for role, operand in roles if not _is_forward(role)]
+    saved, direct = _residuals(program, backward_nodes, [operand for _, operand in backward_outputs])
+    primals = [(r, v) for r, v in zip(program.signature.inputs, program.inputs, strict=True) if not isinstance(r, Tangent)]
+    tangents = [(r, v) for r, v in zip(program.signature.inputs, program.inputs, strict=True) if isinstance(r, Tangent)]
+    numbers = _residual_numbers(backward_nodes, [v for _, v in tangents], [o for _, o in backward_outputs])
+    handed = [*saved, *(Value(name, ScalarMeta(symbol(name))) for name in numbers)]
+    forward = _program(
+        f"{program.name}_forward",
+        primals,
+        forward_nodes,
+        [*forward_outputs, *((Residual(v.name), v if v in saved else symbol(v.name)) for v in handed)],
+    )
+    residual_inputs: list[tuple[InputRole, Value]] = [(Residual(v.name), v) for v in handed]
+    backward = _program(
+        f"{program.name}_backward",
+        [*residual_inputs, *((Constant(v.name), v) for v in direct), *tangents],
+        backward_nodes,
+        backward_outputs,
+    )
+    return Split(forward, backward, tuple(v.name for v in handed))
+
+
+def _is_forward(role: OutputRole) -> bool:
+    return isinstance(role, UserOutput) or (isinstance(role, InputMutation) and not role.during_backward)
+
+
+def _residuals(program: Program, backward: tuple[Node, ...], outputs: list[Operand]) -> tuple[list[Value], list[Value]]:
+    """Values that exist before backward and that it reads: those to save, and constants to take directly."""
+    made_late: set[Value] = {value for node in backward for value in node.results()}
+    tangents = {v for r, v in zip(program.signature.inputs, program.inputs, strict=True) if isinstance(r, Tangent)}
+    constants = {
+        v
+        for r, v in zip(program.signature.inputs, program.inputs, strict=True)
+        if isinstance(r, Constant)
+    }
+    used_early = {v for node in program.nodes if node.phase is Phase.FORWARD for v in node.operands()}
+    saved: dict[Value, None] = {}
+    direct: dict[Value, None] = {}
+    for value in (*(v for node in backward for v in node.operands()), *values_in(outputs)):
+        if value in made_late or value in tangents or not value.is_tensor:
+            continue
+        (direct if value in constants - used_early else saved)[value] = None
+    return list(saved), list(direct)
+
+
+def _residual_numbers(backward: tuple[Node, ...], tangents: list[Value], outputs: list[Operand]) -> list[str]:
+    """Size symbols that backward mentions."""
+    names: dict[str, None] = {}
+    for node in backward:
+        names.update(dict.fromkeys(node.symbols()))
+        for value in node.operands():
+            if not value.is_tensor:
+                names.update(dict.fromkeys(meta_symbols(value.meta)))
+    names.update(dict.fromkeys(symbols_in(outputs)))
+    return list(names)
+
+
+def _program(
+    name: str,
+    inputs: list[tuple[InputRole, Value]],
+    nodes: tuple[Node, ...],
+    outputs: list[tuple[OutputRole, Operand]],
+) -> Program:
+    signature = Signature(tuple(role for role, _ in inputs), tuple(role for role, _ in outputs))
+    return Program(
+        name,
+        Stage.SPLIT,
+        tuple(value for _, value in inputs),
+        nodes,
+        tuple(operand for _, operand in outputs),
+        signature,
+    )
+
+
+def gradients_of(program: Program) -> dict[int, int]:
+    """For each input that has a gradient output: input index -> position among the program's outputs."""
+    return {
+        role.input: position
+        for position, role in enumerate(program.signature.outputs)
+        if isinstance(role, Gradient) and program.outputs[position] is not None
+    }

@@ -1,0 +1,78 @@
+"""Merge common subexpressions.
+
+Two nodes are *twins* when they apply one overload to the same operands, in the same phase, both inside or both outside
+of a checkpoint region that runs again. The later twin goes and its users read the earlier one, unless the program could
+tell the difference: random draws and effects are never merged, nor values whose memory the caller gets (two outputs
+must stay two tensors, and the caller may write them).
+
+    a = exp(x); b = exp(x); c = mul(a, b)   ->   a = exp(x); c = mul(a, a)
+
+A node of the backward phase never merges with a forward twin: that would undo the recomputation that a checkpoint asked
+for, and would lengthen a forward value's life.
+
+Source: Cocke, "Global common subexpression elimination" (1970), by value numbering.
+Cost: O(nodes + operands). Can raise peak memory: the kept value lives until the last user of either; the driver compares
+the simulated peaks and drops the result if so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.ir.program import Node, Operand, Program, Value, map_operands
+from dovetail.ops.facts import may_be_merged
+
+
+@dataclass(frozen=True, slots=True)
+class CommonSubexpressionReport:
+    """merged: (removed value, kept value) names, in program order."""
+
+    merged: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f"merged {len(self.merged)} values with an earlier twin"
+
+
+def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexpressionReport]:
+    """The program with each later twin replaced by the earlier one."""
+    escaping = program.output_storages()
+    replacement: dict[Value, Value] = {}
+    first: dict[object, Node] = {}
+    kept: list[Node] = []
+    merged: list[tuple[str, str]] = []
+
+    def current(value: Value) -> Value:
+        return replacement.get(value, value)
+
+    for original in program.nodes:
+        node = original.with_operands(current)
+        if not may_be_merged(node) or _escapes(node, escaping):
+            kept.append(node)
+            continue
+        twin = first.setdefault(_number(node), node)
+        if twin is node:
+            kept.append(node)
+            continue
+        for old, new in zip(node.outputs, twin.outputs, strict=True):
+            if old is not None and new is not None:
+                replacement[old] = new
+                merged.append((old.name, new.name))
+    outputs = tuple(map_operands(operand, current) for operand in program.outputs)
+    return program.replace_nodes(tuple(kept), outputs), CommonSubexpressionReport(tuple(merged))
+
+
+def _escapes(node: Node, escaping: frozenset[int]) -> bool:
+    return any(value.is_tensor and value.tensor.storage in escaping for value in node.results())
+
+
+def _number(node: Node) -> object:
+    """Equal for two nodes exactly when they are twins."""
+    return (node.target, node.phase, node.recomputed, _key(node.args), _key(node.kwargs))
+
+
+def _key(operand: Operand) -> object:
+    if isinstance(operand, tuple | list):
+        return tuple(map(_key, operand))
+    if isinstance(operand, bool | int | float | complex):
+        return (type(operand).__name__, repr(operand))  # 1, 1.0, True differ, and so do 0.0 and -0.0
+    return operand if operand.__hash__ is not None else id(operand)

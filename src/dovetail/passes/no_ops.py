@@ -1,0 +1,72 @@
+"""Remove views, copies and conversions that change nothing.
+
+A view whose result looks exactly like its operand is its operand. A copy whose result has the operand's layout is its
+operand too, as long as nobody can write either: the operand's memory must belong to this program alone (not to an input,
+which its owner may write later) and neither may be handed to the caller.
+
+    v = view(a, [4, 8])   (a is [4, 8] already)   ->   a
+    c = clone(b)          (b is made and used up here) ->   b
+
+Source: copy elision, as in any functional compiler. Cost: O(nodes + operands).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.ir.program import Node, Program, TensorMeta, Value, map_operands
+from dovetail.ops.facts import facts_of, is_copy
+
+
+@dataclass(frozen=True, slots=True)
+class NoOpReport:
+    """removed: (removed value, the value that stands for it) names, in program order."""
+
+    removed: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return f"removed {len(self.removed)} views and copies that change nothing"
+
+
+def remove_no_ops(program: Program) -> tuple[Program, NoOpReport]:
+    """The program without nodes that give back their operand."""
+    held_outside = program.input_storages() | program.output_storages()
+    returned = {id(operand) for operand in program.outputs}
+    replacement: dict[Value, Value] = {}
+    kept: list[Node] = []
+    removed: list[tuple[str, str]] = []
+
+    def current(value: Value) -> Value:
+        return replacement.get(value, value)
+
+    for original in program.nodes:
+        node = original.with_operands(current)
+        source = _same_as(node, held_outside)
+        result = node.outputs[0] if node.outputs else None
+        if source is None or result is None or id(result) in returned:
+            kept.append(node)
+            continue
+        replacement[result] = source
+        removed.append((result.name, source.name))
+    outputs = tuple(map_operands(operand, current) for operand in program.outputs)
+    return program.replace_nodes(tuple(kept), outputs), NoOpReport(tuple(removed))
+
+
+def _same_as(node: Node, held_outside: frozenset[int]) -> Value | None:
+    """The operand that the node's only result equals, if it does."""
+    if len(node.outputs) != 1 or node.unpack or not facts_of(node.target).is_pure:
+        return None
+    (result,) = node.outputs
+    source = next((value for value in node.operands()), None)
+    if result is None or source is None or not result.is_tensor or not source.is_tensor:
+        return None
+    if result.tensor.storage == source.tensor.storage:
+        return source if _same_region(result.tensor, source.tensor) else None
+    private = {result.tensor.storage, source.tensor.storage}.isdisjoint(held_outside)
+    if private and is_copy(node.target) and result.tensor.layout() == source.tensor.layout():
+        return source
+    return None
+
+
+def _same_region(a: TensorMeta, b: TensorMeta) -> bool:
+    return a.layout() == b.layout() and a.offset == b.offset

@@ -1,0 +1,130 @@
+"""From a recording to a compiled graph: passes, split, code; backward is compiled when it first runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.capture.recording import Pattern, Recording
+from dovetail.errors import BadOptionValue
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.executors.aten import AtenExecutor
+from dovetail.execute.graph import CompiledBackward, CompiledGraph
+from dovetail.execute.protocol import Executor, ExecutorList
+from dovetail.execute.wrapper import build_wrapper, wrapper_source
+from dovetail.ir.program import Program
+from dovetail.ir.signature import InputMutation, Tangent
+from dovetail.ir.sizes import Number
+from dovetail.partition.check import verify_split
+from dovetail.partition.split import Split, split_by_phase
+from dovetail.pipeline.driver import StepRecord, run_passes
+from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.options import Options
+
+logger = logging.getLogger("dovetail")
+
+_EXECUTORS: dict[str, Callable[[], Executor]] = {"aten": AtenExecutor}
+
+
+def compile_recording(recording: Recording, name: str, options: Options, hints: Mapping[str, Number]) -> CompiledGraph:
+    """The compiled graph of a recording.
+
+    hints: a number for each size symbol. Raises: DovetailError; the recorded function's owner is as it was.
+    """
+    return _GraphCompiler(recording, name, options, hints).compile()
+
+
+class _GraphCompiler:
+    """Compiles the forward at once and one backward per pattern of arriving gradients on demand."""
+
+    def __init__(self, recording: Recording, name: str, options: Options, hints: Mapping[str, Number]) -> None:
+        self._recording = recording
+        self._name = name
+        self._options = options
+        self._hints = hints
+        self._executors = make_executors(options)
+        self._backwards: dict[Pattern, CompiledBackward] = {}
+        self._pending: dict[Pattern, Split] = {}
+        self._saved: tuple[str, ...] = ()
+        self.records: tuple[StepRecord, ...] = ()
+
+    def compile(self) -> CompiledGraph:
+        """The graph, with its forward compiled."""
+        plan = self._recording.outputs.plan
+        trains = self._recording.can_train and any(plan.differentiable)
+        pattern = self._recording.likely_pattern() if trains else tuple(None for _ in plan.differentiable)
+        split, constants = self._lower(self._name, pattern)
+        forward = CompiledProgram(split.forward, self._executors)
+        self._pending[pattern] = split
+        self._saved = split.residuals
+        signature = split.backward.signature
+        return CompiledGraph(
+            forward=forward,
+            wrapper=build_wrapper(plan, split.forward),
+            plan=plan,
+            constants=constants,
+            outputs=len(plan.differentiable),
+            residuals=split.residuals,
+            backward_for=self._backward_for if trains else None,
+            late_constants=self._constant,
+            written_in_backward=tuple(r.input for r in signature.outputs if isinstance(r, InputMutation)),
+        )
+
+    def _lower(self, name: str, pattern: Pattern) -> tuple[Split, dict[str, torch.Tensor]]:
+        dump = Dump(self._options.dump, name, self._hints)
+        known = dict(self._recording.forward_constants)
+        program = self._recording.program(name, pattern)
+        dump.step("functional", program)
+        program, self.records = run_passes(program, self._options, dump, self._hints)
+        split = split_by_phase(program)
+        if self._options.verify:
+            verify_split(program, split)
+        dump.step("forward", split.forward)
+        dump.step("backward", split.backward)
+        self._dump_code(dump, split)
+        return split, known
+
+    def _dump_code(self, dump: Dump, split: Split) -> None:
+        if self._options.dump is not None:
+            for half in (split.forward, split.backward):
+                dump.text(f"code-{half.name}", CompiledProgram(half, self._executors).source)
+            dump.text("wrapper", wrapper_source(self._recording.outputs.plan, split.forward)[0])
+
+    def _constant(self, name: str) -> torch.Tensor:
+        return dict(zip(self._recording.constant_names, self._recording.constants, strict=True))[name]
+
+    def _backward_for(self, pattern: tuple[tuple[int, ...] | None, ...], arrived: Sequence[Any]) -> CompiledBackward:
+        known = self._backwards.get(pattern)
+        if known is None:
+            known = self._backwards[pattern] = self._compile_backward(pattern)
+        return known
+
+    def _compile_backward(self, pattern: Pattern) -> CompiledBackward:
+        split = self._pending.pop(pattern, None)
+        if split is None:
+            logger.info("%s: backward variant %d, gradients arrive as %s", self._name, len(self._backwards), pattern)
+            split, _ = self._lower(f"{self._name}_{len(self._backwards)}", pattern)
+        tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
+        return CompiledBackward.of(CompiledProgram(split.backward, self._executors), tangents)
+
+
+def make_executors(options: Options) -> ExecutorList:
+    """The executors that the options name, in order, with `aten` as the last resort.
+
+    Raises: BadOptionValue for a name that does not exist.
+    """
+    unknown = [name for name in options.executors if name not in _EXECUTORS]
+    if unknown:
+        raise BadOptionValue(
+            option="executors", value=unknown[0], reason="no such executor", expected=f"names of {', '.join(_EXECUTORS)}"
+        )
+    names = [*options.executors, *(() if "aten" in options.executors else ("aten",))]
+    return ExecutorList(tuple(_EXECUTORS[name]() for name in names))
+
+
+def forward_program(recording: Recording, name: str) -> Program:
+    """The functional program of a recording's forward alone."""
+    return recording.program(name, tuple(None for _ in recording.outputs.plan.differentiable))

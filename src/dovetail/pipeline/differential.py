@@ -1,0 +1,80 @@
+"""Run a program before and after a pass on the same random inputs and compare, bit by bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dovetail.errors import PassChangedMeaning
+from dovetail.ir.program import Program, ScalarMeta, TensorMeta
+from dovetail.ir.sizes import Number, evaluate
+from dovetail.ir.text import emit, plain_call
+from dovetail.ops import prims
+
+_SEED = 20240229
+
+
+def verify_same_results(name: str, before: Program, after: Program, hints: Mapping[str, Number]) -> None:
+    """Raise PassChangedMeaning unless both programs give the same outputs and leave the generator alike."""
+    inputs = sample_inputs(before, hints)
+    expected, state = _run(before, inputs)
+    actual, other_state = _run(after, inputs)
+    if not torch.equal(state, other_state):
+        raise PassChangedMeaning(name=name, program=before.name, detail="the random generator ends elsewhere")
+    for position, (a, b) in enumerate(zip(expected, actual, strict=True)):
+        if not same_bits(a, b):
+            raise PassChangedMeaning(name=name, program=before.name, detail=f"output {position} differs")
+
+
+def same_bits(a: object, b: object) -> bool:
+    """Equal in type, layout and every bit (NaN equals NaN)."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
+            return False
+        return torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a)))
+
+
+def sample_inputs(program: Program, hints: Mapping[str, Number]) -> list[Any]:
+    """Random inputs that fit the program's descriptions; integers are small and not negative."""
+    generator = torch.Generator().manual_seed(_SEED)
+    return [_sample(value.meta, hints, generator) for value in program.inputs]
+
+
+def _sample(meta: TensorMeta | ScalarMeta, hints: Mapping[str, Number], generator: torch.Generator) -> Any:
+    if isinstance(meta, ScalarMeta):
+        return evaluate(meta.expr, _Defaults(hints))
+    shape = [int(evaluate(size, _Defaults(hints))) for size in meta.shape]
+    stride = [int(evaluate(size, _Defaults(hints))) for size in meta.stride]
+    result = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
+    if meta.dtype.is_floating_point or meta.dtype.is_complex:
+        values = torch.randn(shape, generator=generator, dtype=torch.float32)
+    else:
+        values = torch.randint(0, 2, shape, generator=generator)
+    if 0 not in stride or all(size == 1 for size, step in zip(shape, stride, strict=True) if step == 0):
+        result.copy_(values)
+    else:
+        result.as_strided((1,), (1,)).fill_(0.5 if meta.dtype.is_floating_point else 1)
+    return result
+
+
+class _Defaults(dict[str, Number]):
+    def __missing__(self, key: str) -> Number:
+        return 2
+
+
+def _run(program: Program, inputs: list[Any]) -> tuple[tuple[Any, ...], torch.Tensor]:
+    source = emit(program, plain_call, {})
+    namespace: dict[str, Any] = {"torch": torch, "math": math, "prims": prims, **source.globals}
+    exec(compile(source.text, f"<dovetail check of {program.name}>", "exec"), namespace)
+    before = torch.get_rng_state()
+    torch.manual_seed(_SEED)
+    try:
+        with torch.no_grad():
+            outputs = namespace["run"]([i.clone() if isinstance(i, torch.Tensor) else i for i in inputs])
+        return outputs, torch.get_rng_state()
+    finally:
+        torch.set_rng_state(before)

@@ -1,0 +1,98 @@
+"""Run the passes in order, check each, time each, and dump each.
+
+Stages: the recorded program is impure; capture hands over a functional one of two phases; the passes below keep it
+functional; the split makes two halves; executors turn those into code. A pass is a function `program -> (program,
+report)`. The driver checks it (`verify`), and keeps its result only if it does not raise the simulated peak.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from dovetail.analysis.liveness import simulate_peak
+from dovetail.errors import InvalidProgram
+from dovetail.ir.program import Node, Program
+from dovetail.ir.sizes import Number
+from dovetail.ir.stages import verify_program
+from dovetail.ir.text import emit, plain_call
+from dovetail.ops.facts import facts_of
+from dovetail.passes.common_subexpressions import merge_common_subexpressions
+from dovetail.passes.dead_code import remove_dead_code
+from dovetail.passes.no_ops import remove_no_ops
+from dovetail.pipeline.differential import verify_same_results
+from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.options import Options
+
+Pass = Callable[[Program], tuple[Program, object]]
+
+PASSES: tuple[tuple[str, Pass], ...] = (
+    ("dead_code", remove_dead_code),
+    ("no_ops", remove_no_ops),
+    ("common_subexpressions", merge_common_subexpressions),
+)
+PASS_NAMES = tuple(name for name, _ in PASSES)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """What one pass did. reason: why its result was dropped ("" when it was kept)."""
+
+    name: str
+    nodes_before: int
+    nodes_after: int
+    time_us: int
+    report: str
+    reason: str = ""
+
+
+def run_passes(
+    program: Program, options: Options, dump: Dump, hints: Mapping[str, Number]
+) -> tuple[Program, tuple[StepRecord, ...]]:
+    """The simplified program and a record per pass. hints: a number for each size symbol, for simulated peaks."""
+    records: list[StepRecord] = []
+    if options.verify:
+        verify_program(program, writes)
+    for name, function in PASSES:
+        if name in options.skip:
+            continue
+        program, record = _run_pass(name, function, program, options, hints)
+        records.append(record)
+        dump.step(name, program, record)
+        if name == options.stop_after:
+            break
+    return program, tuple(records)
+
+
+def _run_pass(
+    name: str, function: Pass, program: Program, options: Options, hints: Mapping[str, Number]
+) -> tuple[Program, StepRecord]:
+    before_text = program_text(program) if options.verify else ""
+    start = time.perf_counter_ns()
+    result, report = function(program)
+    elapsed_us = (time.perf_counter_ns() - start) // 1000
+    if options.verify:
+        if program_text(program) != before_text:
+            raise InvalidProgram(program=program.name, stage=program.stage.value, rule="a pass does not edit its input", detail=name)
+        verify_program(result, writes)
+    if options.verify > 1 and result is not program:
+        verify_same_results(name, program, result, hints)
+    reason = ""
+    if result is not program:
+        before, after = simulate_peak(program, hints).peak_bytes, simulate_peak(result, hints).peak_bytes
+        if after > before:
+            reason = f"PEAK-RISES: {after} > {before} simulated bytes"
+            result = program
+    record = StepRecord(name, len(program.nodes), len(result.nodes), elapsed_us, str(report), reason)
+    return result, record
+
+
+def writes(node: Node) -> bool:
+    """Whether a node writes one of its operands."""
+    return bool(facts_of(node.target).writes)
+
+
+def program_text(program: Program) -> str:
+    """The program as source, each operator by its full name."""
+    return emit(program, plain_call, {}).text

@@ -1,0 +1,95 @@
+"""Options of a compilation: frozen, keyword-only, handed down; the environment is read when they are made.
+
+| option | environment | meaning |
+|---|---|---|
+| dump | DOVETAIL_DUMP | folder for the text of the program after every step |
+| verify | DOVETAIL_VERIFY | 0: nothing; 1: stage rules and purity of every pass; 2: also run both sides of every pass |
+| skip | DOVETAIL_SKIP | names of passes to leave out, comma separated |
+| stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
+| max_variants | - | how many programs one compiled function may keep |
+| executors | - | names of executors, in order of preference |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dovetail.errors import BadOptionValue, NotYetSupported, UnknownOption
+
+_LATER = {
+    "memory_limit": ("a memory limit", "programs are not yet planned under a limit in bytes", "leave the option out"),
+    "estimate": ("a memory estimate", "whole-program planning comes later", "measure with dovetail.inspect.memory"),
+}
+_VERIFY_LEVELS = (0, 1, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """See the table in this module. Make one with `resolve_options`, which checks the values."""
+
+    dump: str | None = None
+    verify: int = 0
+    skip: tuple[str, ...] = ()
+    stop_after: str | None = None
+    max_variants: int = 8
+    executors: tuple[str, ...] = ("aten",)
+
+
+def resolve_options(given: Mapping[str, object] | None, pass_names: tuple[str, ...] = ()) -> Options:
+    """Options from the environment, overridden by what the user gives.
+
+    Raises: UnknownOption, BadOptionValue, NotYetSupported, before anything else happens.
+    """
+    known = {field.name for field in dataclasses.fields(Options)}
+    for name in given or {}:
+        if name in _LATER:
+            feature, reason, hint = _LATER[name]
+            raise NotYetSupported(feature=feature, reason=reason, hint=hint)
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            suggestion = f"did you mean {close[0]!r}?" if close else "remove it"
+            raise UnknownOption(option=name, known=", ".join(sorted(known)), suggestion=suggestion)
+    values: dict[str, object] = {**_from_environment(), **(given or {})}
+    for name in ("skip", "executors"):
+        if isinstance(values.get(name), str):
+            values[name] = tuple(part for part in str(values[name]).split(",") if part)
+        elif isinstance(values.get(name), list):
+            values[name] = tuple(values[name])  # type: ignore[arg-type]
+    options = Options(**values)  # type: ignore[arg-type]
+    _check(options, pass_names)
+    return options
+
+
+def _from_environment() -> dict[str, object]:
+    found: dict[str, object] = {}
+    for option, variable in (("dump", "DOVETAIL_DUMP"), ("skip", "DOVETAIL_SKIP"), ("stop_after", "DOVETAIL_STOP_AFTER")):
+        if os.environ.get(variable):
+            found[option] = os.environ[variable]
+    level = os.environ.get("DOVETAIL_VERIFY")
+    if level:
+        found["verify"] = int(level) if level.isdigit() else level
+    return found
+
+
+def _check(options: Options, pass_names: tuple[str, ...]) -> None:
+    def refuse(option: str, value: object, reason: str, expected: str) -> None:
+        raise BadOptionValue(option=option, value=value, reason=reason, expected=expected)
+
+    if options.verify not in _VERIFY_LEVELS or isinstance(options.verify, bool):
+        refuse("verify", options.verify, "it is a level", "0, 1 or 2")
+    if not isinstance(options.max_variants, int) or isinstance(options.max_variants, bool) or options.max_variants < 1:
+        refuse("max_variants", options.max_variants, "at least one program is kept", "a whole number from 1")
+    if options.dump is not None and not isinstance(options.dump, str | os.PathLike):
+        refuse("dump", options.dump, "it is a folder", "a path")
+    for option in ("skip", "executors"):
+        value = getattr(options, option)
+        if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):
+            refuse(option, value, "it is a list of names", "a list or a comma-separated string of names")
+    for option, names in (("skip", options.skip), ("stop_after", (options.stop_after,))):
+        unknown = [name for name in names if name is not None and name not in pass_names]
+        if unknown and pass_names:
+            refuse(option, unknown[0], "there is no such pass", f"one of {', '.join(pass_names)}")

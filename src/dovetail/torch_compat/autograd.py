@@ -1,0 +1,53 @@
+"""The few facts about a running autograd engine that have no public name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def backward_keeps_graph() -> bool:
+    """Whether the backward that is running was called with retain_graph=True (or create_graph=True)."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def drop_saved_tensors(ctx: Any) -> None:
+    """Release the tensors saved on an autograd.Function context, unless the graph is kept."""
+    ctx.maybe_clear_saved_tensors()
+
+
+def next_sequence_number() -> int:
+    """The number that autograd gives to the next node that this thread creates."""
+    return torch.autograd._get_sequence_nr()
+
+
+def running_sequence_number() -> int | None:
+    """The number of the autograd node that runs right now in this thread; None outside of a backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often the data of the tensor was written in a way that autograd knows of."""
+    return tensor._version
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether a gradient hook was registered on this tensor object."""
+    return bool(tensor._backward_hooks)
+
+
+def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that autograd tracks this one as a view of."""
+    return tensor._base
+
+
+def bump_version(tensor: torch.Tensor) -> None:
+    """Tell autograd that the data of the tensor was written."""
+    torch.autograd.graph.increment_version(tensor)
+
+
+def profiler_is_running() -> bool:
+    """Whether torch.profiler or torch.autograd.profiler records right now."""
+    return torch.autograd._profiler_enabled()

@@ -1,0 +1,132 @@
+"""Seeing operators below autograd, and reading what their schemas say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DispatchMode = TorchDispatchMode
+Overload = OpOverload
+HigherOrder = HigherOrderOperator
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument of an operator schema. alias: name of its alias set, "" if it has none."""
+
+    name: str
+    type: str
+    is_write: bool
+    alias: str
+    kwarg_only: bool
+    is_out: bool
+    has_default: bool
+    default: object
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What an operator declares about itself. returns: (type, alias set or "", is written) for each result."""
+
+    namespace: str
+    name: str
+    overload: str
+    arguments: tuple[Argument, ...]
+    returns: tuple[tuple[str, str, bool], ...]
+    is_mutable: bool
+
+
+_SCHEMAS: dict[OpOverload, Schema] = {}
+
+
+def schema_of(op: OpOverload) -> Schema:
+    """The schema of an operator overload."""
+    known = _SCHEMAS.get(op)
+    if known is None:
+        raw = op._schema
+        namespace, _, name = raw.name.partition("::")
+        known = Schema(
+            namespace=namespace,
+            name=name,
+            overload=raw.overload_name,
+            arguments=tuple(_argument(a) for a in raw.arguments),
+            returns=tuple((str(r.type), _alias(r.alias_info), _writes(r.alias_info)) for r in raw.returns),
+            is_mutable=raw.is_mutable,
+        )
+        _SCHEMAS[op] = known
+    return known
+
+
+def _argument(raw: Any) -> Argument:
+    has_default = raw.has_default_value()
+    return Argument(
+        name=raw.name,
+        type=str(raw.type),
+        is_write=_writes(raw.alias_info),
+        alias=_alias(raw.alias_info),
+        kwarg_only=raw.kwarg_only,
+        is_out=raw.is_out,
+        has_default=has_default,
+        default=raw.default_value if has_default else None,
+    )
+
+
+def _alias(info: Any) -> str:
+    return "" if info is None else "|".join(sorted(info.before_set))
+
+
+def _writes(info: Any) -> bool:
+    return info is not None and bool(info.is_write)
+
+
+def tags_of(op: OpOverload) -> frozenset[torch.Tag]:
+    """The tags of an operator overload."""
+    return frozenset(op.tags)
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether the operator is only defined by other operators, for every device."""
+    return op._can_decompose()
+
+
+def decompose(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+    """Run a composite operator by the operators that define it; NotImplemented when it has its own kernel."""
+    return op.decompose(*args, **kwargs)
+
+
+def overloads(namespace: str, name: str) -> tuple[OpOverload, ...]:
+    """Every overload registered under `namespace::name`; empty when there is none."""
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    return tuple(getattr(packet, o) for o in packet.overloads()) if hasattr(packet, "overloads") else ()
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """A number that identifies the storage of a strided tensor while that storage is alive."""
+    return tensor.untyped_storage()._cdata
+
+
+_BINDING_SPACES: tuple[tuple[str, Any], ...] = (
+    ("torch", torch._C._VariableFunctions),
+    ("nn", torch._C._nn),
+    ("linalg", torch._C._linalg),
+    ("special", torch._C._special),
+    ("fft", torch._C._fft),
+)
+
+
+def python_bindings(name: str) -> tuple[tuple[str, Callable[..., object]], ...]:
+    """The Python functions that may call the operator `name`, each with the prefix of its readable name.
+
+    Whether one really calls the wanted overload is for the caller to find out.
+    """
+    found = []
+    for prefix, space in _BINDING_SPACES:
+        function = getattr(space, name, None)
+        if function is not None:
+            found.append((prefix, function))
+    return tuple(found)

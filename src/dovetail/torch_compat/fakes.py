@@ -1,0 +1,66 @@
+"""Fake tensors: shapes, strides and storages without numbers."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+
+FakeMode = FakeTensorMode
+
+DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+NO_FAKE_KERNEL_ERRORS: tuple[type[Exception], ...] = (UnsupportedOperatorException,)
+
+
+def new_fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:
+    """A fresh fake mode; real tensors met inside become fake ones on the fly."""
+    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether the tensor carries no numbers (seen through Parameter)."""
+    return isinstance(tensor, FakeTensor)
+
+
+def fake_of(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """The fake twin of `tensor`: equal meta data, storage sharing kept among twins made by one mode.
+
+    Never symbolic: every size is fixed.
+    """
+    return mode.from_tensor(tensor, static_shapes=True)
+
+
+def allow_real_inputs(mode: FakeTensorMode) -> AbstractContextManager[None]:
+    """While active, real tensors met by `mode` are taken as fakes instead of refused."""
+    return _AllowReal(mode)
+
+
+class _AllowReal(AbstractContextManager[None]):
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._before = mode.allow_non_fake_inputs
+
+    def __enter__(self) -> None:
+        self._mode.allow_non_fake_inputs = True
+
+    def __exit__(self, *error: object) -> None:
+        self._mode.allow_non_fake_inputs = self._before
+
+
+def tracing_fake_mode() -> FakeTensorMode | None:
+    """The fake mode of the Dynamo compilation that is running, if one is."""
+    context = TracingContext.try_get()
+    return context.fake_mode if context is not None else None
