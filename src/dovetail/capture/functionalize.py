@@ -22,16 +22,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, TensorMeta, Value, map_operands, values_in
+from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.sizes import Size
 from dovetail.ir.text import identifier
 from dovetail.ops.facts import facts_of, hidden_writes
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
-from dovetail.ops.twins import Twin, functional_twin
+from dovetail.ops.twins import Twin, functional_twin, spell_out_defaults
 from dovetail.ops.views import BASE, SOURCE, replayed_args, write_through
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
-Infer: TypeAlias = Callable[[object, tuple[Operand, ...], tuple[tuple[str, Operand], ...]], list[Meta | None]]
+Keywords: TypeAlias = tuple[tuple[str, Operand], ...]
+Infer: TypeAlias = "Callable[[Target, tuple[Operand, ...], Keywords], list[Meta | None]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,10 @@ class Functionalizer:
         assert isinstance(node.target, Overload), "only operators write"
         outs = {a.name for a in schema_of(node.target).arguments if a.is_out} if twin.drops_out else set()
         swapped = node.with_operands(self.read)
-        return swapped.args, tuple((name, operand) for name, operand in swapped.kwargs if name not in outs)
+        args, kwargs = swapped.args, [(name, operand) for name, operand in swapped.kwargs if name not in outs]
+        if isinstance(twin.target, Overload) and not twin.drops_out:
+            args = spell_out_defaults(node.target, twin.target, args)
+        return args, tuple(kwargs)
 
     def _twin_metas(
         self,

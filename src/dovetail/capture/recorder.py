@@ -26,6 +26,7 @@ from dovetail.torch_compat.dispatch import (
     Overload,
     decompose,
     is_composite,
+    is_question,
     overloads,
     schema_of,
     storage_key,
@@ -115,10 +116,11 @@ class Recorder(DispatchMode):
         keywords = dict(kwargs or {})
         if isinstance(func, HigherOrder):
             raise UnsupportedHigherOrderOperator(operator=str(func), origin=self._origins.here())
+        if is_question(func):
+            return func(*args, **keywords)
         if is_composite(func):
-            result = decompose(func, args, keywords)
-            if result is not NotImplemented:
-                return result
+            with self:
+                return decompose(func, args, keywords)
         if torch.Tag.inplace_view in tags_of(func):
             return self._record_metadata_change(func, args, keywords)
         operands = tuple(self.operand_of(a) for a in args)

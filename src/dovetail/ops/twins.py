@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dovetail.ir.program import Target
+from dovetail.ir.program import Operand, Target
 from dovetail.ops.prims import functional_form
 from dovetail.torch_compat.dispatch import Argument, Overload, Schema, overloads, schema_of
 
@@ -38,6 +38,14 @@ def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
         if twin is not None:
             return twin
     return Twin(functional_form(op, writes), fresh=_fresh_count(schema), returns_list=True)
+
+
+def spell_out_defaults(op: Overload, twin: Overload, args: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    """`args` for `twin`: defaults of `op` that were left out are added where the twin's differ."""
+    missing = [a for a in schema_of(op).arguments[len(args) :] if not a.kwarg_only]
+    others = [a for a in schema_of(twin).arguments[len(args) :] if not a.kwarg_only]
+    differs = [i for i, (a, b) in enumerate(zip(missing, others, strict=False)) if a.default != b.default]
+    return (*args, *(a.default for a in missing[: differs[-1] + 1])) if differs else args
 
 
 def _fresh_count(schema: Schema) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -89,14 +90,24 @@ def tags_of(op: OpOverload) -> frozenset[torch.Tag]:
     return frozenset(op.tags)
 
 
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+@cache
 def is_composite(op: OpOverload) -> bool:
-    """Whether the operator is only defined by other operators, for every device."""
-    return op._can_decompose()
+    """Whether the operator is only defined by other operators, for every device, in torch's own C++ (Python overrides
+    of torch's Python dispatcher do not count: eager does not use them)."""
+    return not is_question(op) and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)
+
+
+def is_question(op: OpOverload) -> bool:
+    """Whether the operator asks a tensor about its metadata (`prim.device`): it is no part of a program."""
+    return op.namespace == "prim"
 
 
 def decompose(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """Run a composite operator by the operators that define it; NotImplemented when it has its own kernel."""
-    return op.decompose(*args, **kwargs)
+    """Run a composite operator by the operators that define it."""
+    return op._op_dk(_COMPOSITE, *args, **kwargs)
 
 
 def overloads(namespace: str, name: str) -> tuple[OpOverload, ...]:
