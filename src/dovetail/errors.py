@@ -187,6 +187,15 @@ class UnsupportedHigherOrderOperator(DovetailError):
     rows = ("origin", "stage")
 
 
+class PythonSideEffect(DovetailError):
+    """The program changed a Python object while it ran; a compiled program would not repeat that."""
+
+    code = "DT-CAPTURE-007"
+    summary = "the program {what} while it was recorded."
+    because = "only tensor operations are recorded, so the change would happen once and never again"
+    way_out = "keep such state in a buffer that is written in place, or use torch.compile(backend=\"dovetail\")"
+
+
 # --- aliasing and mutation ----------------------------------------------------------------------------------------------
 
 

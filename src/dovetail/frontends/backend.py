@@ -10,7 +10,8 @@ from torch import fx
 
 from dovetail.capture.interpret import GraphInterpreter
 from dovetail.capture.recording import InputSpec, Recording
-from dovetail.errors import BadOptionValue, UnsupportedDevice, UnsupportedTensor
+from dovetail.errors import BadOptionValue
+from dovetail.frontends.inputs import check_tensor
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import identifier
@@ -20,8 +21,6 @@ from dovetail.pipeline.options import resolve_options
 from dovetail.torch_compat.fakes import FakeMode, fake_of, new_fake_mode, tracing_fake_mode
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name
 from dovetail.torch_compat.version import ensure_supported_torch
-
-_DEVICES = ("cpu", "cuda")
 
 
 def dovetail_backend(
@@ -77,18 +76,6 @@ def _role(index: int, node: fx.Node, example: torch.Tensor) -> InputRole:
     if isinstance(example, torch.nn.Parameter):
         return Parameter(target)
     return Buffer(target) if "buffers" in target else UserInput(index)
-
-
-def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Raise unless dovetail supports the tensor's layout, class and device."""
-    if tensor.layout != torch.strided:
-        raise UnsupportedTensor(name=name, kind=f"a {tensor.layout} tensor", hint="convert it with .to_dense()")
-    if tensor.is_nested:
-        raise UnsupportedTensor(name=name, kind="a nested tensor", hint="use padded tensors")
-    if tensor.is_quantized:
-        raise UnsupportedTensor(name=name, kind="a quantized tensor", hint="dequantize it first")
-    if tensor.device.type not in _DEVICES:
-        raise UnsupportedDevice(name=name, device=str(tensor.device))
 
 
 def size_hints(specs: Sequence[InputSpec]) -> dict[str, Number]:

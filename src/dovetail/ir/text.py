@@ -35,8 +35,9 @@ _COMMENT_COLUMN = 88
 
 @dataclass(slots=True)
 class Names:
-    """Objects that the source mentions by a name of its own."""
+    """Objects that the source mentions by a name of its own. taken: names that values have."""
 
+    taken: frozenset[str] = frozenset()
     globals: dict[str, object] = field(default_factory=dict)
 
     def constant(self, value: object, wish: str) -> str:
@@ -46,7 +47,7 @@ class Names:
                 return name
         name = wish
         count = 1
-        while name in self.globals:
+        while name in self.globals or name in self.taken:
             count += 1
             name = f"{wish}_{count}"
         self.globals[name] = value
@@ -107,7 +108,7 @@ class _Writer:
     call: Call
     dying: Mapping[int, tuple[Value, ...]]
     comments: bool
-    names: Names = field(default_factory=Names)
+    names: Names
     out: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
 
@@ -129,7 +130,8 @@ def emit(
     call: the text of the call expression of a node. dying: for each node index, the values to forget after it (-1:
     before the first node). ranges: name of the profiler range of a node ("" for none).
     """
-    writer = _Writer(program, call, dying, comments)
+    values = (*program.inputs, *(value for node in program.nodes for value in node.results()))
+    writer = _Writer(program, call, dying, comments, Names(frozenset(value.name for value in values)))
     writer.line(f"def {function}(args):", 0)
     if program.inputs:
         writer.line(f"{', '.join(value.name for value in program.inputs)}{',' * (len(program.inputs) == 1)} = args")

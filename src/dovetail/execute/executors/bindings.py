@@ -16,6 +16,7 @@ import torch
 from dovetail.ir.program import Node, Operand, Value
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.text import Names, plain_call
+from dovetail.ops.prims import Prim
 from dovetail.torch_compat.dispatch import DispatchMode, Overload, python_bindings, schema_of
 
 _PROBE_SIZE = 2
@@ -41,6 +42,8 @@ _METHOD = "method"
 
 def cheapest_call(names: Names, node: Node) -> str:
     """The call expression of a node: a method, a Python function, or the operator itself."""
+    if isinstance(node.target, Prim):
+        return f"{names.constant(node.target, node.target.name)}({names.arguments(node)})"
     if not isinstance(node.target, Overload):
         return plain_call(names, node)
     binding = _binding_for(node, node.target)

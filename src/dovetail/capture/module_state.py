@@ -1,0 +1,124 @@
+"""The tensors of modules as inputs, and modules held still while their code runs on fakes.
+
+While a module is recorded, its parameters and buffers are replaced by what the recording sees; afterwards every module
+is put back exactly as it was, whatever happened. A module that changed itself (a new attribute, a buffer bound to
+another tensor) did something that a compiled program would not repeat, and is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.errors import PythonSideEffect
+from dovetail.ir.signature import Buffer, InputRole, Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlot:
+    """One place where a module holds a tensor. name: dotted, as in `named_parameters`."""
+
+    module: torch.nn.Module
+    table: str
+    key: str
+    name: str
+
+    @property
+    def role(self) -> InputRole:
+        """What an input that comes from here is."""
+        return Parameter(self.name) if self.table == "_parameters" else Buffer(self.name)
+
+    def read(self) -> torch.Tensor:
+        """The tensor that is there now."""
+        tensor: torch.Tensor = self.module.__dict__[self.table][self.key]
+        return tensor
+
+    def place(self, tensor: Any) -> None:
+        """Put a tensor there."""
+        self.module.__dict__[self.table][self.key] = tensor
+
+
+def tensor_slots(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[TensorSlot]:
+    """Every parameter and buffer of the named modules and their children; a shared module is listed once."""
+    slots: list[TensorSlot] = []
+    seen: set[int] = set()
+    for root_name, root in modules:
+        for path, module in root.named_modules():
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            prefix = ".".join(part for part in (root_name, path) if part)
+            for table in ("_parameters", "_buffers"):
+                for key, tensor in module.__dict__.get(table, {}).items():
+                    if tensor is not None:
+                        slots.append(TensorSlot(module, table, key, f"{prefix}.{key}" if prefix else key))
+    return slots
+
+
+@contextlib.contextmanager
+def replaced_tensors(slots: Sequence[TensorSlot], stand_ins: Sequence[Any]) -> Iterator[None]:
+    """While active, each slot holds its stand-in. Afterwards the modules are as before.
+
+    Raises: PythonSideEffect, after putting everything back, when the code that ran changed a module.
+    """
+    modules = {id(slot.module): slot.module for slot in slots}
+    for root in list(modules.values()):
+        modules.update({id(m): m for m in root.modules()})
+    before = {key: _contents(module) for key, module in modules.items()}
+    originals = [slot.read() for slot in slots]
+    for slot, stand_in in zip(slots, stand_ins, strict=True):
+        slot.place(stand_in)
+    during = {key: _contents(module) for key, module in modules.items()}
+    changed = ""
+    try:
+        yield
+        changed = next((c for key, m in modules.items() if (c := _difference(during[key], _contents(m), m))), "")
+    finally:
+        for key, module in modules.items():
+            _restore(module, before[key])
+        for slot, original in zip(slots, originals, strict=True):
+            slot.place(original)
+    if changed:
+        raise PythonSideEffect(what=changed)
+
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def _contents(module: torch.nn.Module) -> dict[str, Any]:
+    held = dict(module.__dict__)
+    return {name: dict(value) if name in _TABLES else value for name, value in held.items()}
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module) -> str:
+    kind = type(module).__name__
+    for name in {**before, **after}:
+        if name in _TABLES:
+            old, new = before.get(name, {}), after.get(name, {})
+            changed = next((k for k in {**old, **new} if old.get(k) is not new.get(k)), None)
+            if changed is not None:
+                return f"bound {kind}.{changed} to another object"
+        elif name not in before or name not in after or not _unchanged(before[name], after[name]):
+            return f"set {kind}.{name}"
+    return ""
+
+
+def _unchanged(old: Any, new: Any) -> bool:
+    return old is new or (type(old) is type(new) and isinstance(old, bool | int | float | str) and old == new)
+
+
+def _restore(module: torch.nn.Module, contents: dict[str, Any]) -> None:
+    for name in list(module.__dict__):
+        if name not in contents:
+            del module.__dict__[name]
+    for name, value in contents.items():
+        if name in _TABLES:
+            table = module.__dict__[name]
+            table.clear()
+            table.update(value)
+        elif module.__dict__.get(name) is not value:
+            module.__dict__[name] = value

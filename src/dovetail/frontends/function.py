@@ -1,0 +1,224 @@
+"""`dovetail.compile(function_or_module)`: compile without Dynamo, by recording one call.
+
+The function is run once on fake tensors for each kind of call: structure of the arguments, their shapes, strides, dtypes
+and devices, which tensor is passed twice, who wants gradients, plain arguments, and every Python value that the function
+reads (see `capture.python_state`). Each kind is a *variant*; variants are kept up to a limit, beyond which calls run in
+eager mode, with a warning.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from dovetail.capture.module_state import TensorSlot, replaced_tensors, tensor_slots
+from dovetail.capture.python_state import PythonState, plain_key
+from dovetail.capture.recording import InputSpec, Recording
+from dovetail.errors import BadOptionValue, DovetailWarning
+from dovetail.execute.graph import CompiledGraph
+from dovetail.frontends.inputs import check_tensor
+from dovetail.ir.signature import UserInput
+from dovetail.ir.text import identifier
+from dovetail.pipeline.compile import compile_recording
+from dovetail.pipeline.driver import PASS_NAMES
+from dovetail.pipeline.options import Options, resolve_options
+from dovetail.torch_compat.fakes import fake_of, new_fake_mode
+from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
+from dovetail.torch_compat.version import ensure_supported_torch
+
+logger = logging.getLogger("dovetail")
+
+
+def compile(target: Callable[..., Any], example_inputs: Sequence[Any] | None = None, **options: Any) -> CompiledFunction:
+    """Compile a function or module without Dynamo.
+
+    Args:
+        target: a function over tensors, or a module. It stays as it is and is still usable.
+        example_inputs: arguments to compile for at once; without them, the first call compiles.
+        options: see `dovetail.pipeline.options`.
+    Returns: a callable with the target's arguments; attributes of a module are reachable through it.
+    Raises: DovetailError for an unknown option, or when the target cannot be recorded.
+    """
+    ensure_supported_torch()
+    resolved = resolve_options(options, PASS_NAMES)
+    if not callable(target):
+        raise BadOptionValue(option="target", value=target, reason="it is called", expected="a function or a module")
+    compiled = CompiledFunction(target, resolved)
+    if example_inputs is not None:
+        compiled.prepare(*example_inputs)
+    return compiled
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    graph: CompiledGraph
+    sources: tuple[int, ...]
+    output_spec: TreeSpec
+
+
+class CompiledFunction:
+    """A compiled function or module; see `compile`."""
+
+    def __init__(self, target: Callable[..., Any], options: Options) -> None:
+        self._target = target
+        self._options = options
+        self._name = identifier(getattr(target, "__name__", type(target).__name__))
+        self._state: PythonState | None = None
+        self._slots: list[TensorSlot] = []
+        self._variants: dict[object, _Variant] = {}
+        self._warned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the target."""
+        leaves, spec, tensors, key = self._describe(args, kwargs)
+        variant = self._variants.get(key)
+        if variant is None:
+            if len(self._variants) >= self._options.max_variants:
+                return self._call_eager(args, kwargs)
+            variant = self._capture(leaves, spec, tensors)
+            self._variants[key] = variant
+        everything = [*tensors, *leaves]
+        outputs = variant.graph(*[everything[i] for i in variant.sources])
+        return unflatten(list(outputs), variant.output_spec)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Compile for these arguments without running."""
+        leaves, spec, tensors, key = self._describe(args, kwargs)
+        if key not in self._variants:
+            self._variants[key] = self._capture(leaves, spec, tensors)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_target"], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+        return CompiledFunction(copy.deepcopy(self._target, memo), self._options)
+
+    @property
+    def graphs(self) -> tuple[CompiledGraph, ...]:
+        """The compiled graph of each variant, oldest first."""
+        return tuple(variant.graph for variant in self._variants.values())
+
+    # --- describing a call -----------------------------------------------------------------------------------------------
+
+    def _describe(self, args: Any, kwargs: Any) -> tuple[list[Any], TreeSpec, list[torch.Tensor], object]:
+        if self._state is None:
+            self._state = PythonState(self._target)
+            self._slots = tensor_slots(self._state.modules)
+        leaves, spec = flatten((args, kwargs))
+        tensors = [slot.read() for slot in self._slots]
+        if any(not isinstance(tensor, torch.Tensor) for tensor in tensors):
+            self._slots = tensor_slots(self._state.modules)
+            tensors = [slot.read() for slot in self._slots]
+        first: dict[int, int] = {}
+        described = tuple(_leaf_key(item, first, place) for place, item in enumerate([*tensors, *leaves]))
+        return leaves, spec, tensors, (spec, described, self._state.snapshot())
+
+    def _call_eager(self, args: Any, kwargs: Any) -> Any:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._name} was compiled for {self._options.max_variants} kinds of calls; further kinds run in eager "
+                "mode. Raise max_variants, or call it with fewer shapes.",
+                DovetailWarning,
+                stacklevel=3,
+            )
+        return self._target(*args, **kwargs)
+
+    # --- capturing -------------------------------------------------------------------------------------------------------
+
+    def _capture(self, leaves: list[Any], spec: TreeSpec, tensors: list[torch.Tensor]) -> _Variant:
+        logger.info("%s: variant %d", self._name, len(self._variants))
+        everything = [*tensors, *leaves]
+        sources = _distinct_tensors(everything)
+        mode = new_fake_mode()
+        specs = [self._input_spec(i, everything[i], mode) for i in sources]
+        recording = Recording(mode, specs)
+        place_of = {id(everything[i]): place for place, i in enumerate(sources)}
+        output_spec: list[TreeSpec] = []
+
+        def run(*seen: Any) -> list[object]:
+            def stand_in(item: Any) -> Any:
+                return seen[place_of[id(item)]] if isinstance(item, torch.Tensor) else item
+
+            with replaced_tensors(self._slots, [stand_in(t) for t in tensors]), self._module_names(recording):
+                args, kwargs = unflatten([stand_in(leaf) for leaf in leaves], spec)
+                results, structure = flatten(self._target(*args, **kwargs))
+            output_spec.append(structure)
+            return results
+
+        recording.run_forward(run)
+        graph = compile_recording(recording, self._name, self._options, {})
+        return _Variant(graph, tuple(sources), output_spec[0])
+
+    def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any) -> InputSpec:
+        if index < len(self._slots):
+            slot = self._slots[index]
+            name, role = identifier(slot.name.replace(".", "_")), slot.role
+        else:
+            position = index - len(self._slots)
+            name, role = f"arg_{position}", UserInput(position)
+        check_tensor(name, tensor)
+        return InputSpec(
+            f"{name}_{index}" if index < len(self._slots) else name,
+            role,
+            fake_of(mode, tensor),
+            requires_grad=tensor.requires_grad,
+            is_leaf=tensor.is_leaf,
+            is_parameter=isinstance(tensor, torch.nn.Parameter),
+        )
+
+    @contextmanager
+    def _module_names(self, recording: Recording) -> Iterator[None]:
+        assert self._state is not None, "described before captured"
+        names = {}
+        for root_name, root in self._state.modules:
+            for path, module in root.named_modules():
+                names[id(module)] = ".".join(part for part in (root_name, path) if part)
+
+        def enter(module: torch.nn.Module, inputs: Any) -> None:
+            recording.origins.enter_module(names.get(id(module), ""))
+
+        def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+            recording.origins.leave_module()
+
+        before = register_module_forward_pre_hook(enter)
+        after = register_module_forward_hook(leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+
+def _distinct_tensors(items: list[Any]) -> list[int]:
+    """Indices of the tensors, each object once."""
+    seen: set[int] = set()
+    found = []
+    for index, item in enumerate(items):
+        if isinstance(item, torch.Tensor) and id(item) not in seen:
+            seen.add(id(item))
+            found.append(index)
+    return found
+
+
+def _leaf_key(item: Any, first: dict[int, int], place: int) -> object:
+    if not isinstance(item, torch.Tensor):
+        return plain_key(item)
+    return (
+        first.setdefault(id(item), place),
+        item.shape,
+        item.stride(),
+        item.dtype,
+        item.device,
+        item.requires_grad,
+        item.is_leaf,
+        type(item),
+    )
