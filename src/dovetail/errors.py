@@ -193,10 +193,10 @@ class PythonSideEffect(DovetailError):
     code = "DT-CAPTURE-007"
     summary = "the program {what} while it was recorded."
     because = "only tensor operations are recorded, so the change would happen once and never again"
-    way_out = "keep such state in a buffer that is written in place, or use torch.compile(backend=\"dovetail\")"
+    way_out = 'keep such state in a buffer that is written in place, or use torch.compile(backend="dovetail")'
 
 
-# --- aliasing and mutation ----------------------------------------------------------------------------------------------
+# --- aliasing and mutation ----------------------------------------------------------------------------------
 
 
 class OverlappingMutatedInputs(DovetailError):
@@ -217,7 +217,7 @@ class UnsupportedInputMutation(DovetailError):
     way_out = "do it outside of the compiled function, or work on a clone"
 
 
-# --- autograd ---------------------------------------------------------------------------------------------------------------
+# --- autograd -----------------------------------------------------------------------------------------------
 
 
 class DoubleBackwardUnsupported(DovetailError):
@@ -238,7 +238,7 @@ class BackwardNeedsUnsavedValue(DovetailError):
     way_out = "make every output that can receive a gradient part of the loss, or leave this function uncompiled"
 
 
-# --- running ----------------------------------------------------------------------------------------------------------------
+# --- running ------------------------------------------------------------------------------------------------
 
 
 class SignatureMismatch(DovetailError):

@@ -65,7 +65,7 @@ class Functionalizer:
         for value in inputs:
             self.declare(value)
 
-    # --- reading -------------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
 
     def declare(self, value: Value) -> None:
         """An input (or a tangent, or a constant): it holds its own contents."""
@@ -123,7 +123,7 @@ class Functionalizer:
         assert result is not None, "a view has a result"
         return result
 
-    # --- consuming -----------------------------------------------------------------------------------------------------
+    # --- consuming ------------------------------------------------------------------------------------------
 
     def consume(self, node: Node) -> None:
         """Append the functional counterpart of one recorded node."""
@@ -187,9 +187,7 @@ class Functionalizer:
             assert content is not None, "a written tensor has contents"
             self._write(value, content)
 
-    def _twin_arguments(
-        self, node: Node, twin: Twin
-    ) -> tuple[tuple[Operand, ...], tuple[tuple[str, Operand], ...]]:
+    def _twin_arguments(self, node: Node, twin: Twin) -> tuple[tuple[Operand, ...], tuple[tuple[str, Operand], ...]]:
         assert isinstance(node.target, Overload), "only operators write"
         outs = {a.name for a in schema_of(node.target).arguments if a.is_out} if twin.drops_out else set()
         swapped = node.with_operands(self.read)
@@ -213,7 +211,7 @@ class Functionalizer:
             metas = self._infer(twin.target, args, kwargs)
         return [_on_storage(m, self._new_storage()) if isinstance(m, TensorMeta) else m for m in metas]
 
-    # --- writing -------------------------------------------------------------------------------------------------------
+    # --- writing --------------------------------------------------------------------------------------------
 
     def _write(self, value: Value, contents: Value) -> None:
         """From now on `value`, and every view of its storage, sees `contents` where `value` lies."""
@@ -258,7 +256,7 @@ class Functionalizer:
         assert result is not None, "a copy gives a tensor"
         return result
 
-    # --- emitting ------------------------------------------------------------------------------------------------------
+    # --- emitting -------------------------------------------------------------------------------------------
 
     def _emit(
         self,
@@ -268,7 +266,13 @@ class Functionalizer:
         metas: list[Meta | None],
         unpack: bool = False,
     ) -> tuple[Value | None, ...]:
-        name = target.name if isinstance(target, Prim) else schema_of(target).name if isinstance(target, Overload) else "call"
+        name = (
+            target.name
+            if isinstance(target, Prim)
+            else schema_of(target).name
+            if isinstance(target, Overload)
+            else "call"
+        )
         outputs = tuple(None if meta is None else Value(self._fresh_name(name), meta) for meta in metas)
         source = self._source
         self.nodes.append(

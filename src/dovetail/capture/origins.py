@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import FrameType
 
@@ -76,7 +76,7 @@ class OriginTracker:
         return Origin(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, module)
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_library_file(filename: str) -> bool:
     """Whether a source file belongs to torch, to dovetail, or to Python itself, not to the user."""
     return filename.startswith((_TORCH_DIR, _OWN_DIR, "<"))

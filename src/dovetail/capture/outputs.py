@@ -194,4 +194,3 @@ def _autograd_replays(result: torch.Tensor, base: torch.Tensor) -> bool:
             return False
         node = following[0]
     return False
-

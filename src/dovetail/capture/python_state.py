@@ -104,7 +104,9 @@ def _function_key(function: FunctionType) -> Iterable[object]:
 def plain_key(value: Any) -> object:
     """A hashable key of a value: by value when it is plain, else by identity."""
     if isinstance(value, _PLAIN):
-        return (type(value).__name__, repr(value)) if isinstance(value, float | complex) else (type(value).__name__, value)
+        return (
+            (type(value).__name__, repr(value)) if isinstance(value, float | complex) else (type(value).__name__, value)
+        )
     if isinstance(value, tuple | list) and all(isinstance(item, _PLAIN) for item in value):
         return (type(value).__name__, tuple(plain_key(item) for item in value))
     return ("object", id(value))
@@ -112,7 +114,7 @@ def plain_key(value: Any) -> object:
 
 def _module_key(module: torch.nn.Module) -> object:
     held = module.__dict__
-    plain = tuple((k, plain_key(v)) for k, v in held.items() if isinstance(v, _PLAIN) or isinstance(v, tuple))
+    plain = tuple((k, plain_key(v)) for k, v in held.items() if isinstance(v, (*_PLAIN, tuple)))
     hooks = tuple(tuple(map(id, held[table].values())) for table in _HOOKS if held.get(table))
     return (id(module), plain, hooks)
 

@@ -103,9 +103,11 @@ class Recorder(DispatchMode):
             self._note_symbols(argument)
             return scalar_of(argument)
         if isinstance(argument, tuple | list):
-            return type(argument)(map(self.operand_of, argument)) if type(argument) in (tuple, list) else [
-                self.operand_of(item) for item in argument
-            ]
+            return (
+                type(argument)(map(self.operand_of, argument))
+                if type(argument) in (tuple, list)
+                else [self.operand_of(item) for item in argument]
+            )
         return argument
 
     # --- recording ---------------------------------------------------------------------------------------------------
@@ -229,7 +231,10 @@ class Recorder(DispatchMode):
     def _describe(self, tensor: torch.Tensor, name: str) -> Meta:
         if tensor.layout != torch.strided:
             raise UnsupportedTensor(
-                name=name, kind=f"a {tensor.layout} tensor", hint="convert it with .to_dense()", origin=self._origins.here()
+                name=name,
+                kind=f"a {tensor.layout} tensor",
+                hint="convert it with .to_dense()",
+                origin=self._origins.here(),
             )
         storage = tensor.untyped_storage()
         key = storage_key(tensor)
@@ -254,11 +259,12 @@ class Recorder(DispatchMode):
 
 
 def _short_name(target: Target) -> str:
-    return target.name if isinstance(target, Prim) else schema_of(target).name if isinstance(target, Overload) else "call"
+    return (
+        target.name if isinstance(target, Prim) else schema_of(target).name if isinstance(target, Overload) else "call"
+    )
 
 
 def _must_be_kept(target: Target) -> bool:
     if isinstance(target, Prim):
         return target.effect
     return isinstance(target, Overload) and (schema_of(target).is_mutable or not schema_of(target).returns)
-

@@ -20,11 +20,24 @@ from dovetail.capture.infer import MetaInference
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.outputs import OutputAnalysis, analyse_outputs
 from dovetail.capture.recorder import Recorder
-from dovetail.errors import CaptureFailed, DataDependentControlFlow, DovetailError, OverlappingMutatedInputs
-from dovetail.errors import UnsupportedInputMutation
+from dovetail.errors import (
+    CaptureFailed,
+    DataDependentControlFlow,
+    DovetailError,
+    OverlappingMutatedInputs,
+    UnsupportedInputMutation,
+)
 from dovetail.ir.program import Operand, Phase, Program, Stage, Value
-from dovetail.ir.signature import Constant, Gradient, InputMutation, InputRole, OutputRole, Signature, Tangent
-from dovetail.ir.signature import WriteKind
+from dovetail.ir.signature import (
+    Constant,
+    Gradient,
+    InputMutation,
+    InputRole,
+    OutputRole,
+    Signature,
+    Tangent,
+    WriteKind,
+)
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_of
 from dovetail.torch_compat.rng import replaced_default_generator
@@ -84,7 +97,7 @@ class Recording:
         self._forward_end: Functionalizer
         self._forward_nodes = 0
 
-    # --- forward -------------------------------------------------------------------------------------------------------
+    # --- forward --------------------------------------------------------------------------------------------
 
     def run_forward(self, function: Callable[..., Sequence[object]]) -> None:
         """Record `function(*inputs)`, which returns a flat sequence."""
@@ -153,7 +166,7 @@ class Recording:
                 if may_overlap(written.value.tensor, other.value.tensor):
                     raise OverlappingMutatedInputs(written=written.value.name, other=other.value.name)
 
-    # --- backward ------------------------------------------------------------------------------------------------------
+    # --- backward -------------------------------------------------------------------------------------------
 
     def full_pattern(self) -> Pattern:
         """Every differentiable output receives a gradient laid out like the output."""
@@ -186,7 +199,9 @@ class Recording:
         results: list[Operand] = list(self.outputs.values)
         output_roles: list[OutputRole] = list(self.outputs.roles)
         for index, stand_in in enumerate(self.stand_ins):
-            if stand_in.value.is_tensor and functional.version(stand_in.value) != self._forward_end.version(stand_in.value):
+            if stand_in.value.is_tensor and functional.version(stand_in.value) != self._forward_end.version(
+                stand_in.value
+            ):
                 results.append(functional.read(stand_in.value))
                 output_roles.append(InputMutation(index, WriteKind.UNTRACKED, during_backward=True))
         for index, gradient in gradients:
@@ -239,7 +254,7 @@ class Recording:
         with self.mode:
             return torch.empty_strided(tuple(output.shape), strides, dtype=output.dtype, device=output.device)
 
-    # --- shared --------------------------------------------------------------------------------------------------------
+    # --- shared ---------------------------------------------------------------------------------------------
 
     @property
     def can_train(self) -> bool:
@@ -292,4 +307,3 @@ class Recording:
             raise CaptureFailed(error=f"{type(error).__name__}: {error}", origin=self.origins.last) from error
         finally:
             torch.clear_autocast_cache()
-

@@ -73,7 +73,9 @@ class CompiledGraph:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run with inputs in the order of the recorded function's arguments."""
-        return self.wrapper(self._run_training if self.backward_for else self._run_inference, [*inputs, *self._constant_list])
+        return self.wrapper(
+            self._run_training if self.backward_for else self._run_inference, [*inputs, *self._constant_list]
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         return self  # holds programs, which never change, and constants, which a copy of the user's module shares

@@ -149,4 +149,3 @@ class _Apart:
                     pair = (index, other) if index in marked else (other, index)
                     raise OverlappingMutatedInputs(written=self._names[pair[0]], other=self._names[pair[1]])
             open_until.append((end, index))
-

@@ -82,7 +82,9 @@ def size_hints(specs: Sequence[InputSpec]) -> dict[str, Number]:
     """A number for each size symbol among the inputs."""
     hints: dict[str, Number] = {}
     for spec in specs:
-        numbers = [spec.value] if not isinstance(spec.value, torch.Tensor) else [*spec.value.shape, *spec.value.stride()]
+        numbers = (
+            [spec.value] if not isinstance(spec.value, torch.Tensor) else [*spec.value.shape, *spec.value.stride()]
+        )
         for number in numbers:
             if isinstance(number, SYMBOLIC_TYPES):
                 name, hint = symbol_name(number), hint_of(number)

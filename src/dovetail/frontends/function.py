@@ -1,9 +1,9 @@
 """`dovetail.compile(function_or_module)`: compile without Dynamo, by recording one call.
 
-The function is run once on fake tensors for each kind of call: structure of the arguments, their shapes, strides, dtypes
-and devices, which tensor is passed twice, who wants gradients, plain arguments, and every Python value that the function
-reads (see `capture.python_state`). Each kind is a *variant*; variants are kept up to a limit, beyond which calls run in
-eager mode, with a warning.
+The function is run once on fake tensors for each kind of call: structure of the arguments, their shapes, strides,
+dtypes and devices, which tensor is passed twice, who wants gradients, plain arguments, and every Python value that
+the function reads (see `capture.python_state`). Each kind is a *variant*; variants are kept up to a limit, beyond which
+calls run in eager mode, with a warning.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from dovetail.torch_compat.version import ensure_supported_torch
 logger = logging.getLogger("dovetail")
 
 
-def compile(target: Callable[..., Any], example_inputs: Sequence[Any] | None = None, **options: Any) -> CompiledFunction:
+def compile(
+    target: Callable[..., Any], example_inputs: Sequence[Any] | None = None, **options: Any
+) -> CompiledFunction:
     """Compile a function or module without Dynamo.
 
     Args:
@@ -106,7 +108,7 @@ class CompiledFunction:
         """The compiled graph of each variant, oldest first."""
         return tuple(variant.graph for variant in self._variants.values())
 
-    # --- describing a call -----------------------------------------------------------------------------------------------
+    # --- describing a call ----------------------------------------------------------------------------------
 
     def _describe(self, args: Any, kwargs: Any) -> tuple[list[Any], TreeSpec, list[torch.Tensor], object]:
         if self._state is None:
@@ -125,14 +127,14 @@ class CompiledFunction:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{self._name} was compiled for {self._options.max_variants} kinds of calls; further kinds run in eager "
-                "mode. Raise max_variants, or call it with fewer shapes.",
+                f"{self._name} was compiled for {self._options.max_variants} kinds of calls; further kinds run in "
+                "eager mode. Raise max_variants, or call it with fewer shapes.",
                 DovetailWarning,
                 stacklevel=3,
             )
         return self._target(*args, **kwargs)
 
-    # --- capturing -------------------------------------------------------------------------------------------------------
+    # --- capturing ------------------------------------------------------------------------------------------
 
     def _capture(self, leaves: list[Any], spec: TreeSpec, tensors: list[torch.Tensor]) -> _Variant:
         logger.info("%s: variant %d", self._name, len(self._variants))

@@ -1,7 +1,7 @@
 """How a call of a compiled function maps to a run of its program.
 
-A `CallPlan` says, for each object the user gets back, where it comes from (an output of the program, an input, or a view
-of one of them that is made again so that it shares memory as in eager), and which inputs receive new contents.
+A `CallPlan` says, for each object the user gets back, where it comes from (an output of the program, an input, or a
+view of one of them that is made again so that it shares memory as in eager), and which inputs receive new contents.
 """
 
 from __future__ import annotations

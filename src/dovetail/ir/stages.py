@@ -1,8 +1,8 @@
 """The rules of each stage, as an executable check.
 
-Every stage: names are unique Python names; each operand is an input or the result of an earlier node; roles run parallel
-to inputs and outputs. Impure: nothing more. Functional: no operator writes an operand; all forward nodes come before
-all backward nodes. Split: as functional, in one phase.
+Every stage: names are unique Python names; each operand is an input or the result of an earlier node; roles run
+parallel to inputs and outputs. Impure: nothing more. Functional: no operator writes an operand; all forward nodes
+come before all backward nodes. Split: as functional, in one phase.
 """
 
 from __future__ import annotations

@@ -203,9 +203,9 @@ def _write_node(writer: _Writer, node: Node, indent: int) -> None:
         text = f"{text:<{_COMMENT_COLUMN}}  # {remarks}" + (f"   {where}" if where else "")
     writer.line(text, indent)
     for value in node.results():
-        if isinstance(value.meta, ScalarMeta) and isinstance(value.meta.expr, SizeExpr):
-            if value.meta.expr.op == "symbol" and str(value.meta.expr) != value.name:
-                writer.line(f"{value.meta.expr} = {value.name}", indent)
+        expr = value.meta.expr if isinstance(value.meta, ScalarMeta) else None
+        if isinstance(expr, SizeExpr) and expr.op == "symbol" and str(expr) != value.name:
+            writer.line(f"{expr} = {value.name}", indent)
 
 
 def _forget(writer: _Writer, values: tuple[Value, ...], indent: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 
@@ -41,7 +41,7 @@ class Facts:
         return not (self.writes or self.draws or self.reads_generator or self.effect)
 
 
-@lru_cache(maxsize=None)
+@cache
 def facts_of(target: Target) -> Facts:
     """The facts of an operator overload or of one of dovetail's own primitives."""
     if isinstance(target, Prim):
@@ -59,7 +59,9 @@ def facts_of(target: Target) -> Facts:
 
 
 def _takes_generator(schema: Schema) -> bool:
-    return any(argument.type.startswith("Optional[Generator]") or argument.type == "Generator" for argument in schema.arguments)
+    return any(
+        argument.type.startswith("Optional[Generator]") or argument.type == "Generator" for argument in schema.arguments
+    )
 
 
 def may_be_removed(node: Node) -> bool:

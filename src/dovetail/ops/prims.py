@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -76,7 +77,7 @@ def clone_with_strides(tensor: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(tensor.shape, tensor.stride(), 0)
 
 
-# --- functional forms ---------------------------------------------------------------------------------------------------
+# --- functional forms ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def _clone_all(held: object, written: list[torch.Tensor]) -> object:
 
 def fresh_results(op: Overload, returned: object) -> list[torch.Tensor | None]:
     """The results of an operator call that are not one of its written arguments handed back."""
-    items = list(returned) if isinstance(returned, tuple | list) else [returned]
+    items: list[Any] = list(returned) if isinstance(returned, tuple | list) else [returned]
     declared = schema_of(op).returns
     if len(declared) == 1 and declared[0][0].startswith("List"):
         return [] if declared[0][2] else items
@@ -149,7 +150,7 @@ def _is_opaque(op: Overload) -> bool:
     return schema_of(op).namespace not in ("aten", "prims")
 
 
-# --- writing through a view -----------------------------------------------------------------------------------------------
+# --- writing through a view ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ same types, or `<name>_functional`. Where no twin exists, `ops.prims.functional_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from dovetail.ir.program import Operand, Target
 from dovetail.ops.prims import functional_form
@@ -29,7 +29,7 @@ class Twin:
     drops_out: bool = False
 
 
-@lru_cache(maxsize=None)
+@cache
 def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
     """The functional twin of `op`, which writes the arguments at positions `writes`. Never fails."""
     schema = schema_of(op)

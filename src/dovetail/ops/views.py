@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.ir.program import Operand, Target, TensorMeta, Value
+from dovetail.ir.program import Operand, Target, TensorMeta
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ops.prims import view_scatter
 from dovetail.torch_compat.dispatch import Overload, overloads, schema_of

@@ -10,6 +10,7 @@ Constants that forward never reads are not residuals: backward takes them direct
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.ir.program import (
@@ -26,7 +27,6 @@ from dovetail.ir.program import (
 )
 from dovetail.ir.signature import (
     Constant,
-    Gradient,
     InputMutation,
     InputRole,
     OutputRole,
@@ -55,8 +55,9 @@ def split_by_phase(program: Program) -> Split:
     forward_outputs = [(role, operand) for role, operand in roles if _is_forward(role)]
     backward_outputs = [(role, operand) for role, operand in roles if not _is_forward(role)]
     saved, direct = _residuals(program, backward_nodes, [operand for _, operand in backward_outputs])
-    primals = [(r, v) for r, v in zip(program.signature.inputs, program.inputs, strict=True) if not isinstance(r, Tangent)]
-    tangents = [(r, v) for r, v in zip(program.signature.inputs, program.inputs, strict=True) if isinstance(r, Tangent)]
+    inputs = list(zip(program.signature.inputs, program.inputs, strict=True))
+    primals = [(role, value) for role, value in inputs if not isinstance(role, Tangent)]
+    tangents = [(role, value) for role, value in inputs if isinstance(role, Tangent)]
     numbers = _residual_numbers(backward_nodes, [v for _, v in tangents], [o for _, o in backward_outputs])
     handed = [*saved, *(Value(name, ScalarMeta(symbol(name))) for name in numbers)]
     forward = _program(
@@ -83,11 +84,7 @@ def _residuals(program: Program, backward: tuple[Node, ...], outputs: list[Opera
     """Values that exist before backward and that it reads: those to save, and constants to take directly."""
     made_late: set[Value] = {value for node in backward for value in node.results()}
     tangents = {v for r, v in zip(program.signature.inputs, program.inputs, strict=True) if isinstance(r, Tangent)}
-    constants = {
-        v
-        for r, v in zip(program.signature.inputs, program.inputs, strict=True)
-        if isinstance(r, Constant)
-    }
+    constants = {v for r, v in zip(program.signature.inputs, program.inputs, strict=True) if isinstance(r, Constant)}
     used_early = {v for node in program.nodes if node.phase is Phase.FORWARD for v in node.operands()}
     saved: dict[Value, None] = {}
     direct: dict[Value, None] = {}
@@ -112,9 +109,9 @@ def _residual_numbers(backward: tuple[Node, ...], tangents: list[Value], outputs
 
 def _program(
     name: str,
-    inputs: list[tuple[InputRole, Value]],
+    inputs: Sequence[tuple[InputRole, Value]],
     nodes: tuple[Node, ...],
-    outputs: list[tuple[OutputRole, Operand]],
+    outputs: Sequence[tuple[OutputRole, Operand]],
 ) -> Program:
     signature = Signature(tuple(role for role, _ in inputs), tuple(role for role, _ in outputs))
     return Program(
@@ -125,12 +122,3 @@ def _program(
         tuple(operand for _, operand in outputs),
         signature,
     )
-
-
-def gradients_of(program: Program) -> dict[int, int]:
-    """For each input that has a gradient output: input index -> position among the program's outputs."""
-    return {
-        role.input: position
-        for position, role in enumerate(program.signature.outputs)
-        if isinstance(role, Gradient) and program.outputs[position] is not None
-    }

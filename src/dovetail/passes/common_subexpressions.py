@@ -11,8 +11,8 @@ A node of the backward phase never merges with a forward twin: that would undo t
 for, and would lengthen a forward value's life.
 
 Source: Cocke, "Global common subexpression elimination" (1970), by value numbering.
-Cost: O(nodes + operands). Can raise peak memory: the kept value lives until the last user of either; the driver compares
-the simulated peaks and drops the result if so.
+Cost: O(nodes + operands). Can raise peak memory: the kept value lives until the last user of either; the driver
+compares the simulated peaks and drops the result if so.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from dovetail.execute.executors.aten import AtenExecutor
 from dovetail.execute.graph import CompiledBackward, CompiledGraph
 from dovetail.execute.protocol import Executor, ExecutorList
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
-from dovetail.ir.program import Program
 from dovetail.ir.signature import InputMutation, Tangent
 from dovetail.ir.sizes import Number
 from dovetail.partition.check import verify_split
@@ -119,12 +118,10 @@ def make_executors(options: Options) -> ExecutorList:
     unknown = [name for name in options.executors if name not in _EXECUTORS]
     if unknown:
         raise BadOptionValue(
-            option="executors", value=unknown[0], reason="no such executor", expected=f"names of {', '.join(_EXECUTORS)}"
+            option="executors",
+            value=unknown[0],
+            reason="no such executor",
+            expected=f"names of {', '.join(_EXECUTORS)}",
         )
     names = [*options.executors, *(() if "aten" in options.executors else ("aten",))]
     return ExecutorList(tuple(_EXECUTORS[name]() for name in names))
-
-
-def forward_program(recording: Recording, name: str) -> Program:
-    """The functional program of a recording's forward alone."""
-    return recording.program(name, tuple(None for _ in recording.outputs.plan.differentiable))

@@ -74,7 +74,9 @@ def _run_pass(
     elapsed_us = (time.perf_counter_ns() - start) // 1000
     if options.verify:
         if program_text(program) != before_text:
-            raise InvalidProgram(program=program.name, stage=program.stage.value, rule="a pass does not edit its input", detail=name)
+            raise InvalidProgram(
+                program=program.name, stage=program.stage.value, rule="a pass does not edit its input", detail=name
+            )
         verify_program(result, writes)
     if options.verify > 1 and result is not program:
         verify_same_results(name, program, result, hints)

@@ -66,7 +66,11 @@ def resolve_options(given: Mapping[str, object] | None, pass_names: tuple[str, .
 
 def _from_environment() -> dict[str, object]:
     found: dict[str, object] = {}
-    for option, variable in (("dump", "DOVETAIL_DUMP"), ("skip", "DOVETAIL_SKIP"), ("stop_after", "DOVETAIL_STOP_AFTER")):
+    for option, variable in (
+        ("dump", "DOVETAIL_DUMP"),
+        ("skip", "DOVETAIL_SKIP"),
+        ("stop_after", "DOVETAIL_STOP_AFTER"),
+    ):
         if os.environ.get(variable):
             found[option] = os.environ[variable]
     level = os.environ.get("DOVETAIL_VERIFY")
@@ -83,8 +87,9 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
         refuse("verify", options.verify, "it is a level", "0, 1 or 2")
     if not isinstance(options.max_variants, int) or isinstance(options.max_variants, bool) or options.max_variants < 1:
         refuse("max_variants", options.max_variants, "at least one program is kept", "a whole number from 1")
-    if options.dump is not None and not isinstance(options.dump, str | os.PathLike):
-        refuse("dump", options.dump, "it is a folder", "a path")
+    dump: object = options.dump
+    if dump is not None and not isinstance(dump, str | os.PathLike):
+        refuse("dump", dump, "it is a folder", "a path")
     for option in ("skip", "executors"):
         value = getattr(options, option)
         if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):

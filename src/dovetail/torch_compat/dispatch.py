@@ -113,7 +113,7 @@ def decompose(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, objec
 def overloads(namespace: str, name: str) -> tuple[OpOverload, ...]:
     """Every overload registered under `namespace::name`; empty when there is none."""
     packet = getattr(getattr(torch.ops, namespace), name, None)
-    return tuple(getattr(packet, o) for o in packet.overloads()) if hasattr(packet, "overloads") else ()
+    return () if packet is None else tuple(getattr(packet, o) for o in packet.overloads())
 
 
 def storage_key(tensor: torch.Tensor) -> int:
