@@ -35,7 +35,7 @@ def ask_fresh_process(kind: str, arguments: Json, *, threads: int | None, timeou
             done = subprocess.run(
                 command,
                 cwd=_ROOT,
-                env=_environment(Path(folder), threads),
+                env=_environment(kind, Path(folder), threads),
                 capture_output=True,
                 text=True,
                 timeout=timeout_s,
@@ -60,7 +60,6 @@ def describe_machine(device: str) -> Json:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torch_threads": torch.get_num_threads(),
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "passive"),
         "load_average": list(os.getloadavg()),
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         "device": device,
@@ -71,15 +70,17 @@ def describe_machine(device: str) -> Json:
     return facts
 
 
-def _environment(folder: Path, threads: int | None) -> dict[str, str]:
+def _environment(kind: str, folder: Path, threads: int | None) -> dict[str, str]:
     environment = dict(os.environ)
     for name in _CACHES:
         environment[name] = str(folder / name.lower())
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
-    # OpenMP's threads spin while they wait, unless told otherwise. On a shared machine two threads of one process can
-    # share a core for seconds, and each then burns its whole time slice waiting for the other.
-    environment.setdefault("OMP_WAIT_POLICY", "passive")
+    if kind == "first-step":
+        # OpenMP's threads spin while they wait, unless told otherwise. In the first second of a process two of them
+        # can share a core, and each then burns its time slice waiting for the other. Steady steps keep the default,
+        # as users have it: waking threads that sleep would slow every small operator down.
+        environment.setdefault("OMP_WAIT_POLICY", "passive")
     # A checkout that is not installed can be measured as well.
     paths = [str(_ROOT / "src"), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

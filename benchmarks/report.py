@@ -35,7 +35,8 @@ _STEP_HEAD = (
 )  # fmt: skip
 _NOTES = {
     "first-step": (
-        "First forward and backward in a fresh process with empty caches; imports and model construction excluded. "
+        "First forward and backward in a fresh process with empty caches; model construction and the same list of "
+        "imports for every backend excluded. "
         "Least of all processes. cpu: user and system time, child processes included. own: cpu above that of "
         "`dynamo`, which is torch.compile with nothing behind Dynamo."
     ),
@@ -82,11 +83,11 @@ def _first_step_cells(row: FirstStep) -> list[str]:
         _number(row.wall_s),
         _number(row.cpu_s),
         _number(row.own_cpu_s),
-        _number(cpu.get("aot_eager")),
-        _number(cpu.get("inductor")),
-        _number(wall.get("inductor")),
-        _number(own.get("aot_eager")),
-        _number(own.get("inductor")),
+        _number(cpu.get("aot_eager"), 3),
+        _number(cpu.get("inductor"), 3),
+        _number(wall.get("inductor"), 3),
+        _number(own.get("aot_eager"), 3),
+        _number(own.get("inductor"), 3),
     ]
 
 
@@ -101,7 +102,7 @@ def _step_cells(row: Step) -> list[str]:
         _number(row.paired_vs_eager, 3),
         _number(row.cpu_vs_eager, 3),
         _number(None if row.peak_bytes is None else row.peak_bytes / _MIB, 1),
-        _number(row.peak_vs_eager, 3),
+        _number(row.peak_vs_eager, 4),
         "" if row.same_losses is None else "yes" if row.same_losses else "no",
     ]
 
@@ -158,6 +159,9 @@ def _draw(rows: Sequence[FirstStep] | Sequence[Step], path: Path) -> None:
             axes.set_yscale("log")
         else:
             axes.axhline(1.0, color=_COLORS[EAGER], linewidth=1)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(handles), frameon=False)
     figure.savefig(path, dpi=110)
 
 
@@ -173,5 +177,3 @@ def _draw_bars(axes: Any, models: Sequence[str], rows: Sequence[FirstStep] | Seq
         axes.bar_label(bars, fmt="%.2f", fontsize=7)
     axes.set_xticks(range(len(models)), models)
     axes.spines[["top", "right"]].set_visible(False)
-    if backends:
-        axes.legend(frameon=False, fontsize=8)

@@ -92,21 +92,33 @@ def step(
     raw: dict[str, Any] = {}
     for model in _split(models, MODELS, "--models"):
         console.print(f"{model}: {rounds} rounds of {', '.join(chosen)}", markup=False)
-        arguments = {
-            "model": model,
-            "backends": chosen,
-            "device": device,
-            "rounds": rounds,
-            "steps_per_round": steps_per_round,
-        }
-        answer = ask_fresh_process("step", arguments, threads=threads, timeout_s=timeout)
-        # An answer without backends means that the whole process failed.
-        answers = dict.fromkeys(chosen, answer) if "error" in answer else answer
+        arguments = {"model": model, "device": device, "rounds": rounds, "steps_per_round": steps_per_round}
+        answers = _ask_for_steps(arguments, chosen, threads=threads, timeout_s=timeout)
         raw[model] = answers
         rows += summarize_steps(model, answers)
     settings = {"rounds": rounds, "steps_per_round": steps_per_round, "threads": threads, "timeout_s": timeout}
     record = {"machine": machine, "machine_after": describe_machine(device), "settings": settings, "answers": raw}
     write_report("step", rows, record, out)
+
+
+def _ask_for_steps(
+    arguments: dict[str, Any], backends: list[str], *, threads: int | None, timeout_s: float
+) -> dict[str, Any]:
+    """Measure all backends in one process; where that process dies, find out who killed it and go on without."""
+    answer = ask_fresh_process("step", {**arguments, "backends": backends}, threads=threads, timeout_s=timeout_s)
+    if "error" not in answer:
+        return answer
+    answers: dict[str, Any] = {}
+    for name in backends:
+        alone = {**arguments, "backends": [name], "rounds": 1}
+        probe = ask_fresh_process("step", alone, threads=threads, timeout_s=timeout_s)
+        answers[name] = probe if "error" in probe else answer
+    survivors = [name for name in backends if answers[name] is answer]
+    if survivors and survivors != backends:
+        alive = {**arguments, "backends": survivors}
+        second = ask_fresh_process("step", alive, threads=threads, timeout_s=timeout_s)
+        answers |= dict.fromkeys(survivors, second) if "error" in second else second
+    return answers
 
 
 def _split(text: str, known: Any, option: str) -> list[str]:

@@ -30,7 +30,7 @@ def _run(tmp_path: Path, **options: object) -> tuple[DemoResult, str]:
     return run_demo(config, Console(file=output, width=160)), output.getvalue()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "dovetail"])
 def test_quick_demo_writes_everything_and_matches_eager(tmp_path: Path, backend: str) -> None:
     result, output = _run(tmp_path, backend=backend)
 
