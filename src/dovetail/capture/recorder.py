@@ -25,6 +25,7 @@ from dovetail.torch_compat.dispatch import (
     HigherOrder,
     Overload,
     decompose,
+    has_kernel,
     is_composite,
     is_question,
     overloads,
@@ -120,7 +121,7 @@ class Recorder(DispatchMode):
             raise UnsupportedHigherOrderOperator(operator=str(func), origin=self._origins.here())
         if is_question(func):
             return func(*args, **keywords)
-        if is_composite(func):
+        if is_composite(func) and not has_kernel(func, _device_type(args)):
             with self:
                 return decompose(func, args, keywords)
         if torch.Tag.inplace_view in tags_of(func):
@@ -262,6 +263,11 @@ def _short_name(target: Target) -> str:
     return (
         target.name if isinstance(target, Prim) else schema_of(target).name if isinstance(target, Overload) else "call"
     )
+
+
+def _device_type(args: Sequence[object]) -> str:
+    """The kind of device of the first tensor among an operator's arguments; the CPU when there is none."""
+    return next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
 
 
 def _must_be_kept(target: Target) -> bool:

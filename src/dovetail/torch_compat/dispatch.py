@@ -95,9 +95,15 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 @cache
 def is_composite(op: OpOverload) -> bool:
-    """Whether the operator is only defined by other operators, for every device, in torch's own C++ (Python overrides
-    of torch's Python dispatcher do not count: eager does not use them)."""
+    """Whether the operator is defined by other operators, in torch's own C++ (Python overrides of torch's Python
+    dispatcher do not count: eager does not use them). A device may still have a kernel of its own: `has_kernel`."""
     return not is_question(op) and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)
+
+
+@cache
+def has_kernel(op: OpOverload, device_type: str) -> bool:
+    """Whether the operator has a kernel made for this kind of device, which eager takes before any definition."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C._dispatch_key_for_device(device_type))
 
 
 def is_question(op: OpOverload) -> bool:
@@ -106,7 +112,9 @@ def is_question(op: OpOverload) -> bool:
 
 
 def decompose(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
-    """Run a composite operator by the operators that define it."""
+    """Run a composite operator by the operators that define it; NotImplemented for any other operator."""
+    if not is_composite(op):
+        return NotImplemented  # torch would jump to a kernel that is not there
     return op._op_dk(_COMPOSITE, *args, **kwargs)
 
 

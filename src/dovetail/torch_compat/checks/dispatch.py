@@ -74,6 +74,21 @@ def check_is_composite() -> str | None:
     return first_difference(("matmul and mm", found, (True, False)))
 
 
+def check_has_kernel() -> str | None:
+    """silu_backward is composite and has a kernel for the CPU; matmul has none."""
+    silu, matmul = aten.silu_backward.default, aten.matmul.default
+    return first_difference(
+        ("silu_backward", (dispatch.is_composite(silu), dispatch.has_kernel(silu, "cpu")), (True, True)),
+        ("matmul", (dispatch.is_composite(matmul), dispatch.has_kernel(matmul, "cpu")), (True, False)),
+    )
+
+
+def check_is_question() -> str | None:
+    """A question about metadata is told from an operator that computes."""
+    found = (dispatch.is_question(torch.ops.prim.device.default), dispatch.is_question(aten.mm.default))
+    return first_difference(("prim.device and mm", found, (True, False)))
+
+
 def check_decompose() -> str | None:
     """A composite operator runs by its parts, and one with a kernel refuses."""
     x = torch.ones(2, 2)
@@ -121,6 +136,8 @@ CHECKS = (
     check_schema_of,
     check_tags_of,
     check_is_composite,
+    check_has_kernel,
+    check_is_question,
     check_decompose,
     check_overloads,
     check_storage_key,
