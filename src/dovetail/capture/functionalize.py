@@ -47,11 +47,11 @@ class ViewStep:
 class Functionalizer:
     """Consumes recorded nodes in order, emits functional ones.
 
-    infer: gives the descriptions of an operator's results (by running it on fakes); asked only for operators that
+    new_storage: gives a number that no storage of the recording has. infer: gives the descriptions of an operator's results (by running it on fakes); asked only for operators that
     the recorder did not see itself.
     """
 
-    def __init__(self, inputs: Sequence[Value], infer: Infer) -> None:
+    def __init__(self, inputs: Sequence[Value], infer: Infer, new_storage: Callable[[], int]) -> None:
         self.nodes: list[Node] = []
         self._infer = infer
         self._current: dict[Value, Value] = {}
@@ -59,7 +59,7 @@ class Functionalizer:
         self._version: dict[int, int] = {}
         self._steps: dict[Value, ViewStep] = {}
         self._roots: dict[int, Value] = {}
-        self._storages = 1 + max((v.tensor.storage for v in inputs if v.is_tensor), default=-1)
+        self._new_storage = new_storage
         self._names: dict[str, int] = {}
         self._source: Node | None = None
         for value in inputs:
@@ -302,10 +302,6 @@ class Functionalizer:
             if count == 0 or name not in self._names:
                 self._names.setdefault(name, 1)
                 return name
-
-    def _new_storage(self) -> int:
-        self._storages += 1
-        return self._storages - 1
 
     def _read_operand(self, operand: Operand) -> Operand:
         return map_operands(operand, self.read)

@@ -8,6 +8,7 @@ another tensor) did something that a compiled program would not repeat, and is r
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,10 +74,11 @@ def replaced_tensors(slots: Sequence[TensorSlot], stand_ins: Sequence[Any]) -> I
     for slot, stand_in in zip(slots, stand_ins, strict=True):
         slot.place(stand_in)
     during = {key: _contents(module) for key, module in modules.items()}
+    seen = {id(stand_in) for stand_in in stand_ins}
     changed = ""
     try:
         yield
-        changed = next((c for key, m in modules.items() if (c := _difference(during[key], _contents(m), m))), "")
+        changed = next((c for key, m in modules.items() if (c := _difference(during[key], _contents(m), m, seen))), "")
     finally:
         for key, module in modules.items():
             _restore(module, before[key])
@@ -94,7 +96,7 @@ def _contents(module: torch.nn.Module) -> dict[str, Any]:
     return {name: dict(value) if name in _TABLES else value for name, value in held.items()}
 
 
-def _difference(before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module) -> str:
+def _difference(before: dict[str, Any], after: dict[str, Any], module: torch.nn.Module, stand_ins: set[int]) -> str:
     kind = type(module).__name__
     for name in {**before, **after}:
         if name in _TABLES:
@@ -103,12 +105,21 @@ def _difference(before: dict[str, Any], after: dict[str, Any], module: torch.nn.
             if changed is not None:
                 return f"bound {kind}.{changed} to another object"
         elif name not in before or name not in after or not _unchanged(before[name], after[name]):
-            return f"set {kind}.{name}"
+            if not _is_derived(after.get(name), stand_ins):
+                return f"set {kind}.{name}"
     return ""
 
 
 def _unchanged(old: Any, new: Any) -> bool:
     return old is new or (type(old) is type(new) and isinstance(old, bool | int | float | str) and old == new)
+
+
+def _is_derived(value: Any, stand_ins: set[int]) -> bool:
+    """Whether a value only repeats the stand-ins (a recurrent module's list of its weights)."""
+    if not isinstance(value, list | tuple):
+        return False
+    targets = [item() if isinstance(item, weakref.ref) else item for item in value]
+    return all(target is None or id(target) in stand_ins for target in targets)
 
 
 def _restore(module: torch.nn.Module, contents: dict[str, Any]) -> None:

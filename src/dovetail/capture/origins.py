@@ -8,6 +8,7 @@ origin of the forward operator whose autograd node is running.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -21,6 +22,7 @@ from dovetail.torch_compat.autograd import next_sequence_number, running_sequenc
 
 _TORCH_DIR = str(Path(torch.__file__).parent)
 _OWN_DIR = str(Path(__file__).parent.parent)
+_PYTHON_DIR = str(Path(os.__file__).parent)
 
 
 class OriginTracker:
@@ -66,6 +68,18 @@ class OriginTracker:
         self._by_sequence.setdefault(next_sequence_number() - 1, origin)
         return origin
 
+    def of_error(self, error: BaseException) -> Origin:
+        """The origin of an error: the user's innermost line in its traceback, or the operator recorded last."""
+        trace, found = error.__traceback__, None
+        while trace is not None:
+            if not is_library_file(trace.tb_frame.f_code.co_filename):
+                found = trace
+            trace = trace.tb_next
+        if found is None or self._given is not None:
+            return self.last
+        code = found.tb_frame.f_code
+        return Origin(code.co_filename, found.tb_lineno, code.co_name, self._modules[-1] if self._modules else "")
+
     def _python_origin(self) -> Origin:
         module = self._modules[-1] if self._modules else ""
         frame: FrameType | None = sys._getframe(1)
@@ -79,4 +93,4 @@ class OriginTracker:
 @cache
 def is_library_file(filename: str) -> bool:
     """Whether a source file belongs to torch, to dovetail, or to Python itself, not to the user."""
-    return filename.startswith((_TORCH_DIR, _OWN_DIR, "<"))
+    return filename.startswith((_TORCH_DIR, _OWN_DIR, _PYTHON_DIR, "<frozen", "<dovetail", "<string"))

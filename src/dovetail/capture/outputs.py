@@ -20,6 +20,7 @@ from dovetail.ir.calling import (
     CallPlan,
     FromConstant,
     FromInput,
+    FromOutput,
     FromSlot,
     FromView,
     OutputRule,
@@ -58,7 +59,6 @@ class _Builder:
     roles: list[OutputRole] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
     needs_gradient: list[bool] = field(default_factory=list)
-    slots: dict[int, int] = field(default_factory=dict)
     bases: dict[Value, int] = field(default_factory=dict)
 
     def add(self, operand: Operand, role: OutputRole, tensor: Any, needs_gradient: bool) -> int:
@@ -88,7 +88,11 @@ def analyse_outputs(
     builder = _Builder(recorder, functional, input_values)
     input_of = {id(tensor): index for index, tensor in enumerate(inputs) if tensor is not None}
     shared = _storage_counts(results, recorder)
-    rules = [_rule_for(result, input_of, shared, builder) for result in results]
+    rules: list[OutputRule] = []
+    place_of: dict[int, int] = {}
+    for place, result in enumerate(results):
+        first = place_of.setdefault(id(result), place) if isinstance(result, torch.Tensor) else place
+        rules.append(_rule_for(result, input_of, shared, builder) if first == place else FromOutput(first))
     backs = []
     for index, kind in writes.items():
         tracked = kind is WriteKind.TRACKED
@@ -129,8 +133,6 @@ def _rule_for(result: object, input_of: Mapping[int, int], shared: Mapping[int, 
         raise UnsupportedOutput(what=f"a {type(result).__name__}")
     if id(result) in input_of:
         return FromInput(input_of[id(result)])
-    if id(result) in builder.slots:
-        return FromSlot(builder.slots[id(result)])
     value = builder.recorder.value_of(result)
     root, steps = builder.functional.chain_of(value)
     if root in builder.input_values:
@@ -161,9 +163,7 @@ def _shared_rule(
 
 def _add_slot(tensor: torch.Tensor, value: Value, builder: _Builder, needs_gradient: bool | None = None) -> int:
     wants = tensor.requires_grad if needs_gradient is None else needs_gradient
-    slot = builder.add_user(builder.functional.read(value), tensor, wants)
-    builder.slots[id(tensor)] = slot
-    return slot
+    return builder.add_user(builder.functional.read(value), tensor, wants)
 
 
 def _loses_gradient(result: torch.Tensor, base: torch.Tensor) -> bool:

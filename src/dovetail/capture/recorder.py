@@ -10,13 +10,14 @@ One recorder serves Dynamo's graphs, plain functions, modules, and whole steps: 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dovetail.capture.origins import OriginTracker
-from dovetail.errors import NoFakeKernel, UnsupportedHigherOrderOperator, UnsupportedInputMutation, UnsupportedTensor
+from dovetail.errors import DataDependentControlFlow, NoFakeKernel, UnsupportedHigherOrderOperator, UnsupportedInputMutation, UnsupportedTensor
 from dovetail.ir.convert import describe, scalar_of
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, Value
 from dovetail.ops.prims import Prim
@@ -33,7 +34,7 @@ from dovetail.torch_compat.dispatch import (
     storage_key,
     tags_of,
 )
-from dovetail.torch_compat.fakes import NO_FAKE_KERNEL_ERRORS, is_fake
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL_ERRORS, is_fake
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbol_name
 
 aten = torch.ops.aten
@@ -61,6 +62,7 @@ class Recorder(DispatchMode):
         self._values: dict[int, Value] = {}
         self._alive: list[object] = []
         self._storages: dict[int, int] = {}
+        self._storage_numbers = itertools.count()
         self._names = 0
 
     # --- declaring -------------------------------------------------------------------------------------------------
@@ -132,6 +134,8 @@ class Recorder(DispatchMode):
             result = func(*args, **keywords)
         except NO_FAKE_KERNEL_ERRORS as error:
             raise NoFakeKernel(operator=str(func), origin=self._origins.here()) from error
+        except DATA_DEPENDENT_ERRORS as error:
+            raise DataDependentControlFlow(operator=str(func), origin=self._origins.here()) from error
         if func in _RENAMES:
             self.add_alias(result, self.value_of(args[0]))
             return result
@@ -222,6 +226,10 @@ class Recorder(DispatchMode):
         self.nodes.append(Node(view, operands, (), (value,), phase=self.phase, origin=self._origins.here()))
         return result
 
+    def new_storage(self) -> int:
+        """A storage number that no value of this recording has."""
+        return next(self._storage_numbers)
+
     # --- bookkeeping -------------------------------------------------------------------------------------------------
 
     def _bind(self, tensor: torch.Tensor, value: Value) -> Value:
@@ -240,7 +248,7 @@ class Recorder(DispatchMode):
         storage = tensor.untyped_storage()
         key = storage_key(tensor)
         if key not in self._storages:
-            self._storages[key] = len(self._storages)
+            self._storages[key] = self.new_storage()
             self._alive.append(storage)
         for dims in (tensor.shape, tensor.stride(), (tensor.storage_offset(),)):
             for dim in dims:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ContextManager, TypeAlias
 
 import torch
 
 from dovetail.analysis.overlap import may_overlap
+from dovetail.capture.engine import gradients_of
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.generator import RecordedGenerator
 from dovetail.capture.infer import MetaInference
@@ -86,8 +87,11 @@ class _Arrive(torch.autograd.Function):
 class Recording:
     """See the module docstring. Make one with `record`."""
 
-    def __init__(self, mode: FakeMode, inputs: Sequence[InputSpec]) -> None:
+    def __init__(
+        self, mode: FakeMode, inputs: Sequence[InputSpec], around: Callable[[Recording], ContextManager[None]] | None = None
+    ) -> None:
         self.mode = mode
+        self._around = around
         self.origins = OriginTracker()
         self.recorder = Recorder(self.origins, lambda tensor: fake_of(mode, tensor))
         self.infer = MetaInference(mode, self.recorder.symbols)
@@ -105,7 +109,7 @@ class Recording:
             results = list(function(*[stand_in.seen for stand_in in self.stand_ins]))
             self._note_constants(results)
         self._forward_nodes = len(self.recorder.nodes)
-        functional = Functionalizer([s.value for s in self.stand_ins], self.infer)
+        functional = Functionalizer([s.value for s in self.stand_ins], self.infer, self.recorder.new_storage)
         for node in self.recorder.nodes:
             functional.consume(node)
         functional.at_phase(Phase.FORWARD)
@@ -234,13 +238,8 @@ class Recording:
             arriving.append(tangent)
         self.recorder.phase = Phase.BACKWARD
         with self._recording():
-            gradients = torch.autograd.grad(
-                [self.outputs.tensors[i] for i in wanted],
-                [leaf for _, leaf in differentiable],
-                arriving,
-                allow_unused=True,
-                retain_graph=True,
-            )
+            outputs = [self.outputs.tensors[i] for i in wanted]
+            gradients = gradients_of(outputs, [leaf for _, leaf in differentiable], arriving)
         for _, constant in self.recorder.constants[len(self.stand_ins) - len(self.specs) :]:
             functional.declare(constant)
         for node in self.recorder.nodes[self._forward_nodes :]:
@@ -296,14 +295,17 @@ class Recording:
                 torch.autograd.set_multithreading_enabled(False),
                 self.mode,
                 replaced_default_generator(RecordedGenerator(self.recorder)),
+                self._around(self) if self._around else contextlib.nullcontext(),
                 self.recorder,
             ):
                 yield
         except DovetailError:
             raise
         except DATA_DEPENDENT_ERRORS as error:
-            raise DataDependentControlFlow(origin=self.origins.here()) from error
+            raise DataDependentControlFlow(origin=self.origins.of_error(error)) from error
         except Exception as error:
-            raise CaptureFailed(error=f"{type(error).__name__}: {error}", origin=self.origins.last) from error
+            raise CaptureFailed(
+                error=f"{type(error).__name__}: {error}", origin=self.origins.of_error(error)
+            ) from error
         finally:
             torch.clear_autocast_cache()

@@ -20,7 +20,7 @@ import torch
 
 from dovetail.analysis.overlap import address_range
 from dovetail.errors import OverlappingMutatedInputs
-from dovetail.ir.calling import CallPlan, FromConstant, FromInput, FromSlot, FromView, OutputRule
+from dovetail.ir.calling import CallPlan, FromConstant, FromInput, FromOutput, FromSlot, FromView, OutputRule
 from dovetail.ir.program import Program, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import SizeExpr
@@ -35,9 +35,15 @@ class _WrapperWriter:
         self.program = program
         self.names = Names()
         self.lines: list[str] = []
+        self.result = "result_"
+        while any(value.name.startswith(self.result) for value in program.inputs):
+            self.result += "_"
 
     def write(self) -> str:
-        body = [*self._writes(), f"    return ({''.join(f'{self._output(rule)}, ' for rule in self.plan.outputs)})"]
+        named = sorted({rule.output for rule in self.plan.outputs if isinstance(rule, FromOutput)})
+        body = [*self._writes(), *(f"    {self.result}{place} = {self._output(self.plan.outputs[place])}" for place in named)]
+        results = [f"{self.result}{i}" if i in named else self._output(rule) for i, rule in enumerate(self.plan.outputs)]
+        body.append(f"    return ({''.join(f'{result}, ' for result in results)})")
         head = ["def call(run, args):"]
         if self.plan.writes:
             written = tuple(w.input for w in self.plan.writes)
@@ -94,6 +100,8 @@ class _WrapperWriter:
             return f"outs[{rule.slot}]"
         if isinstance(rule, FromInput):
             return self._input(rule.input)
+        if isinstance(rule, FromOutput):
+            return f"{self.result}{rule.output}"
         text = self._input(rule.base) if rule.of_input else f"outs[{rule.base}]"
         if rule.detach:
             text = f"{text}.detach()"

@@ -142,17 +142,25 @@ class CompiledFunction:
         sources = _distinct_tensors(everything)
         mode = new_fake_mode()
         specs = [self._input_spec(i, everything[i], mode) for i in sources]
-        recording = Recording(mode, specs)
         place_of = {id(everything[i]): place for place, i in enumerate(sources)}
+
+        def stand_in(recording: Recording, item: Any) -> Any:
+            return recording.stand_ins[place_of[id(item)]].seen if isinstance(item, torch.Tensor) else item
+
+        @contextmanager
+        def around(recording: Recording) -> Iterator[None]:
+            with (
+                replaced_tensors(self._slots, [stand_in(recording, t) for t in tensors]),
+                self._module_names(recording),
+            ):
+                yield
+
+        recording = Recording(mode, specs, around)
         output_spec: list[TreeSpec] = []
 
         def run(*seen: Any) -> list[object]:
-            def stand_in(item: Any) -> Any:
-                return seen[place_of[id(item)]] if isinstance(item, torch.Tensor) else item
-
-            with replaced_tensors(self._slots, [stand_in(t) for t in tensors]), self._module_names(recording):
-                args, kwargs = unflatten([stand_in(leaf) for leaf in leaves], spec)
-                results, structure = flatten(self._target(*args, **kwargs))
+            args, kwargs = unflatten([stand_in(recording, leaf) for leaf in leaves], spec)
+            results, structure = flatten(self._target(*args, **kwargs))
             output_spec.append(structure)
             return results
 

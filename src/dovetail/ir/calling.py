@@ -57,7 +57,14 @@ class FromView:
     detach: bool
 
 
-OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView"
+@dataclass(frozen=True, slots=True)
+class FromOutput:
+    """The same object as an earlier result."""
+
+    output: int
+
+
+OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOutput"
 
 
 @dataclass(frozen=True, slots=True)

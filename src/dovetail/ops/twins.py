@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from dovetail.ir.program import Operand, Target
+from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import functional_form
 from dovetail.torch_compat.dispatch import Argument, Overload, Schema, overloads, schema_of
 
@@ -31,9 +32,14 @@ class Twin:
 
 @cache
 def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
-    """The functional twin of `op`, which writes the arguments at positions `writes`. Never fails."""
+    """The functional twin of `op`, which writes the arguments at positions `writes`. Never fails.
+
+    A draw has no twin among the operators: which numbers it draws depends on the strides of what it writes, and a twin
+    writes a tensor of its own.
+    """
     schema = schema_of(op)
-    for find in (_out_twin, _inplace_twin, _functional_twin):
+    finders = () if facts_of(op).draws else (_out_twin, _inplace_twin, _functional_twin)
+    for find in finders:
         twin = find(schema, writes)
         if twin is not None:
             return twin

@@ -56,7 +56,7 @@ def split_by_phase(program: Program) -> Split:
     backward_outputs = [(role, operand) for role, operand in roles if not _is_forward(role)]
     saved, direct = _residuals(program, backward_nodes, [operand for _, operand in backward_outputs])
     inputs = list(zip(program.signature.inputs, program.inputs, strict=True))
-    primals = [(role, value) for role, value in inputs if not isinstance(role, Tangent)]
+    primals = [(role, value) for role, value in inputs if not isinstance(role, Tangent) and value not in direct]
     tangents = [(role, value) for role, value in inputs if isinstance(role, Tangent)]
     numbers = _residual_numbers(backward_nodes, [v for _, v in tangents], [o for _, o in backward_outputs])
     handed = [*saved, *(Value(name, ScalarMeta(symbol(name))) for name in numbers)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import AbstractContextManager
 
 import torch
@@ -40,7 +41,10 @@ def fake_of(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 
     Never symbolic: every size is fixed.
     """
-    return mode.from_tensor(tensor, static_shapes=True)
+    with warnings.catch_warnings():
+        # torch reads `.grad` of every tensor here, and warns its caller when the tensor is not a leaf.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning)
+        return mode.from_tensor(tensor, static_shapes=True)
 
 
 def allow_real_inputs(mode: FakeTensorMode) -> AbstractContextManager[None]:

@@ -1,0 +1,45 @@
+"""Ask autograd for gradients of recorded outputs, also through reentrant checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointFunction
+
+
+def gradients_of(
+    outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], arriving: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """The gradient of each leaf, None where autograd gives none; the graph is kept for another pattern.
+
+    `torch.autograd.grad` is refused by a reentrant checkpoint, which runs a backward of its own that accumulates into
+    `.grad`; with one in the graph, this does the same, and puts every `.grad` back.
+    """
+    if not _has_reentrant_checkpoint(outputs):
+        return list(torch.autograd.grad(outputs, leaves, arriving, allow_unused=True, retain_graph=True))
+    before = [leaf.grad for leaf in leaves]
+    try:
+        for leaf in leaves:
+            leaf.grad = None
+        torch.autograd.backward(outputs, arriving, retain_graph=True)
+        return [leaf.grad for leaf in leaves]
+    finally:
+        for leaf, grad in zip(leaves, before, strict=True):
+            leaf.grad = grad
+
+
+def _has_reentrant_checkpoint(outputs: Sequence[torch.Tensor]) -> bool:
+    wanted = f"{CheckpointFunction.__name__}Backward"
+    queue: list[Any] = [output.grad_fn for output in outputs]
+    seen: set[Any] = set()
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == wanted:
+            return True
+        seen.add(node)
+        queue.extend(child for child, _ in node.next_functions)
+    return False
