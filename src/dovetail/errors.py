@@ -238,6 +238,17 @@ class BackwardNeedsUnsavedValue(DovetailError):
     way_out = "make every output that can receive a gradient part of the loss, or leave this function uncompiled"
 
 
+class LateSizeAssumption(DovetailError):
+    """A backward for an unusual set of gradients assumes something about symbolic sizes that nobody checks."""
+
+    code = "DT-AUTOGRAD-003"
+    summary = (
+        "backward for the gradients {pattern} needs a fact about dynamic sizes that was not settled at compilation."
+    )
+    because = "sizes are guarded when the forward is compiled, and this backward was recorded later"
+    way_out = "compile with dynamic=False, or let every output or only the loss receive a gradient"
+
+
 # --- running ------------------------------------------------------------------------------------------------
 
 

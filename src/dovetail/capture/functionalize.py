@@ -47,8 +47,8 @@ class ViewStep:
 class Functionalizer:
     """Consumes recorded nodes in order, emits functional ones.
 
-    new_storage: gives a number that no storage of the recording has. infer: gives the descriptions of an operator's results (by running it on fakes); asked only for operators that
-    the recorder did not see itself.
+    new_storage: gives a number that no storage of the recording has. infer: gives the descriptions of an operator's
+    results (by running it on fakes); asked only for operators that the recorder did not see itself.
     """
 
     def __init__(self, inputs: Sequence[Value], infer: Infer, new_storage: Callable[[], int]) -> None:

@@ -104,9 +104,8 @@ def _difference(before: dict[str, Any], after: dict[str, Any], module: torch.nn.
             changed = next((k for k in {**old, **new} if old.get(k) is not new.get(k)), None)
             if changed is not None:
                 return f"bound {kind}.{changed} to another object"
-        elif name not in before or name not in after or not _unchanged(before[name], after[name]):
-            if not _is_derived(after.get(name), stand_ins):
-                return f"set {kind}.{name}"
+        elif not (_unchanged(before.get(name), after.get(name)) or _is_derived(after.get(name), stand_ins)):
+            return f"set {kind}.{name}"
     return ""
 
 

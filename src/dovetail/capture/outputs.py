@@ -17,6 +17,7 @@ from dovetail.capture.functionalize import Functionalizer, ViewStep
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import UnsupportedOutput
 from dovetail.ir.calling import (
+    AsLeaf,
     CallPlan,
     FromConstant,
     FromInput,
@@ -133,41 +134,54 @@ def _rule_for(result: object, input_of: Mapping[int, int], shared: Mapping[int, 
         raise UnsupportedOutput(what=f"a {type(result).__name__}")
     if id(result) in input_of:
         return FromInput(input_of[id(result)])
+    rule = _tensor_rule(result, shared, builder)
+    return AsLeaf(rule) if result.requires_grad and result.grad_fn is None else rule
+
+
+def _tensor_rule(result: torch.Tensor, shared: Mapping[int, int], builder: _Builder) -> OutputRule:
     value = builder.recorder.value_of(result)
     root, steps = builder.functional.chain_of(value)
     if root in builder.input_values:
-        index = list(builder.input_values).index(root)
         base = builder.recorder.tensor_of(root)
-        if _autograd_replays(result, base):
+        if base is not None and _autograd_replays(result, base):
+            index = list(builder.input_values).index(root)
             return FromView(index, True, _replay(steps), _loses_gradient(result, base))
-        return FromSlot(_add_slot(result, value, builder))
+        return FromSlot(_add_slot(result, value, builder, _has_gradient(result)))
     if shared[value.tensor.storage] == 1:
-        return FromSlot(_add_slot(result, value, builder))
-    return _shared_rule(result, value, root, steps, builder)
+        return FromSlot(_add_slot(result, value, builder, _has_gradient(result)))
+    return _shared_rule(result, value, steps, builder)
 
 
-def _shared_rule(
-    result: torch.Tensor, value: Value, root: Value, steps: tuple[ViewStep, ...], builder: _Builder
-) -> OutputRule:
-    base = builder.recorder.tensor_of(root)
-    if not _autograd_replays(result, base):
-        return FromSlot(_add_slot(result, value, builder))
-    if root not in builder.bases:
-        builder.bases[root] = _add_slot(base, root, builder, needs_gradient=False)
-    slot = builder.bases[root]
-    builder.needs_gradient[slot] |= result.requires_grad
-    if result is base and result.requires_grad == base.requires_grad:
-        return FromSlot(slot)
-    return FromView(slot, False, _replay(steps), _loses_gradient(result, base))
+def _shared_rule(result: torch.Tensor, value: Value, steps: tuple[ViewStep, ...], builder: _Builder) -> OutputRule:
+    """A view of the tensor nearest to the storage's root from which autograd leads to the result as in eager."""
+    for place, base_value in enumerate((*(step.parent for step in steps), value)):
+        base = builder.recorder.tensor_of(base_value)
+        if base is None or not _autograd_replays(result, base):
+            continue
+        if base_value not in builder.bases:
+            builder.bases[base_value] = _add_slot(base, base_value, builder, needs_gradient=False)
+        slot = builder.bases[base_value]
+        builder.needs_gradient[slot] |= _has_gradient(result)
+        if result is base and _has_gradient(result) == base.requires_grad:
+            return FromSlot(slot)
+        return FromView(slot, False, _replay(steps[place:]), _loses_gradient(result, base))
+    return FromSlot(_add_slot(result, value, builder, _has_gradient(result)))
 
 
-def _add_slot(tensor: torch.Tensor, value: Value, builder: _Builder, needs_gradient: bool | None = None) -> int:
-    wants = tensor.requires_grad if needs_gradient is None else needs_gradient
-    return builder.add_user(builder.functional.read(value), tensor, wants)
+def _add_slot(tensor: torch.Tensor, value: Value, builder: _Builder, needs_gradient: bool) -> int:
+    return builder.add_user(builder.functional.read(value), tensor, needs_gradient)
+
+
+def _has_gradient(result: torch.Tensor) -> bool:
+    """Whether a gradient that arrives at the result flows back into the program.
+
+    It does not into a view made under no_grad of a tensor that requires gradients: eager calls it a leaf.
+    """
+    return result.grad_fn is not None
 
 
 def _loses_gradient(result: torch.Tensor, base: torch.Tensor) -> bool:
-    return base.requires_grad and not result.requires_grad
+    return base.requires_grad and not _has_gradient(result)
 
 
 def _replay(steps: tuple[ViewStep, ...]) -> tuple[ReplayStep, ...]:
@@ -176,7 +190,7 @@ def _replay(steps: tuple[ViewStep, ...]) -> tuple[ReplayStep, ...]:
 
 def _autograd_replays(result: torch.Tensor, base: torch.Tensor) -> bool:
     """Whether making the views again on `base` gives `result` the same gradient path."""
-    if not result.requires_grad or result is base:
+    if not _has_gradient(result) or result is base:
         return True
     if has_hooks(result) or not base.requires_grad:
         return False

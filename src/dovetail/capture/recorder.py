@@ -17,7 +17,13 @@ from typing import Any
 import torch
 
 from dovetail.capture.origins import OriginTracker
-from dovetail.errors import DataDependentControlFlow, NoFakeKernel, UnsupportedHigherOrderOperator, UnsupportedInputMutation, UnsupportedTensor
+from dovetail.errors import (
+    DataDependentControlFlow,
+    NoFakeKernel,
+    UnsupportedHigherOrderOperator,
+    UnsupportedInputMutation,
+    UnsupportedTensor,
+)
 from dovetail.ir.convert import describe, scalar_of
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, Value
 from dovetail.ops.prims import Prim
@@ -60,6 +66,7 @@ class Recorder(DispatchMode):
         self.symbols: dict[str, Any] = {}
         self._origins = origins
         self._values: dict[int, Value] = {}
+        self._tensors: dict[Value, torch.Tensor] = {}
         self._alive: list[object] = []
         self._storages: dict[int, int] = {}
         self._storage_numbers = itertools.count()
@@ -91,12 +98,10 @@ class Recorder(DispatchMode):
         self.constants.append((tensor, value))
         return value
 
-    def tensor_of(self, value: Value) -> torch.Tensor:
-        """The first tensor object bound to `value`."""
-        for tensor in self._alive:
-            if isinstance(tensor, torch.Tensor) and self._values.get(id(tensor)) is value:
-                return tensor
-        raise KeyError(value.name)
+    def tensor_of(self, value: Value) -> torch.Tensor | None:
+        """The first tensor object bound to `value` that still stands for it (`t_` lets it stand for another)."""
+        tensor = self._tensors.get(value)
+        return tensor if tensor is not None and self._values.get(id(tensor)) is value else None
 
     def operand_of(self, argument: object) -> Operand:
         """An operator argument as an operand of the IR."""
@@ -222,7 +227,7 @@ class Recorder(DispatchMode):
         operands = tuple(self.operand_of(a) for a in args)
         result = func(*args, **kwargs)
         value = Value(self._fresh_name(schema.name.rstrip("_")), self._describe(tensor, schema.name))
-        self._values[id(tensor)] = value
+        self._bind(tensor, value)
         self.nodes.append(Node(view, operands, (), (value,), phase=self.phase, origin=self._origins.here()))
         return result
 
@@ -234,6 +239,7 @@ class Recorder(DispatchMode):
 
     def _bind(self, tensor: torch.Tensor, value: Value) -> Value:
         self._values[id(tensor)] = value
+        self._tensors.setdefault(value, tensor)
         self._alive.append(tensor)
         return value
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ContextManager, TypeAlias
+from typing import Any
 
 import torch
 
@@ -28,6 +28,7 @@ from dovetail.errors import (
     OverlappingMutatedInputs,
     UnsupportedInputMutation,
 )
+from dovetail.ir.calling import LIKE_OUTPUT, Arrival, Pattern
 from dovetail.ir.program import Operand, Phase, Program, Stage, Value
 from dovetail.ir.signature import (
     Constant,
@@ -40,11 +41,9 @@ from dovetail.ir.signature import (
     WriteKind,
 )
 from dovetail.torch_compat.autograd import version_of
-from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_of
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_of, keep_number
 from dovetail.torch_compat.rng import replaced_default_generator
-
-Layout: TypeAlias = "tuple[int | torch.SymInt, ...] | None"
-Pattern: TypeAlias = "tuple[Layout, ...]"
+from dovetail.torch_compat.symbols import guard_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,10 @@ class Recording:
     """See the module docstring. Make one with `record`."""
 
     def __init__(
-        self, mode: FakeMode, inputs: Sequence[InputSpec], around: Callable[[Recording], ContextManager[None]] | None = None
+        self,
+        mode: FakeMode,
+        inputs: Sequence[InputSpec],
+        around: Callable[[Recording], contextlib.AbstractContextManager[None]] | None = None,
     ) -> None:
         self.mode = mode
         self._around = around
@@ -123,7 +125,7 @@ class Recording:
     def _stand_in(self, spec: InputSpec) -> _StandIn:
         if not isinstance(spec.value, torch.Tensor):
             return _StandIn(spec.value, self.recorder.add_number(spec.value, spec.name), None)
-        fake = spec.value.detach()
+        fake = keep_number(spec.value, spec.value.detach())
         leaf: torch.Tensor | None = None
         if spec.requires_grad and spec.is_leaf:
             fake = torch.nn.Parameter(fake) if spec.is_parameter else fake.requires_grad_()
@@ -174,10 +176,7 @@ class Recording:
 
     def full_pattern(self) -> Pattern:
         """Every differentiable output receives a gradient laid out like the output."""
-        return tuple(
-            tuple(tensor.stride()) if differentiable else None
-            for tensor, differentiable in zip(self.outputs.tensors, self.outputs.plan.differentiable, strict=True)
-        )
+        return tuple(LIKE_OUTPUT if differentiable else None for differentiable in self.outputs.plan.differentiable)
 
     def likely_pattern(self) -> Pattern:
         """`full_pattern`, unless exactly one differentiable output is a single number: then that is the loss."""
@@ -185,12 +184,12 @@ class Recording:
         losses = [i for i, s in enumerate(full) if s is not None and self.outputs.tensors[i].dim() == 0]
         if len(losses) != 1:
             return full
-        return tuple(strides if i == losses[0] else None for i, strides in enumerate(full))
+        return tuple(arrival if i == losses[0] else None for i, arrival in enumerate(full))
 
     def program(self, name: str, pattern: Pattern) -> Program:
         """The functional program of forward and of the backward in which `pattern` says what arrives.
 
-        pattern: per forward output, the strides of its gradient, or None where none arrives.
+        pattern: per forward output, how its gradient is laid out, or None where none arrives.
         """
         functional = self._forward_end.fork()
         tangents, gradients = self._record_backward(pattern, functional)
@@ -248,8 +247,8 @@ class Recording:
         values = [None if g is None else self.recorder.value_of(g) for g in gradients]
         return tangents, [(index, value) for (index, _), value in zip(differentiable, values, strict=True)]
 
-    def _tangent_like(self, output: torch.Tensor, strides: Layout) -> torch.Tensor:
-        assert strides is not None, "asked for outputs that receive a gradient"
+    def _tangent_like(self, output: torch.Tensor, arrival: Arrival) -> torch.Tensor:
+        strides = arrival if isinstance(arrival, tuple) else output.stride()
         with self.mode:
             return torch.empty_strided(tuple(output.shape), strides, dtype=output.dtype, device=output.device)
 
@@ -259,6 +258,16 @@ class Recording:
     def can_train(self) -> bool:
         """Whether an input, or a tensor that the function closed over, wants a gradient."""
         return any(stand_in.leaf is not None for stand_in in self.stand_ins)
+
+    @property
+    def size_facts(self) -> int:
+        """How many facts about symbolic sizes recording has relied on so far."""
+        return guard_count(self.mode.shape_env)
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether a size in the program is a symbol."""
+        return bool(self.recorder.symbols)
 
     @property
     def forward_constants(self) -> list[tuple[str, torch.Tensor]]:

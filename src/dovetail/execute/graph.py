@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from dovetail.errors import BackwardNeedsUnsavedValue, DoubleBackwardUnsupported
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.wrapper import Wrapper
-from dovetail.ir.calling import CallPlan
+from dovetail.ir.calling import LIKE_OUTPUT, Arrival, CallPlan, Pattern
 from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors
-
-Pattern: TypeAlias = "tuple[tuple[int, ...] | None, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +51,9 @@ class CompiledGraph:
     """Callable with the graph's inputs; returns a tuple of the user's outputs.
 
     constants: tensors passed to forward after the inputs, by name. outputs: how many forward outputs are no residuals.
-    residuals: names of the forward outputs after those. backward_for: gives the backward for a pattern (strides of each
-    arriving gradient, None where none arrives), compiling it when it is new; None for inference.
+    residuals: names of the forward outputs after those. backward_for: gives the backward for a pattern, compiling it
+    when it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
+    otherwise they are first laid out like their output.
     """
 
     forward: CompiledProgram
@@ -63,9 +62,10 @@ class CompiledGraph:
     constants: dict[str, torch.Tensor]
     outputs: int
     residuals: tuple[str, ...] = ()
-    backward_for: Callable[[Pattern, Sequence[Any]], CompiledBackward] | None = None
+    backward_for: Callable[[Pattern], CompiledBackward] | None = None
     late_constants: Callable[[str], torch.Tensor] | None = None
     written_in_backward: tuple[int, ...] = ()
+    any_layout: bool = True
     _constant_list: list[torch.Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -138,6 +138,7 @@ class _CompiledFunction(torch.autograd.Function):
             *[o for i, o in enumerate(outputs) if isinstance(o, torch.Tensor) and not differentiable[i]]
         )
         ctx.slots = [i for i in range(graph.outputs) if i not in call.others]
+        ctx.strides = [outputs[i].stride() if differentiable[i] else None for i in ctx.slots]
         return tuple(tensors)
 
     @staticmethod
@@ -148,13 +149,14 @@ class _CompiledFunction(torch.autograd.Function):
         graph: CompiledGraph = ctx.graph
         assert graph.backward_for is not None, "graphs without gradients do not come here"
         arrived: list[Any] = [None] * graph.outputs
-        for slot, grad in zip(ctx.slots, grads, strict=True):
-            if graph.plan.differentiable[slot]:
-                arrived[slot] = grad
+        pattern: list[Arrival] = [None] * graph.outputs
+        for slot, grad, strides in zip(ctx.slots, grads, ctx.strides, strict=True):
+            if grad is not None and graph.plan.differentiable[slot]:
+                pattern[slot], arrived[slot] = _arrival(grad, strides, graph.any_layout)
         results: list[Any] = [None] * (1 + ctx.input_count)
         if all(grad is None for grad in arrived):
             return tuple(results)
-        backward = graph.backward_for(tuple(None if g is None else g.stride() for g in arrived), arrived)
+        backward = graph.backward_for(tuple(pattern))
         inputs = _backward_inputs(ctx, graph, backward, arrived)
         del arrived, grads
         made = backward.program(inputs)
@@ -164,6 +166,15 @@ class _CompiledFunction(torch.autograd.Function):
         for position, index in backward.writes:
             ctx.inputs_written_late[index].copy_(made[position])
         return tuple(results)
+
+
+def _arrival(grad: torch.Tensor, strides: tuple[int, ...], any_layout: bool) -> tuple[Arrival, torch.Tensor]:
+    """How a gradient arrives, and the gradient to hand on."""
+    if grad.stride() == strides:
+        return LIKE_OUTPUT, grad
+    if any_layout:
+        return grad.stride(), grad
+    return LIKE_OUTPUT, torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
 
 
 def _late_writes(graph: CompiledGraph, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:

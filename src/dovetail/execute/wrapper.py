@@ -20,7 +20,7 @@ import torch
 
 from dovetail.analysis.overlap import address_range
 from dovetail.errors import OverlappingMutatedInputs
-from dovetail.ir.calling import CallPlan, FromConstant, FromInput, FromOutput, FromSlot, FromView, OutputRule
+from dovetail.ir.calling import AsLeaf, CallPlan, FromConstant, FromInput, FromOutput, FromSlot, FromView, OutputRule
 from dovetail.ir.program import Program, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import SizeExpr
@@ -41,8 +41,13 @@ class _WrapperWriter:
 
     def write(self) -> str:
         named = sorted({rule.output for rule in self.plan.outputs if isinstance(rule, FromOutput)})
-        body = [*self._writes(), *(f"    {self.result}{place} = {self._output(self.plan.outputs[place])}" for place in named)]
-        results = [f"{self.result}{i}" if i in named else self._output(rule) for i, rule in enumerate(self.plan.outputs)]
+        body = [
+            *self._writes(),
+            *(f"    {self.result}{place} = {self._output(self.plan.outputs[place])}" for place in named),
+        ]
+        results = [
+            f"{self.result}{i}" if i in named else self._output(rule) for i, rule in enumerate(self.plan.outputs)
+        ]
         body.append(f"    return ({''.join(f'{result}, ' for result in results)})")
         head = ["def call(run, args):"]
         if self.plan.writes:
@@ -100,6 +105,8 @@ class _WrapperWriter:
             return f"outs[{rule.slot}]"
         if isinstance(rule, FromInput):
             return self._input(rule.input)
+        if isinstance(rule, AsLeaf):
+            return f"{self._output(rule.of)}.detach().requires_grad_()"
         if isinstance(rule, FromOutput):
             return f"{self.result}{rule.output}"
         text = self._input(rule.base) if rule.of_input else f"outs[{rule.base}]"

@@ -10,7 +10,7 @@ from torch import fx
 
 from dovetail.capture.interpret import GraphInterpreter
 from dovetail.capture.recording import InputSpec, Recording
-from dovetail.errors import BadOptionValue
+from dovetail.errors import BadOptionValue, UnsupportedInputMutation
 from dovetail.frontends.inputs import check_tensor
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
 from dovetail.ir.sizes import Number
@@ -18,8 +18,8 @@ from dovetail.ir.text import identifier
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import resolve_options
-from dovetail.torch_compat.fakes import FakeMode, fake_of, new_fake_mode, tracing_fake_mode
-from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name
+from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, new_fake_mode
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, hint_of, symbol_name
 from dovetail.torch_compat.version import ensure_supported_torch
 
 
@@ -39,8 +39,8 @@ def dovetail_backend(
     if mode not in (None, "default"):
         raise BadOptionValue(option="mode", value=mode, reason="modes are inductor's", expected="no mode")
     resolved = resolve_options(options, PASS_NAMES)
-    fake_mode = tracing_fake_mode() or new_fake_mode()
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    fake_mode = graph_fake_mode(node.meta.get("example_value") for node in placeholders) or new_fake_mode()
     specs = [_input_spec(i, n, e, fake_mode) for i, (n, e) in enumerate(zip(placeholders, example_inputs, strict=True))]
     recording = Recording(fake_mode, specs)
     interpreter = GraphInterpreter(gm, recording.origins, recording.in_region)
@@ -60,8 +60,10 @@ def _input_spec(index: int, node: fx.Node, example: Any, mode: FakeMode) -> Inpu
         return InputSpec(name, SizeInput(symbol or str(example)), example)
     check_tensor(name, example)
     fake = node.meta.get("example_value")
-    if not isinstance(fake, torch.Tensor) or getattr(fake, "fake_mode", None) is not mode:
+    if not isinstance(fake, torch.Tensor):
         fake = fake_of(mode, example)
+    elif concrete_layout(fake) != concrete_layout(example):
+        raise UnsupportedInputMutation(what="the shape or strides", name=name)
     return InputSpec(
         name,
         _role(index, node, example),

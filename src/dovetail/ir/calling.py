@@ -64,7 +64,19 @@ class FromOutput:
     output: int
 
 
-OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOutput"
+@dataclass(frozen=True, slots=True)
+class AsLeaf:
+    """The tensor of another rule, cut off from the program's gradients and requiring its own."""
+
+    of: FromSlot | FromView
+
+
+LIKE_OUTPUT = "like output"
+Arrival: TypeAlias = "str | tuple[int, ...] | None"
+Pattern: TypeAlias = "tuple[Arrival, ...]"
+"""Which gradients arrive in a backward: per forward output None, `LIKE_OUTPUT` (laid out like the output), or strides."""
+
+OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOutput | AsLeaf"
 
 
 @dataclass(frozen=True, slots=True)

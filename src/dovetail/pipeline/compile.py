@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 
-from dovetail.capture.recording import Pattern, Recording
-from dovetail.errors import BadOptionValue
+from dovetail.capture.recording import Recording
+from dovetail.errors import BadOptionValue, LateSizeAssumption
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.aten import AtenExecutor
 from dovetail.execute.graph import CompiledBackward, CompiledGraph
 from dovetail.execute.protocol import Executor, ExecutorList
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
+from dovetail.ir.calling import Pattern
 from dovetail.ir.signature import InputMutation, Tangent
 from dovetail.ir.sizes import Number
 from dovetail.partition.check import verify_split
 from dovetail.partition.split import Split, split_by_phase
-from dovetail.pipeline.driver import StepRecord, run_passes
+from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.options import Options
 
@@ -37,7 +37,12 @@ def compile_recording(recording: Recording, name: str, options: Options, hints: 
 
 
 class _GraphCompiler:
-    """Compiles the forward at once and one backward per pattern of arriving gradients on demand."""
+    """Compiles the forward at once and one backward per pattern of arriving gradients on demand.
+
+    Forward saves what the backward for gradients of *all* outputs reads, as eager does; the backward that is likely
+    (a single loss) is recorded at once as well, so that nothing is assumed about sizes after compiling. What the
+    passes decide for the first pattern holds for all, so that every backward finds the values it reads.
+    """
 
     def __init__(self, recording: Recording, name: str, options: Options, hints: Mapping[str, Number]) -> None:
         self._recording = recording
@@ -47,18 +52,19 @@ class _GraphCompiler:
         self._executors = make_executors(options)
         self._backwards: dict[Pattern, CompiledBackward] = {}
         self._pending: dict[Pattern, Split] = {}
-        self._saved: tuple[str, ...] = ()
-        self.records: tuple[StepRecord, ...] = ()
+        self._decisions: dict[str, bool] = {}
 
     def compile(self) -> CompiledGraph:
         """The graph, with its forward compiled."""
         plan = self._recording.outputs.plan
         trains = self._recording.can_train and any(plan.differentiable)
-        pattern = self._recording.likely_pattern() if trains else tuple(None for _ in plan.differentiable)
-        split, constants = self._lower(self._name, pattern)
+        constants = dict(self._recording.forward_constants)
+        full = self._recording.full_pattern() if trains else tuple(None for _ in plan.differentiable)
+        self._pending[full] = split = self._lower(self._name, full)
+        likely = self._recording.likely_pattern() if trains else full
+        if likely != full:
+            self._pending[likely] = self._lower(f"{self._name}_likely", likely)
         forward = CompiledProgram(split.forward, self._executors)
-        self._pending[pattern] = split
-        self._saved = split.residuals
         signature = split.backward.signature
         return CompiledGraph(
             forward=forward,
@@ -69,22 +75,23 @@ class _GraphCompiler:
             residuals=split.residuals,
             backward_for=self._backward_for if trains else None,
             late_constants=self._constant,
+            any_layout=not self._recording.is_symbolic,
             written_in_backward=tuple(r.input for r in signature.outputs if isinstance(r, InputMutation)),
         )
 
-    def _lower(self, name: str, pattern: Pattern) -> tuple[Split, dict[str, torch.Tensor]]:
+    def _lower(self, name: str, pattern: Pattern) -> Split:
         dump = Dump(self._options.dump, name, self._hints)
-        known = dict(self._recording.forward_constants)
         program = self._recording.program(name, pattern)
         dump.step("functional", program)
-        program, self.records = run_passes(program, self._options, dump, self._hints)
+        program, records = run_passes(program, self._options, dump, self._hints, self._decisions)
+        self._decisions.update({record.name: not record.reason for record in records})
         split = split_by_phase(program)
         if self._options.verify:
             verify_split(program, split)
         dump.step("forward", split.forward)
         dump.step("backward", split.backward)
         self._dump_code(dump, split)
-        return split, known
+        return split
 
     def _dump_code(self, dump: Dump, split: Split) -> None:
         if self._options.dump is not None:
@@ -95,7 +102,7 @@ class _GraphCompiler:
     def _constant(self, name: str) -> torch.Tensor:
         return dict(zip(self._recording.constant_names, self._recording.constants, strict=True))[name]
 
-    def _backward_for(self, pattern: tuple[tuple[int, ...] | None, ...], arrived: Sequence[Any]) -> CompiledBackward:
+    def _backward_for(self, pattern: Pattern) -> CompiledBackward:
         known = self._backwards.get(pattern)
         if known is None:
             known = self._backwards[pattern] = self._compile_backward(pattern)
@@ -105,7 +112,10 @@ class _GraphCompiler:
         split = self._pending.pop(pattern, None)
         if split is None:
             logger.info("%s: backward variant %d, gradients arrive as %s", self._name, len(self._backwards), pattern)
-            split, _ = self._lower(f"{self._name}_{len(self._backwards)}", pattern)
+            facts = self._recording.size_facts
+            split = self._lower(f"{self._name}_{len(self._backwards)}", pattern)
+            if self._recording.size_facts != facts:
+                raise LateSizeAssumption(pattern=pattern)
         tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
         return CompiledBackward.of(CompiledProgram(split.backward, self._executors), tangents)
 

@@ -48,16 +48,24 @@ class StepRecord:
 
 
 def run_passes(
-    program: Program, options: Options, dump: Dump, hints: Mapping[str, Number]
+    program: Program,
+    options: Options,
+    dump: Dump,
+    hints: Mapping[str, Number],
+    decisions: Mapping[str, bool] | None = None,
 ) -> tuple[Program, tuple[StepRecord, ...]]:
-    """The simplified program and a record per pass. hints: a number for each size symbol, for simulated peaks."""
+    """The simplified program and a record per pass.
+
+    hints: a number for each size symbol, for simulated peaks. decisions: by pass name, whether its result is kept,
+    where that was settled before; otherwise the simulated peaks settle it.
+    """
     records: list[StepRecord] = []
     if options.verify:
         verify_program(program, writes)
     for name, function in PASSES:
         if name in options.skip:
             continue
-        program, record = _run_pass(name, function, program, options, hints)
+        program, record = _run_pass(name, function, program, options, hints, (decisions or {}).get(name))
         records.append(record)
         dump.step(name, program, record)
         if name == options.stop_after:
@@ -66,7 +74,12 @@ def run_passes(
 
 
 def _run_pass(
-    name: str, function: Pass, program: Program, options: Options, hints: Mapping[str, Number]
+    name: str,
+    function: Pass,
+    program: Program,
+    options: Options,
+    hints: Mapping[str, Number],
+    keep: bool | None,
 ) -> tuple[Program, StepRecord]:
     before_text = program_text(program) if options.verify else ""
     start = time.perf_counter_ns()
@@ -80,14 +93,13 @@ def _run_pass(
         verify_program(result, writes)
     if options.verify > 1 and result is not program:
         verify_same_results(name, program, result, hints)
-    reason = ""
-    if result is not program:
+    reason = "" if keep is not False else "DECIDED-BEFORE: dropped for the first pattern"
+    if keep is None and result is not program:
         before, after = simulate_peak(program, hints).peak_bytes, simulate_peak(result, hints).peak_bytes
         if after > before:
             reason = f"PEAK-RISES: {after} > {before} simulated bytes"
-            result = program
-    record = StepRecord(name, len(program.nodes), len(result.nodes), elapsed_us, str(report), reason)
-    return result, record
+    kept = program if reason else result
+    return kept, StepRecord(name, len(program.nodes), len(kept.nodes), elapsed_us, str(report), reason)
 
 
 def writes(node: Node) -> bool:

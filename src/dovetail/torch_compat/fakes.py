@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 import torch
-from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -43,7 +43,9 @@ def fake_of(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """
     with warnings.catch_warnings():
         # torch reads `.grad` of every tensor here, and warns its caller when the tensor is not a leaf.
-        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning)
+        warnings.filterwarnings(
+            "ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning
+        )
         return mode.from_tensor(tensor, static_shapes=True)
 
 
@@ -64,7 +66,13 @@ class _AllowReal(AbstractContextManager[None]):
         self._mode.allow_non_fake_inputs = self._before
 
 
-def tracing_fake_mode() -> FakeTensorMode | None:
-    """The fake mode of the Dynamo compilation that is running, if one is."""
-    context = TracingContext.try_get()
-    return context.fake_mode if context is not None else None
+def keep_number(source: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
+    """`twin`, whose `.item()` is the symbolic number that `source`'s is known by (Dynamo wraps floats that way)."""
+    if isinstance(source, FakeTensor) and isinstance(twin, FakeTensor) and source.item_memo is not None:
+        twin.item_memo = source.item_memo
+    return twin
+
+
+def graph_fake_mode(examples: Iterable[object]) -> FakeTensorMode | None:
+    """The fake mode that the example values of a captured graph belong to, if there is one fake among them."""
+    return next((example.fake_mode for example in examples if isinstance(example, FakeTensor)), None)

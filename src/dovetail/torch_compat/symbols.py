@@ -90,6 +90,15 @@ def hint_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | floa
     return number.node.hint if number.node.has_hint() else None
 
 
+def concrete_layout(tensor: torch.Tensor) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """Sizes and strides as the numbers they had when the tensor was made."""
+
+    def known(number: int | torch.SymInt) -> object:
+        return hint_of(number) if isinstance(number, torch.SymInt) else number
+
+    return tuple(map(known, tensor.shape)), tuple(map(known, tensor.stride()))
+
+
 def new_shape_env() -> ShapeEnv:
     """A fresh environment of size symbols."""
     return ShapeEnv()
