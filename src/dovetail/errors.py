@@ -196,6 +196,16 @@ class PythonSideEffect(DovetailError):
     way_out = 'keep such state in a buffer that is written in place, or use torch.compile(backend="dovetail")'
 
 
+class InvalidGraphModule(DovetailError):
+    """A torch.fx.GraphModule that is not a graph of ATen operators with described values."""
+
+    code = "DT-CAPTURE-008"
+    summary = "node {node} of the graph module cannot be read: {reason}."
+    because = 'a program is made of operator calls whose results are described by meta["val"]'
+    way_out = "make the graph with make_fx or torch.export, or run fake tensor propagation over it"
+    rows = ()
+
+
 # --- aliasing and mutation ----------------------------------------------------------------------------------
 
 

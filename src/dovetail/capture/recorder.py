@@ -26,7 +26,8 @@ from dovetail.errors import (
 )
 from dovetail.ir.convert import describe, scalar_of
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, Value
-from dovetail.ops.prims import Prim
+from dovetail.ops.facts import runs_in_grad_mode
+from dovetail.ops.prims import Prim, in_grad_mode
 from dovetail.torch_compat.dispatch import (
     DispatchMode,
     HigherOrder,
@@ -144,7 +145,8 @@ class Recorder(DispatchMode):
         if func in _RENAMES:
             self.add_alias(result, self.value_of(args[0]))
             return result
-        self._append(func, operands, keyword_operands, result)
+        as_recorded = in_grad_mode(func) if runs_in_grad_mode(func) and torch.is_grad_enabled() else func
+        self._append(as_recorded, operands, keyword_operands, result)
         return result
 
     def record_prim(self, prim: Prim, args: Sequence[object], result: torch.Tensor | None) -> None:

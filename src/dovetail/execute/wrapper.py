@@ -25,6 +25,7 @@ from dovetail.ir.program import Program, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.text import Names, symbol_source
+from dovetail.ops.prims import copy_into
 
 Wrapper = Callable[[Callable[[list[Any]], Sequence[Any]], list[Any]], tuple[Any, ...]]
 
@@ -58,7 +59,7 @@ class _WrapperWriter:
 
     def _kept_inputs(self) -> list[int]:
         kept = {w.input for w in self.plan.writes}
-        for rule in self.plan.outputs:
+        for rule in self._sources():
             if isinstance(rule, FromInput):
                 kept.add(rule.input)
             elif isinstance(rule, FromView) and rule.of_input:
@@ -67,9 +68,12 @@ class _WrapperWriter:
             kept.update(range(len(self.program.inputs)))
         return sorted(kept)
 
+    def _sources(self) -> list[OutputRule]:
+        return [rule.of if isinstance(rule, AsLeaf) else rule for rule in self.plan.outputs]
+
     def _needed_symbols(self) -> list[str]:
         needed: dict[str, None] = {}
-        for rule in self.plan.outputs:
+        for rule in self._sources():
             if isinstance(rule, FromView):
                 for step in rule.steps:
                     needed.update(dict.fromkeys(symbols_in((step.args, [a for _, a in step.kwargs]))))
@@ -89,13 +93,15 @@ class _WrapperWriter:
     def _writes(self) -> list[str]:
         lines = []
         for write in self.plan.writes:
-            target, contents = self._input(write.input), f"outs[{write.slot}]"
+            value = self.program.inputs[write.input]
+            target = f"{value.name}.data" if write.kind is WriteKind.HIDDEN else value.name
+            contents = f"outs[{write.slot}]"
+            overlaps = value.tensor.overlaps_itself()
+            call = f"copy_into({target}, {contents})" if overlaps else f"{target}.copy_({contents})"
             if write.kind is WriteKind.TRACKED:
-                lines.append(f"    {target}.copy_({contents})")
-            elif write.kind is WriteKind.UNTRACKED:
-                lines += ["    with no_grad():", f"        {target}.copy_({contents})"]
+                lines.append(f"    {call}")
             else:
-                lines += ["    with no_grad():", f"        {target}.data.copy_({contents})"]
+                lines += ["    with no_grad():", f"        {call}"]
         return lines
 
     def _output(self, rule: OutputRule) -> str:
@@ -137,6 +143,7 @@ def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
         "torch": torch,
         "math": math,
         "no_grad": torch.no_grad,
+        "copy_into": copy_into,
         "check_apart": _Apart(tuple(value.name for value in program.inputs)),
         **named,
     }

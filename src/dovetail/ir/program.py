@@ -82,6 +82,19 @@ class TensorMeta:
         """Bytes of the elements (not of the storage)."""
         return product((self.numel(), self.dtype.itemsize))
 
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may be one (the tensor is expanded, say), so that a write to one shows in the other."""
+        dims = [(step, size) for step, size in zip(self.stride, self.shape, strict=True) if size != 1]
+        known = [(step, size) for step, size in dims if isinstance(step, int) and isinstance(size, int)]
+        if len(known) < len(dims):
+            return any(step == 0 for step, _ in dims)
+        reach = 0
+        for step, size in sorted(known):
+            if step <= reach:
+                return True
+            reach += step * (size - 1)
+        return False
+
     def __str__(self) -> str:
         text = f"{_DTYPE_NAMES.get(self.dtype, str(self.dtype))}[{', '.join(map(str, self.shape))}]"
         return text if self.device.type == "cpu" else f"{text} {self.device}"

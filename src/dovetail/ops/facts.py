@@ -103,6 +103,20 @@ def hidden_writes(target: Target, args: Sequence[object], kwargs: Mapping[str, o
     return rule(args, kwargs) if rule is not None and not schema.is_mutable else ()
 
 
+# --- operators that look at the grad mode ---------------------------------------------------------------------
+
+# The kernel prepares its workspace for backward only when the grad mode is on.
+_ASK_GRAD_MODE = frozenset({"aten::mkldnn_rnn_layer"})
+
+
+def runs_in_grad_mode(target: Target) -> bool:
+    """Whether the operator's results depend on the grad mode, so that it must run as it was recorded."""
+    if not isinstance(target, Overload):
+        return False
+    schema = schema_of(target)
+    return f"{schema.namespace}::{schema.name}" in _ASK_GRAD_MODE
+
+
 # --- operators that only copy -----------------------------------------------------------------------------------------
 
 _COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::lift_fresh_copy"})

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail.torch_compat.autograd import below_autograd
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.rng import default_generator
 
@@ -31,6 +32,10 @@ class Prim:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self.run(*args, **kwargs)
+
+    @property
+    def __name__(self) -> str:
+        return self.name  # torch.fx names nodes and writes code by it
 
 
 # --- generator state ------------------------------------------------------------------------------------------------
@@ -64,7 +69,28 @@ def _copy_to_layout(
     device: torch.device,
 ) -> torch.Tensor:
     result = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
-    return result.copy_(source)
+    return copy_into(result, source)
+
+
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """`target.copy_(source)`, also where elements of the target share bytes (the source has equal numbers there)."""
+    if not _may_share_bytes(target):
+        return target.copy_(source)
+    source = source.expand(target.shape)
+    dim = min(range(target.dim()), key=lambda d: (target.size(d) == 1, target.stride(d)))
+    for index in range(1 if target.stride(dim) == 0 else target.size(dim)):
+        copy_into(target.select(dim, index), source.select(dim, index))
+    return target
+
+
+def _may_share_bytes(tensor: torch.Tensor) -> bool:
+    """Whether two elements of the tensor may be one; may say yes wrongly."""
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 
 COPY_TO_LAYOUT = Prim("copy_to_layout", _copy_to_layout, "prims.COPY_TO_LAYOUT")
@@ -75,6 +101,32 @@ def clone_with_strides(tensor: torch.Tensor) -> torch.Tensor:
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     flat = tensor.as_strided((0 if tensor.numel() == 0 else last + 1,), (1,), tensor.storage_offset()).clone()
     return flat.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+# --- operators that look at the grad mode ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class InGradMode:
+    """Runs an operator below autograd with the grad mode on, as a forward pass in eager does."""
+
+    op: Overload
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        with torch.enable_grad(), below_autograd():
+            return self.op(*args, **kwargs)
+
+
+def in_grad_mode(op: Overload) -> Prim:
+    """The primitive that is `op` with the grad mode on; see `InGradMode`."""
+    known = _IN_GRAD_MODE.get(op)
+    if known is None:
+        known = Prim(schema_of(op).name, InGradMode(op), f"prims.in_grad_mode(torch.ops.{op})", draws=_draws(op))
+        _IN_GRAD_MODE[op] = known
+    return known
+
+
+_IN_GRAD_MODE: dict[Overload, Prim] = {}
 
 
 # --- functional forms ---------------------------------------------------------------------------------------
@@ -164,7 +216,7 @@ class ViewScatter:
         result = clone_with_strides(base)
         selected = self.view(result, *args, **kwargs)
         part = selected if self.index is None else selected[self.index]
-        part.copy_(source)
+        copy_into(part, source)
         return result
 
 

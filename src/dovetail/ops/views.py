@@ -57,6 +57,8 @@ def write_through(
 
     args: the view's operands; the first is the base. base: what the base looks like.
     """
+    if base.overlaps_itself():
+        return WriteThrough(view_scatter(view, index), (BASE, SOURCE, *args[1:]), kwargs)
     undo = _UNDO.get(schema_of(view).name) if index is None and schema_of(view).namespace == "aten" else None
     if undo is not None:
         undone = undo(view, args, base)

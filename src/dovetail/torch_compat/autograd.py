@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -51,3 +52,9 @@ def bump_version(tensor: torch.Tensor) -> None:
 def profiler_is_running() -> bool:
     """Whether torch.profiler or torch.autograd.profiler records right now."""
     return torch.autograd._profiler_enabled()
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """While active, operators go straight to the device's kernels: autograd does not see them, whatever the mode."""
+    guard: AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
+    return guard
