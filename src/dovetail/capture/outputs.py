@@ -56,6 +56,7 @@ class _Builder:
     recorder: Recorder
     functional: Functionalizer
     input_values: Sequence[Value]
+    input_of: Mapping[int, int]
     values: list[Operand] = field(default_factory=list)
     roles: list[OutputRole] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
@@ -86,14 +87,14 @@ def analyse_outputs(
     results: flat. inputs: the tensor objects that the function saw (None for numbers). writes: how each written input
     was written. Raises: UnsupportedOutput for an object that cannot be handed out by a compiled program.
     """
-    builder = _Builder(recorder, functional, input_values)
     input_of = {id(tensor): index for index, tensor in enumerate(inputs) if tensor is not None}
+    builder = _Builder(recorder, functional, input_values, input_of)
     shared = _storage_counts(results, recorder)
     rules: list[OutputRule] = []
     place_of: dict[int, int] = {}
     for place, result in enumerate(results):
         first = place_of.setdefault(id(result), place) if isinstance(result, torch.Tensor) else place
-        rules.append(_rule_for(result, input_of, shared, builder) if first == place else FromOutput(first))
+        rules.append(_rule_for(result, shared, builder) if first == place else FromOutput(first))
     backs = []
     for index, kind in writes.items():
         tracked = kind is WriteKind.TRACKED
@@ -125,17 +126,17 @@ def _storage_counts(results: Sequence[object], recorder: Recorder) -> dict[int, 
     return counts
 
 
-def _rule_for(result: object, input_of: Mapping[int, int], shared: Mapping[int, int], builder: _Builder) -> OutputRule:
+def _rule_for(result: object, shared: Mapping[int, int], builder: _Builder) -> OutputRule:
     if isinstance(result, SYMBOLIC_TYPES):
         return FromSlot(builder.add_user(scalar_of(result), None, False))
     if not isinstance(result, torch.Tensor):
         if isinstance(result, _CONSTANT_TYPES):
             return FromConstant(result)
         raise UnsupportedOutput(what=f"a {type(result).__name__}")
-    if id(result) in input_of:
-        return FromInput(input_of[id(result)])
+    if id(result) in builder.input_of:
+        return FromInput(builder.input_of[id(result)])
     rule = _tensor_rule(result, shared, builder)
-    return AsLeaf(rule) if result.requires_grad and result.grad_fn is None else rule
+    return AsLeaf(rule) if result.requires_grad and not _has_gradient(result, builder) else rule
 
 
 def _tensor_rule(result: torch.Tensor, shared: Mapping[int, int], builder: _Builder) -> OutputRule:
@@ -143,12 +144,12 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, int], builder: _Buil
     root, steps = builder.functional.chain_of(value)
     if root in builder.input_values:
         base = builder.recorder.tensor_of(root)
-        if base is not None and _autograd_replays(result, base):
+        if base is not None and _autograd_replays(result, base, builder):
             index = list(builder.input_values).index(root)
-            return FromView(index, True, _replay(steps), _loses_gradient(result, base))
-        return FromSlot(_add_slot(result, value, builder, _has_gradient(result)))
+            return FromView(index, True, _replay(steps), _loses_gradient(result, base, builder))
+        return FromSlot(_add_slot(result, value, builder, _has_gradient(result, builder)))
     if shared[value.tensor.storage] == 1:
-        return FromSlot(_add_slot(result, value, builder, _has_gradient(result)))
+        return FromSlot(_add_slot(result, value, builder, _has_gradient(result, builder)))
     return _shared_rule(result, value, steps, builder)
 
 
@@ -156,41 +157,53 @@ def _shared_rule(result: torch.Tensor, value: Value, steps: tuple[ViewStep, ...]
     """A view of the tensor nearest to the storage's root from which autograd leads to the result as in eager."""
     for place, base_value in enumerate((*(step.parent for step in steps), value)):
         base = builder.recorder.tensor_of(base_value)
-        if base is None or not _autograd_replays(result, base):
+        if base is None or not _autograd_replays(result, base, builder):
             continue
         if base_value not in builder.bases:
             builder.bases[base_value] = _add_slot(base, base_value, builder, needs_gradient=False)
         slot = builder.bases[base_value]
-        builder.needs_gradient[slot] |= _has_gradient(result)
-        if result is base and _has_gradient(result) == base.requires_grad:
+        builder.needs_gradient[slot] |= _has_gradient(result, builder)
+        if result is base and _has_gradient(result, builder) == base.requires_grad:
             return FromSlot(slot)
-        return FromView(slot, False, _replay(steps[place:]), _loses_gradient(result, base))
-    return FromSlot(_add_slot(result, value, builder, _has_gradient(result)))
+        return FromView(slot, False, _replay(steps[place:]), _loses_gradient(result, base, builder))
+    return FromSlot(_add_slot(result, value, builder, _has_gradient(result, builder)))
 
 
 def _add_slot(tensor: torch.Tensor, value: Value, builder: _Builder, needs_gradient: bool) -> int:
     return builder.add_user(builder.functional.read(value), tensor, needs_gradient)
 
 
-def _has_gradient(result: torch.Tensor) -> bool:
+def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
     """Whether a gradient that arrives at the result flows back into the program.
 
-    It does not into a view made under no_grad of a tensor that requires gradients: eager calls it a leaf.
+    It does not from a view made under no_grad of a tensor that requires gradients (eager takes it for a leaf), nor from
+    views of that one.
     """
-    return result.grad_fn is not None
+    node: Any = result.grad_fn
+    for _ in range(_MAX_VIEW_DEPTH):
+        if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
+            return node is not None
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return id(variable) in builder.input_of
+        following = [child for child, _ in node.next_functions if child is not None]
+        if len(following) != 1:
+            return True
+        node = following[0]
+    return True
 
 
-def _loses_gradient(result: torch.Tensor, base: torch.Tensor) -> bool:
-    return base.requires_grad and not _has_gradient(result)
+def _loses_gradient(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:
+    return base.requires_grad and not _has_gradient(result, builder)
 
 
 def _replay(steps: tuple[ViewStep, ...]) -> tuple[ReplayStep, ...]:
     return tuple(ReplayStep(step.node.target, step.node.args[1:], step.node.kwargs, step.index) for step in steps)
 
 
-def _autograd_replays(result: torch.Tensor, base: torch.Tensor) -> bool:
+def _autograd_replays(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:
     """Whether making the views again on `base` gives `result` the same gradient path."""
-    if not _has_gradient(result) or result is base:
+    if not _has_gradient(result, builder) or result is base:
         return True
     if has_hooks(result) or not base.requires_grad:
         return False

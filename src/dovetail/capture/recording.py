@@ -69,6 +69,19 @@ class _StandIn:
     grad_fn: object = None
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedPrograms:
+    """One recording as it ran and as a functional program.
+
+    comparable: running both gives the same outputs. It does not when backward writes what forward has already given
+    out: the recorded program then shows the last contents in both places.
+    """
+
+    recorded: Program
+    functional: Program
+    comparable: bool
+
+
 class _Arrive(torch.autograd.Function):
     """Makes `holder`'s tensor a non-leaf whose gradient flows to `leaf`, sharing no operator with the program."""
 
@@ -152,6 +165,8 @@ class Recording:
             if not stand_in.value.is_tensor or functional.read(stand_in.value) is stand_in.value:
                 continue
             if stand_in.seen.grad_fn is not stand_in.grad_fn:
+                if stand_in.value.tensor.overlaps_itself():
+                    raise UnsupportedInputMutation(what="elements that share bytes", name=stand_in.value.name)
                 kinds[index] = WriteKind.TRACKED
             elif version_of(stand_in.seen) == stand_in.version:
                 kinds[index] = WriteKind.HIDDEN
@@ -186,38 +201,44 @@ class Recording:
             return full
         return tuple(arrival if i == losses[0] else None for i, arrival in enumerate(full))
 
-    def program(self, name: str, pattern: Pattern) -> Program:
-        """The functional program of forward and of the backward in which `pattern` says what arrives.
+    def programs(self, name: str, pattern: Pattern) -> RecordedPrograms:
+        """The program of forward and of the backward in which `pattern` says what arrives, recorded and functional.
 
         pattern: per forward output, how its gradient is laid out, or None where none arrives.
         """
         functional = self._forward_end.fork()
         tangents, gradients = self._record_backward(pattern, functional)
-        inputs = [*(s.value for s in self.stand_ins[: len(self.specs)]), *(v for _, v in self.recorder.constants)]
-        roles: list[InputRole] = [spec.role for spec in self.specs]
-        roles += [Constant(value.name) for _, value in self.recorder.constants]
-        for output, tangent in tangents:
-            inputs.append(tangent)
-            roles.append(Tangent(output))
-        results: list[Operand] = list(self.outputs.values)
-        output_roles: list[OutputRole] = list(self.outputs.roles)
-        for index, stand_in in enumerate(self.stand_ins):
-            if stand_in.value.is_tensor and functional.version(stand_in.value) != self._forward_end.version(
-                stand_in.value
-            ):
-                results.append(functional.read(stand_in.value))
-                output_roles.append(InputMutation(index, WriteKind.UNTRACKED, during_backward=True))
-        for index, gradient in gradients:
-            results.append(None if gradient is None else functional.read(gradient))
-            output_roles.append(Gradient(index))
-        return Program(
-            name,
-            Stage.FUNCTIONAL,
-            tuple(inputs),
-            tuple(functional.nodes),
-            tuple(results),
-            Signature(tuple(roles), tuple(output_roles)),
+        late = [
+            (index, stand_in.value)
+            for index, stand_in in enumerate(self.stand_ins)
+            if stand_in.value.is_tensor
+            and functional.version(stand_in.value) != self._forward_end.version(stand_in.value)
+        ]
+        values = [*(s.value for s in self.stand_ins[: len(self.specs)]), *(v for _, v in self.recorder.constants)]
+        input_roles: list[InputRole] = [
+            *(spec.role for spec in self.specs),
+            *(Constant(value.name) for _, value in self.recorder.constants),
+            *(Tangent(output) for output, _ in tangents),
+        ]
+        inputs = (*values, *(tangent for _, tangent in tangents))
+        roles: tuple[OutputRole, ...] = (
+            *self.outputs.roles,
+            *(InputMutation(index, WriteKind.UNTRACKED, during_backward=True) for index, _ in late),
+            *(Gradient(index) for index, _ in gradients),
         )
+        after = [*(value for _, value in late), *(gradient for _, gradient in gradients)]
+        recorded = (*self._recorded_outputs(), *after)
+        made = (*self.outputs.values, *(None if value is None else functional.read(value) for value in after))
+        signature = Signature(tuple(input_roles), roles)
+        return RecordedPrograms(
+            Program(name, Stage.IMPURE, inputs, tuple(self.recorder.nodes), recorded, signature),
+            Program(name, Stage.FUNCTIONAL, inputs, tuple(functional.nodes), made, signature),
+            comparable=not late,
+        )
+
+    def _recorded_outputs(self) -> list[Operand]:
+        tensors = zip(self.outputs.tensors, self.outputs.values, strict=True)
+        return [value if tensor is None else self.recorder.value_of(tensor) for tensor, value in tensors]
 
     def _record_backward(
         self, pattern: Pattern, functional: Functionalizer

@@ -128,3 +128,16 @@ def is_copy(target: Target) -> bool:
         schema = schema_of(target)
         return f"{schema.namespace}::{schema.name}" in _COPIES
     return target is COPY_TO_LAYOUT
+
+
+# --- views that read their bytes otherwise -----------------------------------------------------------------------------
+
+_REINTERPRETATIONS = frozenset({"aten::_conj", "aten::_neg_view"})
+
+
+def is_reinterpretation(target: Target) -> bool:
+    """Whether a view shows other numbers than its operand although both have the same layout."""
+    if isinstance(target, Overload):
+        schema = schema_of(target)
+        return f"{schema.namespace}::{schema.name}" in _REINTERPRETATIONS
+    return False

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.ir.program import Node, Program, TensorMeta, Value, map_operands
-from dovetail.ops.facts import facts_of, is_copy
+from dovetail.ops.facts import facts_of, is_copy, is_reinterpretation
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def remove_no_ops(program: Program) -> tuple[Program, NoOpReport]:
 
 def _same_as(node: Node, held_outside: frozenset[int]) -> Value | None:
     """The operand that the node's only result equals, if it does."""
-    if len(node.outputs) != 1 or node.unpack or not facts_of(node.target).is_pure:
+    if len(node.outputs) != 1 or node.unpack or not facts_of(node.target).is_pure or is_reinterpretation(node.target):
         return None
     (result,) = node.outputs
     source = next((value for value in node.operands()), None)

@@ -8,12 +8,15 @@ None, strides), and what all tensors show after each output was written in place
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import storage_key
+
+_SHARED = "shared bytes (name, name, distance)"
 
 Observation: TypeAlias = dict[str, object]
 MakeInputs: TypeAlias = Callable[[int], tuple[list[Any], list[torch.Tensor]]]
@@ -65,6 +68,7 @@ def observe(function: Callable[..., Any], make_inputs: MakeInputs, seed: int) ->
     """Run `function` on fresh inputs and note everything that a caller can see, by label."""
     inputs, leaves = make_inputs(seed)
     versions = [version_of(x) if isinstance(x, torch.Tensor) else 0 for x in inputs]
+    graphs = [x.grad_fn if isinstance(x, torch.Tensor) else None for x in inputs]
     seen: Observation = {}
     state = torch.get_rng_state()
     try:
@@ -79,8 +83,11 @@ def observe(function: Callable[..., Any], make_inputs: MakeInputs, seed: int) ->
     for index, (value, version) in enumerate(zip(inputs, versions, strict=True)):
         if isinstance(value, torch.Tensor):
             seen[f"input {index} version counter moved"] = version_of(value) != version
-    seen["same objects"], seen["shared bytes (name, name, distance)"] = _sharing(tensors)
-    _note_gradients(seen, outputs, inputs, leaves, seed)
+    seen["same objects"], seen[_SHARED] = _sharing(tensors)
+    rewritten = [
+        x for x, graph in zip(inputs, graphs, strict=True) if isinstance(x, torch.Tensor) and x.grad_fn is not graph
+    ]
+    _note_gradients(seen, outputs, rewritten, leaves, seed)
     _note_writes(seen, tensors, len(outputs))
     return seen
 
@@ -90,11 +97,15 @@ def _note_value(seen: Observation, label: str, value: object) -> None:
         seen[label] = value
         return
     seen[f"{label} dtype, shape"] = (value.dtype, tuple(value.shape))
-    seen[f"{label} strides"] = value.stride()
+    seen[f"{label} strides"] = _strides(value)
     seen[f"{label} requires_grad"] = value.requires_grad
-    seen[f"{label} is a leaf"] = value.is_leaf
     seen[f"{label} conjugate and negative bits"] = (value.is_conj(), value.is_neg())
     seen[f"{label} values"] = _values(value)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Strides, with 0 for dimensions of one element, where they say nothing."""
+    return tuple(step if size > 1 else 0 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
@@ -114,15 +125,20 @@ def _sharing(tensors: Mapping[str, object]) -> tuple[list[tuple[str, str]], list
     return same, shared
 
 
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A gradient that several tensors of the caller contribute to: autograd adds them up in an order of its own."""
+
+    values: torch.Tensor
+
+
 def _note_gradients(
-    seen: Observation, outputs: Sequence[object], inputs: Sequence[object], leaves: Sequence[torch.Tensor], seed: int
+    seen: Observation, outputs: Sequence[object], rewritten: Sequence[object], leaves: Sequence[torch.Tensor], seed: int
 ) -> None:
-    """Gradients of the leaves, for what carries one among outputs and written inputs; odd seeds leave the first out."""
+    """Gradients of the leaves, for what carries one among outputs and rewritten inputs; odd seeds leave the first out."""
     generator = torch.Generator().manual_seed(seed)
-    ends: dict[int, torch.Tensor] = {}
-    for value in (*outputs, *inputs):
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-            ends.setdefault(id(value), value)
+    made = [value for value in (*outputs, *rewritten) if isinstance(value, torch.Tensor)]
+    ends = {id(value): value for value in made if value.grad_fn is not None}
     chosen = list(ends.values())[1 if seed % 2 and len(ends) > 1 else 0 :]
     if not chosen or not leaves:
         return
@@ -130,7 +146,9 @@ def _note_gradients(
     gradients = torch.autograd.grad(chosen, list(leaves), arriving, allow_unused=True)
     for index, gradient in enumerate(gradients):
         seen[f"gradient {index} is None"] = gradient is None
-        if gradient is not None:
+        if gradient is not None and (seen[_SHARED] or rewritten):
+            seen[f"gradient {index} is about"] = _Sum(_values(gradient))
+        elif gradient is not None:
             _note_value(seen, f"gradient {index}", gradient)
 
 
@@ -138,7 +156,7 @@ def _note_writes(seen: Observation, tensors: Mapping[str, object], outputs: int)
     """What every tensor shows after each output was written, one after the other."""
     held = {label: value for label, value in tensors.items() if isinstance(value, torch.Tensor)}
     for label, value in list(held.items())[:outputs]:
-        if not label.startswith("output") or _overlaps_itself(value):
+        if not label.startswith("output") or overlaps_itself(value):
             continue
         written = value.data
         written.logical_not_() if written.dtype is torch.bool else written.add_(1)
@@ -146,7 +164,7 @@ def _note_writes(seen: Observation, tensors: Mapping[str, object], outputs: int)
             seen[f"after {label} was written, {other} values"] = _values(shown)
 
 
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
+def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether two elements may share bytes (then eager refuses to write)."""
     reach = 0
     for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
@@ -157,6 +175,10 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def _agree(a: object, b: object) -> bool:
+    if isinstance(a, _Sum) and isinstance(b, _Sum):
+        tolerance = 1e-4 if a.values.dtype in (torch.float32, torch.complex64) else 1e-10
+        same_kind = a.values.dtype is b.values.dtype and a.values.shape == b.values.shape
+        return same_kind and torch.allclose(a.values, b.values, rtol=tolerance, atol=tolerance, equal_nan=True)
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.dtype is b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
     return type(a) is type(b) and a == b

@@ -94,6 +94,7 @@ def _attempt(seed: int, choose: random.Random) -> RandomProgram | None:
         for line in inputs:
             exec(line, namespace)
         scene = Scene(choose, {name: namespace[name] for name in arguments}, inputs=arguments)
+        scene.note_overlaps("", ())
         body = _random_body(scene)
         returns = _random_returns(scene)
     return RandomProgram(seed, inputs, arguments, leaves, body, returns) if returns else None
@@ -113,9 +114,7 @@ def _random_inputs(choose: random.Random) -> tuple[tuple[str, ...], tuple[str, .
         shape = sizes[choose.randrange(3) :] if choose.random() < 0.8 else choose.sample(sizes, choose.choice((1, 2)))
         if not shape or choose.random() < 0.05:
             shape = []
-        dtype = choose.choices(
-            ("float32", "float64", "int64", "bool", "complex64"), weights=(60, 12, 12, 8, 8)
-        )[0]
+        dtype = choose.choices(("float32", "float64", "int64", "bool", "complex64"), weights=(60, 12, 12, 8, 8))[0]
         values, layout = _random_layout(choose, list(shape))
         make = _VALUES[dtype].format(shape=tuple(values), count=len(values))
         gradient = choose.choice(("none", "leaf", "leaf", "derived", "view")) if wants_gradient else "none"
@@ -199,7 +198,9 @@ def _runs(line: str, scene: Scene) -> bool:
         return False
     if any(isinstance(v, torch.Tensor) and v.numel() > _MAX_ELEMENTS for v in names.values()):
         return False
+    before = set(scene.names)
     scene.names.update(names)
+    scene.note_overlaps(line, before)
     return True
 
 
@@ -213,7 +214,9 @@ def _random_returns(scene: Scene) -> tuple[str, ...]:
         elif kind < 0.87:
             returns.append(scene.choose.choice(scene.inputs))
         elif kind < 0.95 and (name := scene.pick(lambda t: t.dim() > 0)) is not None:
-            returns.append(f"{name}{scene.choose.choice(('[0]', '.view_as({})', '.transpose(0, -1)', '.detach()')).format(name)}")
+            returns.append(
+                f"{name}{scene.choose.choice(('[0]', '.view_as({})', '.transpose(0, -1)', '.detach()')).format(name)}"
+            )
         else:
             returns.append(scene.choose.choice(("None", "3", "2.5")))
     return tuple(returns)

@@ -7,12 +7,15 @@ and drops the ones that eager refuses. The last entry of each table row is how o
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 
+from dovetail.analysis.overlap import address_range
+from dovetail.testing.agreement import overlaps_itself
 from dovetail.torch_compat.dispatch import storage_key
 
 Condition: TypeAlias = Callable[[torch.Tensor], bool]
@@ -25,7 +28,24 @@ class Scene:
     choose: random.Random
     names: dict[str, Any]
     count: int = 0
-    inputs: tuple[str, ...] = field(default=())
+    inputs: tuple[str, ...] = ()
+    twisted: set[str] = field(default_factory=set)
+
+    def note_overlaps(self, line: str, before: Iterable[str]) -> None:
+        """Remember which new tensors have elements that share bytes, or are views of such a tensor."""
+        mentioned = [name for name in re.findall(r"\w+", line) if name in self.names]
+        for name in self.names:
+            if name in before or not isinstance(self.names[name], torch.Tensor):
+                continue
+            tensor = self.tensor(name)
+            parents = [m for m in mentioned if m in self.twisted and storage_key(self.tensor(m)) == storage_key(tensor)]
+            if parents or overlaps_itself(tensor):
+                self.twisted.add(name)
+
+    def pick_target(self, condition: Condition = lambda _: True) -> str | None:
+        """The name of a tensor to write: what a write to shared elements gives is nobody's promise."""
+        twisted = [self.tensor(name) for name in self.twisted]
+        return self.pick(lambda t: condition(t) and not any(t is other for other in twisted))
 
     def tensors(self, condition: Condition) -> list[str]:
         """Names of the tensors for which `condition` holds, oldest first."""
@@ -76,7 +96,21 @@ def _fits(shape: Sequence[int], into: Sequence[int]) -> bool:
 
 # --- new values -----------------------------------------------------------------------------------------------------
 
-_UNARY = ("abs", "neg", "relu", "square", "sign", "floor", "exp", "sin", "tanh", "sigmoid", "clone", "contiguous", "reciprocal")
+_UNARY = (
+    "abs",
+    "neg",
+    "relu",
+    "square",
+    "sign",
+    "floor",
+    "exp",
+    "sin",
+    "tanh",
+    "sigmoid",
+    "clone",
+    "contiguous",
+    "reciprocal",
+)
 
 
 def pointwise_of_one(scene: Scene) -> str | None:
@@ -88,7 +122,9 @@ def pointwise_of_one(scene: Scene) -> str | None:
 def pointwise_with_number(scene: Scene) -> str | None:
     """`v = x * 2.0`."""
     x = scene.pick(is_number)
-    number = scene.choose.choice(("2", "3", "-1") if x and not is_real_float(scene.tensor(x)) else ("2.0", "0.5", "-1.5", "1"))
+    number = scene.choose.choice(
+        ("2", "3", "-1") if x and not is_real_float(scene.tensor(x)) else ("2.0", "0.5", "-1.5", "1")
+    )
     form = scene.choose.choice(("{x} * {n}", "{x} + {n}", "{n} - {x}", "{x} / {n}", "torch.add({x}, {x}, alpha={n})"))
     return x and f"{scene.fresh()} = {form.format(x=x, n=number)}"
 
@@ -103,7 +139,12 @@ def pointwise_of_two(scene: Scene) -> str | None:
     real = not scene.tensor(x).dtype.is_complex and y is not None and not scene.tensor(y).dtype.is_complex
     forms = ["{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} / {y}"]
     if real:
-        forms += ["torch.maximum({x}, {y})", "torch.where({x} > {y}, {x}, {y})", "{x} < {y}", "torch.addcmul({x}, {x}, {y})"]
+        forms += [
+            "torch.maximum({x}, {y})",
+            "torch.where({x} > {y}, {x}, {y})",
+            "{x} < {y}",
+            "torch.addcmul({x}, {x}, {y})",
+        ]
     return y and f"{scene.fresh()} = {scene.choose.choice(forms).format(x=x, y=y)}"
 
 
@@ -155,7 +196,9 @@ def joined(scene: Scene) -> str | None:
 def created(scene: Scene) -> str | None:
     """`v = torch.zeros_like(x)`."""
     x = scene.pick(is_number)
-    form = scene.choose.choice(("torch.zeros_like({x})", "torch.ones(3, 2)", "torch.arange(4)", "torch.full_like({x}, 2)"))
+    form = scene.choose.choice(
+        ("torch.zeros_like({x})", "torch.ones(3, 2)", "torch.arange(4)", "torch.full_like({x}, 2)")
+    )
     return x and f"{scene.fresh()} = {form.format(x=x)}"
 
 
@@ -226,7 +269,7 @@ def complex_view(scene: Scene) -> str | None:
 
 def written_alone(scene: Scene) -> str | None:
     """`x.relu_()`, `x.fill_(2)`, ..."""
-    x = scene.pick(is_number)
+    x = scene.pick_target(is_number)
     if x is None:
         return None
     forms = ["{x}.zero_()", "{x}.fill_(2)", "{x}.mul_(3)", "{x}.add_(1)", "{x}.neg_()"]
@@ -235,43 +278,71 @@ def written_alone(scene: Scene) -> str | None:
     return scene.choose.choice(forms).format(x=x)
 
 
+def _is_apart(target: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a write to `target` that reads `other` has one meaning: they are one tensor, or share no byte."""
+    if other is target or storage_key(other) != storage_key(target):
+        return True
+    (start, end), (other_start, other_end) = address_range(target), address_range(other)
+    return end <= other_start or other_end <= start
+
+
+def _may_flow(target: torch.Tensor, other: torch.Tensor) -> bool:
+    """Eager gives a bool tensor a gradient function when one is copied in; no program needs that."""
+    return target.dtype.is_floating_point or target.dtype.is_complex or not other.requires_grad
+
+
 def written_from_another(scene: Scene) -> str | None:
     """`x.add_(y)`, `x.copy_(y)`, `x[0] = y`, ..."""
-    x = scene.pick()
+    x = scene.pick_target()
     if x is None:
         return None
-    shape = scene.tensor(x).shape
-    y = scene.pick(lambda t: _fits(t.shape, shape))
+    target = scene.tensor(x)
+    shape = target.shape
+    y = scene.pick(lambda t: _fits(t.shape, shape) and _is_apart(target, t) and _may_flow(target, t))
     forms = ["{x}.copy_({y})"]
-    if is_number(scene.tensor(x)):
-        forms += ["{x}.add_({y})", "{x}.mul_({y})", "{x}.sub_({y}, alpha=2)", "{x}.addcmul_({y}, {y})", "{x}.copy_({y})"]
+    if is_number(target):
+        forms += [
+            "{x}.add_({y})",
+            "{x}.mul_({y})",
+            "{x}.sub_({y}, alpha=2)",
+            "{x}.addcmul_({y}, {y})",
+            "{x}.copy_({y})",
+        ]
     if len(shape):
-        part = scene.pick(lambda t: _fits(t.shape, shape[1:]))
+        part = scene.pick(
+            lambda t: t is not target and _fits(t.shape, shape[1:]) and _is_apart(target, t) and _may_flow(target, t)
+        )
         forms += [f"{{x}}[0] = {part}"] if part else []
-        forms += [f"{{x}}[-1].mul_({part})"] if part and is_number(scene.tensor(x)) else []
+        forms += [f"{{x}}[-1].mul_({part})"] if part and is_number(target) else []
     return y and scene.choose.choice(forms).format(x=x, y=y)
 
 
 def written_by_mask(scene: Scene) -> str | None:
     """`x.masked_fill_(m, 0)`."""
-    x = scene.pick(is_number)
+    x = scene.pick_target(lambda t: is_number(t) and t.dim() > 0)
     if x is None:
         return None
     shape = scene.tensor(x).shape
     mask = scene.pick(lambda t: t.dtype is torch.bool and t.dim() > 0 and t.shape == shape) or f"({x} == {x}.clone())"
-    form = scene.choose.choice(("{x}.masked_fill_({m}, 2)", "{x}.index_put_(({m},), {x}.new_tensor(1))", "{x}[{m}] = 3"))
+    form = scene.choose.choice(
+        ("{x}.masked_fill_({m}, 2)", "{x}.index_put_(({m},), {x}.new_tensor(1))", "{x}[{m}] = 3")
+    )
     return form.format(x=x, m=mask)
 
 
 def written_by_index(scene: Scene) -> str | None:
     """`x.index_add_(0, i, y)`, `x.scatter_(0, i, 1.0)`, ..."""
-    x = scene.pick(lambda t: is_number(t) and t.dim() > 0 and t.shape[0] > 0)
+    x = scene.pick_target(lambda t: is_number(t) and t.dim() > 0 and t.shape[0] > 0)
     if x is None:
         return None
     dtype, shape = scene.tensor(x).dtype, scene.tensor(x).shape
-    y = scene.pick(lambda t: t.dtype is dtype and t.shape == shape)
+    target = scene.tensor(x)
+    y = scene.pick(lambda t: t.dtype is dtype and t.shape == shape and t is not target and _is_apart(target, t))
     index = f"torch.arange({shape[0]})"
-    forms = ["{x}.index_put_((torch.tensor([0]),), {x}[0].clone(), accumulate=True)", "{x}.index_fill_(0, torch.tensor([0]), 2)"]
+    forms = [
+        "{x}.index_put_((torch.tensor([0]),), {x}[0].clone(), accumulate=True)",
+        "{x}.index_fill_(0, torch.tensor([0]), 2)",
+    ]
     if y is not None:
         forms += ["{x}.index_add_(0, {i}, {y})", "{x}.index_copy_(0, {i}, {y})"]
         forms += ["{x}.scatter_(0, torch.zeros_like({x}, dtype=torch.int64), {y})"]
@@ -281,26 +352,30 @@ def written_by_index(scene: Scene) -> str | None:
 
 def written_as_out(scene: Scene) -> str | None:
     """`torch.add(x, y, out=z)`."""
-    z = scene.pick(lambda t: is_real_float(t) and not t.requires_grad)
+    z = scene.pick_target(lambda t: is_real_float(t) and not t.requires_grad)
     if z is None:
         return None
-    dtype, shape = scene.tensor(z).dtype, scene.tensor(z).shape
-    x = scene.pick(lambda t: t.dtype is dtype and t.shape == shape and not t.requires_grad)
-    y = scene.pick(lambda t: t.dtype is dtype and _fits(t.shape, shape) and not t.requires_grad)
-    form = scene.choose.choice(("torch.add({x}, {y}, out={z})", "torch.mul({x}, {y}, out={z})", "torch.neg({x}, out={z})"))
+    target = scene.tensor(z)
+    readable = [n for n in scene.tensors(lambda t: t.dtype is target.dtype and not t.requires_grad)]
+    readable = [n for n in readable if _is_apart(target, scene.tensor(n))]
+    x = scene.pick(lambda t: t.shape == target.shape and any(t is scene.tensor(n) for n in readable))
+    y = scene.pick(lambda t: _fits(t.shape, target.shape) and any(t is scene.tensor(n) for n in readable))
+    form = scene.choose.choice(
+        ("torch.add({x}, {y}, out={z})", "torch.mul({x}, {y}, out={z})", "torch.neg({x}, out={z})")
+    )
     return x and y and form.format(x=x, y=y, z=z)
 
 
 def written_at_random(scene: Scene) -> str | None:
     """`x.normal_()`."""
-    x = scene.pick(is_real_float)
+    x = scene.pick_target(is_real_float)
     form = scene.choose.choice(("{x}.normal_()", "{x}.uniform_()", "{x}.bernoulli_(0.5)"))
     return x and form.format(x=x)
 
 
 def written_behind_autograd(scene: Scene) -> str | None:
     """`x.data.mul_(2)`, `x.detach().add_(1)`."""
-    x = scene.pick(is_number)
+    x = scene.pick_target(is_number)
     form = scene.choose.choice(("{x}.data.mul_(2)", "{x}.detach().add_(1)", "{x}.data.zero_()"))
     return x and form.format(x=x)
 
@@ -308,7 +383,7 @@ def written_behind_autograd(scene: Scene) -> str | None:
 def reshaped_in_place(scene: Scene) -> str | None:
     """`x.t_()` of a tensor that the program made (a write to an input's version counter would be the only trace)."""
     outside = {storage_key(scene.tensor(name)) for name in scene.inputs}
-    x = scene.pick(lambda t: (t.dim() == 2 or 1 in t.shape) and storage_key(t) not in outside)
+    x = scene.pick_target(lambda t: (t.dim() == 2 or 1 in t.shape) and storage_key(t) not in outside)
     if x is None:
         return None
     form = scene.choose.choice(("{x}.t_()", "{x}.transpose_(0, 1)", "{x}.unsqueeze_(0)", "{x}.squeeze_()"))
