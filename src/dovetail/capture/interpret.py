@@ -6,8 +6,9 @@ so that backward recomputes the region as the user asked, with eager's own code.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dovetail.capture.origins import OriginTracker, is_library_file
 from dovetail.ir.program import Origin
+from dovetail.torch_compat.autograd import version_of
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
@@ -53,11 +55,48 @@ class GraphInterpreter(fx.Interpreter):
         if context_fn is not None:
             options["context_fn"] = context_fn
 
-        def run_region(*inputs: Any) -> Any:
-            with self._in_region():
+        closed_over = _ClosedOver(args[1:])
+
+        def run_region(*differentiable: Any) -> Any:
+            with self._in_region(), closed_over.watched():
+                inputs = closed_over.merge(differentiable)
                 return GraphInterpreter(region, self._origins, self._in_region).run(*inputs)
 
-        return checkpoint(run_region, *args[1:], use_reentrant=False, **options)
+        return checkpoint(run_region, *closed_over.differentiable, use_reentrant=False, **options)
+
+
+class _ClosedOver:
+    """Inputs of a checkpoint region, of which those without gradients do not go through checkpoint's arguments.
+
+    Dynamo makes arguments of everything that a region reads. Checkpoint refuses to recompute when an argument was
+    written since; a buffer that the region itself writes (running statistics) was none in the user's program. So they
+    are closed over here, and refused only when they were written by anyone else.
+    """
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        self._inputs = inputs
+        self._is_argument = [isinstance(item, torch.Tensor) and item.requires_grad for item in inputs]
+        pairs = list(zip(inputs, self._is_argument, strict=True))
+        self.differentiable = [item for item, is_argument in pairs if is_argument]
+        self._closed = [item for item, is_argument in pairs if isinstance(item, torch.Tensor) and not is_argument]
+        self._untouched: list[tuple[torch.Tensor, int]] | None = None
+
+    def merge(self, differentiable: Sequence[Any]) -> list[Any]:
+        """All inputs in order."""
+        arriving = iter(differentiable)
+        pairs = zip(self._inputs, self._is_argument, strict=True)
+        return [next(arriving) if is_argument else item for item, is_argument in pairs]
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """The region runs. First time: note what it leaves alone; later: that must be as it was."""
+        before = [(tensor, version_of(tensor)) for tensor in self._closed]
+        for tensor, version in self._untouched or ():
+            if version_of(tensor) != version:
+                raise RuntimeError("a tensor that a checkpoint region reads was written before the region ran again")
+        yield
+        if self._untouched is None:
+            self._untouched = [(tensor, version) for tensor, version in before if version_of(tensor) == version]
 
 
 def origin_of(node: fx.Node) -> Origin:
