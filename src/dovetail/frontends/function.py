@@ -75,7 +75,7 @@ class CompiledFunction:
         self._name = identifier(getattr(target, "__name__", type(target).__name__))
         self._state: PythonState | None = None
         self._slots: list[TensorSlot] = []
-        self._variants: dict[object, _Variant] = {}
+        self._variants: dict[tuple[object, ...], _Variant] = {}
         self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,6 +85,7 @@ class CompiledFunction:
         if variant is None:
             if len(self._variants) >= self._options.max_variants:
                 return self._call_eager(args, kwargs)
+            logger.info("%s: variant %d, because %s", self._name, len(self._variants), self._what_changed(key))
             variant = self._capture(leaves, spec, tensors)
             self._variants[key] = variant
         everything = [*tensors, *leaves]
@@ -110,7 +111,7 @@ class CompiledFunction:
 
     # --- describing a call ----------------------------------------------------------------------------------
 
-    def _describe(self, args: Any, kwargs: Any) -> tuple[list[Any], TreeSpec, list[torch.Tensor], object]:
+    def _describe(self, args: Any, kwargs: Any) -> tuple[list[Any], TreeSpec, list[torch.Tensor], tuple[object, ...]]:
         if self._state is None:
             self._state = PythonState(self._target)
             self._slots = tensor_slots(self._state.modules)
@@ -122,6 +123,18 @@ class CompiledFunction:
         first: dict[int, int] = {}
         described = tuple(_leaf_key(item, first, place) for place, item in enumerate([*tensors, *leaves]))
         return leaves, spec, tensors, (spec, described, self._state.snapshot())
+
+    def _what_changed(self, key: tuple[object, ...]) -> str:
+        """The reason for a new variant, compared with the newest one."""
+        if not self._variants:
+            return "it is the first call"
+        newest = list(self._variants)[-1]
+        labels = ("the structure of the arguments", "a tensor or argument", "a Python value that the function reads")
+        for label, old, new in zip(labels, newest, key, strict=True):
+            if old != new:
+                pairs = zip(old, new, strict=False) if isinstance(old, tuple) and isinstance(new, tuple) else ()
+                return f"{label} changed: " + next((f"{a} -> {b}" for a, b in pairs if a != b), "see the call")
+        return "nothing visible changed"
 
     def _call_eager(self, args: Any, kwargs: Any) -> Any:
         if not self._warned:
@@ -137,7 +150,6 @@ class CompiledFunction:
     # --- capturing ------------------------------------------------------------------------------------------
 
     def _capture(self, leaves: list[Any], spec: TreeSpec, tensors: list[torch.Tensor]) -> _Variant:
-        logger.info("%s: variant %d", self._name, len(self._variants))
         everything = [*tensors, *leaves]
         sources = _distinct_tensors(everything)
         mode = new_fake_mode()

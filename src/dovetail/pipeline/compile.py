@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from dovetail.capture.recording import Recording
-from dovetail.errors import BadOptionValue, LateSizeAssumption
+from dovetail.errors import BadOptionValue, CaptureFailed, LateSizeAssumption
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.aten import AtenExecutor
 from dovetail.execute.graph import CompiledBackward, CompiledGraph
@@ -19,6 +19,7 @@ from dovetail.ir.signature import InputMutation, Tangent
 from dovetail.ir.sizes import Number
 from dovetail.partition.check import verify_split
 from dovetail.partition.split import Split, split_by_phase
+from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.options import Options
@@ -53,6 +54,8 @@ class _GraphCompiler:
         self._backwards: dict[Pattern, CompiledBackward] = {}
         self._pending: dict[Pattern, Split] = {}
         self._decisions: dict[str, bool] = {}
+        self._refusal: CaptureFailed | None = None
+        self._graph: CompiledGraph
 
     def compile(self) -> CompiledGraph:
         """The graph, with its forward compiled."""
@@ -60,13 +63,20 @@ class _GraphCompiler:
         trains = self._recording.can_train and any(plan.differentiable)
         constants = dict(self._recording.forward_constants)
         full = self._recording.full_pattern() if trains else tuple(None for _ in plan.differentiable)
-        self._pending[full] = split = self._lower(self._name, full)
+        try:
+            split = self._lower(self._name, full)
+        except CaptureFailed as error:
+            if not trains:
+                raise
+            self._refusal = error  # as in eager, forward works and backward raises
+            split = self._lower(self._name, tuple(None for _ in full))
+        self._pending[full] = split
         likely = self._recording.likely_pattern() if trains else full
-        if likely != full:
+        if likely != full and self._refusal is None:
             self._pending[likely] = self._lower(f"{self._name}_likely", likely)
         forward = CompiledProgram(split.forward, self._executors)
         signature = split.backward.signature
-        return CompiledGraph(
+        self._graph = CompiledGraph(
             forward=forward,
             wrapper=build_wrapper(plan, split.forward),
             plan=plan,
@@ -78,11 +88,16 @@ class _GraphCompiler:
             any_layout=not self._recording.is_symbolic,
             written_in_backward=tuple(r.input for r in signature.outputs if isinstance(r, InputMutation)),
         )
+        return self._graph
 
     def _lower(self, name: str, pattern: Pattern) -> Split:
         dump = Dump(self._options.dump, name, self._hints)
-        program = self._recording.program(name, pattern)
+        programs = self._recording.programs(name, pattern)
+        program = programs.functional
+        dump.step("recorded", programs.recorded)
         dump.step("functional", program)
+        if self._options.verify > 1 and programs.comparable:
+            verify_same_results("functionalize", programs.recorded, program, self._hints)
         program, records = run_passes(program, self._options, dump, self._hints, self._decisions)
         self._decisions.update({record.name: not record.reason for record in records})
         split = split_by_phase(program)
@@ -103,9 +118,18 @@ class _GraphCompiler:
         return dict(zip(self._recording.constant_names, self._recording.constants, strict=True))[name]
 
     def _backward_for(self, pattern: Pattern) -> CompiledBackward:
+        if self._refusal is not None:
+            raise self._refusal.__cause__ or self._refusal
         known = self._backwards.get(pattern)
         if known is None:
             known = self._backwards[pattern] = self._compile_backward(pattern)
+            if len(self._backwards) >= self._options.max_variants and self._graph.any_layout:
+                logger.info(
+                    "%s: %d backward variants; from now on gradients are laid out like outputs",
+                    self._name,
+                    len(self._backwards),
+                )
+                self._graph.any_layout = False
         return known
 
     def _compile_backward(self, pattern: Pattern) -> CompiledBackward:

@@ -50,6 +50,8 @@ def _sample(meta: TensorMeta | ScalarMeta, hints: Mapping[str, Number], generato
     shape = [int(evaluate(size, _Defaults(hints))) for size in meta.shape]
     stride = [int(evaluate(size, _Defaults(hints))) for size in meta.stride]
     result = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
+    if not result.numel():
+        return result
     if meta.dtype.is_floating_point or meta.dtype.is_complex:
         values = torch.randn(shape, generator=generator, dtype=torch.float32)
     else:
