@@ -40,7 +40,7 @@ from dovetail.ir.signature import (
     Tangent,
     WriteKind,
 )
-from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.autograd import version_of, without_saved_tensor_hooks
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_of, keep_number
 from dovetail.torch_compat.rng import replaced_default_generator
 from dovetail.torch_compat.symbols import guard_count
@@ -323,6 +323,7 @@ class Recording:
             with (
                 allow_real_inputs(self.mode),
                 torch.autograd.set_multithreading_enabled(False),
+                without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
                 self.mode,
                 replaced_default_generator(RecordedGenerator(self.recorder)),
                 self._around(self) if self._around else contextlib.nullcontext(),

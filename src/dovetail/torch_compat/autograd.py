@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,6 +18,21 @@ def backward_keeps_graph() -> bool:
 def drop_saved_tensors(ctx: Any) -> None:
     """Release the tensors saved on an autograd.Function context, unless the graph is kept."""
     ctx.maybe_clear_saved_tensors()
+
+
+@contextlib.contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """While active, the hooks that the user set with `saved_tensors_hooks` are not called in this thread."""
+    engine = torch._C._autograd
+    hooks = []
+    while (top := engine._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(top)
+        engine._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            engine._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def next_sequence_number() -> int:

@@ -65,6 +65,30 @@ def check_drop_saved_tensors() -> str | None:
     return first_difference(("the saved tensors before and after", seen, [1, "released"]))
 
 
+def check_without_saved_tensor_hooks() -> str | None:
+    """Hooks are put aside, innermost first, and put back in their order."""
+    calls: list[str] = []
+
+    def hooks(name: str) -> torch.autograd.graph.saved_tensors_hooks:
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            calls.append(name)
+            return tensor
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+    x = _leaf()
+    with hooks("outer"), hooks("inner"):
+        with autograd.without_saved_tensor_hooks():
+            x.exp()
+        quiet = list(calls)
+        x.exp()
+    with hooks("outer"):
+        with hooks("inner"), autograd.without_saved_tensor_hooks():
+            pass
+        x.exp()
+    return first_difference(("while aside", quiet, []), ("afterwards", calls, ["inner", "outer"]))
+
+
 def check_next_sequence_number() -> str | None:
     """Each new autograd node takes the next number."""
     x = _leaf()
@@ -131,6 +155,7 @@ def check_profiler_is_running() -> str | None:
 CHECKS = (
     check_backward_keeps_graph,
     check_drop_saved_tensors,
+    check_without_saved_tensor_hooks,
     check_next_sequence_number,
     check_running_sequence_number,
     check_version_of,
