@@ -1,10 +1,12 @@
 """Every bug that was fixed left its smallest program in `data/bugs`; each must equal eager, bit by bit.
 
-A file defines `program(*inputs)`, which returns tensors, and `inputs()`, which makes them.
+A file defines `program(*inputs)`, which returns tensors, and `inputs()`, which makes them; and, where it matters,
+`around()`, a context in which the program is called.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,11 +37,13 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _run(function: Callable[..., Any], make_inputs: Callable[[], tuple[Any, ...]]) -> list[Any]:
+def _run(function: Callable[..., Any], module: ModuleType) -> list[Any]:
     """Outputs, gradients, inputs after the call, and where the generator ended."""
     torch.manual_seed(0)
-    inputs = make_inputs()
-    outputs = [leaf for leaf in pytree.tree_leaves(function(*inputs)) if isinstance(leaf, Tensor)]
+    inputs = module.inputs()
+    with getattr(module, "around", contextlib.nullcontext)():
+        results = function(*inputs)
+    outputs = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)]
     wanted = [output for output in outputs if output.requires_grad]
     if wanted:
         torch.autograd.backward(wanted, [torch.rand_like(output) for output in wanted])
@@ -50,9 +54,9 @@ def _run(function: Callable[..., Any], make_inputs: Callable[[], tuple[Any, ...]
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_smallest_program_equals_eager(path: Path) -> None:
     module = _load(path)
-    expected = _run(module.program, module.inputs)
+    expected = _run(module.program, module)
     compiled = torch.compile(module.program, backend="dovetail", fullgraph=True, options={"verify": 2})
-    actual = _run(compiled, module.inputs)
+    actual = _run(compiled, module)
     assert len(actual) == len(expected)
     for position, (a, b) in enumerate(zip(actual, expected, strict=True)):
         if b is None:

@@ -93,7 +93,10 @@ class _ClosedOver:
         before = [(tensor, version_of(tensor)) for tensor in self._closed]
         for tensor, version in self._untouched or ():
             if version_of(tensor) != version:
-                raise RuntimeError("a tensor that a checkpoint region reads was written before the region ran again")
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    "a tensor that a checkpoint region reads was written before the region ran again"
+                )
         yield
         if self._untouched is None:
             self._untouched = [(tensor, version) for tensor, version in before if version_of(tensor) == version]
