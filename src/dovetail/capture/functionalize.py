@@ -206,7 +206,7 @@ class Functionalizer:
     ) -> list[Meta | None]:
         if isinstance(twin.target, Prim):
             fresh: list[Meta | None] = [None if o is None else o.meta for o in node.outputs[: twin.fresh]]
-            metas = [*fresh, *(value.meta for value in written)]
+            metas = [*fresh, *(_on_storage(value.tensor, value.tensor.storage, offset=0) for value in written)]
         else:
             metas = self._infer(twin.target, args, kwargs)
         return [_on_storage(m, self._new_storage()) if isinstance(m, TensorMeta) else m for m in metas]

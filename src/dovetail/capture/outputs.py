@@ -7,6 +7,7 @@ same, that is when nothing but built-in views lies between it and its base; othe
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,12 +27,14 @@ from dovetail.ir.calling import (
     FromView,
     OutputRule,
     ReplayStep,
+    Rewritten,
     WriteBack,
 )
 from dovetail.ir.convert import scalar_of
 from dovetail.ir.program import Operand, Value
 from dovetail.ir.signature import InputMutation, OutputRole, UserOutput, WriteKind
 from dovetail.torch_compat.autograd import has_hooks
+from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 
 _CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -56,6 +59,7 @@ class _Builder:
     recorder: Recorder
     functional: Functionalizer
     input_values: Sequence[Value]
+    inputs: Sequence[torch.Tensor | None]
     input_of: Mapping[int, int]
     values: list[Operand] = field(default_factory=list)
     roles: list[OutputRole] = field(default_factory=list)
@@ -88,7 +92,7 @@ def analyse_outputs(
     was written. Raises: UnsupportedOutput for an object that cannot be handed out by a compiled program.
     """
     input_of = {id(tensor): index for index, tensor in enumerate(inputs) if tensor is not None}
-    builder = _Builder(recorder, functional, input_values, input_of)
+    builder = _Builder(recorder, functional, input_values, inputs, input_of)
     shared = _storage_counts(results, recorder)
     rules: list[OutputRule] = []
     place_of: dict[int, int] = {}
@@ -143,11 +147,13 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, int], builder: _Buil
     value = builder.recorder.value_of(result)
     root, steps = builder.functional.chain_of(value)
     if root in builder.input_values:
-        base = builder.recorder.tensor_of(root)
-        if base is not None and _autograd_replays(result, base, builder):
-            index = list(builder.input_values).index(root)
+        index = list(builder.input_values).index(root)
+        base = builder.inputs[index]
+        assert base is not None, "the root of a view is a tensor"
+        if _autograd_replays(result, base, steps, builder):
             return FromView(index, True, _replay(steps), _loses_gradient(result, base, builder))
-        return FromSlot(_add_slot(result, value, builder, _has_gradient(result, builder)))
+        slot = _add_slot(result, value, builder, _has_gradient(result, builder))
+        return Rewritten(FromView(index, True, _replay(steps), True), slot)
     if shared[value.tensor.storage] == 1:
         return FromSlot(_add_slot(result, value, builder, _has_gradient(result, builder)))
     return _shared_rule(result, value, steps, builder)
@@ -155,18 +161,24 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, int], builder: _Buil
 
 def _shared_rule(result: torch.Tensor, value: Value, steps: tuple[ViewStep, ...], builder: _Builder) -> OutputRule:
     """A view of the tensor nearest to the storage's root from which autograd leads to the result as in eager."""
-    for place, base_value in enumerate((*(step.parent for step in steps), value)):
-        base = builder.recorder.tensor_of(base_value)
-        if base is None or not _autograd_replays(result, base, builder):
-            continue
-        if base_value not in builder.bases:
-            builder.bases[base_value] = _add_slot(base, base_value, builder, needs_gradient=False)
-        slot = builder.bases[base_value]
-        builder.needs_gradient[slot] |= _has_gradient(result, builder)
-        if result is base and _has_gradient(result, builder) == base.requires_grad:
-            return FromSlot(slot)
-        return FromView(slot, False, _replay(steps[place:]), _loses_gradient(result, base, builder))
-    return FromSlot(_add_slot(result, value, builder, _has_gradient(result, builder)))
+    root = steps[0].parent if steps else value
+    if root not in builder.bases:
+        bases = builder.recorder.tensors_of(root)
+        base = max(
+            bases,
+            key=lambda tensor: (_autograd_replays(result, tensor, steps, builder), tensor.requires_grad),
+            default=None,
+        )
+        builder.bases[root] = builder.add_user(builder.functional.read(root), base, False)
+    slot = builder.bases[root]
+    base = builder.tensors[slot]
+    if base is None or not _autograd_replays(result, base, steps, builder):
+        own = _add_slot(result, value, builder, _has_gradient(result, builder))
+        return Rewritten(FromView(slot, False, _replay(steps), True), own)
+    builder.needs_gradient[slot] |= _has_gradient(result, builder)
+    if result is base and _has_gradient(result, builder) == base.requires_grad:
+        return FromSlot(slot)
+    return FromView(slot, False, _replay(steps), _loses_gradient(result, base, builder))
 
 
 def _add_slot(tensor: torch.Tensor, value: Value, builder: _Builder, needs_gradient: bool) -> int:
@@ -188,7 +200,7 @@ def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
             return id(variable) in builder.input_of
         following = [child for child, _ in node.next_functions if child is not None]
         if len(following) != 1:
-            return True
+            return bool(following)
         node = following[0]
     return True
 
@@ -201,12 +213,14 @@ def _replay(steps: tuple[ViewStep, ...]) -> tuple[ReplayStep, ...]:
     return tuple(ReplayStep(step.node.target, step.node.args[1:], step.node.kwargs, step.index) for step in steps)
 
 
-def _autograd_replays(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:
+def _autograd_replays(result: torch.Tensor, base: torch.Tensor, steps: tuple[ViewStep, ...], builder: _Builder) -> bool:
     """Whether making the views again on `base` gives `result` the same gradient path."""
     if not _has_gradient(result, builder) or result is base:
         return True
     if has_hooks(result) or not base.requires_grad:
         return False
+    views = {_spelled(schema_of(s.node.target).name) for s in steps if isinstance(s.node.target, Overload)}
+    views |= {"alias", "asstrided"}  # what autograd says for a renamed tensor, and for a view that was written
     target = base.grad_fn
     node: Any = result.grad_fn
     for _ in range(_MAX_VIEW_DEPTH):
@@ -217,7 +231,16 @@ def _autograd_replays(result: torch.Tensor, base: torch.Tensor, builder: _Builde
         if target is None and getattr(node, "variable", None) is base:
             return True
         following = [child for child, _ in node.next_functions if child is not None]
-        if len(following) != 1:
+        if len(following) != 1 or _operator_of(node) not in views:
             return False
         node = following[0]
     return False
+
+
+def _operator_of(node: Any) -> str:
+    """`selectbackward0` as `select`: the operator that an autograd node belongs to, as `_spelled` spells it."""
+    return re.sub(r"backward\d+$", "", node.name().lower())
+
+
+def _spelled(name: str) -> str:
+    return name.replace("_", "").lower()

@@ -67,7 +67,7 @@ class Recorder(DispatchMode):
         self.symbols: dict[str, Any] = {}
         self._origins = origins
         self._values: dict[int, Value] = {}
-        self._tensors: dict[Value, torch.Tensor] = {}
+        self._tensors: dict[Value, list[torch.Tensor]] = {}
         self._alive: list[object] = []
         self._storages: dict[int, int] = {}
         self._storage_numbers = itertools.count()
@@ -99,10 +99,9 @@ class Recorder(DispatchMode):
         self.constants.append((tensor, value))
         return value
 
-    def tensor_of(self, value: Value) -> torch.Tensor | None:
-        """The first tensor object bound to `value` that still stands for it (`t_` lets it stand for another)."""
-        tensor = self._tensors.get(value)
-        return tensor if tensor is not None and self._values.get(id(tensor)) is value else None
+    def tensors_of(self, value: Value) -> list[torch.Tensor]:
+        """The tensor objects that stand for `value` now, oldest first (`t_` lets an object stand for another value)."""
+        return [tensor for tensor in self._tensors.get(value, ()) if self._values.get(id(tensor)) is value]
 
     def operand_of(self, argument: object) -> Operand:
         """An operator argument as an operand of the IR."""
@@ -241,7 +240,7 @@ class Recorder(DispatchMode):
 
     def _bind(self, tensor: torch.Tensor, value: Value) -> Value:
         self._values[id(tensor)] = value
-        self._tensors.setdefault(value, tensor)
+        self._tensors.setdefault(value, []).append(tensor)
         self._alive.append(tensor)
         return value
 

@@ -29,6 +29,7 @@ from dovetail.errors import (
     UnsupportedInputMutation,
 )
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, Pattern
+from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Operand, Phase, Program, Stage, Value
 from dovetail.ir.signature import (
     Constant,
@@ -40,10 +41,11 @@ from dovetail.ir.signature import (
     Tangent,
     WriteKind,
 )
+from dovetail.ir.sizes import Scalar
 from dovetail.torch_compat.autograd import version_of, without_saved_tensor_hooks
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_of, keep_number
 from dovetail.torch_compat.rng import replaced_default_generator
-from dovetail.torch_compat.symbols import guard_count
+from dovetail.torch_compat.symbols import guard_count, guard_trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +286,11 @@ class Recording:
     def size_facts(self) -> int:
         """How many facts about symbolic sizes recording has relied on so far."""
         return guard_count(self.mode.shape_env)
+
+    @property
+    def size_conditions(self) -> list[Scalar]:
+        """Those facts, over the size symbols."""
+        return [] if self.mode.shape_env is None else [tree_to_scalar(t) for t in guard_trees(self.mode.shape_env)]
 
     @property
     def is_symbolic(self) -> bool:

@@ -7,7 +7,6 @@ may add. Who runs what is part of the report.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,12 +41,3 @@ class ExecutorList:
     def call(self, names: Names, node: Node) -> str:
         """The call expression of a node, by its owner."""
         return self.owner(node).call(names, node)
-
-
-def owners_of(executors: ExecutorList, nodes: Sequence[Node]) -> dict[str, int]:
-    """How many nodes each executor runs."""
-    counts: dict[str, int] = {}
-    for node in nodes:
-        name = executors.owner(node).name
-        counts[name] = counts.get(name, 0) + 1
-    return counts

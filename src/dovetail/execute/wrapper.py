@@ -20,7 +20,17 @@ import torch
 
 from dovetail.analysis.overlap import address_range
 from dovetail.errors import OverlappingMutatedInputs
-from dovetail.ir.calling import AsLeaf, CallPlan, FromConstant, FromInput, FromOutput, FromSlot, FromView, OutputRule
+from dovetail.ir.calling import (
+    AsLeaf,
+    CallPlan,
+    FromConstant,
+    FromInput,
+    FromOutput,
+    FromSlot,
+    FromView,
+    OutputRule,
+    Rewritten,
+)
 from dovetail.ir.program import Program, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import SizeExpr
@@ -69,7 +79,8 @@ class _WrapperWriter:
         return sorted(kept)
 
     def _sources(self) -> list[OutputRule]:
-        return [rule.of if isinstance(rule, AsLeaf) else rule for rule in self.plan.outputs]
+        rules = [rule.of if isinstance(rule, AsLeaf) else rule for rule in self.plan.outputs]
+        return [rule.view if isinstance(rule, Rewritten) else rule for rule in rules]
 
     def _needed_symbols(self) -> list[str]:
         needed: dict[str, None] = {}
@@ -111,6 +122,8 @@ class _WrapperWriter:
             return f"outs[{rule.slot}]"
         if isinstance(rule, FromInput):
             return self._input(rule.input)
+        if isinstance(rule, Rewritten):
+            return f"{self._output(rule.view)}.data.copy_(outs[{rule.slot}])"
         if isinstance(rule, AsLeaf):
             return f"{self._output(rule.of)}.detach().requires_grad_()"
         if isinstance(rule, FromOutput):

@@ -11,15 +11,14 @@ from torch import fx
 from dovetail.capture.interpret import GraphInterpreter
 from dovetail.capture.recording import InputSpec, Recording
 from dovetail.errors import BadOptionValue, UnsupportedInputMutation
-from dovetail.frontends.inputs import check_tensor
+from dovetail.frontends.inputs import check_tensor, size_hints
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
-from dovetail.ir.sizes import Number
 from dovetail.ir.text import identifier
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import resolve_options
 from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, new_fake_mode
-from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, hint_of, symbol_name
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, symbol_name
 from dovetail.torch_compat.version import ensure_supported_torch
 
 
@@ -39,6 +38,10 @@ def dovetail_backend(
     if mode not in (None, "default"):
         raise BadOptionValue(option="mode", value=mode, reason="modes are inductor's", expected="no mode")
     resolved = resolve_options(options, PASS_NAMES)
+    if resolved.dynamic:
+        raise BadOptionValue(
+            option="dynamic", value=True, reason="Dynamo decides about sizes", expected="torch.compile(dynamic=True)"
+        )
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     fake_mode = graph_fake_mode(node.meta.get("example_value") for node in placeholders) or new_fake_mode()
     specs = [_input_spec(i, n, e, fake_mode) for i, (n, e) in enumerate(zip(placeholders, example_inputs, strict=True))]
@@ -78,18 +81,3 @@ def _role(index: int, node: fx.Node, example: torch.Tensor) -> InputRole:
     if isinstance(example, torch.nn.Parameter):
         return Parameter(target)
     return Buffer(target) if "buffers" in target else UserInput(index)
-
-
-def size_hints(specs: Sequence[InputSpec]) -> dict[str, Number]:
-    """A number for each size symbol among the inputs."""
-    hints: dict[str, Number] = {}
-    for spec in specs:
-        numbers = (
-            [spec.value] if not isinstance(spec.value, torch.Tensor) else [*spec.value.shape, *spec.value.stride()]
-        )
-        for number in numbers:
-            if isinstance(number, SYMBOLIC_TYPES):
-                name, hint = symbol_name(number), hint_of(number)
-                if name is not None and hint is not None:
-                    hints[name] = hint
-    return hints

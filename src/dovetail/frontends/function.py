@@ -24,14 +24,16 @@ from dovetail.capture.python_state import PythonState, plain_key
 from dovetail.capture.recording import InputSpec, Recording
 from dovetail.errors import BadOptionValue, DovetailWarning
 from dovetail.execute.graph import CompiledGraph
-from dovetail.frontends.inputs import check_tensor
+from dovetail.frontends.inputs import check_tensor, size_hints
+from dovetail.frontends.size_guard import SizeGuard
 from dovetail.ir.signature import UserInput
 from dovetail.ir.text import identifier
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, resolve_options
-from dovetail.torch_compat.fakes import fake_of, new_fake_mode
+from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
+from dovetail.torch_compat.symbols import new_shape_env
 from dovetail.torch_compat.version import ensure_supported_torch
 
 logger = logging.getLogger("dovetail")
@@ -64,6 +66,7 @@ class _Variant:
     graph: CompiledGraph
     sources: tuple[int, ...]
     output_spec: TreeSpec
+    guard: SizeGuard | None
 
 
 class CompiledFunction:
@@ -75,28 +78,28 @@ class CompiledFunction:
         self._name = identifier(getattr(target, "__name__", type(target).__name__))
         self._state: PythonState | None = None
         self._slots: list[TensorSlot] = []
-        self._variants: dict[tuple[object, ...], _Variant] = {}
+        self._variants: dict[tuple[object, ...], list[_Variant]] = {}
         self._warned = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
         leaves, spec, tensors, key = self._describe(args, kwargs)
-        variant = self._variants.get(key)
-        if variant is None:
-            if len(self._variants) >= self._options.max_variants:
-                return self._call_eager(args, kwargs)
-            logger.info("%s: variant %d, because %s", self._name, len(self._variants), self._what_changed(key))
-            variant = self._capture(leaves, spec, tensors)
-            self._variants[key] = variant
         everything = [*tensors, *leaves]
+        variant = self._find(key, everything)
+        if variant is None:
+            if len(self.graphs) >= self._options.max_variants:
+                return self._call_eager(args, kwargs)
+            logger.info("%s: variant %d, because %s", self._name, len(self.graphs), self._what_changed(key))
+            variant = self._capture(leaves, spec, tensors)
+            self._variants.setdefault(key, []).append(variant)
         outputs = variant.graph(*[everything[i] for i in variant.sources])
         return unflatten(list(outputs), variant.output_spec)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""
         leaves, spec, tensors, key = self._describe(args, kwargs)
-        if key not in self._variants:
-            self._variants[key] = self._capture(leaves, spec, tensors)
+        if self._find(key, [*tensors, *leaves]) is None:
+            self._variants.setdefault(key, []).append(self._capture(leaves, spec, tensors))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_target"], name)
@@ -107,7 +110,7 @@ class CompiledFunction:
     @property
     def graphs(self) -> tuple[CompiledGraph, ...]:
         """The compiled graph of each variant, oldest first."""
-        return tuple(variant.graph for variant in self._variants.values())
+        return tuple(variant.graph for variants in self._variants.values() for variant in variants)
 
     # --- describing a call ----------------------------------------------------------------------------------
 
@@ -121,8 +124,16 @@ class CompiledFunction:
             self._slots = tensor_slots(self._state.modules)
             tensors = [slot.read() for slot in self._slots]
         first: dict[int, int] = {}
-        described = tuple(_leaf_key(item, first, place) for place, item in enumerate([*tensors, *leaves]))
+        described = tuple(
+            _leaf_key(item, first, place, self._options.dynamic) for place, item in enumerate([*tensors, *leaves])
+        )
         return leaves, spec, tensors, (spec, described, self._state.snapshot())
+
+    def _find(self, key: tuple[object, ...], everything: list[Any]) -> _Variant | None:
+        for variant in self._variants.get(key, ()):
+            if variant.guard is None or variant.guard.holds([everything[i] for i in variant.sources]):
+                return variant
+        return None
 
     def _what_changed(self, key: tuple[object, ...]) -> str:
         """The reason for a new variant, compared with the newest one."""
@@ -134,7 +145,7 @@ class CompiledFunction:
             if old != new:
                 pairs = zip(old, new, strict=False) if isinstance(old, tuple) and isinstance(new, tuple) else ()
                 return f"{label} changed: " + next((f"{a} -> {b}" for a, b in pairs if a != b), "see the call")
-        return "nothing visible changed"
+        return "no program fits these sizes"
 
     def _call_eager(self, args: Any, kwargs: Any) -> Any:
         if not self._warned:
@@ -152,7 +163,7 @@ class CompiledFunction:
     def _capture(self, leaves: list[Any], spec: TreeSpec, tensors: list[torch.Tensor]) -> _Variant:
         everything = [*tensors, *leaves]
         sources = _distinct_tensors(everything)
-        mode = new_fake_mode()
+        mode = new_fake_mode(new_shape_env() if self._options.dynamic else None)
         specs = [self._input_spec(i, everything[i], mode) for i in sources]
         place_of = {id(everything[i]): place for place, i in enumerate(sources)}
 
@@ -177,8 +188,9 @@ class CompiledFunction:
             return results
 
         recording.run_forward(run)
-        graph = compile_recording(recording, self._name, self._options, {})
-        return _Variant(graph, tuple(sources), output_spec[0])
+        graph = compile_recording(recording, self._name, self._options, size_hints(specs))
+        guard = SizeGuard.of(graph.forward.program, recording.size_conditions) if self._options.dynamic else None
+        return _Variant(graph, tuple(sources), output_spec[0], guard)
 
     def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any) -> InputSpec:
         if index < len(self._slots):
@@ -188,10 +200,11 @@ class CompiledFunction:
             position = index - len(self._slots)
             name, role = f"arg_{position}", UserInput(position)
         check_tensor(name, tensor)
+        symbolic = self._options.dynamic and index >= len(self._slots)
         return InputSpec(
             f"{name}_{index}" if index < len(self._slots) else name,
             role,
-            fake_of(mode, tensor),
+            symbolic_fake_of(mode, tensor, name) if symbolic else fake_of(mode, tensor),
             requires_grad=tensor.requires_grad,
             is_leaf=tensor.is_leaf,
             is_parameter=isinstance(tensor, torch.nn.Parameter),
@@ -231,13 +244,12 @@ def _distinct_tensors(items: list[Any]) -> list[int]:
     return found
 
 
-def _leaf_key(item: Any, first: dict[int, int], place: int) -> object:
+def _leaf_key(item: Any, first: dict[int, int], place: int, dynamic: bool) -> object:
     if not isinstance(item, torch.Tensor):
         return plain_key(item)
     return (
         first.setdefault(id(item), place),
-        item.shape,
-        item.stride(),
+        item.dim() if dynamic else (item.shape, item.stride()),
         item.dtype,
         item.device,
         item.requires_grad,

@@ -1,10 +1,15 @@
-"""Checks of tensors at the edge, before any work."""
+"""Looking at inputs at the edge, before any work."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from dovetail.capture.recording import InputSpec
 from dovetail.errors import UnsupportedDevice, UnsupportedTensor
+from dovetail.ir.sizes import Number
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name
 
 _DEVICES = ("cpu", "cuda")
 
@@ -19,3 +24,18 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedTensor(name=name, kind="a quantized tensor", hint="dequantize it first")
     if tensor.device.type not in _DEVICES:
         raise UnsupportedDevice(name=name, device=str(tensor.device))
+
+
+def size_hints(specs: Sequence[InputSpec]) -> dict[str, Number]:
+    """A number for each size symbol among the inputs."""
+    hints: dict[str, Number] = {}
+    for spec in specs:
+        numbers = (
+            [spec.value] if not isinstance(spec.value, torch.Tensor) else [*spec.value.shape, *spec.value.stride()]
+        )
+        for number in numbers:
+            if isinstance(number, SYMBOLIC_TYPES):
+                name, hint = symbol_name(number), hint_of(number)
+                if name is not None and hint is not None:
+                    hints[name] = hint
+    return hints

@@ -65,10 +65,22 @@ class FromOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A view that lies where eager's result lies, with the gradient path of forward output number `slot` (equal numbers).
+
+    For a result whose memory is shared with a tensor that does not lead to it in autograd: a tracked write through
+    `x.detach()`, say.
+    """
+
+    view: FromView
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class AsLeaf:
     """The tensor of another rule, cut off from the program's gradients and requiring its own."""
 
-    of: FromSlot | FromView
+    of: OutputRule
 
 
 LIKE_OUTPUT = "like output"
@@ -76,7 +88,7 @@ Arrival: TypeAlias = "str | tuple[int, ...] | None"
 Pattern: TypeAlias = "tuple[Arrival, ...]"
 """Which gradients arrive in a backward: per forward output None, `LIKE_OUTPUT` (laid out like the output), or strides."""
 
-OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOutput | AsLeaf"
+OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOutput | Rewritten | AsLeaf"
 
 
 @dataclass(frozen=True, slots=True)

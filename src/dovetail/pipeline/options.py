@@ -7,6 +7,7 @@
 | skip | DOVETAIL_SKIP | names of passes to leave out, comma separated |
 | stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
 | max_variants | - | how many programs one compiled function may keep |
+| dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
 | executors | - | names of executors, in order of preference |
 """
 
@@ -36,6 +37,7 @@ class Options:
     skip: tuple[str, ...] = ()
     stop_after: str | None = None
     max_variants: int = 8
+    dynamic: bool = False
     executors: tuple[str, ...] = ("aten",)
 
 
@@ -90,6 +92,9 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
     dump: object = options.dump
     if dump is not None and not isinstance(dump, str | os.PathLike):
         refuse("dump", dump, "it is a folder", "a path")
+    dynamic: object = options.dynamic
+    if not isinstance(dynamic, bool):
+        refuse("dynamic", dynamic, "it is a switch", "True or False")
     for option in ("skip", "executors"):
         value = getattr(options, option)
         if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):

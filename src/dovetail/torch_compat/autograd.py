@@ -56,16 +56,6 @@ def has_hooks(tensor: torch.Tensor) -> bool:
     return bool(tensor._backward_hooks)
 
 
-def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that autograd tracks this one as a view of."""
-    return tensor._base
-
-
-def bump_version(tensor: torch.Tensor) -> None:
-    """Tell autograd that the data of the tensor was written."""
-    torch.autograd.graph.increment_version(tensor)
-
-
 def profiler_is_running() -> bool:
     """Whether torch.profiler or torch.autograd.profiler records right now."""
     return torch.autograd._profiler_enabled()

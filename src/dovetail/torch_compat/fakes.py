@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -14,7 +16,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
 
 FakeMode = FakeTensorMode
 
@@ -41,12 +48,27 @@ def fake_of(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 
     Never symbolic: every size is fixed.
     """
+    with _quiet_about_gradients():
+        return mode.from_tensor(tensor, static_shapes=True)
+
+
+@contextmanager
+def _quiet_about_gradients() -> Iterator[None]:
     with warnings.catch_warnings():
         # torch reads `.grad` of every tensor here, and warns its caller when the tensor is not a leaf.
         warnings.filterwarnings(
             "ignore", message="The .grad attribute of a Tensor that is not a leaf", category=UserWarning
         )
-        return mode.from_tensor(tensor, static_shapes=True)
+        yield
+
+
+def symbolic_fake_of(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """As `fake_of`, with a symbol for every size above 1; `mode` needs a shape environment."""
+    context: StatelessSymbolicContext[Any] = StatelessSymbolicContext(
+        dynamic_sizes=[DimDynamic.DUCK if size > 1 else DimDynamic.STATIC for size in tensor.shape]
+    )
+    with _quiet_about_gradients():
+        return mode.from_tensor(tensor, source=ConstantSource(name), symbolic_context=context)
 
 
 def allow_real_inputs(mode: FakeTensorMode) -> AbstractContextManager[None]:

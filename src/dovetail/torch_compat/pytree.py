@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch.utils._pytree as torch_pytree
@@ -18,8 +17,3 @@ def flatten(tree: object) -> tuple[list[object], TreeSpec]:
 def unflatten(leaves: list[object], spec: TreeSpec) -> Any:
     """The container that `flatten` took apart, with other leaves."""
     return torch_pytree.tree_unflatten(leaves, spec)
-
-
-def map_leaves(function: Callable[[Any], object], tree: object) -> Any:
-    """The container with `function` applied to each leaf."""
-    return torch_pytree.tree_map(function, tree)

@@ -128,28 +128,20 @@ def check_has_hooks() -> str | None:
     return first_difference(("before and with a hook", (before, during), (False, True)))
 
 
-def check_view_base() -> str | None:
-    """A view knows the tensor it is a view of."""
-    x = torch.zeros(2)
-    return first_difference(
-        ("the base of a view", autograd.view_base(x[:1]) is x, True),
-        ("the base of no view", autograd.view_base(x), None),
-    )
-
-
-def check_bump_version() -> str | None:
-    """The version can be raised without a write."""
-    x = torch.zeros(2)
-    before = autograd.version_of(x)
-    autograd.bump_version(x)
-    return first_difference(("the rise of the version", autograd.version_of(x) - before, 1))
-
-
 def check_profiler_is_running() -> str | None:
     """A running profiler is seen."""
     before = autograd.profiler_is_running()
     during, _ = profiler.record_allocator_events(autograd.profiler_is_running)
     return first_difference(("before and with a profiler", (before, during), (False, True)))
+
+
+def check_below_autograd() -> str | None:
+    """Below autograd, results carry no gradient although the grad mode is on."""
+    x = torch.ones(2, requires_grad=True)
+    with torch.enable_grad(), autograd.below_autograd():
+        result = torch.ops.aten.mul.Tensor(x, 2)
+        mode = torch.is_grad_enabled()
+    return first_difference(("requires_grad", result.requires_grad, False), ("the grad mode", mode, True))
 
 
 CHECKS = (
@@ -160,8 +152,7 @@ CHECKS = (
     check_running_sequence_number,
     check_version_of,
     check_has_hooks,
-    check_view_base,
-    check_bump_version,
+    check_below_autograd,
 )
 # Kineto wants to be started in the main thread, so this one runs apart from the others.
 PROFILER_CHECKS = (check_profiler_is_running,)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch._guards import TracingContext, tracing
+from torch._dynamo.source import ConstantSource
+from torch.fx.experimental.symbolic_shapes import DimDynamic
 
-from dovetail.torch_compat import dispatch, fakes
+from dovetail.torch_compat import dispatch, fakes, symbols
 from dovetail.torch_compat.checks.difference import first_difference
 
 
@@ -68,22 +69,51 @@ def check_allow_real_inputs() -> str | None:
     )
 
 
-def check_tracing_fake_mode() -> str | None:
-    """The fake mode of a tracing context is found inside of it; outside there is none."""
+def check_keep_number() -> str | None:
+    """The number of a fake that stands for a Python float is kept by its twin."""
+    env = symbols.new_shape_env()
+    mode = fakes.new_fake_mode(env)
+    source = ConstantSource("number")
+    number = mode.from_tensor(torch.tensor(0.5, dtype=torch.float64), source=source)
+    known = env.create_unspecified_symbol(0.5, source=source, dynamic_dim=DimDynamic.DYNAMIC)
+    number.item_memo = env.create_symfloatnode(known, hint=0.5, source=source)
+    twin = fakes.keep_number(number, number.detach())
+    with mode:
+        found = twin.item()
+    assert isinstance(found, torch.SymFloat), "the number is known by a symbol"
+    return first_difference(("the number's hint", symbols.hint_of(found), 0.5))
+
+
+def check_graph_fake_mode() -> str | None:
+    """The mode of the first fake among example values is found; without a fake there is none."""
     mode = fakes.new_fake_mode()
-    with tracing(TracingContext(mode)):
-        inside = fakes.tracing_fake_mode()
+    fake = fakes.fake_of(mode, torch.ones(2))
+    found = fakes.graph_fake_mode([1, torch.ones(1), fake])
     return first_difference(
-        ("the claim that the mode is found", inside is mode, True),
-        ("the mode outside", fakes.tracing_fake_mode(), None),
+        ("the claim that the mode is found", found is mode, True),
+        ("the mode without fakes", fakes.graph_fake_mode([torch.ones(1), 2]), None),
+    )
+
+
+def check_symbolic_fake_of() -> str | None:
+    """Sizes above 1 become symbols with the size as hint, equal sizes the same symbol; 1 stays a number."""
+    mode = fakes.new_fake_mode(symbols.new_shape_env())
+    twin = fakes.symbolic_fake_of(mode, torch.empty(5, 1, 5), "x")
+    rows, one, columns = twin.shape
+    return first_difference(
+        ("the type of a size", type(rows), torch.SymInt),
+        ("the size 1", one, 1),
+        ("the claim that equal sizes are one symbol", str(rows) == str(columns), True),
     )
 
 
 CHECKS = (
+    check_symbolic_fake_of,
     check_new_fake_mode,
     check_is_fake,
     check_fake_of,
     check_data_dependent_errors,
     check_allow_real_inputs,
-    check_tracing_fake_mode,
+    check_keep_number,
+    check_graph_fake_mode,
 )

@@ -29,9 +29,4 @@ def check_unflatten() -> str | None:
     )
 
 
-def check_map_leaves() -> str | None:
-    """A function is applied to each leaf."""
-    return first_difference(("the container", pytree.map_leaves(lambda x: x + 1, {"a": (1, [2])}), {"a": (2, [3])}))
-
-
-CHECKS = (check_flatten, check_unflatten, check_map_leaves)
+CHECKS = (check_flatten, check_unflatten)

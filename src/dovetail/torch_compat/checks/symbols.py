@@ -73,15 +73,6 @@ def check_hint_of() -> str | None:
     return first_difference(("the hint", symbols.hint_of(rows * columns), 35))
 
 
-def check_guard_trees() -> str | None:
-    """A branch on a size is written down as a fact."""
-    env, rows, columns = _symbolic_sizes()
-    is_greater = bool(rows > columns)
-    trees = symbols.guard_trees(env)
-    wanted = ("le", symbols.symbolic_tree(rows), symbols.symbolic_tree(columns))
-    return first_difference(("the branch", is_greater, False), ("the facts", trees, [wanted]))
-
-
 def check_guard_count() -> str | None:
     """Each new fact counts once, and no environment has none."""
     env, rows, columns = _symbolic_sizes()
@@ -92,12 +83,28 @@ def check_guard_count() -> str | None:
     )
 
 
+def check_concrete_layout() -> str | None:
+    """Symbolic sizes and strides are given as the numbers they had."""
+    env = symbols.new_shape_env()
+    twin = fakes.new_fake_mode(env).from_tensor(torch.empty(5, 7))
+    return first_difference(("the layout", symbols.concrete_layout(twin), ((5, 7), (7, 1))))
+
+
+def check_guard_trees() -> str | None:
+    """A comparison that was answered is noted as a fact."""
+    env, rows, _ = _symbolic_sizes()
+    answered = bool(rows > 3)
+    trees = symbols.guard_trees(env)
+    return first_difference(("the answer", answered, True), ("the number of facts", len(trees), 1))
+
+
 CHECKS = (
+    check_guard_trees,
     check_new_shape_env,
     check_symbol_name,
     check_symbolic_tree,
     check_expression_tree,
     check_hint_of,
-    check_guard_trees,
     check_guard_count,
+    check_concrete_layout,
 )
