@@ -138,14 +138,14 @@ def _note_gradients(
     """Gradients of the leaves, for what carries one among outputs and rewritten inputs; odd seeds leave the first out."""
     generator = torch.Generator().manual_seed(seed)
     made = [value for value in (*outputs, *rewritten) if isinstance(value, torch.Tensor)]
-    ends = {id(value): value for value in made if value.grad_fn is not None}
-    chosen = list(ends.values())[1 if seed % 2 and len(ends) > 1 else 0 :]
+    ends = list({id(value): value for value in made if value.requires_grad}.values())
+    arriving = [torch.randn(end.shape, generator=generator, dtype=end.dtype) for end in ends]
+    chosen = list(zip(ends, arriving, strict=True))[1 if seed % 2 and len(ends) > 1 else 0 :]
+    chosen = [(end, gradient) for end, gradient in chosen if end.grad_fn is not None]
     if not chosen or not leaves:
         return
-    arriving = [torch.randn(end.shape, generator=generator, dtype=end.dtype) for end in chosen]
-    gradients = torch.autograd.grad(chosen, list(leaves), arriving, allow_unused=True)
+    gradients = torch.autograd.grad([e for e, _ in chosen], list(leaves), [g for _, g in chosen], allow_unused=True)
     for index, gradient in enumerate(gradients):
-        seen[f"gradient {index} is None"] = gradient is None
         if gradient is not None and (seen[_SHARED] or rewritten):
             seen[f"gradient {index} is about"] = _Sum(_values(gradient))
         elif gradient is not None:

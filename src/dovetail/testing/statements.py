@@ -234,8 +234,9 @@ def view_of_any(scene: Scene) -> str | None:
 
 
 def view_by_strides(scene: Scene) -> str | None:
-    """`v = x.as_strided((2,), (1,), 1)`."""
-    x = scene.pick(lambda t: t.numel() >= 4 and t.is_contiguous())
+    """`v = x.as_strided((2,), (1,), 1)`; where gradients are about, of tensors at the start of their storage."""
+    trains = bool(scene.tensors(lambda t: t.requires_grad))
+    x = scene.pick(lambda t: t.numel() >= 4 and t.is_contiguous() and not (trains and t.storage_offset()))
     if x is None:
         return None
     start = scene.tensor(x).storage_offset()
@@ -274,7 +275,9 @@ def written_alone(scene: Scene) -> str | None:
         return None
     forms = ["{x}.zero_()", "{x}.fill_(2)", "{x}.mul_(3)", "{x}.add_(1)", "{x}.neg_()"]
     if is_real_float(scene.tensor(x)):
-        forms += ["{x}.clamp_(-0.5, 0.5)", "{x}.relu_()", "{x}.abs_()", "{x}.mul_(0.5)", "{x}.sigmoid_()", "{x}.exp_()"]
+        forms += ["{x}.clamp_(-0.5, 0.5)", "{x}.relu_()", "{x}.abs_()", "{x}.mul_(0.5)"]
+        # Rounding depends on the strides of what is written, and a functional program writes elsewhere.
+        forms += ["{x}.sigmoid_()", "{x}.exp_()"] if scene.tensor(x).is_contiguous() else []
     return scene.choose.choice(forms).format(x=x)
 
 
@@ -381,13 +384,16 @@ def written_behind_autograd(scene: Scene) -> str | None:
 
 
 def reshaped_in_place(scene: Scene) -> str | None:
-    """`x.t_()` of a tensor that the program made (a write to an input's version counter would be the only trace)."""
-    outside = {storage_key(scene.tensor(name)) for name in scene.inputs}
-    x = scene.pick_target(lambda t: (t.dim() == 2 or 1 in t.shape) and storage_key(t) not in outside)
-    if x is None:
-        return None
+    """`x.t_()` of a tensor that the program made, before it makes views of it."""
+    x = scene.pick(lambda t: (t.dim() == 2 or 1 in t.shape) and _is_alone(t, scene))
     form = scene.choose.choice(("{x}.t_()", "{x}.transpose_(0, 1)", "{x}.unsqueeze_(0)", "{x}.squeeze_()"))
-    return form.format(x=x)
+    return x and form.format(x=x)
+
+
+def _is_alone(tensor: torch.Tensor, scene: Scene) -> bool:
+    return len(scene.tensors(lambda t: storage_key(t) == storage_key(tensor))) == 1 and not any(
+        tensor is scene.tensor(name) for name in scene.inputs
+    )
 
 
 TEMPLATES: tuple[tuple[Template, int], ...] = (
