@@ -1,0 +1,290 @@
+"""`dovetail.compile` on functions and modules."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.errors import (
+    BadOptionValue,
+    DataDependentControlFlow,
+    DovetailWarning,
+    NotYetSupported,
+    OverlappingMutatedInputs,
+    PythonSideEffect,
+    UnknownOption,
+    UnsupportedDevice,
+    UnsupportedInputMutation,
+    UnsupportedOutput,
+    UnsupportedTensor,
+)
+
+_SCALE = 2.0
+
+
+def _net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
+def test_a_module_trains_as_in_eager() -> None:
+    eager, source = _net(), _net()
+    compiled = dovetail.compile(source)
+    x = torch.randn(6, 4)
+    for seed in range(3):
+        for model, call in ((eager, eager), (source, compiled)):
+            torch.manual_seed(seed)
+            model.zero_grad()
+            call(x).square().sum().backward()
+    for name, parameter in eager.named_parameters():
+        twin = source.get_parameter(name)
+        assert parameter.grad is not None
+        assert twin.grad is not None
+        assert torch.equal(parameter.grad, twin.grad)
+    assert all(torch.equal(a, b) for a, b in zip(eager.buffers(), source.buffers(), strict=True))
+    assert len(compiled.graphs) == 1
+
+
+def test_nested_arguments_and_results_keep_their_structure() -> None:
+    def f(batch: dict[str, Any], *, scale: float) -> dict[str, Any]:
+        return {"sum": batch["x"] + batch["pair"][1] * scale, "rest": (1, None, "text", batch["pair"][0])}
+
+    pair = (torch.ones(2), torch.full((2,), 3.0))
+    batch = {"x": torch.zeros(2), "pair": pair}
+    result = dovetail.compile(f)(batch, scale=0.5)
+    assert torch.equal(result["sum"], torch.full((2,), 1.5))
+    assert result["rest"][:3] == (1, None, "text")
+    assert result["rest"][3] is pair[0]
+
+
+@pytest.mark.parametrize("change", ["cell", "global", "default", "training", "attribute", "grad", "autocast", "hook"])
+def test_a_value_that_the_code_reads_is_never_stale(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = 1.0
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            self.dropout = nn.Dropout(0.5)
+            self.factor = 3
+
+    net = Net()
+
+    def f(x: torch.Tensor, shift: float = 0.25) -> torch.Tensor:
+        return net.dropout(net.linear(x) * net.factor) * cell * _SCALE + shift
+
+    compiled = dovetail.compile(f)
+    x = torch.randn(8, 2)
+
+    def both() -> tuple[torch.Tensor, torch.Tensor]:
+        torch.manual_seed(1)
+        expected = f(x)
+        torch.manual_seed(1)
+        return expected, compiled(x)
+
+    assert torch.equal(*both())
+    if change == "cell":
+        cell = -2.0
+    elif change == "global":
+        monkeypatch.setitem(f.__globals__, "_SCALE", 7.0)
+    elif change == "default":
+        f.__defaults__ = (0.75,)
+    elif change == "training":
+        net.eval()
+    elif change == "attribute":
+        net.factor = 5
+    elif change == "hook":
+        net.linear.register_forward_hook(lambda module, inputs, output: output + 1)
+    if change == "grad":
+        with torch.no_grad():
+            expected, actual = both()
+    elif change == "autocast":
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            expected, actual = both()
+    else:
+        expected, actual = both()
+    assert torch.equal(expected, actual)
+    assert expected.requires_grad == actual.requires_grad
+    assert len(compiled.graphs) == 2
+
+
+def test_a_new_weight_tensor_is_read_at_the_next_call() -> None:
+    net = nn.Linear(2, 2)
+    compiled = dovetail.compile(net)
+    x = torch.randn(3, 2)
+    compiled(x)
+    net.load_state_dict({"weight": torch.ones(2, 2), "bias": torch.zeros(2)}, assign=True)
+    assert torch.equal(compiled(x), net(x))
+
+
+def test_the_reason_of_a_variant_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    compiled = dovetail.compile(lambda x: x + 1)
+    with caplog.at_level(logging.INFO, logger="dovetail"):
+        compiled(torch.zeros(2))
+        compiled(torch.zeros(3))
+    assert "it is the first call" in caplog.messages[0]
+    assert "a tensor or argument changed" in caplog.messages[1]
+    assert "torch.Size([3])" in caplog.messages[1]
+
+
+def test_beyond_the_cap_calls_run_in_eager_mode_with_a_warning() -> None:
+    compiled = dovetail.compile(lambda x: x * 2, max_variants=1)
+    compiled(torch.zeros(1))
+    with pytest.warns(DovetailWarning, match="max_variants"):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(compiled.graphs) == 1
+
+
+def test_dynamic_sizes_share_a_program_until_a_fact_breaks() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        rows, columns = x.shape
+        if rows > 4:
+            return x.sum(0), x, rows
+        padded = torch.zeros(rows, columns + 1)
+        padded[:, :columns] = x
+        return padded, padded[:, -1], rows * columns
+
+    compiled = dovetail.compile(f, dynamic=True)
+    for shape, count in (((2, 3), 1), ((3, 5), 1), ((6, 2), 2), ((7, 9), 2), ((4, 8), 2)):
+        x = torch.randn(shape)
+        for expected, actual in zip(f(x), compiled(x), strict=True):
+            assert torch.equal(torch.as_tensor(expected), torch.as_tensor(actual))
+        assert len(compiled.graphs) == count, shape
+
+
+def test_example_inputs_compile_before_the_first_call() -> None:
+    compiled = dovetail.compile(_net(), (torch.randn(5, 4),))
+    assert len(compiled.graphs) == 1
+    compiled(torch.randn(5, 4))
+    assert len(compiled.graphs) == 1
+
+
+def test_a_compiled_module_shows_the_module_and_survives_deepcopy() -> None:
+    net = _net()
+    compiled = dovetail.compile(net, (torch.randn(5, 4),))
+    assert dict(compiled.named_parameters()) == dict(net.named_parameters())
+    clone = copy.deepcopy(compiled)
+    clone.eval()
+    assert net.training
+    x = torch.randn(5, 4)
+    assert torch.equal(clone(x), copy.deepcopy(net).eval()(x))
+
+
+# --- bad input --------------------------------------------------------------------------------------------------
+
+
+class _Rebinds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total = self.total + x
+        return self.total * 1
+
+
+def test_a_module_that_changes_itself_is_refused_and_left_alone() -> None:
+    net = _Rebinds()
+    before = net.total
+    with pytest.raises(PythonSideEffect, match=r"bound _Rebinds\.total"):
+        dovetail.compile(net)(torch.ones(2))
+    assert net.total is before
+    assert torch.equal(before, torch.zeros(2))
+    assert torch.equal(net(torch.ones(2)), torch.ones(2))
+
+
+def test_a_failure_leaves_module_generator_and_gradients_alone() -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count.add_(1)
+            if torch.rand(()).item() > 2:
+                return x
+            return self.linear(x)
+
+    net = Fails()
+    parameter, buffer, state = net.linear.weight, net.count, torch.get_rng_state()
+    versions = (parameter._version, buffer._version)
+    with pytest.raises(DataDependentControlFlow) as caught:
+        dovetail.compile(net)(torch.ones(1, 2))
+    assert "test_function.py" in str(caught.value)
+    assert "in forward" in str(caught.value)
+    assert net.linear.weight is parameter
+    assert net.count is buffer
+    assert buffer.item() == 0
+    assert (parameter._version, buffer._version) == versions
+    assert torch.equal(torch.get_rng_state(), state)
+    assert parameter.grad is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"dmup": "x"}, UnknownOption),
+        ({"memory_limit": "6GiB"}, NotYetSupported),
+        ({"verify": 3}, BadOptionValue),
+        ({"skip": ["nonsense"]}, BadOptionValue),
+        ({"executors": ["warp"]}, BadOptionValue),
+        ({"max_variants": 0}, BadOptionValue),
+        ({"dynamic": "yes"}, BadOptionValue),
+    ],
+)
+def test_bad_options_are_refused_before_anything_runs(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        dovetail.compile(lambda x: x, (torch.ones(1),), **options)
+
+
+def test_an_unknown_option_gets_a_suggestion() -> None:
+    with pytest.raises(UnknownOption, match="did you mean 'verify'"):
+        dovetail.compile(lambda x: x, verfy=1)
+
+
+def test_something_that_cannot_be_called_is_refused() -> None:
+    with pytest.raises(BadOptionValue, match="a function or a module"):
+        dovetail.compile(3)  # type: ignore[arg-type]
+
+
+def test_tensors_of_other_kinds_are_refused() -> None:
+    compiled = dovetail.compile(lambda x: x * 2)
+    with pytest.raises(UnsupportedTensor, match="to_dense"):
+        compiled(torch.eye(2).to_sparse())
+    with pytest.raises(UnsupportedDevice, match="meta"):
+        compiled(torch.ones(2, device="meta"))
+
+
+def test_overlapping_written_inputs_are_refused_at_capture_and_at_every_call() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + y
+
+    base = torch.ones(6)
+    with pytest.raises(OverlappingMutatedInputs, match="shares memory"):
+        dovetail.compile(f)(base[:4], base[2:])
+    compiled = dovetail.compile(f)
+    assert torch.equal(compiled(torch.ones(4), torch.ones(4)), torch.full((4,), 3.0))
+    with pytest.raises(OverlappingMutatedInputs):
+        compiled(base[:4], base[2:])
+    assert torch.equal(base, torch.ones(6))
+
+
+def test_a_changed_input_shape_is_refused() -> None:
+    with pytest.raises(UnsupportedInputMutation, match="shape or strides"):
+        dovetail.compile(lambda x: x.t_())(torch.ones(2, 3))
+
+
+def test_an_output_of_unknown_class_is_refused() -> None:
+    class Box:
+        pass
+
+    with pytest.raises(UnsupportedOutput, match="Box"):
+        dovetail.compile(lambda x: (x, Box()))(torch.ones(1))
