@@ -135,28 +135,15 @@ def test_custom_functions_and_hooks_are_recorded_as_they_run(compile_: Compile) 
     assert torch.equal(torch.autograd.grad(compile_(f)(x).sum(), x)[0], expected)
 
 
-def test_residuals_are_released_while_backward_runs() -> None:
-    sizes: list[int] = []
-
-    class Watch(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-            return grads[0]
-
-    x = torch.randn(1000, requires_grad=True)
-    compiled = dovetail.compile(lambda x: x.exp().sin().exp())
-    result = compiled(x)
+def test_residuals_are_released_by_backward() -> None:
+    x = torch.randn(10, requires_grad=True)
+    result = dovetail.compile(lambda x: x.exp().sin().exp())(x)
     node = result.grad_fn
     assert node is not None
-    sizes.append(len(node.saved_tensors))  # type: ignore[attr-defined]
+    assert len(node.saved_tensors) == 2  # type: ignore[attr-defined]
     result.sum().backward()
     with pytest.raises(RuntimeError, match="already been freed"):
-        node.saved_tensors  # type: ignore[attr-defined]  # noqa: B018
-    assert sizes == [3]
+        _ = node.saved_tensors  # type: ignore[attr-defined]
 
 
 def test_another_backward_is_recorded_once_per_layout_up_to_the_cap() -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+import dovetail
 from dovetail.execute.graph import CompiledGraph
 from dovetail.inspect.memory import measure_peak
 
@@ -122,6 +123,11 @@ def compiled(net: nn.Module) -> Callable[[Tensor], Tensor]:
     return torch.compile(net, backend="dovetail", fullgraph=True, options={"verify": 1})
 
 
+def compiled_without_dynamo(net: nn.Module) -> dovetail.CompiledFunction:
+    """The net under dovetail.compile, its passes checked."""
+    return dovetail.compile(net, verify=1)
+
+
 def step(net: nn.Module, call: Callable[[Tensor], Tensor], seed: int) -> dict[str, Tensor]:
     """Everything that one step can change, by name."""
     for parameter in net.parameters():
@@ -147,12 +153,13 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 # --- same results ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("compile", [compiled, compiled_without_dynamo], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("norm", [False, True], ids=["dropout", "dropout-and-batch-norm"])
 @pytest.mark.parametrize("region", CHECKPOINTS, ids=lambda region: region.__name__)
-def test_a_step_equals_eager_for_several_seeds(region: Region, norm: bool) -> None:
+def test_a_step_equals_eager_for_several_seeds(region: Region, norm: bool, compile: Any) -> None:
     eager = make_net(region, norm)
     mine = copy.deepcopy(eager)
-    call = compiled(mine)
+    call = compile(mine)
     seen = []
     for seed in range(4):
         expected = step(eager, eager, seed)
@@ -199,6 +206,18 @@ def test_a_checkpoint_in_a_checkpoint() -> None:
     eager = make_net(twice)
     mine = copy.deepcopy(eager)
     assert_same(step(mine, compiled(mine), 5), step(eager, eager, 5))
+
+
+@pytest.mark.parametrize("region", CHECKPOINTS, ids=lambda region: region.__name__)
+def test_compiling_leaves_the_generator_alone(region: Region) -> None:
+    """Regions save and restore its state, and draw: all of that belongs to the program, not to its compilation."""
+    net = make_net(region, norm=True)
+    call = compiled_without_dynamo(net)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    call.prepare(make_input())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(block.first.num_batches_tracked == 0 for block in net.blocks)
 
 
 def test_inference_ignores_the_checkpoint() -> None:

@@ -21,7 +21,7 @@ from dovetail.ir.program import Meta, Node, Operand, Program, ScalarMeta, Stage,
 from dovetail.ir.signature import Constant, Signature, SizeInput, UserInput, UserOutput
 from dovetail.ir.sizes import Number, SizeExpr, evaluate
 from dovetail.ir.text import identifier
-from dovetail.torch_compat.dispatch import storage_key
+from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
 from dovetail.torch_compat.fakes import FakeMode, new_fake_mode
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 
@@ -155,7 +155,10 @@ class _Reader:
         unpack = isinstance(val, tuple | list)
         items = list(val) if isinstance(val, tuple | list) else [val]
         outputs = tuple(
-            None if item is None else self._value(node, item, f"_{i}" if unpack else "") for i, item in enumerate(items)
+            None
+            if item is None
+            else self._value(node, item, f"_{i}" if unpack else "", self._viewed(node, i if unpack else None))
+            for i, item in enumerate(items)
         )
         if unpack:
             self.items[node] = outputs
@@ -166,15 +169,29 @@ class _Reader:
         made = outputs if any(o is not None for o in outputs) else ()
         self.nodes.append(Node(node.target, args, kwargs, made, unpack))
 
-    def _value(self, node: fx.Node, val: Any, suffix: str = "") -> Value:
+    def _viewed(self, node: fx.Node, index: int | None) -> int | None:
+        """The storage of the operand that the schema says a result is a view of (the fakes need not say so)."""
+        if not isinstance(node.target, Overload):
+            return None
+        schema = schema_of(node.target)
+        alias = schema.returns[index if index is not None and len(schema.returns) > 1 else 0][1]
+        for position, argument in enumerate(schema.arguments):
+            if alias and argument.alias == alias and position < len(node.args):
+                operand = self._operand(node.args[position])
+                return operand.tensor.storage if isinstance(operand, Value) else None
+        return None
+
+    def _value(self, node: fx.Node, val: Any, suffix: str = "", storage: int | None = None) -> Value:
         name = identifier(node.name) + suffix
+        if isinstance(val, torch.Tensor) and storage is not None:
+            return Value(name, describe(val, storage))
         if isinstance(val, torch.Tensor):
             key = storage_key(val)
             if key not in self.storages:
                 self.storages[key] = len(self.storages)
                 self.alive.append(val.untyped_storage())
             return Value(name, describe(val, self.storages[key]))
-        if isinstance(val, bool | int | float | SYMBOLIC_TYPES):
+        if isinstance(val, (bool, int, float, *SYMBOLIC_TYPES)):
             return Value(name, ScalarMeta(scalar_of(val)))
         raise InvalidGraphModule(node=node.name, reason='its meta["val"] is missing')
 
