@@ -68,10 +68,10 @@ def train(model: nn.Module, call: Callable[..., Any], batches: list[Batch]) -> R
     return Run(losses, gradients, dict(model.state_dict()), torch.get_rng_state())
 
 
-def evaluate(model: nn.Module, call: Callable[..., Any], batch: Batch) -> dict[str, Tensor]:
+def evaluate(model: nn.Module, call: Callable[..., Any], batch: Batch, mode: Any = torch.no_grad) -> dict[str, Tensor]:
     """The outputs of `model` in inference."""
     model.eval()
-    with torch.no_grad():
+    with mode():
         return {name: value for name, value in call(**batch).items() if isinstance(value, Tensor)}
 
 
@@ -98,14 +98,17 @@ def assert_same_runs(actual: Run, expected: Run) -> None:
 # --- inference ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=lambda mode: mode.__name__)
 @pytest.mark.parametrize("entry", BITWISE, ids=str)
-def test_inference_equals_eager(entry: Entry) -> None:
+def test_inference_equals_eager(entry: Entry, mode: Any) -> None:
     model = entry.model()
     call = compiled(model, verify=1)
     for batch in entry.batches(2):
-        expected = evaluate(model, model, batch)
-        assert_same_tensors(evaluate(model, call, batch), expected)
-        assert not any(tensor.requires_grad for tensor in expected.values())
+        expected = evaluate(model, model, batch, mode)
+        actual = evaluate(model, call, batch, mode)
+        assert_same_tensors(actual, expected)
+        assert not any(tensor.requires_grad for tensor in actual.values())
+        assert all(tensor.is_inference() == (mode is torch.inference_mode) for tensor in actual.values())
 
 
 @pytest.mark.parametrize("entry", TOLERANT, ids=str)
