@@ -36,6 +36,7 @@ from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.text import Names, symbol_source
 from dovetail.ops.prims import copy_into
+from dovetail.torch_compat.autograd import view_base
 
 Wrapper = Callable[[Callable[[list[Any]], Sequence[Any]], list[Any]], tuple[Any, ...]]
 
@@ -63,7 +64,8 @@ class _WrapperWriter:
         head = ["def call(run, args):"]
         if self.plan.writes:
             written = tuple(w.input for w in self.plan.writes)
-            head.append(f"    check_apart(args, {written})")
+            tracked = tuple(w.input for w in self.plan.writes if w.kind is WriteKind.TRACKED)
+            head.append(f"    check_apart(args, {written}, {tracked})")
         head += [f"    {self._input(i)} = args[{i}]" for i in self._kept_inputs()]
         return "\n".join([*head, "    outs = run(args)", *self._symbols(), *body]) + "\n"
 
@@ -166,12 +168,20 @@ def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
 
 
 class _Apart:
-    """Raises when a written input shares memory with another input, as the program was recorded with them apart."""
+    """Raises when a written input shares memory with another input, as the program was recorded with them apart.
+
+    A write that autograd tracks reaches further: every view of the same tensor gets another gradient function.
+    """
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
 
-    def __call__(self, args: Sequence[Any], written: tuple[int, ...]) -> None:
+    def __call__(self, args: Sequence[Any], written: tuple[int, ...], tracked: tuple[int, ...]) -> None:
+        for index in tracked:
+            base = _viewed(args[index])
+            for other, arg in enumerate(args):
+                if other != index and isinstance(arg, torch.Tensor) and _viewed(arg) is base:
+                    raise OverlappingMutatedInputs(written=self._names[index], other=self._names[other])
         ranges = {i: address_range(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.numel()}
         in_order = sorted(ranges, key=lambda i: ranges[i])
         marked = set(written)
@@ -184,3 +194,8 @@ class _Apart:
                     pair = (index, other) if index in marked else (other, index)
                     raise OverlappingMutatedInputs(written=self._names[pair[0]], other=self._names[pair[1]])
             open_until.append((end, index))
+
+
+def _viewed(tensor: torch.Tensor) -> torch.Tensor:
+    base = view_base(tensor)
+    return tensor if base is None else base

@@ -130,7 +130,7 @@ def is_copy(target: Target) -> bool:
     return target is COPY_TO_LAYOUT
 
 
-# --- views that read their bytes otherwise -----------------------------------------------------------------------------
+# --- views that read their bytes otherwise ------------------------------------------------------------------
 
 _REINTERPRETATIONS = frozenset({"aten::_conj", "aten::_neg_view"})
 

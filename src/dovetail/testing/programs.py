@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from dovetail.testing.agreement import observe
-from dovetail.testing.statements import TEMPLATES, Scene
+from dovetail.testing.scene import Scene
+from dovetail.testing.statements import TEMPLATES
 
 _LINES = (3, 14)
 _MAX_ELEMENTS = 512
@@ -135,12 +136,12 @@ def _random_inputs(choose: random.Random) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def _add_sibling(choose: random.Random, lines: list[str], arguments: list[str]) -> None:
-    """Sometimes two arguments lie side by side in one storage."""
+    """Sometimes two arguments lie side by side in one storage (and count their versions apart)."""
     if choose.random() < 0.12:
         name = f"x{len(arguments)}"
         lines.append("pair = torch.randn(2, 2, 3, generator=g)")
         lines.append(f"{name} = pair[0]")
-        lines.append(f"{name}b = pair[1]")
+        lines.append(f"{name}b = pair.data[1]")
         arguments += [name, f"{name}b"]
 
 

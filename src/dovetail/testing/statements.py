@@ -6,81 +6,16 @@ and drops the ones that eager refuses. The last entry of each table row is how o
 
 from __future__ import annotations
 
-import random
-import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
 from dovetail.analysis.overlap import address_range
-from dovetail.testing.agreement import overlaps_itself
+from dovetail.testing.scene import Scene, is_number, is_real_float
 from dovetail.torch_compat.dispatch import storage_key
 
-Condition: TypeAlias = Callable[[torch.Tensor], bool]
-
-
-@dataclass(slots=True)
-class Scene:
-    """The tensors that exist at one point of a program, by name, and the source of all choices."""
-
-    choose: random.Random
-    names: dict[str, Any]
-    count: int = 0
-    inputs: tuple[str, ...] = ()
-    twisted: set[str] = field(default_factory=set)
-
-    def note_overlaps(self, line: str, before: Iterable[str]) -> None:
-        """Remember which new tensors have elements that share bytes, or are views of such a tensor."""
-        mentioned = [name for name in re.findall(r"\w+", line) if name in self.names]
-        for name in self.names:
-            if name in before or not isinstance(self.names[name], torch.Tensor):
-                continue
-            tensor = self.tensor(name)
-            parents = [m for m in mentioned if m in self.twisted and storage_key(self.tensor(m)) == storage_key(tensor)]
-            if parents or overlaps_itself(tensor):
-                self.twisted.add(name)
-
-    def pick_target(self, condition: Condition = lambda _: True) -> str | None:
-        """The name of a tensor to write: what a write to shared elements gives is nobody's promise."""
-        twisted = [self.tensor(name) for name in self.twisted]
-        return self.pick(lambda t: condition(t) and not any(t is other for other in twisted))
-
-    def tensors(self, condition: Condition) -> list[str]:
-        """Names of the tensors for which `condition` holds, oldest first."""
-        return [n for n, v in self.names.items() if isinstance(v, torch.Tensor) and condition(v)]
-
-    def pick(self, condition: Condition = lambda _: True) -> str | None:
-        """The name of a tensor, a recent one twice as likely as an old one."""
-        found = self.tensors(condition)
-        if not found:
-            return None
-        return self.choose.choice(found[len(found) // 2 :] if self.choose.random() < 0.5 else found)
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """The live tensor of that name."""
-        tensor = self.names[name]
-        assert isinstance(tensor, torch.Tensor), "picked by name among tensors"
-        return tensor
-
-    def fresh(self) -> str:
-        """A name that no tensor has."""
-        self.count += 1
-        return f"v{self.count}"
-
-
 Template: TypeAlias = "Callable[[Scene], str | None]"
-
-
-def is_real_float(tensor: torch.Tensor) -> bool:
-    """Whether the elements are real floating-point numbers."""
-    return tensor.dtype.is_floating_point
-
-
-def is_number(tensor: torch.Tensor) -> bool:
-    """Whether the elements are numbers, not truth values."""
-    return tensor.dtype is not torch.bool
 
 
 def _has_dims(tensor: torch.Tensor) -> bool:
@@ -162,9 +97,18 @@ def reduction(scene: Scene) -> str | None:
         return None
     dim = scene.choose.randrange(scene.tensor(x).dim())
     form = scene.choose.choice(
-        ("{x}.sum({d})", "{x}.mean({d}, keepdim=True)", "{x}.amax({d})", "{x}.sum()", "{x}.cumsum({d})", "{x}.softmax({d})",
-         "{x}.max({d})[0]", "{x}.sort({d})[1]", "{x}.argmax({d})")
-    )  # fmt: skip
+        (
+            "{x}.sum({d})",
+            "{x}.mean({d}, keepdim=True)",
+            "{x}.amax({d})",
+            "{x}.sum()",
+            "{x}.cumsum({d})",
+            "{x}.softmax({d})",
+            "{x}.max({d})[0]",
+            "{x}.sort({d})[1]",
+            "{x}.argmax({d})",
+        )
+    )
     return f"{scene.fresh()} = {form.format(x=x, d=dim)}"
 
 
@@ -206,9 +150,16 @@ def drawn(scene: Scene) -> str | None:
     """`v = torch.rand_like(x)`, sometimes never read."""
     x = scene.pick(is_real_float)
     form = scene.choose.choice(
-        ("torch.rand_like({x})", "torch.bernoulli(torch.full_like({x}, 0.5))", "torch.nn.functional.dropout({x}, 0.5)",
-         "torch.randn(2, 3)", "torch.randint(0, 2, (3,))", "torch.zeros_like({x}).normal_()", "torch.randperm(4)")
-    )  # fmt: skip
+        (
+            "torch.rand_like({x})",
+            "torch.bernoulli(torch.full_like({x}, 0.5))",
+            "torch.nn.functional.dropout({x}, 0.5)",
+            "torch.randn(2, 3)",
+            "torch.randint(0, 2, (3,))",
+            "torch.zeros_like({x}).normal_()",
+            "torch.randperm(4)",
+        )
+    )
     return x and f"{scene.fresh()} = {form.format(x=x)}"
 
 
@@ -225,11 +176,30 @@ def view_of_any(scene: Scene) -> str | None:
     order = list(range(rank))
     scene.choose.shuffle(order)
     form = scene.choose.choice(
-        ("{x}.view(-1)", "{x}.transpose({d}, {e})", "{x}.t()", "{x}.permute({o})", "{x}.narrow({d}, 0, 1)", "{x}.select({d}, 0)",
-         "{x}[1:]", "{x}[..., ::2]", "{x}.diagonal()", "{x}.unsqueeze({d})", "{x}.squeeze()", "{x}.unfold({d}, 2, 1)", "{x}[0]",
-         "{x}.expand(2, *{x}.shape)", "{x}.reshape(-1)", "{x}.detach()", "{x}[-1]", "{x}.view_as({x})", "{x}.flatten()",
-         "{x}.movedim({d}, {e})", "{x}.data")
-    )  # fmt: skip
+        (
+            "{x}.view(-1)",
+            "{x}.transpose({d}, {e})",
+            "{x}.t()",
+            "{x}.permute({o})",
+            "{x}.narrow({d}, 0, 1)",
+            "{x}.select({d}, 0)",
+            "{x}[1:]",
+            "{x}[..., ::2]",
+            "{x}.diagonal()",
+            "{x}.unsqueeze({d})",
+            "{x}.squeeze()",
+            "{x}.unfold({d}, 2, 1)",
+            "{x}[0]",
+            "{x}.expand(2, *{x}.shape)",
+            "{x}.reshape(-1)",
+            "{x}.detach()",
+            "{x}[-1]",
+            "{x}.view_as({x})",
+            "{x}.flatten()",
+            "{x}.movedim({d}, {e})",
+            "{x}.data",
+        )
+    )
     return f"{scene.fresh()} = {form.format(x=x, d=dim, e=other, o=', '.join(map(str, order)))}"
 
 
@@ -304,19 +274,16 @@ def written_from_another(scene: Scene) -> str | None:
     y = scene.pick(lambda t: _fits(t.shape, shape) and _is_apart(target, t) and _may_flow(target, t))
     forms = ["{x}.copy_({y})"]
     if is_number(target):
-        forms += [
-            "{x}.add_({y})",
-            "{x}.mul_({y})",
-            "{x}.sub_({y}, alpha=2)",
-            "{x}.addcmul_({y}, {y})",
-            "{x}.copy_({y})",
-        ]
+        forms += ["{x}.add_({y})", "{x}.sub_({y}, alpha=2)", "{x}.copy_({y})"]
+    if is_number(target) and not target.dtype.is_complex:
+        # The rounding of a complex product depends on whether the result lies where an operand lies.
+        forms += ["{x}.mul_({y})", "{x}.addcmul_({y}, {y})"]
     if len(shape):
         part = scene.pick(
             lambda t: t is not target and _fits(t.shape, shape[1:]) and _is_apart(target, t) and _may_flow(target, t)
         )
         forms += [f"{{x}}[0] = {part}"] if part else []
-        forms += [f"{{x}}[-1].mul_({part})"] if part and is_number(target) else []
+        forms += [f"{{x}}[-1].mul_({part})"] if part and is_number(target) and not target.dtype.is_complex else []
     return y and scene.choose.choice(forms).format(x=x, y=y)
 
 
@@ -359,10 +326,12 @@ def written_as_out(scene: Scene) -> str | None:
     if z is None:
         return None
     target = scene.tensor(z)
-    readable = [n for n in scene.tensors(lambda t: t.dtype is target.dtype and not t.requires_grad)]
-    readable = [n for n in readable if _is_apart(target, scene.tensor(n))]
-    x = scene.pick(lambda t: t.shape == target.shape and any(t is scene.tensor(n) for n in readable))
-    y = scene.pick(lambda t: _fits(t.shape, target.shape) and any(t is scene.tensor(n) for n in readable))
+
+    def readable(tensor: torch.Tensor) -> bool:
+        return tensor.dtype is target.dtype and not tensor.requires_grad and _is_apart(target, tensor)
+
+    x = scene.pick(lambda t: t.shape == target.shape and readable(t))
+    y = scene.pick(lambda t: _fits(t.shape, target.shape) and readable(t))
     form = scene.choose.choice(
         ("torch.add({x}, {y}, out={z})", "torch.mul({x}, {y}, out={z})", "torch.neg({x}, out={z})")
     )

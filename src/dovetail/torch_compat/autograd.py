@@ -56,6 +56,11 @@ def has_hooks(tensor: torch.Tensor) -> bool:
     return bool(tensor._backward_hooks)
 
 
+def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The tensor that autograd tracks this one as a view of."""
+    return tensor._base
+
+
 def profiler_is_running() -> bool:
     """Whether torch.profiler or torch.autograd.profiler records right now."""
     return torch.autograd._profiler_enabled()

@@ -128,6 +128,15 @@ def check_has_hooks() -> str | None:
     return first_difference(("before and with a hook", (before, during), (False, True)))
 
 
+def check_view_base() -> str | None:
+    """A view knows the tensor it is a view of."""
+    x = torch.zeros(2)
+    return first_difference(
+        ("the base of a view", autograd.view_base(x[:1]) is x, True),
+        ("the base of no view", autograd.view_base(x), None),
+    )
+
+
 def check_profiler_is_running() -> str | None:
     """A running profiler is seen."""
     before = autograd.profiler_is_running()
@@ -152,6 +161,7 @@ CHECKS = (
     check_running_sequence_number,
     check_version_of,
     check_has_hooks,
+    check_view_base,
     check_below_autograd,
 )
 # Kineto wants to be started in the main thread, so this one runs apart from the others.
