@@ -25,7 +25,7 @@ from dovetail.errors import (
     UnsupportedTensor,
 )
 from dovetail.ir.convert import describe, scalar_of
-from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, Value
+from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ops.facts import runs_in_grad_mode
 from dovetail.ops.prims import Prim, in_grad_mode
 from dovetail.torch_compat.dispatch import (
@@ -144,9 +144,20 @@ class Recorder(DispatchMode):
         if func in _RENAMES:
             self.add_alias(result, self.value_of(args[0]))
             return result
+        self._refuse_resized(func, keywords)
         as_recorded = in_grad_mode(func) if runs_in_grad_mode(func) and torch.is_grad_enabled() else func
         self._append(as_recorded, operands, keyword_operands, result)
         return result
+
+    def _refuse_resized(self, func: Overload, keywords: Mapping[str, Any]) -> None:
+        """Eager gives an `out=` of another size new memory, of the size of the result."""
+        for name in (a.name for a in schema_of(func).arguments if a.is_out):
+            tensor = keywords.get(name)
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            value, now = self.value_of(tensor), self._describe(tensor, name)
+            if isinstance(now, TensorMeta) and now.shape != value.tensor.shape:
+                raise UnsupportedInputMutation(what="the size", name=value.name, origin=self._origins.here())
 
     def record_prim(self, prim: Prim, args: Sequence[object], result: torch.Tensor | None) -> None:
         """Append the application of one of dovetail's own primitives, with the (unrecorded) fake tensor it gives."""

@@ -135,7 +135,7 @@ class _Sum:
 def _note_gradients(
     seen: Observation, outputs: Sequence[object], rewritten: Sequence[object], leaves: Sequence[torch.Tensor], seed: int
 ) -> None:
-    """Gradients of the leaves for what carries one among outputs and rewritten inputs; odd seeds leave the first out."""
+    """Gradients of the leaves, from outputs and rewritten inputs that carry one; odd seeds leave the first out."""
     generator = torch.Generator().manual_seed(seed)
     made = [value for value in (*outputs, *rewritten) if isinstance(value, torch.Tensor)]
     ends = list({id(value): value for value in made if value.requires_grad}.values())
