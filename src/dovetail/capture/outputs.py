@@ -45,11 +45,13 @@ _MAX_VIEW_DEPTH = 200
 class OutputAnalysis:
     """plan: how a call maps to a run. values, roles: the forward outputs of the program, in slot order.
 
-    tensors: the fake tensor behind each forward output, None for a number.
+    recorded: the value of the recorded program behind each forward output. tensors: the fake tensor behind each, None for
+    a number, and where no tensor object stands for the value any more.
     """
 
     plan: CallPlan
     values: tuple[Operand, ...]
+    recorded: tuple[Operand, ...]
     roles: tuple[OutputRole, ...]
     tensors: tuple[Any, ...]
 
@@ -62,13 +64,15 @@ class _Builder:
     inputs: Sequence[torch.Tensor | None]
     input_of: Mapping[int, int]
     values: list[Operand] = field(default_factory=list)
+    recorded: list[Operand] = field(default_factory=list)
     roles: list[OutputRole] = field(default_factory=list)
     tensors: list[Any] = field(default_factory=list)
     needs_gradient: list[bool] = field(default_factory=list)
     bases: dict[Value, int] = field(default_factory=dict)
 
     def add(self, operand: Operand, role: OutputRole, tensor: Any, needs_gradient: bool) -> int:
-        self.values.append(operand)
+        self.values.append(self.functional.read(operand) if isinstance(operand, Value) else operand)
+        self.recorded.append(operand)
         self.roles.append(role)
         self.tensors.append(tensor)
         self.needs_gradient.append(needs_gradient)
@@ -102,13 +106,13 @@ def analyse_outputs(
     backs = []
     for index, kind in writes.items():
         tracked = kind is WriteKind.TRACKED
-        contents = functional.read(input_values[index])
-        tensor = inputs[index]
-        slot = builder.add(contents, InputMutation(index, kind), tensor, tracked)
+        slot = builder.add(input_values[index], InputMutation(index, kind), inputs[index], tracked)
         backs.append(WriteBack(index, slot, kind))
     _own_memory(builder)
     plan = CallPlan(tuple(rules), tuple(backs), tuple(builder.needs_gradient))
-    return OutputAnalysis(plan, tuple(builder.values), tuple(builder.roles), tuple(builder.tensors))
+    return OutputAnalysis(
+        plan, tuple(builder.values), tuple(builder.recorded), tuple(builder.roles), tuple(builder.tensors)
+    )
 
 
 def _own_memory(builder: _Builder) -> None:
@@ -169,7 +173,7 @@ def _shared_rule(result: torch.Tensor, value: Value, steps: tuple[ViewStep, ...]
             key=lambda tensor: (_autograd_replays(result, tensor, steps, builder), tensor.requires_grad),
             default=None,
         )
-        builder.bases[root] = builder.add_user(builder.functional.read(root), base, False)
+        builder.bases[root] = builder.add_user(root, base, False)
     slot = builder.bases[root]
     base = builder.tensors[slot]
     if base is None or not _autograd_replays(result, base, steps, builder):
@@ -182,7 +186,7 @@ def _shared_rule(result: torch.Tensor, value: Value, steps: tuple[ViewStep, ...]
 
 
 def _add_slot(tensor: torch.Tensor, value: Value, builder: _Builder, needs_gradient: bool) -> int:
-    return builder.add_user(builder.functional.read(value), tensor, needs_gradient)
+    return builder.add_user(value, tensor, needs_gradient)
 
 
 def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:

@@ -229,7 +229,7 @@ class Recording:
             *(Gradient(index) for index, _ in gradients),
         )
         after = [*(value for _, value in late), *(gradient for _, gradient in gradients)]
-        recorded = (*self._recorded_outputs(), *after)
+        recorded = (*self.outputs.recorded, *after)
         made = (*self.outputs.values, *(None if value is None else functional.read(value) for value in after))
         signature = Signature(tuple(input_roles), roles)
         return RecordedPrograms(
@@ -237,10 +237,6 @@ class Recording:
             Program(name, Stage.FUNCTIONAL, inputs, tuple(functional.nodes), made, signature),
             comparable=not late,
         )
-
-    def _recorded_outputs(self) -> list[Operand]:
-        tensors = zip(self.outputs.tensors, self.outputs.values, strict=True)
-        return [value if tensor is None else self.recorder.value_of(tensor) for tensor, value in tensors]
 
     def _record_backward(
         self, pattern: Pattern, functional: Functionalizer

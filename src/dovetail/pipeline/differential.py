@@ -19,9 +19,8 @@ _SEED = 20240229
 
 def verify_same_results(name: str, before: Program, after: Program, hints: Mapping[str, Number]) -> None:
     """Raise PassChangedMeaning unless both programs give the same outputs and leave the generator alike."""
-    inputs = sample_inputs(before, hints)
-    expected, state = _run(before, inputs)
-    actual, other_state = _run(after, inputs)
+    expected, state = _run(before, sample_inputs(before, hints))
+    actual, other_state = _run(after, sample_inputs(before, hints))
     if not torch.equal(state, other_state):
         raise PassChangedMeaning(name=name, program=before.name, detail="the random generator ends elsewhere")
     for position, (a, b) in enumerate(zip(expected, actual, strict=True)):
@@ -47,20 +46,16 @@ def sample_inputs(program: Program, hints: Mapping[str, Number]) -> list[Any]:
 def _sample(meta: TensorMeta | ScalarMeta, hints: Mapping[str, Number], generator: torch.Generator) -> Any:
     if isinstance(meta, ScalarMeta):
         return evaluate(meta.expr, _Defaults(hints))
-    shape = [int(evaluate(size, _Defaults(hints))) for size in meta.shape]
-    stride = [int(evaluate(size, _Defaults(hints))) for size in meta.stride]
-    result = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
-    if not result.numel():
-        return result
+    known = _Defaults(hints)
+    shape, stride = [int(evaluate(s, known)) for s in meta.shape], [int(evaluate(s, known)) for s in meta.stride]
+    offset = int(evaluate(meta.offset, known))
+    reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
+    memory = torch.empty(reach, dtype=meta.dtype, device=meta.device)
     if meta.dtype.is_floating_point or meta.dtype.is_complex:
-        values = torch.randn(shape, generator=generator, dtype=torch.float32)
+        memory.copy_(torch.randn(reach, generator=generator, dtype=torch.float32))
     else:
-        values = torch.randint(0, 2, shape, generator=generator)
-    if 0 not in stride or all(size == 1 for size, step in zip(shape, stride, strict=True) if step == 0):
-        result.copy_(values)
-    else:
-        result.as_strided((1,), (1,)).fill_(0.5 if meta.dtype.is_floating_point else 1)
-    return result
+        memory.copy_(torch.randint(0, 2, (reach,), generator=generator))
+    return memory.as_strided(shape, stride, offset)
 
 
 class _Defaults(dict[str, Number]):
@@ -76,7 +71,7 @@ def _run(program: Program, inputs: list[Any]) -> tuple[tuple[Any, ...], torch.Te
     torch.manual_seed(_SEED)
     try:
         with torch.no_grad():
-            outputs = namespace["run"]([i.clone() if isinstance(i, torch.Tensor) else i for i in inputs])
+            outputs = namespace["run"](inputs)
         return outputs, torch.get_rng_state()
     finally:
         torch.set_rng_state(before)
