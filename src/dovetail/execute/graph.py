@@ -7,7 +7,7 @@ apply, and are released when backward starts unless the graph is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,8 @@ from dovetail.errors import BackwardNeedsUnsavedValue, DoubleBackwardUnsupported
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, CallPlan, Pattern
-from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual
+from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, WriteKind
+from dovetail.ops.prims import copy_into
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors
 
 
@@ -53,7 +54,8 @@ class CompiledGraph:
     constants: tensors passed to forward after the inputs, by name. outputs: how many forward outputs are no residuals.
     residuals: names of the forward outputs after those. backward_for: gives the backward for a pattern, compiling it
     when it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
-    otherwise they are first laid out like their output.
+    otherwise they are first laid out like their output. residual_inputs: for residuals that are the new contents of an
+    input, by their place: that input.
     """
 
     forward: CompiledProgram
@@ -65,6 +67,7 @@ class CompiledGraph:
     backward_for: Callable[[Pattern], CompiledBackward] | None = None
     late_constants: Callable[[str], torch.Tensor] | None = None
     written_in_backward: tuple[int, ...] = ()
+    residual_inputs: Mapping[int, int] = field(default_factory=dict)
     any_layout: bool = True
     _constant_list: list[torch.Tensor] = field(default_factory=list)
 
@@ -80,9 +83,24 @@ class CompiledGraph:
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         return self  # holds programs, which never change, and constants, which a copy of the user's module shares
 
-    def _run_inference(self, inputs: list[Any]) -> tuple[Any, ...]:
+    def _run_inference(self, inputs: list[Any]) -> Sequence[Any]:
         with torch.no_grad():
-            return self.forward(inputs)
+            return self.run_forward(inputs)
+
+    def run_forward(self, inputs: list[Any]) -> list[Any]:
+        """Run the forward program and carry out the writes that autograd does not follow.
+
+        Afterwards a residual that holds the new contents of an input is that input, and the contents are let go.
+        """
+        written = [(w.slot, inputs[w.input], w.kind) for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
+        kept = {place: inputs[index] for place, index in self.residual_inputs.items()}
+        results = list(self.forward(inputs))
+        for slot, target, kind in written:
+            copy_into(target.data if kind is WriteKind.HIDDEN else target, results[slot])
+            results[slot] = None
+        for place, target in kept.items():
+            results[self.outputs + place] = target
+        return results
 
     def _run_training(self, inputs: list[Any]) -> tuple[Any, ...]:
         holder = _Call(self)
@@ -123,7 +141,7 @@ class _CompiledFunction(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, *inputs: Any) -> tuple[torch.Tensor, ...]:
         """Run the forward program; save its residuals."""
         graph = call.graph
-        results = graph.forward(list(inputs))
+        results = graph.run_forward(list(inputs))
         outputs, residuals = results[: graph.outputs], results[graph.outputs :]
         ctx.graph = graph
         ctx.input_count = len(inputs)

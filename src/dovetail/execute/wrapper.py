@@ -1,13 +1,13 @@
-"""The function around a program: write inputs back, rebuild views, hand out what the user gets.
+"""The function around a program: check the inputs, write back what autograd follows, hand out what the user gets.
 
 One Python function per compiled graph, generated from its `CallPlan`, readable in the dump:
 
     def call(run, args):
+        check_apart(args, (0,), (0,))
         x = args[0]
         outs = run(args)
-        with no_grad():
-            x.copy_(outs[1])
-        return (outs[0], x.view(-1))
+        x.copy_(outs[1])
+        return (outs[0], torch.ops.aten.view.default(x, [-1]), )
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class _WrapperWriter:
         return "\n".join([*head, "    outs = run(args)", *self._symbols(), *body]) + "\n"
 
     def _kept_inputs(self) -> list[int]:
-        kept = {w.input for w in self.plan.writes}
+        kept = {w.input for w in self.plan.writes if w.kind is WriteKind.TRACKED}
         for rule in self._sources():
             if isinstance(rule, FromInput):
                 kept.add(rule.input)
@@ -104,17 +104,15 @@ class _WrapperWriter:
         return self.program.inputs[index].name
 
     def _writes(self) -> list[str]:
+        """Writes that autograd follows; the others are carried out where the program runs."""
         lines = []
         for write in self.plan.writes:
-            value = self.program.inputs[write.input]
-            target = f"{value.name}.data" if write.kind is WriteKind.HIDDEN else value.name
-            contents = f"outs[{write.slot}]"
-            overlaps = value.tensor.overlaps_itself()
-            call = f"copy_into({target}, {contents})" if overlaps else f"{target}.copy_({contents})"
             if write.kind is WriteKind.TRACKED:
+                value = self.program.inputs[write.input]
+                contents = f"outs[{write.slot}]"
+                overlaps = value.tensor.overlaps_itself()
+                call = f"copy_into({value.name}, {contents})" if overlaps else f"{value.name}.copy_({contents})"
                 lines.append(f"    {call}")
-            else:
-                lines += ["    with no_grad():", f"        {call}"]
         return lines
 
     def _output(self, rule: OutputRule) -> str:
@@ -157,7 +155,6 @@ def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
     namespace: dict[str, Any] = {
         "torch": torch,
         "math": math,
-        "no_grad": torch.no_grad,
         "copy_into": copy_into,
         "check_apart": _Apart(tuple(value.name for value in program.inputs)),
         **named,

@@ -66,7 +66,7 @@ class FromOutput:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A view that lies where eager's result lies, with the gradient path of forward output number `slot` (equal numbers).
+    """A view that lies where eager's result lies, with the gradient path (and numbers) of forward output number `slot`.
 
     For a result whose memory is shared with a tensor that does not lead to it in autograd: a tracked write through
     `x.detach()`, say.
@@ -86,7 +86,7 @@ class AsLeaf:
 LIKE_OUTPUT = "like output"
 Arrival: TypeAlias = "str | tuple[int, ...] | None"
 Pattern: TypeAlias = "tuple[Arrival, ...]"
-"""Which gradients arrive in a backward: per forward output None, `LIKE_OUTPUT` (laid out like the output), or strides."""
+"""Which gradients arrive in a backward, per forward output: None, `LIKE_OUTPUT` (laid out like the output), or strides."""
 
 OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOutput | Rewritten | AsLeaf"
 

@@ -77,7 +77,7 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     if not _may_share_bytes(target):
         return target.copy_(source)
     source = source.expand(target.shape)
-    dim = min(range(target.dim()), key=lambda d: (target.size(d) == 1, target.stride(d)))
+    dim = min(range(target.dim()), key=lambda d: (target.shape[d] == 1, target.stride(d)))
     for index in range(1 if target.stride(dim) == 0 else target.size(dim)):
         copy_into(target.select(dim, index), source.select(dim, index))
     return target

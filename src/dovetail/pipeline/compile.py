@@ -14,8 +14,9 @@ from dovetail.execute.executors.aten import AtenExecutor
 from dovetail.execute.graph import CompiledBackward, CompiledGraph
 from dovetail.execute.protocol import Executor, ExecutorList
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
-from dovetail.ir.calling import Pattern
-from dovetail.ir.signature import InputMutation, Tangent
+from dovetail.ir.calling import CallPlan, Pattern
+from dovetail.ir.program import Program
+from dovetail.ir.signature import InputMutation, Tangent, WriteKind
 from dovetail.ir.sizes import Number
 from dovetail.partition.check import verify_split
 from dovetail.partition.split import Split, split_by_phase
@@ -86,6 +87,7 @@ class _GraphCompiler:
             backward_for=self._backward_for if trains else None,
             late_constants=self._constant,
             any_layout=not self._recording.is_symbolic,
+            residual_inputs=_residual_inputs(split.forward, plan),
             written_in_backward=tuple(r.input for r in signature.outputs if isinstance(r, InputMutation)),
         )
         return self._graph
@@ -142,6 +144,13 @@ class _GraphCompiler:
                 raise LateSizeAssumption(pattern=pattern)
         tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
         return CompiledBackward.of(CompiledProgram(split.backward, self._executors), tangents)
+
+
+def _residual_inputs(forward: Program, plan: CallPlan) -> dict[int, int]:
+    """Residuals that are what an input holds once forward has written it: place among the residuals -> input."""
+    written = {id(forward.outputs[w.slot]): w.input for w in plan.writes if w.kind is not WriteKind.TRACKED}
+    residuals = forward.outputs[len(plan.differentiable) :]
+    return {place: written[id(value)] for place, value in enumerate(residuals) if id(value) in written}
 
 
 def make_executors(options: Options) -> ExecutorList:

@@ -64,7 +64,7 @@ def _quiet_about_gradients() -> Iterator[None]:
 
 def symbolic_fake_of(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Tensor:
     """As `fake_of`, with a symbol for every size above 1; `mode` needs a shape environment."""
-    context: StatelessSymbolicContext[Any] = StatelessSymbolicContext(
+    context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
         dynamic_sizes=[DimDynamic.DUCK if size > 1 else DimDynamic.STATIC for size in tensor.shape]
     )
     with _quiet_about_gradients():
