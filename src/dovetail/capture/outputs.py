@@ -45,8 +45,8 @@ _MAX_VIEW_DEPTH = 200
 class OutputAnalysis:
     """plan: how a call maps to a run. values, roles: the forward outputs of the program, in slot order.
 
-    recorded: the value of the recorded program behind each forward output. tensors: the fake tensor behind each, None for
-    a number, and where no tensor object stands for the value any more.
+    recorded: the value of the recorded program behind each forward output. tensors: the fake tensor behind each, None
+    for a number, and where no tensor object stands for the value any more.
     """
 
     plan: CallPlan

@@ -30,7 +30,7 @@ from dovetail.errors import (
 )
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, Pattern
 from dovetail.ir.convert import tree_to_scalar
-from dovetail.ir.program import Operand, Phase, Program, Stage, Value
+from dovetail.ir.program import Phase, Program, Stage, Value
 from dovetail.ir.signature import (
     Constant,
     Gradient,
