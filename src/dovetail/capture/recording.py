@@ -279,6 +279,11 @@ class Recording:
         return any(stand_in.leaf is not None for stand_in in self.stand_ins)
 
     @property
+    def operator_count(self) -> int:
+        """How many operators forward ran."""
+        return self._forward_nodes
+
+    @property
     def size_facts(self) -> int:
         """How many facts about symbolic sizes recording has relied on so far."""
         return guard_count(self.mode.shape_env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from dovetail.pipeline.options import resolve_options
 from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, new_fake_mode
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, symbol_name
 from dovetail.torch_compat.version import ensure_supported_torch
+
+logger = logging.getLogger("dovetail")
 
 
 def dovetail_backend(
@@ -48,6 +51,9 @@ def dovetail_backend(
     recording = Recording(fake_mode, specs)
     interpreter = GraphInterpreter(gm, recording.origins, recording.in_region)
     recording.run_forward(lambda *inputs: _as_sequence(interpreter.run(*inputs)))
+    logger.info(
+        "graph of %d nodes from Dynamo: recorded as %d operators", len(gm.graph.nodes), recording.operator_count
+    )
     return compile_recording(recording, "graph", resolved, size_hints(specs))
 
 

@@ -18,10 +18,11 @@ from dovetail.ir.calling import CallPlan, Pattern
 from dovetail.ir.program import Program
 from dovetail.ir.signature import InputMutation, Tangent, WriteKind
 from dovetail.ir.sizes import Number
+from dovetail.ir.stages import verify_program
 from dovetail.partition.check import verify_split
 from dovetail.partition.split import Split, split_by_phase
 from dovetail.pipeline.differential import verify_same_results
-from dovetail.pipeline.driver import run_passes
+from dovetail.pipeline.driver import run_passes, writes
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.options import Options
 
@@ -105,6 +106,8 @@ class _GraphCompiler:
         split = split_by_phase(program)
         if self._options.verify:
             verify_split(program, split)
+            for half in (split.forward, split.backward):
+                verify_program(half, writes)
         dump.step("forward", split.forward)
         dump.step("backward", split.backward)
         self._dump_code(dump, split)
