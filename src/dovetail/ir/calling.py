@@ -86,7 +86,7 @@ class AsLeaf:
 LIKE_OUTPUT = "like output"
 Arrival: TypeAlias = "str | tuple[int, ...] | None"
 Pattern: TypeAlias = "tuple[Arrival, ...]"
-"""Which gradients arrive in a backward, per forward output: None, `LIKE_OUTPUT` (laid out like the output), or strides."""
+"""Which gradients arrive, per forward output: None, `LIKE_OUTPUT` (laid out like the output), or strides."""
 
 OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOutput | Rewritten | AsLeaf"
 
