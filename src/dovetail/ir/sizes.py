@@ -8,7 +8,9 @@ structure, serialises to nested lists, and evaluates without sympy:
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -19,11 +21,11 @@ Scalar: TypeAlias = "int | float | bool | SizeExpr"
 
 
 def _product(*factors: Number) -> Number:
-    return math.prod(factors)
+    return functools.reduce(operator.mul, factors)
 
 
 def _total(*terms: Number) -> Number:
-    return sum(terms)
+    return functools.reduce(operator.add, terms)  # `sum` rounds floats otherwise than `+` does
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,9 @@ class SizeExpr:
         if self.op == "symbol":
             return str(self.args[0])
         rule = _RULES[self.op]
-        texts = [f"({a})" if isinstance(a, SizeExpr) and _RULES.get(a.op, rule).infix else str(a) for a in self.args]
+        texts = [_operand_text(a, bool(rule.infix)) for a in self.args]
+        if self.op == "pow" and texts[0].startswith("-"):
+            texts[0] = f"({texts[0]})"
         if self.op == "where":
             return f"({texts[1]} if {texts[0]} else {texts[2]})"
         if rule.infix:
@@ -104,6 +108,20 @@ class SizeExpr:
                 yield from arg.symbols()
 
 
+def _operand_text(arg: Number | str | SizeExpr, in_infix: bool) -> str:
+    if not isinstance(arg, SizeExpr):
+        return arg if isinstance(arg, str) else number_text(arg)
+    binds_loosely = arg.op == "not" or (arg.op != "symbol" and _RULES[arg.op].infix)
+    return f"({arg})" if in_infix and binds_loosely else str(arg)
+
+
+def number_text(number: Number) -> str:
+    """A number as Python source, special floats included."""
+    if isinstance(number, float) and not math.isfinite(number):
+        return "math.nan" if math.isnan(number) else "math.inf" if number > 0 else "-math.inf"
+    return repr(number)
+
+
 def symbol(name: str) -> SizeExpr:
     """The size called `name`."""
     return SizeExpr("symbol", (name,))
@@ -128,10 +146,11 @@ def from_json(data: object) -> Scalar:
     """
     if isinstance(data, bool | int | float):
         return data
-    if isinstance(data, list) and data and (data[0] == "symbol" or data[0] in _RULES):
-        if data[0] == "symbol":
-            return symbol(str(data[1]))
-        return SizeExpr(str(data[0]), tuple(from_json(a) for a in data[1:]))
+    if isinstance(data, list) and len(data) > 1 and isinstance(data[0], str):
+        if data[0] == "symbol" and isinstance(data[1], str):
+            return symbol(data[1])
+        if data[0] in OPERATIONS:
+            return SizeExpr(data[0], tuple(from_json(a) for a in data[1:]))
     raise ValueError(f"not a serialised size: {data!r}")
 
 

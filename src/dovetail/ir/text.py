@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import builtins
 import keyword
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -25,11 +24,13 @@ import torch
 
 from dovetail.errors import InvalidProgram
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, symbols_in
-from dovetail.ir.sizes import SizeExpr
+from dovetail.ir.sizes import SizeExpr, number_text
 
 Call: TypeAlias = Callable[["Names", Node], str]
 
-_RESERVED = frozenset({"torch", "math", "args", "prims", "aten", *dir(builtins), *keyword.kwlist, *keyword.softkwlist})
+_OWN_NAMES = frozenset({"torch", "math", "args", "prims", "aten", "record_function"})
+_WRAPPER_NAMES = frozenset({"run", "outs", "copy_into", "check_apart"})
+_RESERVED = _OWN_NAMES | _WRAPPER_NAMES | {*dir(builtins), *keyword.kwlist, *keyword.softkwlist}
 _COMMENT_COLUMN = 88
 
 
@@ -80,9 +81,9 @@ class Names:
 
 
 def _number_text(number: complex) -> str:
-    if isinstance(number, float) and not math.isfinite(number):
-        return "math.nan" if math.isnan(number) else "math.inf" if number > 0 else "-math.inf"
-    return repr(number)
+    if isinstance(number, int | float):
+        return number_text(number)
+    return f"complex({number_text(number.real)}, {number_text(number.imag)})"
 
 
 def identifier(text: str) -> str:

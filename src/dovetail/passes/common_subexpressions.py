@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.ir.program import Node, Operand, Program, Value, map_operands
+from dovetail.ir.sizes import SizeExpr
 from dovetail.ops.facts import may_be_merged
 
 
@@ -75,4 +76,6 @@ def _key(operand: Operand) -> object:
         return tuple(map(_key, operand))
     if isinstance(operand, bool | int | float | complex):
         return (type(operand).__name__, repr(operand))  # 1, 1.0, True differ, and so do 0.0 and -0.0
+    if isinstance(operand, SizeExpr):
+        return ("size", repr(operand))  # for the same reason: s0 * 1 is no s0 * 1.0
     return operand if operand.__hash__ is not None else id(operand)
