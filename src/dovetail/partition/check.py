@@ -7,7 +7,8 @@ It shares no code with `partition.split`.
 from __future__ import annotations
 
 from dovetail.errors import InvalidProgram
-from dovetail.ir.program import Program
+from dovetail.ir.program import Program, values_in
+from dovetail.ir.signature import Tangent
 from dovetail.partition.split import Split
 
 
@@ -29,12 +30,22 @@ def verify_split(program: Program, split: Split) -> None:
             for value in node.operands():
                 _require(value in known, program, "a half reads only what it is given", f"{half.name}: {value.name}")
             known.update(node.results())
+        for value in values_in(half.outputs):
+            _require(value in known, program, "a half gives only what it has", f"{half.name}: {value.name}")
     given = [str(o) for o in split.forward.outputs[len(split.forward.outputs) - len(split.residuals) :]]
     _require(given == list(split.residuals), program, "forward gives each residual", f"{given}")
     taken = [value.name for value in split.backward.inputs[: len(split.residuals)]]
     _require(taken == list(split.residuals), program, "backward takes each residual", f"{taken}")
-    count = len(split.forward.outputs) - len(split.residuals) + len(split.backward.outputs)
-    _require(count == len(program.outputs), program, "each output is given once", f"{count}")
+    tangents = {v for r, v in zip(program.signature.inputs, program.inputs, strict=True) if isinstance(r, Tangent)}
+    for half, handed, allowed in (
+        (split.forward, split.forward.inputs, set(program.inputs) - tangents),
+        (split.backward, split.backward.inputs[len(split.residuals) :], set(program.inputs)),
+    ):
+        for value in handed:
+            _require(value in allowed, program, "a half takes only its inputs", f"{half.name}: {value.name}")
+    outputs = [*split.forward.outputs[: len(split.forward.outputs) - len(split.residuals)], *split.backward.outputs]
+    same = sorted(map(id, outputs)) == sorted(map(id, program.outputs))
+    _require(same, program, "each output is given once", f"{len(outputs)} for {len(program.outputs)}")
 
 
 def _require(condition: bool, program: Program, rule: str, detail: str) -> None:
