@@ -88,6 +88,9 @@ def _batch_norm_writes(args: Sequence[object], kwargs: Mapping[str, object]) -> 
 
 # Running statistics are declared `Tensor?` without an alias annotation, and written when training.
 _HIDDEN_WRITES: dict[str, Callable[[Sequence[object], Mapping[str, object]], tuple[int, ...]]] = {
+    "aten::batch_norm_update_stats": lambda args, kwargs: tuple(i for i in (1, 2) if args[i] is not None),
+    "aten::batch_norm_gather_stats": lambda args, kwargs: tuple(i for i in (3, 4) if args[i] is not None),
+    "aten::batch_norm_gather_stats_with_counts": lambda args, kwargs: tuple(i for i in (3, 4) if args[i] is not None),
     "aten::native_batch_norm": _batch_norm_writes,
     "aten::cudnn_batch_norm": _batch_norm_writes,
     "aten::miopen_batch_norm": _batch_norm_writes,
