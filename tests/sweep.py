@@ -1,0 +1,144 @@
+"""Search for wrong results: random programs, one after the other, until the time is up.
+
+    python -m tests.sweep --minutes 10
+    python -m tests.sweep --minutes 60 --shard 2/4 --state sweep-2.json
+
+Each failing program is made as small as it gets and written as a file that runs by itself (`sweep-failures/`). With a
+state file, the search goes on where it stopped. The exit status is 1 when something failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+import dovetail
+from dovetail.errors import DovetailError
+from dovetail.testing.agreement import check_program
+from dovetail.testing.programs import RandomProgram, random_program
+from dovetail.testing.shrinking import shrink_program
+
+_RUN = """
+
+if __name__ == "__main__":
+    import sys
+    from types import SimpleNamespace
+
+    import dovetail
+    from dovetail.testing.agreement import check_program
+
+    source = open(__file__).read()
+    this = SimpleNamespace(source=lambda: source, build=lambda: (program, inputs))
+    check_program(this, dovetail.compile)
+    sys.exit("it agrees with eager now")
+"""
+
+
+@dataclass
+class State:
+    """Where a search stands. next: the first seed that was not tried. failures: seed -> first line of the error."""
+
+    next: int
+    tried: int = 0
+    refused: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def search(state: State, step: int, seconds: float, folder: Path, on_step: Callable[[State], None]) -> None:
+    """Try seeds `state.next`, `state.next + step`, ... until the time is up; `state` is kept up to date."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        seed = state.next
+        program = random_program(seed)
+        error = failure_of(program)
+        if isinstance(error, DovetailError) and not error.code.startswith("DT-INTERNAL"):
+            state.refused += 1
+        elif error is not None:
+            state.failures[str(seed)] = kind_of(error)
+            write_failure(program, error, folder)
+        state.tried += 1
+        state.next = seed + step
+        on_step(state)
+
+
+def failure_of(program: RandomProgram) -> Exception | None:
+    """What went wrong when the program was compiled and compared with eager."""
+    try:
+        check_program(program, partial(dovetail.compile, verify=2))
+    except Exception as error:
+        return error
+    return None
+
+
+def kind_of(error: Exception) -> str:
+    """The first line of the error without its numbers: equal for one bug in two programs."""
+    first = str(error).split("\n")[0].split(": eager has")[0]
+    return f"{type(error).__name__}: {re.sub(r'[0-9]+', 'N', first)}"
+
+
+def write_failure(program: RandomProgram, error: Exception, folder: Path) -> Path:
+    """Write the smallest program that fails in the same way."""
+    kind = kind_of(error)
+
+    def fails_alike(smaller: RandomProgram) -> bool:
+        found = failure_of(smaller)
+        return found is not None and kind_of(found) == kind
+
+    small = shrink_program(program, fails_alike)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"seed_{program.seed}.py"
+    path.write_text(f'"""{kind}"""\n\n{small.source()}{_RUN}')
+    return path
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__.split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
+    parser.add_argument("--state", type=Path, help="file to go on from, and to write")
+    parser.add_argument("--first", type=int, default=1000, help="the first seed of a new search")
+    parser.add_argument("--failures", type=Path, default=Path("sweep-failures"), help="folder for failing programs")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Search, with a progress bar."""
+    options = _arguments(argv)
+    index, shards = map(int, options.shard.split("/"))
+    state = State(options.first + index)
+    if options.state is not None and options.state.exists():
+        state = State(**json.loads(options.state.read_text()))
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    seconds = options.minutes * 60
+    start = time.monotonic()
+    columns: Any = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns) as progress:
+        task = progress.add_task("no program yet", total=seconds)
+
+        def show(now: State) -> None:
+            text = f"{now.tried} programs, {len(now.failures)} failures, {now.refused} refused"
+            progress.update(task, completed=time.monotonic() - start, description=text)
+            if options.state is not None:
+                options.state.write_text(json.dumps(asdict(now), indent=2) + "\n")
+
+        search(state, shards, seconds, options.failures, show)
+    for seed, kind in state.failures.items():
+        print(f"{options.failures / f'seed_{seed}.py'}: {kind}")
+    return 1 if state.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
