@@ -1,0 +1,38 @@
+"""The search writes what fails as files that run, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dovetail
+from tests import sweep
+
+
+def test_a_search_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "state.json"
+    arguments = ["--minutes", "0.01", "--state", str(state), "--shard", "1/3", "--failures", str(tmp_path / "failures")]
+    assert sweep.main(arguments) == 0
+    first = json.loads(state.read_text())
+    assert first["tried"] > 0
+    assert first["next"] == 1001 + 3 * first["tried"]
+    assert sweep.main(arguments) == 0
+    second = json.loads(state.read_text())
+    assert second["tried"] > first["tried"]
+    assert "failures" in capsys.readouterr().out
+
+
+def test_a_failure_is_written_small_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dovetail, "compile", lambda function, **options: lambda *args: function(*args)[:-1])
+    state = sweep.State(7)
+    sweep.search(state, 1, 0.01, tmp_path, lambda now: None)
+    (path,) = tmp_path.glob("seed_7.py")
+    assert state.failures["7"].startswith("AssertionError: ")
+    assert "def program(" in path.read_text()
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "it agrees with eager now" in done.stderr
