@@ -38,11 +38,11 @@ def test_programs_hold_a_bit_of_everything() -> None:
     programs = [random_program(seed) for seed in _SEEDS]
     body = "\n".join(line for program in programs for line in program.body)
     made = "\n".join(line for program in programs for line in program.inputs)
-    for part in (
-        "copy_(", "out=", "scatter_(", "index_put_(", "masked_fill_(", "unsqueeze_(", "normal_(", "dropout(", "as_strided(",
-        "unbind(", "split(", "diagonal(", "view_as_real(", "view_as_complex(", ".imag", "expand(", "cat(", " @ ", ".data",
-        "no_grad", "detach()", "unfold(", "softmax(", "randperm(", "_add_(", "permute(", "[0] = ",
-    ):  # fmt: skip
+    written = (
+        "copy_( out= scatter_( index_put_( masked_fill_( unsqueeze_( normal_( _add_( zero_( .data detach() no_grad"
+    )
+    viewed = "as_strided( unbind( split( diagonal( view_as_real( view_as_complex( .imag expand( unfold( permute( [0]"
+    for part in f"{written} {viewed} dropout( randperm( softmax( cat( @".split():
         assert part in body, part
     for part in (
         "float64",
