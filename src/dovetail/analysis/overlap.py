@@ -39,7 +39,7 @@ def may_overlap(a: TensorMeta, b: TensorMeta) -> bool:
     extent_a, extent_b = extent_bytes(a), extent_bytes(b)
     if extent_a is None or extent_b is None:
         return True
-    return extent_a[0] < extent_b[1] and extent_b[0] < extent_a[1]
+    return max(extent_a[0], extent_b[0]) < min(extent_a[1], extent_b[1])  # an empty region overlaps nothing
 
 
 def address_range(tensor: torch.Tensor) -> tuple[int, int]:
