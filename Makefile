@@ -17,7 +17,7 @@ help: ## list the commands
 	@echo "  ARGS='--steps 50'           arguments for demo and bench"
 	@echo "  PIP_ARGS='--index-url URL'  where pip looks, e.g. for a CPU-only torch"
 
-demo: $(VENV)/.installed-demo ## train, freeze and compare with eager; writes a report
+demo: $(VENV)/.installed-demo ## train a small GPT with eager and with dovetail, side by side; writes a picture and a page
 	$(RUN)/dovetail demo $(ARGS)
 
 test: lint ## lint, then every test
