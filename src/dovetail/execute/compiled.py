@@ -11,6 +11,7 @@ import itertools
 import linecache
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
@@ -27,16 +28,22 @@ from dovetail.torch_compat.autograd import profiler_is_running
 _SERIAL = itertools.count()
 
 
+@dataclass(frozen=True, slots=True)
+class _Code:
+    source: Source
+    filename: str
+    run: Callable[[list[Any]], tuple[Any, ...]]
+
+
 class CompiledProgram:
     """Callable `(inputs: list) -> tuple`; empties the list."""
 
     def __init__(self, program: Program, executors: ExecutorList) -> None:
         self.program = program
         self.executors = executors
-        self._filename = f"<dovetail {program.name} {next(_SERIAL)}>"
-        self._source: Source = emit(program, executors.call, last_uses(program), comments=False)
-        self._run = _build(self._source, self._filename)
-        self._ranged: Callable[[list[Any]], tuple[Any, ...]] | None = None
+        self._serial = next(_SERIAL)
+        self._code = self._build(f"<dovetail {program.name} {self._serial}>", None)
+        self._profiled: _Code | None = None
 
     @property
     def source(self) -> str:
@@ -45,32 +52,35 @@ class CompiledProgram:
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Run. inputs: one per program input, in order; emptied."""
-        if profiler_is_running():
-            return self._with_ranges(inputs)
+        code = self._with_ranges() if profiler_is_running() else self._code
         try:
-            return self._run(inputs)
+            return code.run(inputs)
         except Exception as error:
-            self._explain(error, self._filename, self._source)
+            self._explain(error, code)
             raise
 
-    def _with_ranges(self, inputs: list[Any]) -> tuple[Any, ...]:
-        if self._ranged is None:
-            source = emit(
-                self.program,
-                self.executors.call,
-                last_uses(self.program),
-                comments=False,
-                ranges=lambda node: node.origin.module,
-            )
-            self._ranged = _build(source, f"{self._filename[:-1]} profiled>")
-        with record_function(self.program.name):
-            return self._ranged(inputs)
+    def _with_ranges(self) -> _Code:
+        if self._profiled is None:
+            filename = f"<dovetail {self.program.name} {self._serial} profiled>"
+            code = self._build(filename, lambda node: node.origin.module)
 
-    def _explain(self, error: Exception, filename: str, source: Source) -> None:
+            def run(inputs: list[Any]) -> tuple[Any, ...]:
+                with record_function(self.program.name):
+                    return code.run(inputs)
+
+            self._profiled = replace(code, run=run)
+        return self._profiled
+
+    def _build(self, filename: str, ranges: Callable[[Node], str] | None) -> _Code:
+        dying = last_uses(self.program)
+        source = emit(self.program, self.executors.call, dying, comments=False, ranges=ranges)
+        return _Code(source, filename, _build(source, filename))
+
+    def _explain(self, error: Exception, code: _Code) -> None:
         trace: TracebackType | None = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename == filename:
-                node = self._node_at(trace.tb_lineno, source)
+            if trace.tb_frame.f_code.co_filename == code.filename:
+                node = self._node_at(trace.tb_lineno, code.source)
                 if node is not None:
                     origin = str(node.origin) or "an operator without a line of its own"
                     error.add_note(f"dovetail: while running {node.target} of {self.program.name}, from {origin}")
