@@ -40,8 +40,18 @@ def same_bits(a: object, b: object) -> bool:
             return False
         if any(x != y and size > 1 for x, y, size in zip(a.stride(), b.stride(), a.shape, strict=True)):
             return False
-        return torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        same = torch.equal(a, b) or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        return same and torch.equal(_signs(a), _signs(b))
     return type(a) is type(b) and (a == b or (isinstance(a, float) and math.isnan(a)))
+
+
+def _signs(tensor: torch.Tensor) -> torch.Tensor:
+    """Which numbers are negative, -0.0 included; NaN has no sign."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point() or tensor.dtype.itemsize == 1:
+        return torch.zeros(0)  # whole numbers have one zero; float8 has no signbit
+    return tensor.signbit() & ~tensor.isnan()
 
 
 def sample_inputs(program: Program, hints: Mapping[str, Number], largest: int = 1) -> list[Any]:

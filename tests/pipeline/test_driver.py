@@ -1,0 +1,208 @@
+"""The driver: order, skipping, the checks of each level, and passes whose result is dropped."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.errors import InvalidProgram, PassChangedMeaning
+from dovetail.ir.program import Program
+from dovetail.pipeline.differential import same_bits, verify_same_results
+from dovetail.pipeline.driver import PASS_NAMES, run_passes
+from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.options import Options
+from tests.passes.programs import Builder, body
+
+aten = torch.ops.aten
+
+
+def _run(program: Program, **options: Any) -> tuple[Program, tuple[Any, ...]]:
+    return run_passes(program, Options(**options), Dump(None, "test", {}), {})
+
+
+def _plant(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
+    monkeypatch.setattr("dovetail.pipeline.driver.PASSES", (("planted", function),))
+
+
+def _small() -> Program:
+    b = Builder("x", "y")
+    x, y = b.inputs
+    first = b.call("first", aten.sub.Tensor, x, y)
+    joined = b.call("joined", aten.cat.default, [first, y], shape=(8,))
+    return b.program(b.call("last", aten.exp.default, joined, shape=(8,)))
+
+
+def _redundant() -> Program:
+    """Dead code, a copy, and a twin."""
+    b = Builder("x")
+    (x,) = b.inputs
+    a = b.call("a", aten.exp.default, x)
+    b.call("dead", aten.sin.default, x)
+    copied = b.call("copied", aten.clone.default, a)
+    twin = b.call("twin", aten.exp.default, x)
+    return b.program(b.call("last", aten.mul.Tensor, copied, twin))
+
+
+# --- order ----------------------------------------------------------------------------------------------
+
+
+def test_all_passes_run_in_order_and_say_what_they_did() -> None:
+    result, records = _run(_redundant(), verify=2)
+    assert [r.name for r in records] == list(PASS_NAMES)
+    assert [(r.nodes_before, r.nodes_after) for r in records] == [(5, 4), (4, 3), (3, 2)]
+    assert records[0].report == "removed 1 unread nodes"
+    assert all(r.reason == "" and r.time_us >= 0 for r in records)
+    assert body(result) == ["a = exp.default(x)", "last = mul.Tensor(a, a)", "return (last,)"]
+
+
+def test_skipped_passes_do_not_run() -> None:
+    result, records = _run(_redundant(), skip=("no_ops",))
+    assert [r.name for r in records] == ["dead_code", "common_subexpressions"]
+    assert "copied = clone.default(a)" in body(result)
+
+
+def test_nothing_runs_after_the_last_pass_asked_for() -> None:
+    _, records = _run(_redundant(), stop_after="no_ops")
+    assert [r.name for r in records] == ["dead_code", "no_ops"]
+
+
+def test_options_reach_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_SKIP", "common_subexpressions")
+    compiled = dovetail.compile(lambda x: (x.exp() * x.exp()).sum() + 1, (torch.ones(2),))
+    targets = [node.target for node in compiled.graphs[0].forward.program.nodes]
+    assert targets.count(aten.exp.default) == 2
+
+
+# --- checks ---------------------------------------------------------------------------------------------
+
+
+def _wrong(program: Program) -> tuple[Program, str]:
+    (first, *rest) = program.nodes
+    x, y = first.args
+    return program.replace_nodes((dataclasses.replace(first, args=(y, x)), *rest)), "swapped operands"
+
+
+def _edits(program: Program) -> tuple[Program, str]:
+    operands = program.nodes[1].args[0]
+    assert isinstance(operands, list)
+    operands.reverse()
+    return program, "edited its input"
+
+
+def _invalid(program: Program) -> tuple[Program, str]:
+    return program.replace_nodes(program.nodes[1:]), "dropped what is read"
+
+
+def test_a_wrong_pass_is_caught_at_level_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plant(monkeypatch, _wrong)
+    for level in (0, 1):
+        result, _ = _run(_small(), verify=level)
+        assert body(result)[0] == "first = sub.Tensor(y, x)"
+    with pytest.raises(
+        PassChangedMeaning, match=r"pass 'planted' changed the result of program small: output 0 differs"
+    ):
+        _run(_small(), verify=2)
+
+
+def test_a_pass_that_edits_its_input_is_caught_at_level_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plant(monkeypatch, _edits)
+    _run(_small(), verify=0)
+    with pytest.raises(InvalidProgram, match=r"a pass does not edit its input\.\n  because   planted"):
+        _run(_small(), verify=1)
+
+
+def test_a_pass_that_breaks_a_rule_is_caught_at_level_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plant(monkeypatch, _invalid)
+    with pytest.raises(InvalidProgram, match="operands are made before they are read"):
+        _run(_small(), verify=1)
+
+
+def test_a_broken_program_does_not_come_in() -> None:
+    program = _small()
+    with pytest.raises(InvalidProgram, match="operands are made before they are read"):
+        _run(program.replace_nodes(program.nodes[::-1]), verify=1)
+
+
+def test_a_pass_that_moves_a_draw_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Builder("x")
+    (x,) = b.inputs
+    b.call("drawn", aten.rand_like.default, x)
+    program = b.program(b.call("last", aten.exp.default, x))
+    _plant(monkeypatch, lambda p: (p.replace_nodes(p.nodes[1:]), "dropped a draw"))
+    with pytest.raises(PassChangedMeaning, match="the random generator ends elsewhere"):
+        _run(program, verify=2)
+
+
+def test_a_planted_pass_is_caught_in_a_whole_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plant(monkeypatch, _wrong)
+    with pytest.raises(PassChangedMeaning, match="planted"):
+        dovetail.compile(lambda x, y: (x - y).exp(), (torch.ones(2), torch.ones(2)), verify=2)
+
+
+# --- peaks ----------------------------------------------------------------------------------------------
+
+
+def _stretched() -> Program:
+    """Merging the twins keeps `a` alive where the peak is."""
+    b = Builder("x")
+    (x,) = b.inputs
+    a = b.call("a", aten.exp.default, x)
+    total = b.call("total", aten.sum.default, a, shape=())
+    p = b.call("p", aten.sin.default, x)
+    q = b.call("q", aten.cos.default, p)
+    other = b.call("other", aten.sum.default, q, shape=())
+    twin = b.call("twin", aten.exp.default, x)
+    again = b.call("again", aten.prod.default, twin, shape=())
+    return b.program(total, other, again)
+
+
+def test_a_pass_that_raises_the_peak_is_dropped() -> None:
+    program = _stretched()
+    result, records = _run(program)
+    assert result is program
+    assert records[-1].reason == "PEAK-RISES: 52 > 36 simulated bytes"
+    assert records[-1].nodes_after == len(program.nodes)
+    assert records[-1].report == "merged 1 values with an earlier twin"
+
+
+def test_decisions_made_before_hold() -> None:
+    program = _stretched()
+    for keep, count in ((True, 6), (False, 7)):
+        decisions = {"common_subexpressions": keep}
+        result, records = run_passes(program, Options(), Dump(None, "test", {}), {}, decisions)
+        assert len(result.nodes) == count
+        assert records[-1].reason == ("" if keep else "DECIDED-BEFORE: dropped for the first pattern")
+
+
+# --- comparing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]), True),
+        (torch.ones(2), torch.ones(2).double(), False),
+        (torch.ones(2), torch.ones(1), False),
+        (torch.ones(2, 3), torch.ones(3, 2).t(), False),
+        (torch.ones(1, 3), torch.ones(3, 1).t(), True),
+        (torch.tensor([1.0]), torch.tensor([1.0 + 2**-23]), False),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (1, 1.0, False),
+        (float("nan"), float("nan"), True),
+        (None, None, True),
+    ],
+)
+def test_same_bits(a: object, b: object, same: bool) -> None:
+    assert same_bits(a, b) is same
+
+
+def test_checking_leaves_the_generator_alone() -> None:
+    b = Builder("x")
+    program = b.program(b.call("drawn", aten.rand_like.default, b.inputs[0]))
+    before = torch.get_rng_state()
+    verify_same_results("nothing", program, program, {})
+    assert torch.equal(torch.get_rng_state(), before)
