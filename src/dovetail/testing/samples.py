@@ -30,7 +30,7 @@ class _Twos(dict[str, Any]):
 
 
 def _number(text: str) -> Any:
-    return eval(text, {"math": math, "__builtins__": {"max": max, "min": min, "float": float, "int": int}}, _Twos())
+    return eval(text, {"__builtins__": {}}, _Twos(math=math, max=max, min=min, float=float, int=int, round=round))
 
 
 def _make(description: Any) -> Any:
