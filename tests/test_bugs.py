@@ -1,7 +1,7 @@
 """Every bug that was fixed left its smallest program in `data/bugs`; each must equal eager, bit by bit.
 
 A file defines `program(*inputs)`, which returns tensors, and `inputs()`, which makes them; and, where it matters,
-`around()`, a context in which the program is called.
+`around()`, a context in which the program is called. `DYNAMO = False` says that Dynamo refuses the program.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+import dovetail
 
 FILES = sorted((Path(__file__).parent / "data" / "bugs").glob("*.py"))
 
@@ -51,12 +53,22 @@ def _run(function: Callable[..., Any], module: ModuleType) -> list[Any]:
     return [*outputs, *(t.grad for t in tensors if t.is_leaf), *tensors, torch.get_rng_state()]
 
 
+def _through_dynamo(module: ModuleType) -> Callable[..., Any]:
+    if not getattr(module, "DYNAMO", True):
+        pytest.skip("Dynamo refuses this program")
+    return torch.compile(module.program, backend="dovetail", fullgraph=True, options={"verify": 2})
+
+
+def _by_recording(module: ModuleType) -> Callable[..., Any]:
+    return dovetail.compile(module.program, verify=2)
+
+
+@pytest.mark.parametrize("compile_program", [_by_recording, _through_dynamo])
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_smallest_program_equals_eager(path: Path) -> None:
+def test_smallest_program_equals_eager(path: Path, compile_program: Callable[[ModuleType], Callable[..., Any]]) -> None:
     module = _load(path)
     expected = _run(module.program, module)
-    compiled = torch.compile(module.program, backend="dovetail", fullgraph=True, options={"verify": 2})
-    actual = _run(compiled, module)
+    actual = _run(compile_program(module), module)
     assert len(actual) == len(expected)
     for position, (a, b) in enumerate(zip(actual, expected, strict=True)):
         if b is None:

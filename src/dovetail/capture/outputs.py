@@ -63,6 +63,8 @@ class _Builder:
     input_values: Sequence[Value]
     inputs: Sequence[torch.Tensor | None]
     input_of: Mapping[int, int]
+    leaves: frozenset[int]
+    leads_to_input: dict[Any, bool] = field(default_factory=dict)
     values: list[Operand] = field(default_factory=list)
     recorded: list[Operand] = field(default_factory=list)
     roles: list[OutputRole] = field(default_factory=list)
@@ -86,18 +88,20 @@ def analyse_outputs(
     results: Sequence[object],
     inputs: Sequence[torch.Tensor | None],
     input_values: Sequence[Value],
+    leaves: Sequence[torch.Tensor],
     writes: Mapping[int, WriteKind],
     recorder: Recorder,
     functional: Functionalizer,
 ) -> OutputAnalysis:
     """Analyse what a recorded function returned.
 
-    results: flat. inputs: the tensor objects that the function saw (None for numbers). writes: how each written input
-    was written. Raises: UnsupportedOutput for an object that cannot be handed out by a compiled program.
+    results: flat. inputs: the tensor objects that the function saw (None for numbers). leaves: the tensors whose
+    gradients are taken. writes: how each written input was written.
+    Raises: UnsupportedOutput for an object that cannot be handed out by a compiled program.
     """
     input_of = {id(tensor): index for index, tensor in enumerate(inputs) if tensor is not None}
-    builder = _Builder(recorder, functional, input_values, inputs, input_of)
-    shared = _storage_counts(results, recorder)
+    builder = _Builder(recorder, functional, input_values, inputs, input_of, frozenset(map(id, leaves)))
+    shared = _chains_by_storage(results, builder)
     rules: list[OutputRule] = []
     place_of: dict[int, int] = {}
     for place, result in enumerate(results):
@@ -126,15 +130,17 @@ def _own_memory(builder: _Builder) -> None:
         taken.add(value.tensor.storage)
 
 
-def _storage_counts(results: Sequence[object], recorder: Recorder) -> dict[int, int]:
-    objects = {id(r): recorder.value_of(r).tensor.storage for r in results if isinstance(r, torch.Tensor)}
-    counts: dict[int, int] = {}
-    for storage in objects.values():
-        counts[storage] = counts.get(storage, 0) + 1
-    return counts
+def _chains_by_storage(results: Sequence[object], builder: _Builder) -> dict[int, list[list[Value]]]:
+    """For each storage, the way from its root to each result on it (the result included)."""
+    chains: dict[int, list[list[Value]]] = {}
+    for result in {id(r): r for r in results if isinstance(r, torch.Tensor)}.values():
+        value = builder.recorder.value_of(result)
+        _, steps = builder.functional.chain_of(value)
+        chains.setdefault(value.tensor.storage, []).append([*(step.parent for step in steps), value])
+    return chains
 
 
-def _rule_for(result: object, shared: Mapping[int, int], builder: _Builder) -> OutputRule:
+def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:
     if isinstance(result, SYMBOLIC_TYPES):
         return FromSlot(builder.add_user(scalar_of(result), None, False))
     if not isinstance(result, torch.Tensor):
@@ -147,7 +153,7 @@ def _rule_for(result: object, shared: Mapping[int, int], builder: _Builder) -> O
     return AsLeaf(rule) if result.requires_grad and not _has_gradient(result, builder) else rule
 
 
-def _tensor_rule(result: torch.Tensor, shared: Mapping[int, int], builder: _Builder) -> OutputRule:
+def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:
     value = builder.recorder.value_of(result)
     root, steps = builder.functional.chain_of(value)
     if root in builder.input_values:
@@ -156,28 +162,29 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, int], builder: _Buil
         assert base is not None, "the root of a view is a tensor"
         if _autograd_replays(result, base, steps, builder):
             return FromView(index, True, _replay(steps), _loses_gradient(result, base, builder))
-        slot = _add_slot(result, value, builder, _has_gradient(result, builder))
+        slot = builder.add_user(value, result, _has_gradient(result, builder))
         return Rewritten(FromView(index, True, _replay(steps), True), slot)
-    if shared[value.tensor.storage] == 1:
-        return FromSlot(_add_slot(result, value, builder, _has_gradient(result, builder)))
-    return _shared_rule(result, value, steps, builder)
+    chains = shared[value.tensor.storage]
+    if len(chains) == 1:
+        return FromSlot(builder.add_user(value, result, _has_gradient(result, builder)))
+    return _shared_rule(result, steps, chains, builder)
 
 
-def _shared_rule(result: torch.Tensor, value: Value, steps: tuple[ViewStep, ...], builder: _Builder) -> OutputRule:
-    """A view of the tensor nearest to the storage's root from which autograd leads to the result as in eager."""
-    root = steps[0].parent if steps else value
+def _shared_rule(
+    result: torch.Tensor, steps: tuple[ViewStep, ...], chains: list[list[Value]], builder: _Builder
+) -> OutputRule:
+    """A view of a tensor that all results on this storage are views of, the nearest to the root that still exists."""
+    common = [value for place, value in enumerate(chains[0]) if all(c[place : place + 1] == [value] for c in chains)]
+    root = next((value for value in common if builder.recorder.tensors_of(value)), common[0])
+    steps = steps[common.index(root) :]
     if root not in builder.bases:
         bases = builder.recorder.tensors_of(root)
-        base = max(
-            bases,
-            key=lambda tensor: (_autograd_replays(result, tensor, steps, builder), tensor.requires_grad),
-            default=None,
-        )
+        base = max(bases, key=lambda t: (_autograd_replays(result, t, steps, builder), t.requires_grad), default=None)
         builder.bases[root] = builder.add_user(root, base, False)
     slot = builder.bases[root]
     base = builder.tensors[slot]
     if base is None or not _autograd_replays(result, base, steps, builder):
-        own = _add_slot(result, value, builder, _has_gradient(result, builder))
+        own = builder.add_user(builder.recorder.value_of(result), result, _has_gradient(result, builder))
         return Rewritten(FromView(slot, False, _replay(steps), True), own)
     builder.needs_gradient[slot] |= _has_gradient(result, builder)
     if result is base and _has_gradient(result, builder) == base.requires_grad:
@@ -185,28 +192,25 @@ def _shared_rule(result: torch.Tensor, value: Value, steps: tuple[ViewStep, ...]
     return FromView(slot, False, _replay(steps), _loses_gradient(result, base, builder))
 
 
-def _add_slot(tensor: torch.Tensor, value: Value, builder: _Builder, needs_gradient: bool) -> int:
-    return builder.add_user(value, tensor, needs_gradient)
-
-
 def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
-    """Whether a gradient that arrives at the result flows back into the program.
+    """Whether a gradient that arrives at the result flows back to an input.
 
-    It does not from a view made under no_grad of a tensor that requires gradients (eager takes it for a leaf), nor from
-    views of that one.
+    It does not from a view made under no_grad of a tensor that requires gradients (eager takes it for a leaf), from
+    views of that one, or from what is computed of leaves that the program makes.
     """
-    node: Any = result.grad_fn
-    for _ in range(_MAX_VIEW_DEPTH):
-        if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
-            return node is not None
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            return id(variable) in builder.input_of
-        following = [child for child, _ in node.next_functions if child is not None]
-        if len(following) != 1:
-            return bool(following)
-        node = following[0]
-    return True
+    known = builder.leads_to_input
+    stack: list[Any] = [result.grad_fn]
+    while stack:
+        node = stack[-1]
+        following = [] if node is None else [child for child, _ in node.next_functions]
+        waiting = [child for child in following if child not in known]
+        if node in known or not waiting:
+            stack.pop()
+            ends_at = id(getattr(node, "variable", None))
+            known[node] = known.get(node, False) or ends_at in builder.leaves or any(known[c] for c in following)
+        else:
+            stack.extend(waiting)
+    return known[result.grad_fn]
 
 
 def _loses_gradient(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:

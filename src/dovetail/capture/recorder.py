@@ -145,6 +145,9 @@ class Recorder(DispatchMode):
             self.add_alias(result, self.value_of(args[0]))
             return result
         self._refuse_resized(func, keywords)
+        if schema_of(func).name.startswith("_foreach_") and schema_of(func).is_mutable:
+            # Eager counts these writes where they are carried out, one by one, and fakes do not get there.
+            torch.autograd.graph.increment_version([t for t in args[0] if isinstance(t, torch.Tensor)])
         as_recorded = in_grad_mode(func) if runs_in_grad_mode(func) and torch.is_grad_enabled() else func
         self._append(as_recorded, operands, keyword_operands, result)
         return result

@@ -132,9 +132,10 @@ class Recording:
         functional.at_phase(Phase.FORWARD)
         self._refuse_what_cannot_be_replayed(functional)
         seen = [stand_in.seen if isinstance(stand_in.seen, torch.Tensor) else None for stand_in in self.stand_ins]
-        self.outputs = analyse_outputs(
-            results, seen, [s.value for s in self.stand_ins], self._write_kinds(functional), self.recorder, functional
-        )
+        values = [s.value for s in self.stand_ins]
+        leaves = [s.leaf for s in self.stand_ins if s.leaf is not None]
+        kinds = self._write_kinds(functional)
+        self.outputs = analyse_outputs(results, seen, values, leaves, kinds, self.recorder, functional)
         self._forward_end = functional
 
     def _stand_in(self, spec: InputSpec) -> _StandIn:

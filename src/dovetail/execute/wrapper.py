@@ -34,7 +34,7 @@ from dovetail.ir.calling import (
 from dovetail.ir.program import Program, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import SizeExpr
-from dovetail.ir.text import Names, symbol_source
+from dovetail.ir.text import Names, operator_text, symbol_source
 from dovetail.ops.prims import copy_into
 from dovetail.torch_compat.autograd import view_base
 
@@ -136,7 +136,7 @@ class _WrapperWriter:
         for step in rule.steps:
             arguments = [text, *map(self.names.text, step.args)]
             arguments += [f"{name}={self.names.text(a)}" for name, a in step.kwargs]
-            text = f"torch.ops.{step.target}({', '.join(arguments)})"
+            text = f"{operator_text(step.target)}({', '.join(arguments)})"
             if step.index is not None:
                 text = f"{text}[{step.index}]"
         return text

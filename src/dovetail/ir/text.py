@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch
 
 from dovetail.errors import InvalidProgram
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, symbols_in
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, symbols_in
 from dovetail.ir.sizes import SizeExpr, number_text
 
 Call: TypeAlias = Callable[["Names", Node], str]
@@ -215,8 +215,16 @@ def _forget(writer: _Writer, values: tuple[Value, ...], indent: int) -> None:
         writer.line(f"del {', '.join(names)}", indent)
 
 
+def operator_text(op: Target) -> str:
+    """Python that gives an operator overload: `torch.ops.aten.add.Tensor`."""
+    packet, _, overload = str(op).rpartition(".")
+    if keyword.iskeyword(overload):
+        return f'getattr(torch.ops.{packet}, "{overload}")'
+    return f"torch.ops.{op}"
+
+
 def plain_call(names: Names, node: Node) -> str:
     """The call of a node by its operator's full name."""
     python = getattr(node.target, "python", None)
-    callee = python if isinstance(python, str) else f"torch.ops.{node.target}"
+    callee = python if isinstance(python, str) else operator_text(node.target)
     return f"{callee}({names.arguments(node)})"

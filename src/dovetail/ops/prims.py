@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail.ir.text import operator_text
 from dovetail.torch_compat.autograd import below_autograd
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.rng import default_generator
@@ -121,7 +122,7 @@ def in_grad_mode(op: Overload) -> Prim:
     """The primitive that is `op` with the grad mode on; see `InGradMode`."""
     known = _IN_GRAD_MODE.get(op)
     if known is None:
-        known = Prim(schema_of(op).name, InGradMode(op), f"prims.in_grad_mode(torch.ops.{op})", draws=_draws(op))
+        known = Prim(schema_of(op).name, InGradMode(op), f"prims.in_grad_mode({operator_text(op)})", draws=_draws(op))
         _IN_GRAD_MODE[op] = known
     return known
 
@@ -183,7 +184,7 @@ def functional_form(op: Overload, writes: tuple[int, ...]) -> Prim:
     known = _FORMS.get((op, writes))
     if known is None:
         name = "_".join(filter(None, ("functional", schema.namespace, schema.name.strip("_"), schema.overload)))
-        python = f"prims.functional_form(torch.ops.{op}, {writes})"
+        python = f"prims.functional_form({operator_text(op)}, {writes})"
         known = Prim(name, FunctionalForm(op, writes), python, draws=_draws(op), effect=_is_opaque(op))
         _FORMS[(op, writes)] = known
     return known
@@ -226,7 +227,7 @@ def view_scatter(view: Overload, index: int | None) -> Prim:
     if known is None:
         schema = schema_of(view)
         suffix = "" if index is None else f"_{index}"
-        python = f"prims.view_scatter(torch.ops.{view}, {index})"
+        python = f"prims.view_scatter({operator_text(view)}, {index})"
         known = Prim(f"scatter_{schema.name.strip('_')}_{schema.overload}{suffix}", ViewScatter(view, index), python)
         _SCATTERS[(view, index)] = known
     return known

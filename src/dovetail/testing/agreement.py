@@ -2,7 +2,7 @@
 
 Seen are: outputs (values bit by bit, dtype, shape, strides, `requires_grad`), which objects and bytes are shared among
 outputs and inputs, inputs (values, whether their version counters moved), the random generator, gradients (None stays
-None, strides), and what all tensors show after each output was written in place.
+None), and what all tensors show after each output was written in place.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _note_gradients(
         if gradient is not None and (seen[_SHARED] or rewritten):
             seen[f"gradient {index} is about"] = _Sum(_values(gradient))
         elif gradient is not None:
-            _note_value(seen, f"gradient {index}", gradient)
+            seen[f"gradient {index}"] = _values(gradient)
 
 
 def _note_writes(seen: Observation, tensors: Mapping[str, object], outputs: int) -> None:

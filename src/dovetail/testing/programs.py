@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from dovetail.testing.agreement import observe
+from dovetail.testing.layers import LAYERS
 from dovetail.testing.scene import Scene
 from dovetail.testing.statements import TEMPLATES
 
@@ -173,8 +174,8 @@ def _random_layout(choose: random.Random, shape: list[int]) -> tuple[list[int], 
 
 
 def _random_body(scene: Scene) -> tuple[str, ...]:
-    templates = [template for template, _ in TEMPLATES]
-    weights = [weight for _, weight in TEMPLATES]
+    templates = [template for template, _ in (*TEMPLATES, *LAYERS)]
+    weights = [weight for _, weight in (*TEMPLATES, *LAYERS)]
     body: list[str] = []
     for _ in range(scene.choose.randint(*_LINES)):
         template = scene.choose.choices(templates, weights=weights)[0]

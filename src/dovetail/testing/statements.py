@@ -251,7 +251,7 @@ def written_alone(scene: Scene) -> str | None:
     return scene.choose.choice(forms).format(x=x)
 
 
-def _is_apart(target: torch.Tensor, other: torch.Tensor) -> bool:
+def is_apart(target: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether a write to `target` that reads `other` has one meaning: they are one tensor, or share no byte."""
     if other is target or storage_key(other) != storage_key(target):
         return True
@@ -271,7 +271,7 @@ def written_from_another(scene: Scene) -> str | None:
         return None
     target = scene.tensor(x)
     shape = target.shape
-    y = scene.pick(lambda t: _fits(t.shape, shape) and _is_apart(target, t) and _may_flow(target, t))
+    y = scene.pick(lambda t: _fits(t.shape, shape) and is_apart(target, t) and _may_flow(target, t))
     forms = ["{x}.copy_({y})"]
     if is_number(target):
         forms += ["{x}.add_({y})", "{x}.sub_({y}, alpha=2)", "{x}.copy_({y})"]
@@ -280,7 +280,7 @@ def written_from_another(scene: Scene) -> str | None:
         forms += ["{x}.mul_({y})", "{x}.addcmul_({y}, {y})"]
     if len(shape):
         part = scene.pick(
-            lambda t: t is not target and _fits(t.shape, shape[1:]) and _is_apart(target, t) and _may_flow(target, t)
+            lambda t: t is not target and _fits(t.shape, shape[1:]) and is_apart(target, t) and _may_flow(target, t)
         )
         forms += [f"{{x}}[0] = {part}"] if part else []
         forms += [f"{{x}}[-1].mul_({part})"] if part and is_number(target) and not target.dtype.is_complex else []
@@ -307,7 +307,7 @@ def written_by_index(scene: Scene) -> str | None:
         return None
     dtype, shape = scene.tensor(x).dtype, scene.tensor(x).shape
     target = scene.tensor(x)
-    y = scene.pick(lambda t: t.dtype is dtype and t.shape == shape and t is not target and _is_apart(target, t))
+    y = scene.pick(lambda t: t.dtype is dtype and t.shape == shape and t is not target and is_apart(target, t))
     index = f"torch.arange({shape[0]})"
     forms = [
         "{x}.index_put_((torch.tensor([0]),), {x}[0].clone(), accumulate=True)",
@@ -328,7 +328,7 @@ def written_as_out(scene: Scene) -> str | None:
     target = scene.tensor(z)
 
     def readable(tensor: torch.Tensor) -> bool:
-        return tensor.dtype is target.dtype and not tensor.requires_grad and _is_apart(target, tensor)
+        return tensor.dtype is target.dtype and not tensor.requires_grad and is_apart(target, tensor)
 
     x = scene.pick(lambda t: t.shape == target.shape and readable(t))
     y = scene.pick(lambda t: _fits(t.shape, target.shape) and readable(t))
