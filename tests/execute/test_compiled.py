@@ -137,12 +137,12 @@ def test_values_die_at_their_last_use(looks: list[list[str]], profiled: bool) ->
     assert [name for name, ref in _WATCHED.items() if ref() is not None] == ["look_3"]
 
 
-def test_the_peak_of_a_chain_is_two_blocks() -> None:
+def test_the_peak_of_an_elementwise_chain_is_one_block() -> None:
     compiled = dovetail.compile(lambda x: x.neg().exp().sin().neg())
     x = torch.ones(256)
     compiled(x)
     report = measure_peak(compiled, x)
-    assert (report.peak_bytes, report.end_bytes) == (2048, 1024)
+    assert (report.peak_bytes, report.end_bytes) == (1024, 1024)
 
 
 def test_residuals_die_one_by_one_in_backward() -> None:
@@ -182,7 +182,7 @@ def test_ranges_by_module_appear_while_profiling() -> None:
     names = {event.name for event in profiler.function_events}
     assert {"first", "rest.0", "rest.1", "_Net_forward"} <= names
     assert any(name.startswith("_Net") and name.endswith("_backward") for name in names)
-    (tanh,) = [event for event in profiler.function_events if event.name == "aten::tanh"]
+    (tanh,) = [event for event in profiler.function_events if event.name in ("aten::tanh", "aten::tanh_")]
     assert tanh.cpu_parent is not None
     assert tanh.cpu_parent.name == "rest.0"
 

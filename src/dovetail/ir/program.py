@@ -37,6 +37,7 @@ class Stage(enum.Enum):
     IMPURE = "impure"
     FUNCTIONAL = "functional"
     SPLIT = "split"
+    IN_PLACE = "in-place"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The rules of each stage, as an executable check.
 
 Every stage: names are unique Python names; each operand is an input or the result of an earlier node; roles run
-parallel to inputs and outputs. Impure: nothing more. Functional: no operator writes an operand; all forward nodes
-come before all backward nodes. Split: as functional, in one phase.
+parallel to inputs and outputs. Impure, in-place: nothing more. Functional: no operator writes an operand; all forward
+nodes come before all backward nodes. Split: as functional, in one phase.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def verify_program(program: Program, writes: Callable[[Node], bool]) -> None:
     """Raise InvalidProgram for the first rule that the program breaks. writes: whether a node writes an operand."""
     _verify_names(program)
     _verify_order(program)
-    if program.stage is Stage.IMPURE:
+    if program.stage in (Stage.IMPURE, Stage.IN_PLACE):
         return
     for node in program.nodes:
         if writes(node):

@@ -46,6 +46,24 @@ def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
     return Twin(functional_form(op, writes), fresh=_fresh_count(schema), returns_list=True)
 
 
+@cache
+def inplace_twin(op: Overload) -> Overload | None:
+    """The operator that does what `op` does and leaves the result in its first argument, if there is one.
+
+    `op` is the functional twin of what is returned, with equal defaults.
+    """
+    schema = schema_of(op)
+    for candidate in overloads(schema.namespace, f"{schema.name}_"):
+        other = schema_of(candidate)
+        same = [(a.type, a.kwarg_only, a.default) for a in other.arguments] == [
+            (a.type, a.kwarg_only, a.default) for a in schema.arguments
+        ]
+        writes = tuple(i for i, a in enumerate(other.arguments) if a.is_write)
+        if same and writes == (0,) and functional_twin(candidate, writes).target is op:
+            return candidate
+    return None
+
+
 def spell_out_defaults(op: Overload, twin: Overload, args: tuple[Operand, ...]) -> tuple[Operand, ...]:
     """`args` for `twin`: defaults of `op` that were left out are added where the twin's differ."""
     missing = [a for a in schema_of(op).arguments[len(args) :] if not a.kwarg_only]

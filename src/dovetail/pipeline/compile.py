@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -22,7 +23,7 @@ from dovetail.ir.stages import verify_program
 from dovetail.partition.check import verify_split
 from dovetail.partition.split import Split, split_by_phase
 from dovetail.pipeline.differential import verify_same_results
-from dovetail.pipeline.driver import run_passes, writes
+from dovetail.pipeline.driver import run_half_passes, run_passes, writes
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.options import Options
 
@@ -110,6 +111,10 @@ class _GraphCompiler:
                 verify_program(half, writes)
         dump.step("forward", split.forward)
         dump.step("backward", split.backward)
+        forward, backward = (
+            run_half_passes(half, self._options, dump, self._hints) for half in (split.forward, split.backward)
+        )
+        split = replace(split, forward=forward, backward=backward)
         self._dump_code(dump, split)
         return split
 

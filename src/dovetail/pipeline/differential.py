@@ -57,7 +57,11 @@ def _signs(tensor: torch.Tensor) -> torch.Tensor:
 def sample_inputs(program: Program, hints: Mapping[str, Number], largest: int = 1) -> list[Any]:
     """Random inputs that fit the program's descriptions; integers run from 0 to `largest`."""
     generator = torch.Generator().manual_seed(_SEED)
-    return [_sample(value.meta, hints, generator, largest) for value in program.inputs]
+    states = {v for node in program.nodes if node.target is prims.SET_RNG_STATE for v in node.operands()}
+    return [
+        torch.get_rng_state() if value in states else _sample(value.meta, hints, generator, largest)
+        for value in program.inputs
+    ]
 
 
 def _sample(

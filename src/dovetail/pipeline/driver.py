@@ -21,6 +21,7 @@ from dovetail.ops.facts import facts_of
 from dovetail.passes.common_subexpressions import merge_common_subexpressions
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.no_ops import remove_no_ops
+from dovetail.passes.reuse_buffers import reuse_buffers
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.options import Options
@@ -32,7 +33,8 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("no_ops", remove_no_ops),
     ("common_subexpressions", merge_common_subexpressions),
 )
-PASS_NAMES = tuple(name for name, _ in PASSES)
+HALF_PASSES: tuple[tuple[str, Pass], ...] = (("reuse_buffers", reuse_buffers),)
+PASS_NAMES = tuple(name for name, _ in (*PASSES, *HALF_PASSES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +61,34 @@ def run_passes(
     hints: a number for each size symbol, for simulated peaks. decisions: by pass name, whether its result is kept,
     where that was settled before; otherwise the simulated peaks settle it.
     """
-    records: list[StepRecord] = []
     if options.verify:
         verify_program(program, writes)
-    for name, function in PASSES:
+    return _run_all(PASSES, program, options, dump, hints, decisions or {})
+
+
+def run_half_passes(program: Program, options: Options, dump: Dump, hints: Mapping[str, Number]) -> Program:
+    """One half of a split after the passes that look at it alone."""
+    if options.stop_after in {name for name, _ in PASSES}:
+        return program
+    return _run_all(HALF_PASSES, program, options, dump, hints, {})[0]
+
+
+def _run_all(
+    passes: tuple[tuple[str, Pass], ...],
+    program: Program,
+    options: Options,
+    dump: Dump,
+    hints: Mapping[str, Number],
+    decisions: Mapping[str, bool],
+) -> tuple[Program, tuple[StepRecord, ...]]:
+    records: list[StepRecord] = []
+    for name, function in passes:
         if name in options.skip:
             continue
-        program, record = _run_pass(name, function, program, options, hints, (decisions or {}).get(name))
+        program, record = _run_pass(name, function, program, options, hints, decisions.get(name))
         records.append(record)
-        dump.step(name, program, record)
+        half = f"-{program.name.rpartition('_')[2]}" if passes is HALF_PASSES else ""
+        dump.step(f"{name}{half}", program, record)
         if name == options.stop_after:
             break
     return program, tuple(records)
