@@ -68,7 +68,12 @@ def _by_recording(module: ModuleType) -> Callable[..., Any]:
 def test_smallest_program_equals_eager(path: Path, compile_program: Callable[[ModuleType], Callable[..., Any]]) -> None:
     module = _load(path)
     expected = _run(module.program, module)
-    actual = _run(compile_program(module), module)
+    compiled = compile_program(module)
+    _compare(_run(compiled, module), expected)
+    _compare(_run(compiled, module), expected)
+
+
+def _compare(actual: list[Any], expected: list[Any]) -> None:
     assert len(actual) == len(expected)
     for position, (a, b) in enumerate(zip(actual, expected, strict=True)):
         if b is None:

@@ -81,8 +81,8 @@ def test_functional_programs_equal_those_of_functorch() -> None:
     """`torch.func.functionalize` is a second opinion: outputs and written inputs are those of its programs."""
     compared = 0
     for seed in range(FUNCTIONALIZED):
-        if any(".data" in line for line in random_program(seed).body):
-            continue  # functionalize loses writes through `.data`
+        if any(".data" in line or "as_strided" in line for line in random_program(seed).body):
+            continue  # functionalize loses writes through `.data`, and takes storage offsets for those of new tensors
         function, inputs = _without_gradients(seed)
         compiled = dovetail.compile(function, inputs, skip=PASS_NAMES)
         try:

@@ -28,6 +28,7 @@ from dovetail.ir.convert import describe, scalar_of
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ops.facts import runs_in_grad_mode
 from dovetail.ops.prims import Prim, in_grad_mode
+from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import (
     DispatchMode,
     HigherOrder,
@@ -53,8 +54,12 @@ _MAY_RESIZE = frozenset({"set_", "resize_", "resize_as_"})
 class Recorder(DispatchMode):
     """A dispatch mode that appends one `Node` per operator; enter it innermost, over a fake mode.
 
+    Real tensors that nobody declared are constants of the program: the recorded operators get a fake in their place, so
+    that recording writes nothing; what `torch.tensor([...])` makes is a copy, because eager makes it anew in each call.
+
     Attributes: nodes, the impure program so far; constants, the real tensors met that nobody declared, with their
-    values; phase, what to stamp on new nodes; symbols, the symbolic number that each size symbol stands for.
+    values; met, version and gradient function of each constant when it was met; phase, what to stamp on new nodes;
+    symbols, the symbolic number that each size symbol stands for.
     """
 
     def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -62,12 +67,14 @@ class Recorder(DispatchMode):
         self._fake_of = fake_of
         self.nodes: list[Node] = []
         self.constants: list[tuple[torch.Tensor, Value]] = []
+        self.met: dict[Value, tuple[int, object]] = {}
         self.phase = Phase.FORWARD
         self.recomputing = False
         self.symbols: dict[str, Any] = {}
         self._origins = origins
         self._values: dict[int, Value] = {}
         self._tensors: dict[Value, list[torch.Tensor]] = {}
+        self._twins: dict[Value, torch.Tensor] = {}
         self._alive: list[object] = []
         self._storages: dict[int, int] = {}
         self._storage_numbers = itertools.count()
@@ -92,12 +99,31 @@ class Recorder(DispatchMode):
         """The value that a tensor seen while recording stands for; unseen real tensors become constants."""
         value = self._values.get(id(tensor))
         if value is not None:
+            if value.is_tensor and self._storages.get(storage_key(tensor)) != value.tensor.storage:
+                raise UnsupportedInputMutation(
+                    what="the storage (`.data = ...`)", name=value.name, origin=self._origins.here()
+                )
             return value
         assert not is_fake(tensor), f"a fake tensor {tuple(tensor.shape)} that was not made while recording"
         name = f"constant_{len(self.constants)}"
-        value = self._bind(tensor, Value(name, self._describe(self._fake_of(tensor), name)))
+        value = self._bind(tensor, Value(name, self._describe(tensor, name)))
         self.constants.append((tensor, value))
+        self.met[value] = (version_of(tensor), tensor.grad_fn)
         return value
+
+    def _without_real(self, argument: Any) -> Any:
+        """An operator argument with the fake twin of each real tensor."""
+        if isinstance(argument, torch.Tensor) and not is_fake(argument):
+            value = self.value_of(argument)
+            twin = self._twins.get(value)
+            if twin is None:
+                twin = self._twins[value] = self._fake_of(argument)
+                self._storages[storage_key(twin)] = value.tensor.storage
+                self._bind(twin, value)
+            return twin
+        if isinstance(argument, list | tuple) and any(isinstance(item, torch.Tensor) for item in argument):
+            return type(argument)(map(self._without_real, argument))
+        return argument
 
     def tensors_of(self, value: Value) -> list[torch.Tensor]:
         """The tensor objects that stand for `value` now, oldest first (`t_` lets an object stand for another value)."""
@@ -131,6 +157,12 @@ class Recorder(DispatchMode):
         if is_composite(func) and not has_kernel(func, _device_type(args)):
             with self:
                 return decompose(func, args, keywords)
+        if func is aten.lift_fresh.default and not is_fake(args[0]):
+            fresh = func(*args)
+            self._append(aten.lift_fresh_copy.default, (self.value_of(args[0]),), (), fresh)
+            return fresh
+        args = [self._without_real(argument) for argument in args]
+        keywords = {name: self._without_real(argument) for name, argument in keywords.items()}
         if torch.Tag.inplace_view in tags_of(func):
             return self._record_metadata_change(func, args, keywords)
         operands = tuple(self.operand_of(a) for a in args)

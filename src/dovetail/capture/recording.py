@@ -160,7 +160,7 @@ class Recording:
                 self.recorder.value_of(result)
         for tensor, value in self.recorder.constants:
             leaf = tensor if tensor.requires_grad else None
-            self.stand_ins.append(_StandIn(tensor, value, leaf, version_of(tensor), tensor.grad_fn))
+            self.stand_ins.append(_StandIn(tensor, value, leaf, *self.recorder.met[value]))
 
     def _write_kinds(self, functional: Functionalizer) -> dict[int, WriteKind]:
         kinds: dict[int, WriteKind] = {}
@@ -179,8 +179,12 @@ class Recording:
 
     def _refuse_what_cannot_be_replayed(self, functional: Functionalizer) -> None:
         for stand_in in self.stand_ins:
-            if isinstance(stand_in.seen, torch.Tensor) and self.recorder.value_of(stand_in.seen) is not stand_in.value:
+            if not isinstance(stand_in.seen, torch.Tensor):
+                continue
+            if self.recorder.value_of(stand_in.seen) is not stand_in.value:
                 raise UnsupportedInputMutation(what="the shape or strides", name=stand_in.value.name)
+            if stand_in.seen.grad_fn is None and stand_in.seen.requires_grad != (stand_in.leaf is not None):
+                raise UnsupportedInputMutation(what="requires_grad", name=stand_in.value.name)
         for written in self.stand_ins:
             if not written.value.is_tensor or functional.version(written.value) == 0:
                 continue

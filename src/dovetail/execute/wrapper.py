@@ -116,6 +116,8 @@ class _WrapperWriter:
         return lines
 
     def _output(self, rule: OutputRule) -> str:
+        if isinstance(rule, FromConstant) and isinstance(rule.value, torch.Size):
+            return f"torch.Size({self.names.text(tuple(rule.value))})"
         if isinstance(rule, FromConstant):
             return self.names.text(rule.value)
         if isinstance(rule, FromSlot):
