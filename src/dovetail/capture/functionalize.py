@@ -25,7 +25,7 @@ from typing import TypeAlias
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.sizes import Size
 from dovetail.ir.text import identifier
-from dovetail.ops.facts import facts_of, hidden_writes
+from dovetail.ops.facts import facts_of, hidden_writes, overwrites
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
 from dovetail.ops.twins import Twin, functional_twin, spell_out_defaults
 from dovetail.ops.views import BASE, SOURCE, replayed_args, write_through
@@ -169,7 +169,7 @@ class Functionalizer:
     def _consume_write(self, node: Node, writes: tuple[int, ...]) -> None:
         assert isinstance(node.target, Overload), "only operators write"
         written = _written_values(node, writes)
-        if schema_of(node.target).name == "copy_":
+        if overwrites(node.target):
             self._write(written[0], self._copied(written[0], self._read_operand(node.args[1])))
             return
         twin = functional_twin(node.target, writes)
