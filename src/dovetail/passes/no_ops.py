@@ -30,7 +30,7 @@ class NoOpReport:
 
 def remove_no_ops(program: Program) -> tuple[Program, NoOpReport]:
     """The program without nodes that give back their operand."""
-    held_outside = program.input_storages() | program.output_storages()
+    held_outside = program.input_storages() | program.output_storages() | _reread_storages(program)
     returned = {id(operand) for operand in program.outputs}
     replacement: dict[Value, Value] = {}
     kept: list[Node] = []
@@ -66,6 +66,12 @@ def _same_as(node: Node, held_outside: frozenset[int]) -> Value | None:
     if private and is_copy(node.target) and result.tensor.layout() == source.tensor.layout():
         return source
     return None
+
+
+def _reread_storages(program: Program) -> frozenset[int]:
+    """Storages that a conjugate view shows otherwise: a copy of such a view is what takes the conjugate."""
+    nodes = [node for node in program.nodes if is_reinterpretation(node.target)]
+    return frozenset(value.tensor.storage for node in nodes for value in node.results())
 
 
 def _same_region(a: TensorMeta, b: TensorMeta) -> bool:
