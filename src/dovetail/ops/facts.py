@@ -122,6 +122,7 @@ def runs_in_grad_mode(target: Target) -> bool:
 
 # --- operators that only copy -----------------------------------------------------------------------------------------
 
+
 def overwrites(target: Target) -> bool:
     """Whether the operator fills its first operand with its second one, whatever was there before."""
     return isinstance(target, Overload) and (schema_of(target).namespace, schema_of(target).name) == ("aten", "copy_")
