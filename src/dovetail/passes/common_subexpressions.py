@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.ir.program import Node, Operand, Program, Value, map_operands
+from dovetail.analysis.merging import Merging
+from dovetail.ir.program import Node, Operand, Program
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ops.facts import may_be_merged
 
@@ -37,16 +38,13 @@ class CommonSubexpressionReport:
 def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexpressionReport]:
     """The program with each later twin replaced by the earlier one."""
     escaping = program.output_storages()
-    replacement: dict[Value, Value] = {}
+    merging = Merging()
     first: dict[object, Node] = {}
     kept: list[Node] = []
     merged: list[tuple[str, str]] = []
 
-    def current(value: Value) -> Value:
-        return replacement.get(value, value)
-
     for original in program.nodes:
-        node = original.with_operands(current)
+        node = merging.rewrite(original)
         if not may_be_merged(node) or _escapes(node, escaping):
             kept.append(node)
             continue
@@ -56,9 +54,9 @@ def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexp
             continue
         for old, new in zip(node.outputs, twin.outputs, strict=True):
             if old is not None and new is not None:
-                replacement[old] = new
+                merging.merge(old, new)
                 merged.append((old.name, new.name))
-    outputs = tuple(map_operands(operand, current) for operand in program.outputs)
+    outputs = tuple(map(merging.operand, program.outputs))
     return program.replace_nodes(tuple(kept), outputs), CommonSubexpressionReport(tuple(merged))
 
 

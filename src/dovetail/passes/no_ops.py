@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.ir.program import Node, Program, TensorMeta, Value, map_operands
+from dovetail.analysis.merging import Merging
+from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
 from dovetail.ops.facts import facts_of, is_copy, is_reinterpretation
 
 
@@ -31,24 +32,21 @@ class NoOpReport:
 def remove_no_ops(program: Program) -> tuple[Program, NoOpReport]:
     """The program without nodes that give back their operand."""
     held_outside = program.input_storages() | program.output_storages() | _reread_storages(program)
-    returned = {id(operand) for operand in program.outputs}
-    replacement: dict[Value, Value] = {}
+    returned = set(values_in(program.outputs))
+    merging = Merging()
     kept: list[Node] = []
     removed: list[tuple[str, str]] = []
 
-    def current(value: Value) -> Value:
-        return replacement.get(value, value)
-
     for original in program.nodes:
-        node = original.with_operands(current)
+        node = merging.rewrite(original)
         source = _same_as(node, held_outside)
         result = node.outputs[0] if node.outputs else None
-        if source is None or result is None or id(result) in returned:
+        if source is None or result is None or original.outputs[0] in returned:
             kept.append(node)
             continue
-        replacement[result] = source
+        merging.merge(result, source)
         removed.append((result.name, source.name))
-    outputs = tuple(map_operands(operand, current) for operand in program.outputs)
+    outputs = tuple(map(merging.operand, program.outputs))
     return program.replace_nodes(tuple(kept), outputs), NoOpReport(tuple(removed))
 
 
@@ -63,7 +61,7 @@ def _same_as(node: Node, held_outside: frozenset[int]) -> Value | None:
     if result.tensor.storage == source.tensor.storage:
         return source if _same_region(result.tensor, source.tensor) else None
     private = {result.tensor.storage, source.tensor.storage}.isdisjoint(held_outside)
-    if private and is_copy(node.target) and result.tensor.layout() == source.tensor.layout():
+    if private and is_copy(node.target) and _same_region(result.tensor, source.tensor):
         return source
     return None
 
