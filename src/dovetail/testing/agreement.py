@@ -189,4 +189,4 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     real = torch.view_as_real(tensor) if tensor.dtype.is_complex else tensor
     if real.dtype.is_floating_point:
         real = torch.where(real.isnan(), torch.nan, real)
-    return real.contiguous().reshape(-1).view(torch.uint8)
+    return real.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
