@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -115,6 +115,8 @@ def _train_all(config: DemoConfig, plan: TrainingPlan, console: Console) -> tupl
         console=console,
     )
     with progress, torch.random.fork_rng(devices=[]):
+        # What the process pays once (lazy imports, thread pools) is nobody's first step.
+        train_column(EAGER, replace(plan, steps=1), text, lambda loss: None)
         for name in (EAGER, config.backend, *config.extra):
             task = progress.add_task(name, total=plan.steps, note="")
             may_fail = len(columns) >= 2
