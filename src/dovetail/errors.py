@@ -196,6 +196,15 @@ class PythonSideEffect(DovetailError):
     way_out = 'keep such state in a buffer that is written in place, or use torch.compile(backend="dovetail")'
 
 
+class GeneratorMadeInside(DovetailError):
+    """The program makes a random generator of its own."""
+
+    code = "DT-CAPTURE-009"
+    summary = "the program makes a torch.Generator."
+    because = "the generator would be made once, while recording, and run on in later calls"
+    way_out = "make it outside and hand it in or close over it, or draw from torch's default generator"
+
+
 class InvalidGraphModule(DovetailError):
     """A torch.fx.GraphModule that is not a graph of ATen operators with described values."""
 

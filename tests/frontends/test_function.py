@@ -15,6 +15,7 @@ from dovetail.errors import (
     BadOptionValue,
     DataDependentControlFlow,
     DovetailWarning,
+    GeneratorMadeInside,
     NotYetSupported,
     OverlappingMutatedInputs,
     PythonSideEffect,
@@ -288,3 +289,22 @@ def test_an_output_of_unknown_class_is_refused() -> None:
 
     with pytest.raises(UnsupportedOutput, match="Box"):
         dovetail.compile(lambda x: (x, Box()))(torch.ones(1))
+
+
+def test_a_generator_made_inside_is_refused_and_one_from_outside_runs_on_as_in_eager() -> None:
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(2, generator=torch.Generator().manual_seed(5))
+
+    with pytest.raises(GeneratorMadeInside, match=r"test_function\.py"):
+        dovetail.compile(inside)(torch.zeros(2))
+    assert isinstance(torch.Generator(), torch.Generator)
+
+    generator = torch.Generator().manual_seed(5)
+
+    def outside(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(2, generator=generator)
+
+    compiled = dovetail.compile(outside, (torch.zeros(2),))
+    drawn = [compiled(torch.zeros(2)) for _ in range(3)]
+    generator.manual_seed(5)
+    assert all(torch.equal(outside(torch.zeros(2)), value) for value in drawn)

@@ -25,6 +25,7 @@ from dovetail.errors import (
     CaptureFailed,
     DataDependentControlFlow,
     DovetailError,
+    GeneratorMadeInside,
     OverlappingMutatedInputs,
     UnsupportedInputMutation,
 )
@@ -44,7 +45,7 @@ from dovetail.ir.signature import (
 from dovetail.ir.sizes import Scalar
 from dovetail.torch_compat.autograd import version_of, without_saved_tensor_hooks
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_of, keep_number
-from dovetail.torch_compat.rng import replaced_default_generator
+from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.symbols import guard_count, guard_trees
 
 
@@ -329,6 +330,9 @@ class Recording:
         finally:
             self.recorder.recomputing = before
 
+    def _refuse_generator(self) -> None:
+        raise GeneratorMadeInside(origin=self.origins.here())
+
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
         torch.clear_autocast_cache()
@@ -339,6 +343,7 @@ class Recording:
                 without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
                 self.mode,
                 replaced_default_generator(RecordedGenerator(self.recorder)),
+                refused_generators(self._refuse_generator),
                 self._around(self) if self._around else contextlib.nullcontext(),
                 self.recorder,
             ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,37 @@ def replaced_default_generator(substitute: Any) -> Iterator[None]:
         yield
     finally:
         torch.random.default_generator = before
+
+
+class _RefusedMeta(type):
+    """A class that cannot be called; instances of torch's own Generator count as its instances."""
+
+    original: type = torch.Generator
+    refuse: Callable[[], None] = staticmethod(lambda: None)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        _RefusedMeta.refuse()
+        return _RefusedMeta.original(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, _RefusedMeta.original)
+
+
+class _RefusedGenerator(metaclass=_RefusedMeta):
+    """Stands in for `torch.Generator` while a program is recorded."""
+
+
+@contextlib.contextmanager
+def refused_generators(refuse: Callable[[], None]) -> Iterator[None]:
+    """While active, `torch.Generator(...)` calls `refuse`, which raises."""
+    before, before_refuse = torch.Generator, _RefusedMeta.refuse
+    _RefusedMeta.refuse = staticmethod(refuse)
+    torch.Generator = _RefusedGenerator  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        torch.Generator = before  # type: ignore[misc]
+        _RefusedMeta.refuse = staticmethod(before_refuse)
 
 
 def default_generator() -> torch.Generator:

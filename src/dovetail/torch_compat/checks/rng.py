@@ -30,4 +30,17 @@ def check_default_generator() -> str | None:
     )
 
 
-CHECKS = (check_replaced_default_generator, check_default_generator)
+def check_refused_generators() -> str | None:
+    """Making a generator is noticed while it is refused; generators made before stay generators."""
+    made = torch.Generator()
+    calls: list[int] = []
+    with rng.refused_generators(lambda: calls.append(1)):
+        known = isinstance(made, torch.Generator)
+        torch.Generator()
+    torch.Generator()
+    return first_difference(
+        ("the claim that it stays a generator", known, True), ("the number of calls", len(calls), 1)
+    )
+
+
+CHECKS = (check_replaced_default_generator, check_default_generator, check_refused_generators)
