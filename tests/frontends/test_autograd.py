@@ -89,6 +89,7 @@ def test_what_eager_cannot_differentiate_runs_forward_and_raises_in_backward(com
         return y
 
     x = torch.zeros(3, requires_grad=True)
+    assert torch.equal(dovetail.compile(f, verify=2)(x), torch.full((3,), 2.0))
     result = compile_(f)(x)
     assert torch.equal(result, torch.full((3,), 2.0))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

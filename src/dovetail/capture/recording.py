@@ -100,7 +100,7 @@ class _Arrive(torch.autograd.Function):
 
 
 class Recording:
-    """See the module docstring. Make one with `record`."""
+    """See the module docstring: make one, call `run_forward`, then `programs` for each pattern."""
 
     def __init__(
         self,
@@ -247,11 +247,11 @@ class Recording:
     def _record_backward(
         self, pattern: Pattern, functional: Functionalizer
     ) -> tuple[list[tuple[int, Value]], list[tuple[int, Value | None]]]:
+        del self.recorder.nodes[self._forward_nodes :]
         differentiable = [(i, s.leaf) for i, s in enumerate(self.stand_ins) if s.leaf is not None]
         wanted = [i for i, strides in enumerate(pattern) if strides is not None]
         if not wanted or not differentiable:
             return [], [(index, None) for index, _ in differentiable]
-        del self.recorder.nodes[self._forward_nodes :]
         tangents: list[tuple[int, Value]] = []
         arriving: list[torch.Tensor] = []
         for index in wanted:
