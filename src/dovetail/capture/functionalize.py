@@ -58,7 +58,6 @@ class Functionalizer:
         self._made_at: dict[Value, int] = {}
         self._version: dict[int, int] = {}
         self._steps: dict[Value, ViewStep] = {}
-        self._roots: dict[int, Value] = {}
         self._new_storage = new_storage
         self._names: dict[str, int] = {}
         self._source: Node | None = None
@@ -73,7 +72,6 @@ class Functionalizer:
         self._current[value] = value
         if value.is_tensor:
             self._made_at[value] = self._version.setdefault(value.tensor.storage, 0)
-            self._roots.setdefault(value.tensor.storage, value)
 
     def read(self, value: Value) -> Value:
         """The functional value that holds the present contents of a recorded value."""
@@ -163,8 +161,6 @@ class Functionalizer:
         self._current[value] = made
         if value.is_tensor:
             self._made_at[value] = self._version.setdefault(value.tensor.storage, 0)
-            if value not in self._steps:
-                self._roots.setdefault(value.tensor.storage, value)
 
     def _consume_write(self, node: Node, writes: tuple[int, ...]) -> None:
         assert isinstance(node.target, Overload), "only operators write"

@@ -26,7 +26,7 @@ from dovetail.errors import (
 )
 from dovetail.ir.convert import describe, scalar_of
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
-from dovetail.ops.facts import runs_in_grad_mode
+from dovetail.ops.facts import counts_writes_one_by_one, may_resize, runs_in_grad_mode
 from dovetail.ops.prims import Prim, in_grad_mode
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import (
@@ -48,7 +48,6 @@ from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbol_name
 aten = torch.ops.aten
 
 _RENAMES = frozenset({aten.detach.default, aten.alias.default})
-_MAY_RESIZE = frozenset({"set_", "resize_", "resize_as_"})
 
 
 class Recorder(DispatchMode):
@@ -177,8 +176,7 @@ class Recorder(DispatchMode):
             self.add_alias(result, self.value_of(args[0]))
             return result
         self._refuse_resized(func, keywords)
-        if schema_of(func).name.startswith("_foreach_") and schema_of(func).is_mutable:
-            # Eager counts these writes where they are carried out, one by one, and fakes do not get there.
+        if counts_writes_one_by_one(func):  # fakes do not get to where eager counts
             torch.autograd.graph.increment_version([t for t in args[0] if isinstance(t, torch.Tensor)])
         as_recorded = in_grad_mode(func) if runs_in_grad_mode(func) and torch.is_grad_enabled() else func
         self._append(as_recorded, operands, keyword_operands, result)
@@ -258,7 +256,7 @@ class Recorder(DispatchMode):
         """`y.t_()`: from now on the object `y` stands for the view `y.t()` of the value it stood for."""
         tensor = args[0]
         schema = schema_of(func)
-        if schema.name in _MAY_RESIZE:
+        if may_resize(func):
             raise UnsupportedInputMutation(
                 what="the size or storage", name=self.value_of(tensor).name, origin=self._origins.here()
             )

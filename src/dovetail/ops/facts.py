@@ -106,6 +106,24 @@ def hidden_writes(target: Target, args: Sequence[object], kwargs: Mapping[str, o
     return rule(args, kwargs) if rule is not None and not schema.is_mutable else ()
 
 
+# --- operators that fakes treat otherwise than eager ----------------------------------------------------------
+
+
+def counts_writes_one_by_one(target: Target) -> bool:
+    """Whether eager moves the version counters of a written list where it writes each tensor, below autograd."""
+    return (
+        isinstance(target, Overload) and schema_of(target).is_mutable and schema_of(target).name.startswith("_foreach_")
+    )
+
+
+_RESIZING = frozenset({"set_", "resize_", "resize_as_"})
+
+
+def may_resize(target: Target) -> bool:
+    """Whether the operator can give its first operand another storage or another number of elements."""
+    return isinstance(target, Overload) and schema_of(target).name in _RESIZING
+
+
 # --- operators that look at the grad mode ---------------------------------------------------------------------
 
 # The kernel prepares its workspace for backward only when the grad mode is on.
