@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,16 +26,7 @@ ROWS = 64
 Region = Callable[[nn.Module, Tensor], Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    """Nothing compiled before, one thread (so that sums are split alike), and the generator given back."""
-    torch.compiler.reset()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng(devices=[]):
-        yield
-    torch.set_num_threads(threads)
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 # --- ways to run a block -----------------------------------------------------------------------------------------

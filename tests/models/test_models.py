@@ -7,7 +7,7 @@ step are loss and gradients (values and strides), and at the end parameters, buf
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +26,7 @@ TOLERANT = tuple(entry for entry in ZOO if entry.tolerance)
 SMALLEST = tuple(entry for entry in ZOO if entry.name in ("mlp", "resnet"))
 
 
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    """Nothing compiled before, one thread (so that sums are split alike), and the generator given back."""
-    torch.compiler.reset()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with torch.random.fork_rng(devices=[]):
-        yield
-    torch.set_num_threads(threads)
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def test_options_are_frozen() -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "option", "value"),
     [
-        ("DOVETAIL_DUMP", "/tmp/d", "dump", "/tmp/d"),
+        ("DOVETAIL_DUMP", "dumps", "dump", "dumps"),
         ("DOVETAIL_VERIFY", "2", "verify", 2),
         ("DOVETAIL_VERIFY", "0", "verify", 0),
         ("DOVETAIL_SKIP", "no_ops,dead_code", "skip", ("no_ops", "dead_code")),
