@@ -2,7 +2,8 @@
 
 Seen are: outputs (values bit by bit, dtype, shape, strides, `requires_grad`), which objects and bytes are shared among
 outputs and inputs, inputs (values, whether their version counters moved), the random generator, gradients (None stays
-None), and what all tensors show after each output was written in place.
+None), and what all tensors show after each output was written in place. Arguments may share bytes, or be one object.
+On demand also which tensors are leaves, and which count their writes together with an output.
 """
 
 from __future__ import annotations
@@ -36,17 +37,20 @@ def check_program(
     program: RunnableProgram,
     compile_fn: Callable[[Callable[..., Any]], Callable[..., Any]],
     seeds: Sequence[int] = (0, 1),
+    *,
+    with_counters: bool = False,
 ) -> None:
     """Raise AssertionError, with the program and what differs, unless the compiled program behaves as eager.
 
     compile_fn: `dovetail.compile` or its like. It is called once; the result is called with fresh inputs per seed.
+    with_counters: see `observe`.
     """
     function, inputs = program.build()
     compiled = compile_fn(function)
     for seed in seeds:
         try:
-            expected = observe(function, inputs, seed)
-            actual = observe(compiled, inputs, seed)
+            expected = observe(function, inputs, seed, with_counters=with_counters)
+            actual = observe(compiled, inputs, seed, with_counters=with_counters)
         except Exception as error:
             error.add_note(f"while checking this program with inputs({seed}):\n\n{program.source()}")
             raise
@@ -64,8 +68,13 @@ def first_difference(expected: Mapping[str, object], actual: Mapping[str, object
     return None
 
 
-def observe(function: Callable[..., Any], make_inputs: MakeInputs, seed: int) -> Observation:
-    """Run `function` on fresh inputs and note everything that a caller can see, by label."""
+def observe(
+    function: Callable[..., Any], make_inputs: MakeInputs, seed: int, *, with_counters: bool = False
+) -> Observation:
+    """Run `function` on fresh inputs and note everything that a caller can see, by label.
+
+    with_counters: note also which tensors are leaves, and whose version counters move with that of each output.
+    """
     inputs, leaves = make_inputs(seed)
     versions = [version_of(x) if isinstance(x, torch.Tensor) else 0 for x in inputs]
     graphs = [x.grad_fn if isinstance(x, torch.Tensor) else None for x in inputs]
@@ -88,6 +97,8 @@ def observe(function: Callable[..., Any], make_inputs: MakeInputs, seed: int) ->
         x for x, graph in zip(inputs, graphs, strict=True) if isinstance(x, torch.Tensor) and x.grad_fn is not graph
     ]
     _note_gradients(seen, outputs, rewritten, leaves, seed)
+    if with_counters:
+        _note_counters(seen, tensors, len(outputs))
     _note_writes(seen, tensors, len(outputs))
     return seen
 
@@ -150,6 +161,17 @@ def _note_gradients(
             seen[f"gradient {index} is about"] = _Sum(_values(gradient))
         elif gradient is not None:
             seen[f"gradient {index}"] = _values(gradient)
+
+
+def _note_counters(seen: Observation, tensors: Mapping[str, object], outputs: int) -> None:
+    """Which tensors are leaves, and which move their version counter when an output moves its own."""
+    held = {label: value for label, value in tensors.items() if isinstance(value, torch.Tensor)}
+    seen["leaves"] = [label for label, value in held.items() if value.is_leaf]
+    for label in [label for label in list(tensors)[:outputs] if label in held]:
+        before = [version_of(value) for value in held.values()]
+        torch.autograd.graph.increment_version(held[label])
+        moved = [other for (other, value), old in zip(held.items(), before, strict=True) if version_of(value) != old]
+        seen[f"{label} counts writes together with"] = moved
 
 
 def _note_writes(seen: Observation, tensors: Mapping[str, object], outputs: int) -> None:

@@ -8,38 +8,73 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeVar
 
-from dovetail.testing.programs import RandomProgram, runs_in_eager
+from dovetail.testing import aliasing, programs
+from dovetail.testing.aliasing import AliasProgram
+from dovetail.testing.placement import Pattern
+from dovetail.testing.programs import RandomProgram
 
-Fails: TypeAlias = Callable[[RandomProgram], bool]
+AnyProgram = TypeVar("AnyProgram", RandomProgram, AliasProgram)
+_Item = TypeVar("_Item")
+
+_NO_GRAD = "with torch.no_grad():\n    "
 
 
-def shrink_program(program: RandomProgram, fails: Fails) -> RandomProgram:
+def shrink_program(program: AnyProgram, fails: Callable[[AnyProgram], bool]) -> AnyProgram:
     """A program from which nothing more can be left out such that `fails` stays true.
 
     fails: whether a program shows the failure; asked only for programs that eager runs.
     """
     while True:
-        smaller = next((p for p in _smaller(program) if runs_in_eager(p) and fails(p)), None)
+        smaller = next((p for p in _smaller(program) if _runs_in_eager(p) and fails(p)), None)
         if smaller is None:
             return program
         program = smaller
 
 
-def _smaller(program: RandomProgram) -> Iterator[RandomProgram]:
-    """Programs with one thing less: a line (last first), a result, an input."""
+def _runs_in_eager(program: RandomProgram | AliasProgram) -> bool:
+    if isinstance(program, AliasProgram):
+        return aliasing.runs_in_eager(program)
+    return programs.runs_in_eager(program)
+
+
+def _smaller(program: AnyProgram) -> Iterator[AnyProgram]:
+    """Programs with one thing less: a line (last first), a result, an input, a turn in how inputs are made."""
     for place in reversed(range(len(program.body))):
         yield replace(program, body=_without(program.body, place))
     if len(program.returns) > 1:
         for place in range(len(program.returns)):
             yield replace(program, returns=_without(program.returns, place))
-    for name in program.arguments:
-        yield _without_input(program, name)
+    if isinstance(program, AliasProgram):
+        yield from _with_less_in_patterns(program)
+    else:
+        for name in program.arguments:
+            yield _without_input(program, name)
     for place, line in enumerate(program.body):
-        if line.startswith("with torch.no_grad():\n    "):
-            plain = line.removeprefix("with torch.no_grad():\n    ")
-            yield replace(program, body=(*program.body[:place], plain, *program.body[place + 1 :]))
+        if line.startswith(_NO_GRAD):
+            yield replace(program, body=_with(program.body, place, line.removeprefix(_NO_GRAD)))
+    if isinstance(program, RandomProgram):
+        yield from _with_plain_inputs(program)
+
+
+def _with_less_in_patterns(program: AliasProgram) -> Iterator[AliasProgram]:
+    """Without a pattern, an argument (the line that makes it may be needed for another), or such a line."""
+    if len(program.patterns) > 1:
+        for place in range(len(program.patterns)):
+            yield replace(program, patterns=_without(program.patterns, place))
+    for place in range(len(program.arguments)):
+        yield replace(program, arguments=_without(program.arguments, place))
+    for number, pattern in enumerate(program.patterns):
+        for place, line in enumerate(pattern.lines):
+            name = line.split(" ")[0]
+            if name not in program.arguments:
+                leaves = tuple(leaf for leaf in pattern.leaves if leaf != name)
+                less = Pattern(pattern.kind, _without(pattern.lines, place), leaves)
+                yield replace(program, patterns=_with(program.patterns, number, less))
+
+
+def _with_plain_inputs(program: RandomProgram) -> Iterator[RandomProgram]:
     for place, line in enumerate(program.inputs):
         for layout in (".permute(1, 0)", "[..., ::2]", "[1 : ", ".detach().requires_grad_()"):
             if layout in line:
@@ -47,7 +82,7 @@ def _smaller(program: RandomProgram) -> Iterator[RandomProgram]:
                     line.index("]", line.index(layout)) + 1 if layout == "[1 : " else line.index(layout) + len(layout)
                 )
                 plain = line[: line.index(layout)] + line[stop:]
-                yield replace(program, inputs=(*program.inputs[:place], plain, *program.inputs[place + 1 :]))
+                yield replace(program, inputs=_with(program.inputs, place, plain))
 
 
 def _without_input(program: RandomProgram, name: str) -> RandomProgram:
@@ -60,5 +95,9 @@ def _without_input(program: RandomProgram, name: str) -> RandomProgram:
     )
 
 
-def _without(items: tuple[str, ...], place: int) -> tuple[str, ...]:
+def _without(items: tuple[_Item, ...], place: int) -> tuple[_Item, ...]:
     return (*items[:place], *items[place + 1 :])
+
+
+def _with(items: tuple[_Item, ...], place: int, item: _Item) -> tuple[_Item, ...]:
+    return (*items[:place], item, *items[place + 1 :])
