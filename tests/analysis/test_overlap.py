@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.analysis.overlap import address_range, extent_bytes, may_overlap
+from dovetail.analysis import may_overlap
+from dovetail.analysis.region import address_range, extent_bytes
 from dovetail.ir.convert import describe
 from dovetail.ir.program import TensorMeta
 from dovetail.ir.sizes import symbol

@@ -1,0 +1,11 @@
+"""Facts about programs and memory: overlap of strided regions, liveness, merged values."""
+
+from __future__ import annotations
+
+import dovetail.analysis.overlap as _loaded_before_the_function_takes_its_name  # noqa: F401
+from dovetail.analysis.groups import overlap_groups
+from dovetail.analysis.pairs import may_overlap, overlap, overlaps_itself
+from dovetail.analysis.region import Region
+from dovetail.analysis.verdict import Overlap, Reason, Verdict
+
+__all__ = ["Overlap", "Reason", "Region", "Verdict", "may_overlap", "overlap", "overlap_groups", "overlaps_itself"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dovetail.analysis.overlap import extent_bytes
+from dovetail.analysis.region import extent_bytes
 from dovetail.ir.program import Program, Value, values_in
 from dovetail.ir.sizes import Number, evaluate
 

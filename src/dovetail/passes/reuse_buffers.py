@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dovetail.analysis.overlap import extent_bytes
+from dovetail.analysis.region import extent_bytes
 from dovetail.ir.program import Node, Program, Stage, TensorMeta, Value, map_operands, values_in
 from dovetail.ops.facts import facts_of
 from dovetail.ops.twins import inplace_twin
