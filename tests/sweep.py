@@ -2,7 +2,9 @@
 
     python -m tests.sweep --minutes 10
     python -m tests.sweep --minutes 60 --shard 2/4 --state sweep-2.json
+    python -m tests.sweep --kind alias --programs 20000 --minutes 60
 
+There are two kinds of programs: plain ones, and those whose arguments share bytes differently from call to call.
 Each failing program is made as small as it gets and written as a file that runs by itself (`sweep-failures/`). With a
 state file, the search goes on where it stopped. The exit status is 1 when something failed.
 """
@@ -19,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -27,6 +29,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 import dovetail
 from dovetail.errors import DovetailError
 from dovetail.testing.agreement import check_program
+from dovetail.testing.aliasing import AliasProgram, alias_program
 from dovetail.testing.programs import RandomProgram, random_program
 from dovetail.testing.shrinking import shrink_program
 
@@ -41,42 +44,66 @@ if __name__ == "__main__":
 
     source = open(__file__).read()
     this = SimpleNamespace(source=lambda: source, build=lambda: (program, inputs))
-    check_program(this, dovetail.compile)
+    check_program(this, dovetail.compile, {seeds})
     sys.exit("it agrees with eager now")
 """
+
+AnyProgram: TypeAlias = RandomProgram | AliasProgram
+GENERATORS: dict[str, tuple[Callable[[int], AnyProgram], ...]] = {
+    "plain": (random_program,),
+    "alias": (alias_program,),
+    "both": (random_program, alias_program),
+}
 
 
 @dataclass
 class State:
-    """Where a search stands. next: the first seed that was not tried. failures: seed -> first line of the error."""
+    """Where a search stands. next: the first seed that was not tried. failures: label -> first line of the error."""
 
     next: int
     tried: int = 0
     refused: int = 0
     failures: dict[str, str] = field(default_factory=dict)
+    kind: str = "plain"
 
 
-def search(state: State, step: int, seconds: float, folder: Path, on_step: Callable[[State], None]) -> None:
-    """Try seeds `state.next`, `state.next + step`, ... until the time is up; `state` is kept up to date."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        seed = state.next
-        program = random_program(seed)
-        error = failure_of(program)
-        if isinstance(error, DovetailError) and not error.code.startswith("DT-INTERNAL"):
-            state.refused += 1
-        elif error is not None:
-            state.failures[str(seed)] = kind_of(error)
-            write_failure(program, error, folder)
-        state.tried += 1
-        state.next = seed + step
+@dataclass(frozen=True)
+class Limits:
+    """When a search ends: after so many seconds, or when so many programs were tried since it first began."""
+
+    seconds: float
+    programs: int | None = None
+
+
+def search(state: State, step: int, limits: Limits, folder: Path, on_step: Callable[[State], None]) -> None:
+    """Try seeds `state.next`, `state.next + step`, ... up to a limit; `state` is kept up to date."""
+    end = time.monotonic() + limits.seconds
+    while time.monotonic() < end and (limits.programs is None or state.tried < limits.programs):
+        for generator in GENERATORS[state.kind]:
+            _try(generator(state.next), state, folder)
+        state.next += step
         on_step(state)
 
 
-def failure_of(program: RandomProgram) -> Exception | None:
+def _try(program: AnyProgram, state: State, folder: Path) -> None:
+    error = failure_of(program)
+    if isinstance(error, DovetailError) and not error.code.startswith("DT-INTERNAL"):
+        state.refused += 1
+    elif error is not None:
+        state.failures[label_of(program)] = kind_of(error)
+        write_failure(program, error, folder)
+    state.tried += 1
+
+
+def label_of(program: AnyProgram) -> str:
+    """The name of a program: its seed, and its kind unless it is a plain one."""
+    return f"{program.seed}" if isinstance(program, RandomProgram) else f"alias_{program.seed}"
+
+
+def failure_of(program: AnyProgram) -> Exception | None:
     """What went wrong when the program was compiled and compared with eager."""
     try:
-        check_program(program, partial(dovetail.compile, verify=2))
+        check_program(program, partial(dovetail.compile, verify=2), program.seeds)
     except Exception as error:
         return error
     return None
@@ -88,24 +115,28 @@ def kind_of(error: Exception) -> str:
     return f"{type(error).__name__}: {re.sub(r'[0-9]+', 'N', first)}"
 
 
-def write_failure(program: RandomProgram, error: Exception, folder: Path) -> Path:
+def write_failure(program: AnyProgram, error: Exception, folder: Path) -> Path:
     """Write the smallest program that fails in the same way."""
     kind = kind_of(error)
 
-    def fails_alike(smaller: RandomProgram) -> bool:
+    def fails_alike(smaller: AnyProgram) -> bool:
         found = failure_of(smaller)
         return found is not None and kind_of(found) == kind
 
     small = shrink_program(program, fails_alike)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"seed_{program.seed}.py"
-    path.write_text(f'"""{kind}"""\n\n{small.source()}{_RUN}')
+    path = folder / f"seed_{label_of(program)}.py"
+    path.write_text(f'"""{kind}"""\n\n{small.source()}{_RUN.format(seeds=small.seeds)}')
     return path
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--programs", type=int, help="stop when so many were tried, those before --state included")
+    parser.add_argument(
+        "--kind", choices=GENERATORS, default="plain", help="which programs; a --state file has its own"
+    )
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
     parser.add_argument("--state", type=Path, help="file to go on from, and to write")
     parser.add_argument("--first", type=int, default=1000, help="the first seed of a new search")
@@ -117,7 +148,7 @@ def main(argv: list[str] | None = None) -> int:
     """Search, with a progress bar."""
     options = _arguments(argv)
     index, shards = map(int, options.shard.split("/"))
-    state = State(options.first + index)
+    state = State(options.first + index, kind=options.kind)
     if options.state is not None and options.state.exists():
         state = State(**json.loads(options.state.read_text()))
     torch.set_num_threads(1)
@@ -134,9 +165,9 @@ def main(argv: list[str] | None = None) -> int:
             if options.state is not None:
                 options.state.write_text(json.dumps(asdict(now), indent=2) + "\n")
 
-        search(state, shards, seconds, options.failures, show)
-    for seed, kind in state.failures.items():
-        print(f"{options.failures / f'seed_{seed}.py'}: {kind}")
+        search(state, shards, Limits(seconds, options.programs), options.failures, show)
+    for label, kind in state.failures.items():
+        print(f"{options.failures / f'seed_{label}.py'}: {kind}")
     return 1 if state.failures else 0
 
 

@@ -26,13 +26,28 @@ def test_a_search_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.Captur
     assert "failures" in capsys.readouterr().out
 
 
-def test_a_failure_is_written_small_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_ends_when_enough_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dovetail, "compile", lambda function, **options: function)
+    state = tmp_path / "state.json"
+    arguments = ["--kind", "both", "--state", str(state), "--failures", str(tmp_path / "failures")]
+    assert sweep.main([*arguments, "--programs", "6"]) == 0
+    assert json.loads(state.read_text()) == {"next": 1003, "tried": 6, "refused": 0, "failures": {}, "kind": "both"}
+    assert sweep.main([*arguments, "--programs", "10"]) == 0
+    assert json.loads(state.read_text())["next"] == 1005
+
+
+@pytest.mark.parametrize(("kind", "label"), [("plain", "7"), ("alias", "alias_7")])
+def test_a_failure_is_written_small_and_runs(
+    kind: str, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dovetail, "compile", lambda function, **options: lambda *args: function(*args)[:-1])
-    state = sweep.State(7)
-    sweep.search(state, 1, 0.01, tmp_path, lambda now: None)
-    (path,) = tmp_path.glob("seed_7.py")
-    assert state.failures["7"].startswith("AssertionError: ")
+    state = sweep.State(7, kind=kind)
+    sweep.search(state, 1, sweep.Limits(60, programs=1), tmp_path, lambda now: None)
+    (path,) = tmp_path.glob(f"seed_{label}.py")
+    assert state.failures[label].startswith("AssertionError: ")
     assert "def program(" in path.read_text()
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    patched = "import dovetail; dovetail.compile = lambda function: function; import runpy, sys; "
+    patched += "runpy.run_path(sys.argv[1], run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", patched, path], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "it agrees with eager now" in done.stderr

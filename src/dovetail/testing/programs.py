@@ -46,6 +46,11 @@ class RandomProgram:
     body: tuple[str, ...]
     returns: tuple[str, ...]
 
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds for `inputs` to check the program with."""
+        return (0, 1)
+
     def source(self) -> str:
         """The program as Python: `inputs(seed)` gives (arguments, leaves), `program(*arguments)` gives a tuple."""
         lines = ["import torch", "", "", "def inputs(seed=0):", "    g = torch.Generator().manual_seed(seed)"]
@@ -82,7 +87,7 @@ def runs_in_eager(program: RandomProgram) -> bool:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             function, inputs = program.build()
-            for seed in (0, 1):
+            for seed in program.seeds:
                 observe(function, inputs, seed)
     except Exception:
         return False
