@@ -24,12 +24,13 @@ _MIXED = ("float32", "float32", "int32", "int32", "uint8", "uint8", "bfloat16", 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What an argument is in every pattern. is_tracked: it requires a gradient."""
+    """What an argument is in every pattern. is_tracked: it requires a gradient. of_leaf: it is a view of a leaf."""
 
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     is_tracked: bool = False
+    of_leaf: bool = False
 
     @property
     def extent(self) -> int:
@@ -157,7 +158,11 @@ class _Planner:
             return self.choose.choice((".detach()", ".data"))
         if self.gradient == "views":
             return self.choose.choice(("", ".view_as({x})", ".view({x}.shape)"))
-        return self.choose.choice(("", ".detach().requires_grad_()", ".data.requires_grad_()"))
+        if result.of_leaf:
+            return self.choose.choice((".view_as({x})", "[...]", *([""] if source.of_leaf else [])))
+        return self.choose.choice(
+            (".detach().requires_grad_()", ".data.requires_grad_()", *([""] * (not source.of_leaf)))
+        )
 
     def _pairs(self) -> list[tuple[int, int]]:
         """Pairs of which the second argument can lie where the first lies."""
@@ -166,7 +171,7 @@ class _Planner:
             (i, j)
             for j in range(len(specs))
             for i in range(j)
-            if replace(specs[i], is_tracked=False) == replace(specs[j], is_tracked=False)
+            if replace(specs[i], is_tracked=False, of_leaf=False) == replace(specs[j], is_tracked=False, of_leaf=False)
             and (specs[i].is_tracked or not specs[j].is_tracked)
         ]
 
@@ -202,7 +207,7 @@ class _Planner:
                 sizes[place.memory] = max(sizes.get(place.memory, 0), end)
         width, lines, leaves = _WIDTHS[self.memories], [], []
         for memory, size in sorted(sizes.items()):
-            values = f"torch.randint(-64, 65, ({-(-size // width)},), generator=g)"
+            values = f"torch.randint(-32, 33, ({-(-size // width)},), generator=g)"
             made = {"int64": values, "float32": f"({values} / 8)", "float64": f"({values}.double() / 8)"}
             if self.gradient == "views":
                 lines += [
@@ -213,13 +218,17 @@ class _Planner:
             else:
                 lines.append(f"m{memory} = {made[self.memories]}")
         for index, (place, spec) in enumerate(zip(plan, self.specs, strict=True)):
+            is_leaf = self.gradient == "leaves" and spec.is_tracked and not spec.of_leaf
             if isinstance(place, _Same):
                 text = f"x{place.other}{place.how.format(x=f'x{place.other}')}"
+            elif spec.of_leaf:
+                lines.append(f"leaf{index} = {self._taken(place, spec)}")
+                leaves.append(f"leaf{index}")
+                text = f"leaf{index}[...]"
             else:
                 text = self._taken(place, spec)
             lines.append(f"x{index} = {text}")
-            if self.gradient == "leaves" and spec.is_tracked:
-                leaves.append(f"x{index}")
+            leaves += [f"x{index}"] if is_leaf else []
         return Pattern(kind, tuple(lines), tuple(leaves))
 
     def _taken(self, place: _In, spec: Spec) -> str:
@@ -259,15 +268,16 @@ def _random_specs(choose: random.Random, memories: str, mixed: bool, gradient: s
     specs: list[Spec] = []
     for index in range(choose.choices((2, 3, 4), weights=(45, 40, 15))[0]):
         is_tracked = gradient != "none" and (index == 0 or choose.random() < 0.6)
+        of_leaf = is_tracked and gradient == "leaves" and choose.random() < 0.3
         if specs and choose.random() < 0.5:
-            specs.append(replace(choose.choice(specs), is_tracked=is_tracked))
+            specs.append(replace(choose.choice(specs), is_tracked=is_tracked, of_leaf=of_leaf))
             continue
         shapes = ((rows * columns,), (rows, columns), (rows, columns), (columns,), (rows,), (1, columns), ())
         shape = choose.choices(shapes, weights=(25, 25, 25, 12, 6, 4, 3))[0]
         dtype = choose.choice(_MIXED) if mixed else memories
         if mixed and shape and choose.random() < 0.5:
             shape = (*shape[:-1], shape[-1] * (4 // _WIDTHS[dtype]))
-        specs.append(Spec(dtype, shape, _random_stride(choose, shape, is_tracked), is_tracked))
+        specs.append(Spec(dtype, shape, _random_stride(choose, shape, is_tracked), is_tracked, of_leaf))
     return specs
 
 
