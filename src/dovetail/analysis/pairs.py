@@ -11,25 +11,12 @@ Real and fake tensors, descriptions of values and regions are all taken, in any 
 
 from __future__ import annotations
 
-from dovetail.analysis.diophantine import Budget, Step
+from dovetail.analysis.diophantine import Budget
 from dovetail.analysis.footprint import footprint_of, meet, meets_itself
 from dovetail.analysis.region import Region, RegionLike, region_of
 from dovetail.analysis.symbolic import symbolic_overlap, symbolic_self_overlap
-from dovetail.analysis.verdict import Overlap, Reason, Verdict
+from dovetail.analysis.verdict import Overlap, Reason, Verdict, overlap_from
 
-_REASONS = {
-    Step.INTERVAL: Reason.INTERVALS,
-    Step.GCD: Reason.GCD,
-    Step.ABSORPTION: Reason.NESTED_STRIDES,
-    Step.SEARCH: Reason.SEARCH,
-    Step.BITSET: Reason.BITSET,
-    Step.WORK_LIMIT: Reason.WORK_LIMIT,
-}
-_VERDICTS = {False: Verdict.DISJOINT, True: Verdict.OVERLAPPING, None: Verdict.UNKNOWN}
-_OVERLAPS = {
-    solvable: {step: Overlap(verdict, reason) for step, reason in _REASONS.items()}
-    for solvable, verdict in _VERDICTS.items()
-}
 _DIFFERENT = Overlap(Verdict.DISJOINT, Reason.DIFFERENT_STORAGES)
 _EMPTY = Overlap(Verdict.DISJOINT, Reason.EMPTY)
 
@@ -62,8 +49,7 @@ def overlap_of_regions(a: Region, b: Region, *, symbols_at_least: int = 0, budge
         return _EMPTY
     if one is None or other is None:
         return symbolic_overlap(a, b, symbols_at_least)
-    answer = meet(one, other, budget)
-    return _OVERLAPS[answer.solvable][answer.step]
+    return overlap_from(meet(one, other, budget))
 
 
 def may_overlap(a: RegionLike, b: RegionLike, *, symbols_at_least: int = 0) -> bool:
@@ -77,6 +63,4 @@ def overlaps_itself(a: RegionLike, *, symbols_at_least: int = 0) -> Overlap:
     if any(size == 0 for size in region.sizes):
         return _EMPTY
     answer = meets_itself(region)
-    if answer is None:
-        return symbolic_self_overlap(region, symbols_at_least)
-    return _OVERLAPS[answer.solvable][answer.step]
+    return symbolic_self_overlap(region, symbols_at_least) if answer is None else overlap_from(answer)

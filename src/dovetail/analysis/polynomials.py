@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
+from math import gcd
 from typing import TypeAlias
 
 from dovetail.ir.sizes import Scalar, Size, SizeExpr, product
@@ -110,12 +111,13 @@ def polynomial_of(size: Scalar) -> Polynomial:
 
 
 def at_most(a: Polynomial, b: Polynomial) -> SizeExpr | bool:
-    """The condition a <= b, common terms cancelled."""
+    """The condition a <= b, common terms and factors cancelled."""
     difference = b - a
     if difference.constant is not None:
         return difference.constant >= 0
-    right = Polynomial({m: n for m, n in difference.coefficients.items() if n > 0})
-    left = Polynomial({m: -n for m, n in difference.coefficients.items() if n < 0})
+    factor = gcd(*difference.coefficients.values())
+    right = Polynomial({m: n // factor for m, n in difference.coefficients.items() if n > 0})
+    left = Polynomial({m: -n // factor for m, n in difference.coefficients.items() if n < 0})
     return SizeExpr("le", (left.to_size(), right.to_size()))
 
 

@@ -48,10 +48,11 @@ class Region:
             kind = f"a {tensor.layout} tensor"
             raise UnsupportedTensor(name="the tensor", kind=kind, hint="convert it with .to_dense()")
         itemsize = tensor.element_size()
-        address = 0 if tensor.is_meta or is_fake(tensor) else tensor.data_ptr()
-        if address:
-            strides = tuple([step * itemsize for step in tensor.stride()])
-            return Region(("memory", tensor.device), address, tuple(tensor.shape), strides, itemsize)
+        if not (tensor.is_meta or is_fake(tensor)):
+            address = tensor.data_ptr()
+            if address or tensor.numel() == 0:
+                strides = tuple([step * itemsize for step in tensor.stride()])
+                return Region(("memory", tensor.device), address, tuple(tensor.shape), strides, itemsize)
         return Region(
             storage=("storage", storage_key(tensor)),
             start_bytes=_in_bytes(size_of(tensor.storage_offset()), itemsize),

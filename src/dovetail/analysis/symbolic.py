@@ -19,8 +19,8 @@ from typing import TypeAlias
 from dovetail.analysis.footprint import footprint_of, meet
 from dovetail.analysis.polynomials import Polynomial, at_most, polynomial_of
 from dovetail.analysis.region import Region
-from dovetail.analysis.verdict import Overlap, Reason, Verdict
-from dovetail.ir.sizes import SizeExpr, symbol
+from dovetail.analysis.verdict import Overlap, Reason, Verdict, overlap_from
+from dovetail.ir.sizes import Size, SizeExpr, symbol
 
 # Stride in bytes and size.
 _Dim: TypeAlias = tuple[Polynomial, Polynomial]
@@ -34,11 +34,9 @@ def symbolic_overlap(a: Region, b: Region, symbols_at_least: int = 0) -> Overlap
         return Overlap(Verdict.UNKNOWN, Reason.SYMBOLIC)
     distance = polynomial_of(b.start_bytes) - polynomial_of(a.start_bytes)
     if distance.constant is not None:
-        one = footprint_of(replace(a, start_bytes=0))
-        other = footprint_of(replace(b, start_bytes=distance.constant))
+        one, other = footprint_of(_numbers_of(a, 0)), footprint_of(_numbers_of(b, distance.constant))
         if one is not None and other is not None:
-            verdict = {False: Verdict.DISJOINT, True: Verdict.OVERLAPPING, None: Verdict.UNKNOWN}
-            return Overlap(verdict[meet(one, other).solvable], Reason.SYMBOLIC)
+            return overlap_from(meet(one, other))
     here, there = _Side.of(a), _Side.of(b)
     smallest = _Facts.symbols_at_least(symbols_at_least, (*a.sizes, *b.sizes, *a.strides_bytes, *b.strides_bytes))
     facts = smallest.with_sizes_from_one([size for _, size in (*here.dims, *there.dims)])
@@ -117,6 +115,17 @@ class _Side:
                 return total
             left.remove(joining)
             total = total + (joining[1] - 1) * joining[0]
+
+
+def _numbers_of(region: Region, start_bytes: int) -> Region:
+    """The region moved, with a number in place of each expression that has one value."""
+
+    def number(size: Size) -> Size:
+        constant = polynomial_of(size).constant
+        return size if constant is None else constant
+
+    sizes, strides = tuple(map(number, region.sizes)), tuple(map(number, region.strides_bytes))
+    return replace(region, start_bytes=start_bytes, sizes=sizes, strides_bytes=strides)
 
 
 def _has_negative_stride(region: Region) -> bool:

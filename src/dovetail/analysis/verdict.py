@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from dovetail.analysis.diophantine import Answer, Step
 from dovetail.ir.sizes import SizeExpr
 
 
@@ -52,3 +53,23 @@ class Overlap:
     def __str__(self) -> str:
         text = f"{self.verdict.value} ({self.reason.value})"
         return text if self.guard is None else f"{text}, disjoint if {self.guard}"
+
+
+_REASONS = {
+    Step.INTERVAL: Reason.INTERVALS,
+    Step.GCD: Reason.GCD,
+    Step.ABSORPTION: Reason.NESTED_STRIDES,
+    Step.SEARCH: Reason.SEARCH,
+    Step.BITSET: Reason.BITSET,
+    Step.WORK_LIMIT: Reason.WORK_LIMIT,
+}
+_VERDICTS = {False: Verdict.DISJOINT, True: Verdict.OVERLAPPING, None: Verdict.UNKNOWN}
+_OVERLAPS = {
+    solvable: {step: Overlap(verdict, reason) for step, reason in _REASONS.items()}
+    for solvable, verdict in _VERDICTS.items()
+}
+
+
+def overlap_from(answer: Answer) -> Overlap:
+    """The answer to "is there a shared byte?" in words of memory."""
+    return _OVERLAPS[answer.solvable][answer.step]
