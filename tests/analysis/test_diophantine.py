@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.analysis import diophantine
-from dovetail.analysis.diophantine import Answer, Budget, Step, Term, solve
+from dovetail.analysis.diophantine import Answer, Budget, Step, Term, are_distinct, solve
 
 _TERMS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 5)), max_size=4, unique_by=lambda term: term[0])
 
@@ -79,6 +79,21 @@ def test_bit_sets_agree_with_the_search_on_large_sums() -> None:
             assert diophantine._bitsets_meet(terms, low, low) is found
             decided += 1
     assert decided > 30
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 4)), max_size=4), st.sampled_from((1, 2, 3)))
+def test_sums_are_counted(terms: list[Term], run: int) -> None:
+    sums = list(range(run))
+    for coefficient, count in terms:
+        sums = [total + coefficient * k for total in sums for k in range(count + 1)]
+    assert are_distinct(terms, run).solvable is (len(set(sums)) == len(sums))
+
+
+def test_counting_has_a_limit() -> None:
+    assert are_distinct([(7, 3), (1 << 28, 2)], 1) == Answer(None, Step.WORK_LIMIT)
+    assert are_distinct([(7, 3), (1 << 20, 2)], 1, Budget(10)) == Answer(None, Step.WORK_LIMIT)
+    assert are_distinct([(7 << 10, 3), (1 << 28, 2)], 1 << 10) == Answer(True, Step.BITSET)
 
 
 def test_sums_too_large_for_bit_sets_are_given_up() -> None:

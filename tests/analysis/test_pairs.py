@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.analysis import Reason, Region, Verdict, may_overlap, overlap, overlaps_itself
+from dovetail.analysis import Reason, Region, Verdict, diophantine, may_overlap, overlap, overlaps_itself
 from dovetail.analysis.footprint import Footprint, footprint_of
 from tests import overlap_sweep
 
@@ -127,6 +127,11 @@ def test_self_overlap(tensor: torch.Tensor, verdict: Verdict) -> None:
     assert overlaps_itself(tensor).verdict is verdict
     places = overlap_sweep.bytes_of(Region.of_tensor(tensor)) if tensor.numel() else []
     assert (len(set(places)) < len(places)) is (verdict is Verdict.OVERLAPPING)
+
+
+def test_self_overlap_is_counted_where_the_search_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diophantine._Search, "run", lambda self, low, high: None)
+    assert overlap_sweep.compare(pairs=3000, seed=2).differences == []
 
 
 def test_the_hard_case_of_numpy_is_answered() -> None:

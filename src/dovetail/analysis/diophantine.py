@@ -29,7 +29,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import gcd
+from math import gcd, prod
 from typing import TypeAlias
 
 # Coefficient and the largest value of its variable; both positive.
@@ -40,6 +40,7 @@ BITSET_UNITS = 1 << 28
 # Visits of the search before bit sets take over, and where they cannot.
 _VISITS_BEFORE_BITSETS = 4_000
 _VISITS_ALONE = 200_000
+_RESIDUES_PER_VISIT = 8
 # What one visit, and 1,024 units of bit sets, take off a budget; both are microseconds, about.
 _VISIT_COST = 2
 _UNITS_PER_COST = 512
@@ -78,13 +79,16 @@ _YES_BY_ABSORPTION = Answer(True, Step.ABSORPTION)
 _GIVEN_UP = Answer(None, Step.WORK_LIMIT)
 
 
-def solve(terms: Sequence[Term], low: int, high: int, budget: Budget | None = None) -> Answer:
+def solve(
+    terms: Sequence[Term], low: int, high: int, budget: Budget | None = None, *, with_bitsets: bool = True
+) -> Answer:
     """Whether a sum of multiples of the coefficients lies in the closed interval [low, high].
 
     Args:
         terms: (coefficient, largest value of its variable), both positive; ascending coefficients, none twice.
         low, high: the interval, low <= high.
         budget: work that a series of questions shares; only the search and the bit sets draw on it.
+        with_bitsets: whether the last step may be taken.
     """
     divisors = []
     total = divisor = 0
@@ -103,22 +107,44 @@ def solve(terms: Sequence[Term], low: int, high: int, budget: Budget | None = No
         if low <= 0 or high >= total:
             return _YES_BY_ABSORPTION  # all variables at one of their ends
         if high - low + divisor < coefficient:
-            return _search_then_bitsets(terms[place:], divisor, low, high, budget or Budget())
+            return _search_then_bitsets(terms[place:], divisor, low, high, budget or Budget(), with_bitsets)
         low -= coefficient * count
         total -= coefficient * count
         no = _NO_BY_ABSORPTION
     return _YES_BY_ABSORPTION if low <= 0 <= high else no
 
 
-def _search_then_bitsets(terms: Sequence[Term], divisor: int, low: int, high: int, budget: Budget) -> Answer:
+def are_distinct(terms: Sequence[Term], run: int, budget: Budget | None = None) -> Answer:
+    """Whether all sums of multiples, each plus 0 <= j < run, are different numbers: counted in one bit set.
+
+    Args: as for `solve`; a coefficient may occur twice. Solvable means that they are.
+    """
+    budget = budget or Budget()
+    divisor = gcd(*(coefficient for coefficient, _ in terms))
+    if divisor and divisor % run == 0:
+        terms, run = [(coefficient // run, count) for coefficient, count in terms], 1
+    total = run + sum(coefficient * count for coefficient, count in terms)
+    wanted = run * prod(count + 1 for _, count in terms)
+    if wanted > total:
+        return Answer(False, Step.INTERVAL)
+    cost = total // _UNITS_PER_COST
+    if total > BITSET_UNITS or cost > budget.left:
+        return _GIVEN_UP
+    budget.left -= cost
+    return Answer(_sums(sorted(terms), (1 << run) - 1, None).bit_count() == wanted, Step.BITSET)
+
+
+def _search_then_bitsets(
+    terms: Sequence[Term], divisor: int, low: int, high: int, budget: Budget, with_bitsets: bool
+) -> Answer:
     """Steps 3 and 4, over multiples of `divisor`, to which low and high are rounded already."""
     if divisor > 1:
         terms = [(coefficient // divisor, count) for coefficient, count in terms]
         low, high = low // divisor, high // divisor
     total = sum(coefficient * count for coefficient, count in terms)
-    fits = total <= 2 * BITSET_UNITS
+    fits = with_bitsets and total <= 2 * BITSET_UNITS
     cost = total // _UNITS_PER_COST
-    visits = min(max(64, cost // _VISIT_COST), _VISITS_BEFORE_BITSETS) if fits else _VISITS_ALONE
+    visits = min(max(64, cost // _VISIT_COST), _VISITS_BEFORE_BITSETS) if fits or not with_bitsets else _VISITS_ALONE
     visits = min(visits, int(min(budget.left, 1 << 40)) // _VISIT_COST)
     search = _Search(terms, visits)
     found = search.run(low, high)
@@ -188,9 +214,10 @@ class _Search:
         last = min(count, high // coefficient)
         divisor, period = self.divisors[place + 1], self.periods[place]
         residues = (high - low) // divisor + 1
-        if residues >= period:
+        if residues >= min(period, last - first + 1):
             yield from range(first, last + 1)
             return
+        self.visits -= residues // _RESIDUES_PER_VISIT
         for residue in range(residues):
             start = (low // divisor + residue) * self.inverses[place] % period
             yield from range(first + (start - first) % period, last + 1, period)

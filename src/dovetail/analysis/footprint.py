@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dovetail.analysis.diophantine import Answer, Budget, Step, Term, solve
+from dovetail.analysis.diophantine import Answer, Budget, Step, Term, are_distinct, solve
 from dovetail.analysis.region import Region
 
 
@@ -104,7 +104,8 @@ def meets_itself(region: Region, budget: Budget | None = None) -> Answer | None:
     """Whether two different elements of the region share a byte; None when one of its numbers is symbolic.
 
     They do when sum(stride_k * d_k) lies in (-itemsize, itemsize) for differences |d_k| <= count_k that are not all 0.
-    The last d_k (by stride) that is not 0 is taken to be positive: one question for each dimension.
+    The last d_k (by stride) that is not 0 is taken to be positive: one question for each dimension. Where a question is
+    too hard, the bytes are counted.
     """
     dims: list[Term] = []
     for size, step in zip(region.sizes, region.strides_bytes, strict=True):
@@ -116,21 +117,29 @@ def meets_itself(region: Region, budget: Budget | None = None) -> Answer | None:
     if any(size == 0 for size in region.sizes):
         return _EMPTY_MEETS_NOTHING
     dims.sort()
-    if any(step < region.itemsize for step, _ in dims):
+    if dims and dims[0][0] < region.itemsize:
         return Answer(True, Step.INTERVAL)
     answer = Answer(False, Step.INTERVAL)
     reach = 0
-    doubled: dict[int, int] = {}
-    for step, count in dims:
+    for place, (step, count) in enumerate(dims):
         if step < reach + region.itemsize:
-            last = {step: doubled.get(step, 0) + count - 1}
-            terms = [(c, n) for c, n in sorted((doubled | last).items()) if n]
-            middle = reach - step
-            found = solve(terms, middle - region.itemsize + 1, middle + region.itemsize - 1, budget)
+            found = _meets_in(dims[:place], step, count, reach, region.itemsize, budget)
             if found.solvable:
                 return found
             if answer.solvable is not None:
                 answer = found
-        doubled[step] = doubled.get(step, 0) + 2 * count
         reach += step * count
+    if answer.solvable is None:
+        counted = are_distinct(dims, region.itemsize, budget)
+        return Answer(None if counted.solvable is None else not counted.solvable, counted.step)
     return answer
+
+
+def _meets_in(inner: list[Term], step: int, count: int, reach: int, itemsize: int, budget: Budget | None) -> Answer:
+    """Whether elements meet whose places differ in the dimension (step, count), and else in inner dimensions only."""
+    counts: dict[int, int] = {step: count - 1}
+    for inner_step, inner_count in inner:
+        counts[inner_step] = counts.get(inner_step, 0) + 2 * inner_count
+    terms = sorted((c, n) for c, n in counts.items() if n)
+    middle = reach - step
+    return solve(terms, middle - itemsize + 1, middle + itemsize - 1, budget, with_bitsets=False)
