@@ -1,6 +1,7 @@
-"""Measure dovetail side by side with its peers: `python -m benchmarks [first-step|step] [options]`.
+"""Measure dovetail side by side with its peers: `python -m benchmarks [first-step|step|overlap] [options]`.
 
-Without a subcommand every benchmark runs with its defaults. Each measurement has a fresh process with empty caches.
+Without a subcommand every benchmark runs with its defaults. Each measurement of a model has a fresh process with empty
+caches.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from benchmarks.measure import BACKENDS
 from benchmarks.models import MODELS
+from benchmarks.overlap import measure_groups, measure_pairs, write_overlap_report
 from benchmarks.processes import ask_fresh_process, describe_machine
 from benchmarks.report import write_report
 from benchmarks.summary import FirstStep, Step, summarize_first_steps, summarize_steps
@@ -37,6 +39,7 @@ def run_all(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         first_step()
         step()
+        overlap()
 
 
 @app.command()
@@ -99,6 +102,18 @@ def step(
     settings = {"rounds": rounds, "steps_per_round": steps_per_round, "threads": threads, "timeout_s": timeout}
     record = {"machine": machine, "machine_after": describe_machine(device), "settings": settings, "answers": raw}
     write_report("step", rows, record, out)
+
+
+@app.command()
+def overlap(
+    views: Annotated[str, typer.Option(help="How many views at once, with commas between.")] = "10,100,1000,10000",
+    wait_for_numpy: Annotated[bool, typer.Option(help="Let NumPy finish its hard case: more than a minute.")] = False,
+    out: Out = _DEFAULT_OUT,
+) -> None:
+    """Time the question which views share bytes, next to torch and NumPy."""
+    machine = describe_machine("cpu")
+    groups = measure_groups([int(count) for count in views.split(",")])
+    write_overlap_report(groups, measure_pairs(wait_for_numpy=wait_for_numpy), machine, out)
 
 
 def _ask_for_steps(
