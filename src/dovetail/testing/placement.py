@@ -17,6 +17,12 @@ KINDS = ("apart", "side by side", "overlapping", "duplicate", "interleaved", "ba
 GRADIENTS = ("none", "views", "leaves")
 
 _WIDTHS = {"float32": 4, "float64": 8, "int64": 8, "int32": 4, "int16": 2, "bfloat16": 2, "uint8": 1}
+_ALIKE = {
+    "float32": ("float32", "int32", "int32"),
+    "int32": ("int32", "float32", "float32"),
+    "bfloat16": ("bfloat16", "int16", "int16"),
+    "int16": ("int16", "bfloat16", "bfloat16"),
+}
 # The number of the memory that is an argument itself.
 _WHOLE = 9
 _MIXED = ("float32", "float32", "int32", "int32", "uint8", "uint8", "bfloat16", "bfloat16", "int16")
@@ -152,6 +158,8 @@ class _Planner:
 
     def _copying(self, first: int, second: int) -> str:
         source, result = self.specs[first], self.specs[second]
+        if source.dtype != result.dtype:
+            return f"{self.choose.choice(('', '.data', '.detach()'))}.view(torch.{result.dtype})"
         if not source.is_tracked and not result.is_tracked:
             return self.choose.choice(("", "", ".view_as({x})", ".detach()", ".data", ".view({x}.shape)"))
         if source.is_tracked and not result.is_tracked:
@@ -171,7 +179,7 @@ class _Planner:
             (i, j)
             for j in range(len(specs))
             for i in range(j)
-            if replace(specs[i], is_tracked=False, of_leaf=False) == replace(specs[j], is_tracked=False, of_leaf=False)
+            if (specs[i].shape, specs[i].stride, specs[i].width) == (specs[j].shape, specs[j].stride, specs[j].width)
             and (specs[i].is_tracked or not specs[j].is_tracked)
         ]
 
@@ -251,7 +259,7 @@ def random_patterns(choose: random.Random) -> tuple[int, tuple[Pattern, ...]]:
     """The number of arguments (`x0`, `x1`, ...), and three ways to make them."""
     gradient = choose.choices(GRADIENTS, weights=(50, 28, 22))[0]
     memories = "float32"
-    mixed = gradient == "none" and choose.random() < 0.4
+    mixed = gradient == "none" and choose.random() < 0.5
     if not mixed:
         memories = choose.choices(("float32", "float64", "int64"), weights=(80, 8, 12 if gradient == "none" else 0))[0]
     specs = _random_specs(choose, memories, mixed, gradient)
@@ -270,7 +278,8 @@ def _random_specs(choose: random.Random, memories: str, mixed: bool, gradient: s
         is_tracked = gradient != "none" and (index == 0 or choose.random() < 0.6)
         of_leaf = is_tracked and gradient == "leaves" and choose.random() < 0.3
         if specs and choose.random() < 0.5:
-            specs.append(replace(choose.choice(specs), is_tracked=is_tracked, of_leaf=of_leaf))
+            spec = replace(choose.choice(specs), is_tracked=is_tracked, of_leaf=of_leaf)
+            specs.append(replace(spec, dtype=choose.choice(_ALIKE.get(spec.dtype, (spec.dtype,)))) if mixed else spec)
             continue
         shapes = ((rows * columns,), (rows, columns), (rows, columns), (columns,), (rows,), (1, columns), ())
         shape = choose.choices(shapes, weights=(25, 25, 25, 12, 6, 4, 3))[0]
