@@ -113,6 +113,32 @@ def test_hidden_ties_are_found_in_a_crowd() -> None:
     assert len(overlap_groups([*columns, x[5, 10:20], x[9, 15:30]])) == 256 - 19
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_crowd_without_any_order(seed: int) -> None:
+    choose = random.Random(seed)
+    regions = [
+        Region(
+            "memory",
+            choose.randrange(1 << 20),
+            tuple(choose.randint(1, 5) for _ in range(2)),
+            tuple(choose.randint(1, 1 << 17) for _ in range(2)),
+            choose.choice((1, 4)),
+        )
+        for _ in range(1500)
+    ]
+    owner: dict[int, int] = {}
+    ties = [(index, owner.setdefault(p, index)) for index, r in enumerate(regions) for p in overlap_sweep.bytes_of(r)]
+    labels = list(range(len(regions)))
+    for one, other in ties:
+        if labels[one] != labels[other]:
+            labels = [labels[other] if label == labels[one] else label for label in labels]
+    found: dict[int, list[int]] = {}
+    for index, label in enumerate(labels):
+        found.setdefault(label, []).append(index)
+    assert overlap_groups(regions) == list(found.values())
+    assert 100 < len(found) < 1400
+
+
 def _time(views: list[torch.Tensor], groups_expected: int) -> float:
     times = []
     for _ in range(3):

@@ -5,20 +5,23 @@
 
 Pairs are compared only where they have to be. The views of one memory are split where their intervals of addresses
 part; what is left interleaved is split by the place within a period (columns of one matrix lie apart modulo the row
-length); both in turn, so that the tiles of a matrix come apart as well. Views that stay together are compared in pairs
-that meet in the splitting that leaves the fewest, first with the largest view and with their neighbours, because views
-that are tied already need no second proof.
+length); both in turn, so that the tiles of a matrix come apart as well. Views that stay together are compared with the
+largest of them and with their neighbours, because views that are tied already need no second proof. What is left then
+is decided by a sweep over all runs of bytes, or by the pairs that meet in the splitting that leaves the fewest,
+whichever costs less.
 
 Cost: O(n log n) where the splitting separates all views, which it does for slices, columns, tiles and any mixture of
-them with views of the whole; exact pairs elsewhere, `overlap`'s cost each. After `GROUP_WORK_US` the pairs that are
-left count as overlapping, so that the answer may be coarser than needed, but never wrong.
+them with views of the whole; elsewhere O(r log r) for r runs of bytes, or `overlap`'s cost for each pair. After
+`GROUP_WORK_US` the pairs that are left count as overlapping, so that the answer may be coarser than needed, but never
+wrong.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from math import prod
 from typing import TypeAlias
 
 from dovetail.analysis.diophantine import Budget
@@ -33,6 +36,7 @@ _PAIR_COST = 4.0
 _SKIP_COST = 0.1
 _SPLIT_COST = 0.5
 _SYMBOLIC_COST = 300.0
+_RUN_COST = 1.0
 _MAX_PERIODS = 6
 _FEW = 6
 _NEIGHBOURS = 2
@@ -137,7 +141,7 @@ def _tie(members: list[_Member], groups: _Groups, budget: Budget) -> None:
         if len(parts) > 1:
             pending += parts
         else:
-            _tie_pairs(members, min(splittings, key=_pair_count), groups, budget)
+            _tie_together(members, min(splittings, key=_pair_count), groups, budget)
 
 
 # --- splitting ------------------------------------------------------------------------------------------------------
@@ -212,13 +216,28 @@ def _pair_count(pieces: list[_Piece]) -> int:
     return sum(bisect_left(starts, piece[1]) - place - 1 for place, piece in enumerate(pieces))
 
 
-# --- pairs ----------------------------------------------------------------------------------------------------------
+# --- members that stay together ---------------------------------------------------------------------------------------
 
 
-def _tie_pairs(members: list[_Member], pieces: list[_Piece], groups: _Groups, budget: Budget) -> None:
-    """Compare the pairs whose pieces meet, until all members are tied or the work is used up."""
-    left = len({groups.find(index) for index, _ in members}) - 1
-    for one, other in _meeting_pairs(members, pieces):
+def _tie_together(members: list[_Member], pieces: list[_Piece], groups: _Groups, budget: Budget) -> None:
+    """Join members that no splitting parts: by likely pairs, then by all runs of bytes or all pairs."""
+    _tie_pairs(_likely_pairs(members, pieces), members, groups, budget)
+    if _count_groups(members, groups) == 1:
+        return
+    runs = sum(prod([count + 1 for _, count in footprint.terms]) for _, footprint in members)
+    if runs * _RUN_COST < min(budget.left, _pair_count(pieces) * _PAIR_COST):
+        budget.left -= runs * _RUN_COST
+        _tie_runs(members, groups)
+    else:
+        _tie_pairs(_meeting_pairs(pieces), members, groups, budget)
+
+
+def _tie_pairs(
+    pairs: Iterable[tuple[_Member, _Member]], members: list[_Member], groups: _Groups, budget: Budget
+) -> None:
+    """Compare pairs of members until all are tied or the work is used up."""
+    left = _count_groups(members, groups) - 1
+    for one, other in pairs:
         if left == 0:
             return
         budget.left -= _SKIP_COST
@@ -232,21 +251,45 @@ def _tie_pairs(members: list[_Member], pieces: list[_Piece], groups: _Groups, bu
             left -= groups.join(one[0], other[0])
 
 
-def _meeting_pairs(members: list[_Member], pieces: list[_Piece]) -> Iterator[tuple[_Member, _Member]]:
-    """Pairs of members, the likeliest to be tied first; all whose pieces meet are among them."""
-    if len(members) > _FEW:
-        largest = max(members, key=lambda member: _size_of(member[1]))
-        for member in members:
-            yield largest, member
-        for distance in range(1, _NEIGHBOURS + 1):
-            for one, other in zip(pieces, pieces[distance:], strict=False):
-                yield one[2], other[2]
+def _likely_pairs(members: list[_Member], pieces: list[_Piece]) -> Iterator[tuple[_Member, _Member]]:
+    """Each member with the largest one, and with its neighbours."""
+    largest = max(members, key=lambda member: _size_of(member[1]))
+    for member in members:
+        yield largest, member
+    for distance in range(1, _NEIGHBOURS + 1):
+        for one, other in zip(pieces, pieces[distance:], strict=False):
+            yield one[2], other[2]
+
+
+def _meeting_pairs(pieces: list[_Piece]) -> Iterator[tuple[_Member, _Member]]:
+    """The pairs of members whose pieces meet."""
     for place, (_, end, member) in enumerate(pieces):
         for other_place in range(place + 1, len(pieces)):
             start, _, other_member = pieces[other_place]
             if start >= end:
                 break
             yield member, other_member
+
+
+def _tie_runs(members: list[_Member], groups: _Groups) -> None:
+    """Join members by sweeping over every run of bytes of each: exact, whatever the strides."""
+    runs: list[tuple[int, int, int]] = []
+    for index, (start, _, terms, length) in members:
+        starts = [start]
+        for step, count in terms:
+            starts = [place + step * k for k in range(count + 1) for place in starts]
+        runs += [(place, place + length, index) for place in starts]
+    runs.sort()
+    furthest, holder = runs[0][0], runs[0][2]
+    for start, end, index in runs:
+        if start < furthest and index != holder:
+            groups.join(index, holder)
+        if end > furthest:
+            furthest, holder = end, index
+
+
+def _count_groups(members: list[_Member], groups: _Groups) -> int:
+    return len({groups.find(index) for index, _ in members})
 
 
 def _size_of(footprint: Footprint) -> int:

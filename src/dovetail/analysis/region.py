@@ -42,19 +42,24 @@ class Region:
         NumPy array) are seen to share it. Fake and meta tensors, and subclasses without memory of their own, are told
         apart by storage; keep them alive as long as the region is used.
 
-        Raises: UnsupportedTensor when the tensor is not strided.
+        Raises: UnsupportedTensor when the tensor is not strided, or is a stand-in of vmap or grad.
         """
         if tensor.layout is not torch.strided:
             kind = f"a {tensor.layout} tensor"
             raise UnsupportedTensor(name="the tensor", kind=kind, hint="convert it with .to_dense()")
         itemsize = tensor.element_size()
         if not (tensor.is_meta or is_fake(tensor)):
-            address = tensor.data_ptr()
+            address = _address(tensor)
             if address or tensor.numel() == 0:
                 strides = tuple([step * itemsize for step in tensor.stride()])
                 return Region(("memory", tensor.device), address, tuple(tensor.shape), strides, itemsize)
+        try:
+            key = storage_key(tensor)
+        except NotImplementedError as error:  # a batched tensor has neither an address nor a storage
+            hint = "call it outside of torch.func transforms"
+            raise UnsupportedTensor(name="the tensor", kind="inside of a transform", hint=hint) from error
         return Region(
-            storage=("storage", storage_key(tensor)),
+            storage=("storage", key),
             start_bytes=_in_bytes(size_of(tensor.storage_offset()), itemsize),
             sizes=tuple(map(size_of, tensor.shape)),
             strides_bytes=tuple(_in_bytes(size_of(step), itemsize) for step in tensor.stride()),
@@ -89,6 +94,14 @@ def region_of(place: RegionLike) -> Region:
     if isinstance(place, TensorMeta):
         return Region.of_meta(place)
     raise TypeError(f"not a tensor, a TensorMeta or a Region: {place!r}")
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where the first element lies; 0 for a wrapper around other tensors."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a tensor of functionalization, say
+        return 0
 
 
 def _in_bytes(size: Size, itemsize: int) -> Size:
