@@ -219,11 +219,11 @@ class InvalidGraphModule(DovetailError):
 
 
 class OverlappingMutatedInputs(DovetailError):
-    """One input is written and shares bytes with another input."""
+    """Inputs share memory, of which the program writes a part, in a way for which no program can be made."""
 
     code = "DT-ALIAS-001"
-    summary = "input {written} is written by the program and shares memory with input {other}."
-    because = "the program was recorded with every input in memory of its own"
+    summary = "input {written} is written by the program, or lies in memory that is, together with {other}."
+    because = "{reason}"
     way_out = "pass a clone of one of them, or keep the write outside of the compiled function"
 
 
@@ -232,8 +232,17 @@ class UnsupportedInputMutation(DovetailError):
 
     code = "DT-ALIAS-002"
     summary = "the program changes {what} of input {name}."
-    because = "only the data of an input can be written by a compiled program so far"
+    because = "a compiled program writes data of inputs, and repeats changes of shape, strides and requires_grad only"
     way_out = "do it outside of the compiled function, or work on a clone"
+
+
+class OrderDependentWrite(DovetailError):
+    """An operator writes memory that another of its operands reads or writes as well, in part."""
+
+    code = "DT-ALIAS-003"
+    summary = "the operator writes {written}, which overlaps {other}, another of its operands."
+    because = "what comes out depends on the order in which elements are visited, which nobody promises"
+    way_out = "clone the operand that is read, or write one tensor after the other"
 
 
 # --- autograd -----------------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.capture.recording import Recording
-from dovetail.frontends import backend, function
 from dovetail.ir.program import Node, Value
+from dovetail.pipeline import variants
 from tests.models.zoo import ZOO, Batch, Entry, loss_of
 
 # Operators of eager's trace that the recorded program leaves out, each with the reason.
@@ -173,13 +173,13 @@ def eager_steps(model: nn.Module, batch: Batch, monkeypatch: pytest.MonkeyPatch)
 def recordings_of(run: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """The recordings that dovetail makes while `run()` gives a loss and its backward runs."""
     caught: list[Recording] = []
-    for module in (backend, function):
+    original = variants.compile_recording
 
-        def catch(recording: Recording, *rest: Any, original: Any = module.compile_recording) -> Any:
-            caught.append(recording)
-            return original(recording, *rest)
+    def catch(recording: Recording, *rest: Any) -> Any:
+        caught.append(recording)
+        return original(recording, *rest)
 
-        monkeypatch.setattr(module, "compile_recording", catch)
+    monkeypatch.setattr(variants, "compile_recording", catch)
     run().backward()
     return caught
 

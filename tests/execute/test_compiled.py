@@ -260,9 +260,9 @@ def test_wrapper_with_writes_views_and_constants() -> None:
     x = torch.randn(2, 3, requires_grad=True) * 1
     assert _wrapper(f, x, torch.randn(2, 3), 5) == dedent("""\
         def call(run, args):
-            check_apart(args, (0, 1), (0,))
             arg_0 = args[0]
             outs = run(args)
+            withdraw_announcement(arg_0)
             arg_0.copy_(outs[1])
             result_0 = torch.ops.aten.view.default(arg_0, [-1])
             return (result_0, arg_0, torch.ops.aten.select.int(outs[0], 0, 0), outs[0], 5, result_0, None, )

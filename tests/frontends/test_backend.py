@@ -110,17 +110,33 @@ def test_an_operator_without_a_fake_kernel_is_refused_by_name() -> None:
             dovetail.compile(f)(torch.ones(2))
 
 
-def test_overlapping_written_inputs_are_refused() -> None:
+def test_overlap_of_written_inputs_that_changes_between_calls() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.mul_(2)
         return x + y
 
-    base = torch.ones(6)
     compiled = torch.compile(f, backend="dovetail")
     assert torch.equal(compiled(torch.ones(4), torch.ones(4)), torch.full((4,), 3.0))
-    with pytest.raises(dovetail.DovetailError, match="shares memory"):
-        compiled(base[:4], base[2:])
-    assert torch.equal(base, torch.ones(6))
+    base = torch.ones(6)
+    assert torch.equal(compiled(base[:4], base[2:]), torch.tensor([3.0, 3, 4, 4])[[2, 3, 0, 1]])
+    assert torch.equal(base, torch.tensor([2.0, 2, 2, 2, 1, 1]))
+    assert torch.equal(compiled(torch.ones(4), torch.ones(4)), torch.full((4,), 3.0))
+
+
+def test_calls_beyond_the_limit_of_variants_run_in_eager_mode_with_a_warning() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + y
+
+    compiled = torch.compile(f, backend="dovetail", options={"max_variants": 2})
+    compiled(torch.ones(4), torch.ones(4))
+    mine, theirs = torch.ones(6), torch.ones(6)
+    compiled(mine[:4], mine[2:])
+    f(theirs[:4], theirs[2:])
+    with pytest.warns(dovetail.DovetailWarning, match="max_variants"):
+        result = compiled(mine[1:5], mine[:4])
+    assert torch.equal(result, f(theirs[1:5], theirs[:4]))
+    assert torch.equal(mine, theirs)
 
 
 def test_default_dtype_threads_and_determinism_are_respected() -> None:

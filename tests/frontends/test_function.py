@@ -17,11 +17,9 @@ from dovetail.errors import (
     DovetailWarning,
     GeneratorMadeInside,
     NotYetSupported,
-    OverlappingMutatedInputs,
     PythonSideEffect,
     UnknownOption,
     UnsupportedDevice,
-    UnsupportedInputMutation,
     UnsupportedOutput,
     UnsupportedTensor,
 )
@@ -263,24 +261,46 @@ def test_tensors_of_other_kinds_are_refused() -> None:
         compiled(torch.ones(2, device="meta"))
 
 
-def test_overlapping_written_inputs_are_refused_at_capture_and_at_every_call() -> None:
+def test_each_way_in_which_written_inputs_share_memory_gets_a_graph_of_its_own() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.mul_(2)
         return x + y
 
-    base = torch.ones(6)
-    with pytest.raises(OverlappingMutatedInputs, match="shares memory"):
-        dovetail.compile(f)(base[:4], base[2:])
     compiled = dovetail.compile(f)
-    assert torch.equal(compiled(torch.ones(4), torch.ones(4)), torch.full((4,), 3.0))
-    with pytest.raises(OverlappingMutatedInputs):
-        compiled(base[:4], base[2:])
-    assert torch.equal(base, torch.ones(6))
+    for expected_graphs, first, second in [
+        (1, slice(0, 4), slice(8, 12)),
+        (2, slice(0, 4), slice(2, 6)),
+        (2, slice(2, 6), slice(4, 8)),
+        (3, slice(0, 4), slice(1, 5)),
+        (4, slice(0, 4), slice(0, 4)),
+        (4, slice(4, 8), slice(0, 4)),
+    ]:
+        mine, theirs = torch.arange(12.0), torch.arange(12.0)
+        assert torch.equal(compiled(mine[first], mine[second]), f(theirs[first], theirs[second]))
+        assert torch.equal(mine, theirs)
+        assert len(compiled.graphs) == expected_graphs
 
 
-def test_a_changed_input_shape_is_refused() -> None:
-    with pytest.raises(UnsupportedInputMutation, match="shape or strides"):
-        dovetail.compile(lambda x: x.t_())(torch.ones(2, 3))
+def test_interleaved_written_inputs_are_apart() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + y
+
+    compiled = dovetail.compile(f)
+    for base in (torch.arange(8.0), torch.arange(16.0)):
+        x, y = base[:8:2], base[1:8:2]
+        assert torch.equal(compiled(x, y), 2 * torch.tensor([0.0, 2, 4, 6]) + y)
+    assert len(compiled.graphs) == 1
+    assert compiled.graphs[0].plan.extras == ()
+
+
+def test_a_changed_input_shape_is_changed_in_the_callers_tensor() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    y = dovetail.compile(lambda x: x.t_().mul_(2)[0])(x)
+    assert (tuple(x.shape), x.stride()) == ((3, 2), (1, 3))
+    assert torch.equal(x, torch.arange(6.0).view(2, 3).t() * 2)
+    assert torch.equal(y, x[0])
+    assert y.data_ptr() == x.data_ptr()
 
 
 def test_an_output_of_unknown_class_is_refused() -> None:

@@ -18,17 +18,18 @@ static single assignment, Cytron et al. (1991). Cost: O(nodes + views made again
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from dovetail.analysis.region import extent_bytes
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, TensorMeta, Value, map_operands, values_in
-from dovetail.ir.sizes import Size
+from dovetail.ir.sizes import Size, difference, shifted
 from dovetail.ir.text import identifier
 from dovetail.ops.facts import facts_of, hidden_writes, overwrites
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
 from dovetail.ops.twins import Twin, functional_twin, spell_out_defaults
-from dovetail.ops.views import BASE, SOURCE, replayed_args, write_through
+from dovetail.ops.views import BASE, SOURCE, addresses_storage, replayed_args, write_through
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
 Keywords: TypeAlias = tuple[tuple[str, Operand], ...]
@@ -49,15 +50,18 @@ class Functionalizer:
 
     new_storage: gives a number that no storage of the recording has. infer: gives the descriptions of an operator's
     results (by running it on fakes); asked only for operators that the recorder did not see itself.
+    Attributes: nodes, what was emitted; outside, views that leave the region of what they are views of, with that.
     """
 
     def __init__(self, inputs: Sequence[Value], infer: Infer, new_storage: Callable[[], int]) -> None:
         self.nodes: list[Node] = []
+        self.outside: list[tuple[Value, Value]] = []
         self._infer = infer
         self._current: dict[Value, Value] = {}
         self._made_at: dict[Value, int] = {}
         self._version: dict[int, int] = {}
         self._steps: dict[Value, ViewStep] = {}
+        self._writes: dict[Value, int] = {}
         self._new_storage = new_storage
         self._names: dict[str, int] = {}
         self._source: Node | None = None
@@ -90,7 +94,7 @@ class Functionalizer:
         parent = self.read(step.parent)
         node = step.node
         assert isinstance(node.target, Overload), "views are operators"
-        moved = _difference(parent.tensor.offset, step.parent.tensor.offset)
+        moved = difference(parent.tensor.offset, step.parent.tensor.offset)
         args = replayed_args(node.target, (parent, *node.args[1:]), moved)
         if step.index is None:
             return self._emit_view(node.target, args, node.kwargs, value, parent)
@@ -115,7 +119,7 @@ class Functionalizer:
         like: Value,
         parent: Value,
     ) -> Value:
-        moved = _difference(parent.tensor.offset, self._steps[like].parent.tensor.offset)
+        moved = difference(parent.tensor.offset, self._steps[like].parent.tensor.offset)
         meta = _on_storage(like.tensor, parent.tensor.storage, moved)
         (result,) = self._emit(target, args, kwargs, [meta])
         assert result is not None, "a view has a result"
@@ -145,9 +149,11 @@ class Functionalizer:
             if parent is None:
                 metas.append(_on_storage(output.tensor, self._new_storage()))
                 continue
+            if isinstance(node.target, Overload) and addresses_storage(node.target, node.args):
+                parent = self._addressed(parent, output)
             self._steps[output] = ViewStep(node, parent, index if node.unpack else None)
             current = self.read(parent)
-            moved = _difference(current.tensor.offset, parent.tensor.offset)
+            moved = difference(current.tensor.offset, parent.tensor.offset)
             metas.append(_on_storage(output.tensor, current.tensor.storage, moved))
             if moved != 0 and isinstance(node.target, Overload):
                 swapped = node.with_operands(self.read)
@@ -156,6 +162,23 @@ class Functionalizer:
         for output, made in zip(node.outputs, outputs, strict=True):
             if output is not None and made is not None:
                 self._register(output, made)
+
+    def _addressed(self, parent: Value, view: Value) -> Value:
+        """What a view by absolute address is a view of: the first value on the way to the root that has it inside."""
+        inside = extent_bytes(view.tensor)
+        candidate, step = parent, self._steps.get(parent)
+        while inside is not None:
+            around = extent_bytes(candidate.tensor)
+            if around is None or candidate.tensor.dtype != parent.tensor.dtype:
+                break
+            if around[0] <= inside[0] and inside[1] <= around[1]:
+                return candidate
+            if step is None:
+                break
+            candidate, step = step.parent, self._steps.get(step.parent)
+        if inside is not None:
+            self.outside.append((view, parent))
+        return parent
 
     def _register(self, value: Value, made: Value) -> None:
         self._current[value] = made
@@ -213,8 +236,10 @@ class Functionalizer:
         """From now on `value`, and every view of its storage, sees `contents` where `value` lies."""
         current = value
         while (step := self._steps.get(current)) is not None:
+            self._writes[current] = self.write_count(current) + 1
             contents = self._write_into_parent(step, current, contents)
             current = step.parent
+        self._writes[current] = self.write_count(current) + 1
         contents = self._with_layout_of(current, contents)
         storage = current.tensor.storage
         self._version[storage] += 1
@@ -225,7 +250,7 @@ class Functionalizer:
         node = step.node
         assert isinstance(node.target, Overload), "views are operators"
         base = self.read(step.parent)
-        moved = _difference(base.tensor.offset, step.parent.tensor.offset)
+        moved = difference(base.tensor.offset, step.parent.tensor.offset)
         rule = write_through(
             node.target, replayed_args(node.target, node.args, moved), node.kwargs, step.index, step.parent.tensor
         )
@@ -323,9 +348,23 @@ class Functionalizer:
                 setattr(twin, name, held.copy())
         return twin
 
-    def version(self, value: Value) -> int:
-        """How often the storage of a recorded value was written so far."""
-        return self._version.get(value.tensor.storage, 0)
+    def write_count(self, value: Value) -> int:
+        """How often a recorded value was written so far, by itself or through a view of it."""
+        return self._writes.get(value, 0)
+
+    def step_of(self, value: Value) -> ViewStep | None:
+        """The view that makes a recorded value; None for the root of a storage."""
+        return self._steps.get(value)
+
+    def is_view_of(self, value: Value, base: Value) -> bool:
+        """Whether a write to `value` reaches `base` on its way up."""
+        while value is not base and (step := self._steps.get(value)) is not None:
+            value = step.parent
+        return value is base
+
+    def views(self) -> Iterator[tuple[Value, ViewStep]]:
+        """Every recorded view, oldest first, with the step that makes it."""
+        return iter(self._steps.items())
 
 
 def _written_values(node: Node, writes: tuple[int, ...]) -> list[Value]:
@@ -336,19 +375,9 @@ def _written_values(node: Node, writes: tuple[int, ...]) -> list[Value]:
     return list(values_in(held))
 
 
-def _on_storage(meta: TensorMeta, storage: int, moved: int = 0, offset: Size | None = None) -> TensorMeta:
-    place = meta.offset if offset is None else offset
-    if moved:
-        assert isinstance(place, int), "a moved base has a known offset"
-        place += moved
+def _on_storage(meta: TensorMeta, storage: int, moved: Size = 0, offset: Size | None = None) -> TensorMeta:
+    place = shifted(meta.offset if offset is None else offset, moved)
     return TensorMeta(meta.shape, meta.stride, place, meta.dtype, meta.device, storage)
-
-
-def _difference(now: Size, recorded: Size) -> int:
-    if now == recorded:
-        return 0
-    assert isinstance(now, int) and isinstance(recorded, int), "offsets that differ are known numbers"
-    return now - recorded
 
 
 def _with_args(node: Node, args: tuple[Operand, ...]) -> Node:

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.changes import InputChanges
 from dovetail.capture.functionalize import Functionalizer, ViewStep
+from dovetail.capture.inputs import StandIn
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import UnsupportedOutput
 from dovetail.ir.calling import (
@@ -60,9 +62,9 @@ class OutputAnalysis:
 class _Builder:
     recorder: Recorder
     functional: Functionalizer
-    input_values: Sequence[Value]
-    inputs: Sequence[torch.Tensor | None]
+    stand_ins: Sequence[StandIn]
     input_of: Mapping[int, int]
+    argument_of: Mapping[Value, int]
     leaves: frozenset[int]
     leads_to_input: dict[Any, bool] = field(default_factory=dict)
     values: list[Operand] = field(default_factory=list)
@@ -86,21 +88,22 @@ class _Builder:
 
 def analyse_outputs(
     results: Sequence[object],
-    inputs: Sequence[torch.Tensor | None],
-    input_values: Sequence[Value],
+    stand_ins: Sequence[StandIn],
     leaves: Sequence[torch.Tensor],
-    writes: Mapping[int, WriteKind],
+    changes: InputChanges,
     recorder: Recorder,
     functional: Functionalizer,
 ) -> OutputAnalysis:
     """Analyse what a recorded function returned.
 
-    results: flat. inputs: the tensor objects that the function saw (None for numbers). leaves: the tensors whose
-    gradients are taken. writes: how each written input was written.
+    results: flat. stand_ins: the inputs of the program. leaves: the tensors whose gradients are taken. changes: what
+    the function did to its inputs.
     Raises: UnsupportedOutput for an object that cannot be handed out by a compiled program.
     """
-    input_of = {id(tensor): index for index, tensor in enumerate(inputs) if tensor is not None}
-    builder = _Builder(recorder, functional, input_values, inputs, input_of, frozenset(map(id, leaves)))
+    arguments = [(i, s) for i, s in enumerate(stand_ins) if s.rule is None and isinstance(s.seen, torch.Tensor)]
+    input_of = {id(s.seen): i for i, s in arguments}
+    argument_of = {s.value: i for i, s in reversed(arguments)}
+    builder = _Builder(recorder, functional, stand_ins, input_of, argument_of, frozenset(map(id, leaves)))
     shared = _chains_by_storage(results, builder)
     rules: list[OutputRule] = []
     place_of: dict[int, int] = {}
@@ -108,12 +111,27 @@ def analyse_outputs(
         first = place_of.setdefault(id(result), place) if isinstance(result, torch.Tensor) else place
         rules.append(_rule_for(result, shared, builder) if first == place else FromOutput(first))
     backs = []
-    for index, kind in writes.items():
+    for index, kind in changes.writes.items():
         tracked = kind is WriteKind.TRACKED
-        slot = builder.add(input_values[index], InputMutation(index, kind), inputs[index], tracked)
+        stand_in = stand_ins[index]
+        slot = builder.add(stand_in.value, InputMutation(index, kind), stand_in.seen, tracked)
         backs.append(WriteBack(index, slot, kind))
+    for index, view, kind in changes.view_writes:
+        seen = next(iter(recorder.tensors_of(view)), None)
+        slot = builder.add(view, InputMutation(index, kind), seen, kind is WriteKind.TRACKED)
+        step = functional.step_of(view)
+        assert step is not None, "a view is made by a step"
+        backs.append(WriteBack(index, slot, kind, _replay((step,))))
     _own_memory(builder)
-    plan = CallPlan(tuple(rules), tuple(backs), tuple(builder.needs_gradient))
+    plan = CallPlan(
+        tuple(rules),
+        tuple(backs),
+        tuple(builder.needs_gradient),
+        extras=tuple(s.rule for s in stand_ins if s.rule is not None),
+        extras_at=next((i for i, s in enumerate(stand_ins) if s.rule is not None), 0),
+        metadata=changes.metadata,
+        flags=changes.flags,
+    )
     return OutputAnalysis(
         plan, tuple(builder.values), tuple(builder.recorded), tuple(builder.roles), tuple(builder.tensors)
     )
@@ -121,7 +139,7 @@ def analyse_outputs(
 
 def _own_memory(builder: _Builder) -> None:
     """Forward outputs must not share memory with an input or with each other: copy those that do."""
-    taken = {value.tensor.storage for value in builder.input_values if value.is_tensor}
+    taken = {s.declared.tensor.storage for s in builder.stand_ins if s.declared.is_tensor}
     for slot, value in enumerate(builder.values):
         if not isinstance(value, Value) or not value.is_tensor:
             continue
@@ -155,11 +173,13 @@ def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: 
 
 def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:
     value = builder.recorder.value_of(result)
-    root, steps = builder.functional.chain_of(value)
-    if root in builder.input_values:
-        index = list(builder.input_values).index(root)
-        base = builder.inputs[index]
-        assert base is not None, "the root of a view is a tensor"
+    _, steps = builder.functional.chain_of(value)
+    way = [*(step.parent for step in steps), value]
+    nearest = next((k for k in reversed(range(len(way))) if way[k] in builder.argument_of), None)
+    if nearest is not None:
+        index = builder.argument_of[way[nearest]]
+        steps = steps[nearest:]
+        base = builder.stand_ins[index].seen
         if _autograd_replays(result, base, steps, builder):
             return FromView(index, True, _replay(steps), _loses_gradient(result, base, builder))
         slot = builder.add_user(value, result, _has_gradient(result, builder))

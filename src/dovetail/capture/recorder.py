@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dovetail.capture.origins import OriginTracker
+from dovetail.capture.overlapping_writes import refuse_order_dependent_write
 from dovetail.errors import (
     DataDependentControlFlow,
     NoFakeKernel,
@@ -58,7 +59,8 @@ class Recorder(DispatchMode):
 
     Attributes: nodes, the impure program so far; constants, the real tensors met that nobody declared, with their
     values; met, version and gradient function of each constant when it was met; phase, what to stamp on new nodes;
-    symbols, the symbolic number that each size symbol stands for.
+    symbols, the symbolic number that each size symbol stands for; metadata_changes, what changed shape and strides of a
+    tensor in place: the tensor, the operator, its other arguments.
     """
 
     def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -70,6 +72,7 @@ class Recorder(DispatchMode):
         self.phase = Phase.FORWARD
         self.recomputing = False
         self.symbols: dict[str, Any] = {}
+        self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
         self._values: dict[int, Value] = {}
         self._tensors: dict[Value, list[torch.Tensor]] = {}
@@ -93,6 +96,13 @@ class Recorder(DispatchMode):
     def add_alias(self, tensor: torch.Tensor, value: Value) -> None:
         """Let another tensor object stand for `value`."""
         self._bind(tensor, value)
+
+    def let_stand_for(self, real: torch.Tensor, twin: torch.Tensor, value: Value) -> None:
+        """Let a real tensor, and the fake that operators get in its place, stand for a known value."""
+        self._storages[storage_key(real)] = value.tensor.storage
+        self._twins[value] = twin
+        self._bind(real, value)
+        self._bind(twin, value)
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """The value that a tensor seen while recording stands for; unseen real tensors become constants."""
@@ -166,6 +176,7 @@ class Recorder(DispatchMode):
             return self._record_metadata_change(func, args, keywords)
         operands = tuple(self.operand_of(a) for a in args)
         keyword_operands = tuple((name, self.operand_of(a)) for name, a in keywords.items())
+        refuse_order_dependent_write(func, operands, keyword_operands, self._origins)
         try:
             result = func(*args, **keywords)
         except NO_FAKE_KERNEL_ERRORS as error:
@@ -271,6 +282,7 @@ class Recorder(DispatchMode):
         assert view is not None, f"{func} has no view twin"
         operands = tuple(self.operand_of(a) for a in args)
         result = func(*args, **kwargs)
+        self.metadata_changes.append((tensor, func, operands[1:]))
         value = Value(self._fresh_name(schema.name.rstrip("_")), self._describe(tensor, schema.name))
         self._bind(tensor, value)
         self.nodes.append(Node(view, operands, (), (value,), phase=self.phase, origin=self._origins.here()))

@@ -9,15 +9,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from dovetail.analysis.overlap import may_overlap
+from dovetail.analysis.arrangement import APART, Accesses, Arrangement
+from dovetail.capture.changes import InputChanges, accesses_of
 from dovetail.capture.engine import gradients_of
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.generator import RecordedGenerator
 from dovetail.capture.infer import MetaInference
+from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.outputs import OutputAnalysis, analyse_outputs
 from dovetail.capture.recorder import Recorder
@@ -26,7 +27,6 @@ from dovetail.errors import (
     DataDependentControlFlow,
     DovetailError,
     GeneratorMadeInside,
-    OverlappingMutatedInputs,
     UnsupportedInputMutation,
 )
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, Pattern
@@ -43,33 +43,10 @@ from dovetail.ir.signature import (
     WriteKind,
 )
 from dovetail.ir.sizes import Scalar
-from dovetail.torch_compat.autograd import version_of, without_saved_tensor_hooks
-from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_of, keep_number
+from dovetail.torch_compat.autograd import without_saved_tensor_hooks
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.symbols import guard_count, guard_trees
-
-
-@dataclass(frozen=True, slots=True)
-class InputSpec:
-    """One input of the function to record. value: a fake tensor, or a number (symbolic or not)."""
-
-    name: str
-    role: InputRole
-    value: Any
-    requires_grad: bool = False
-    is_leaf: bool = True
-    is_parameter: bool = False
-
-
-@dataclass(slots=True)
-class _StandIn:
-    """What the function sees for an input. leaf: the tensor whose gradient is taken."""
-
-    seen: Any
-    value: Value
-    leaf: torch.Tensor | None
-    version: int = 0
-    grad_fn: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +62,6 @@ class RecordedPrograms:
     comparable: bool
 
 
-class _Arrive(torch.autograd.Function):
-    """Makes `holder`'s tensor a non-leaf whose gradient flows to `leaf`, sharing no operator with the program."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
-        """Hand out the held tensor."""
-        return holder.pop()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Pass the gradient on."""
-        return grads[0], None
-
-
 class Recording:
     """See the module docstring: make one, call `run_forward`, then `programs` for each pattern."""
 
@@ -107,93 +70,60 @@ class Recording:
         mode: FakeMode,
         inputs: Sequence[InputSpec],
         around: Callable[[Recording], contextlib.AbstractContextManager[None]] | None = None,
+        arrangement: Arrangement = APART,
+        constants: Sequence[torch.Tensor] = (),
     ) -> None:
+        """Prepare to record.
+
+        inputs: what the function takes. around: held while it runs. arrangement: how its inputs and `constants` (real
+        tensors that it is known to close over, in order) share memory.
+        """
         self.mode = mode
         self._around = around
         self.origins = OriginTracker()
-        self.recorder = Recorder(self.origins, lambda tensor: fake_of(mode, tensor))
+        self.recorder = Recorder(self.origins, lambda tensor: fake_apart(mode, tensor))
         self.infer = MetaInference(mode, self.recorder.symbols)
         self.specs = list(inputs)
-        self.stand_ins = [self._stand_in(spec) for spec in inputs]
+        maker = InputMaker(mode, self.recorder, self.specs, arrangement, constants)
+        self.stand_ins = maker.make()
+        self._extras = len(maker.extra)
         self.outputs: OutputAnalysis
         self._forward_end: Functionalizer
         self._forward_nodes = 0
+        self._forward_constants = 0
+        self._late_writes: set[int] = set()
 
     # --- forward --------------------------------------------------------------------------------------------
 
     def run_forward(self, function: Callable[..., Sequence[object]]) -> None:
         """Record `function(*inputs)`, which returns a flat sequence."""
         with self._recording():
-            results = list(function(*[stand_in.seen for stand_in in self.stand_ins]))
+            results = list(function(*[stand_in.seen for stand_in in self.stand_ins[: len(self.specs)]]))
             self._note_constants(results)
         self._forward_nodes = len(self.recorder.nodes)
-        functional = Functionalizer([s.value for s in self.stand_ins], self.infer, self.recorder.new_storage)
+        functional = Functionalizer([s.declared for s in self.stand_ins], self.infer, self.recorder.new_storage)
         for node in self.recorder.nodes:
             functional.consume(node)
         functional.at_phase(Phase.FORWARD)
-        self._refuse_what_cannot_be_replayed(functional)
-        seen = [stand_in.seen if isinstance(stand_in.seen, torch.Tensor) else None for stand_in in self.stand_ins]
-        values = [s.value for s in self.stand_ins]
+        changes = InputChanges.of(self.stand_ins, self.recorder, functional)
         leaves = [s.leaf for s in self.stand_ins if s.leaf is not None]
-        kinds = self._write_kinds(functional)
-        self.outputs = analyse_outputs(results, seen, values, leaves, kinds, self.recorder, functional)
+        self.outputs = analyse_outputs(results, self.stand_ins, leaves, changes, self.recorder, functional)
+        self.changes = changes
         self._forward_end = functional
-
-    def _stand_in(self, spec: InputSpec) -> _StandIn:
-        if not isinstance(spec.value, torch.Tensor):
-            return _StandIn(spec.value, self.recorder.add_number(spec.value, spec.name), None)
-        fake = keep_number(spec.value, spec.value.detach())
-        leaf: torch.Tensor | None = None
-        if spec.requires_grad and spec.is_leaf:
-            fake = torch.nn.Parameter(fake) if spec.is_parameter else fake.requires_grad_()
-            leaf = fake
-        elif spec.requires_grad:
-            leaf = spec.value.detach().requires_grad_()
-            with torch.enable_grad():
-                fake = _Arrive.apply(leaf, [fake])
-        value = self.recorder.add_tensor(fake, spec.name)
-        return _StandIn(fake, value, leaf, version_of(fake), fake.grad_fn)
 
     def _note_constants(self, results: list[object]) -> None:
         """Real tensors that the program closed over, or returns, become inputs."""
         for result in results:
             if isinstance(result, torch.Tensor):
                 self.recorder.value_of(result)
-        for tensor, value in self.recorder.constants:
-            leaf = tensor if tensor.requires_grad else None
-            self.stand_ins.append(_StandIn(tensor, value, leaf, *self.recorder.met[value]))
+        known = len(self.stand_ins) - len(self.specs) - self._extras
+        for tensor, value in self.recorder.constants[known:]:
+            self.stand_ins.append(constant_stand_in(tensor, value, *self.recorder.met[value]))
+        self._forward_constants = len(self.recorder.constants)
 
-    def _write_kinds(self, functional: Functionalizer) -> dict[int, WriteKind]:
-        kinds: dict[int, WriteKind] = {}
-        for index, stand_in in enumerate(self.stand_ins):
-            if not stand_in.value.is_tensor or functional.read(stand_in.value) is stand_in.value:
-                continue
-            if stand_in.seen.grad_fn is not stand_in.grad_fn:
-                if stand_in.value.tensor.overlaps_itself():
-                    raise UnsupportedInputMutation(what="elements that share bytes", name=stand_in.value.name)
-                kinds[index] = WriteKind.TRACKED
-            elif version_of(stand_in.seen) == stand_in.version:
-                kinds[index] = WriteKind.HIDDEN
-            else:
-                kinds[index] = WriteKind.UNTRACKED
-        return kinds
-
-    def _refuse_what_cannot_be_replayed(self, functional: Functionalizer) -> None:
-        for stand_in in self.stand_ins:
-            if not isinstance(stand_in.seen, torch.Tensor):
-                continue
-            if self.recorder.value_of(stand_in.seen) is not stand_in.value:
-                raise UnsupportedInputMutation(what="the shape or strides", name=stand_in.value.name)
-            if stand_in.seen.grad_fn is None and stand_in.seen.requires_grad != (stand_in.leaf is not None):
-                raise UnsupportedInputMutation(what="requires_grad", name=stand_in.value.name)
-        for written in self.stand_ins:
-            if not written.value.is_tensor or functional.version(written.value) == 0:
-                continue
-            for other in self.stand_ins:
-                if other is written or not other.value.is_tensor:
-                    continue
-                if may_overlap(written.value.tensor, other.value.tensor):
-                    raise OverlappingMutatedInputs(written=written.value.name, other=other.value.name)
+    def accesses(self) -> Accesses:
+        """What the program does to its arguments: inputs, then constants (extras are not counted)."""
+        return accesses_of(self.stand_ins, self.changes, self._forward_end, self._late_writes)
 
     # --- backward -------------------------------------------------------------------------------------------
 
@@ -215,17 +145,20 @@ class Recording:
         pattern: per forward output, how its gradient is laid out, or None where none arrives.
         """
         functional = self._forward_end.fork()
+        self._refuse_writes_outside(functional)
         tangents, gradients = self._record_backward(pattern, functional)
         late = [
             (index, stand_in.value)
             for index, stand_in in enumerate(self.stand_ins)
-            if stand_in.value.is_tensor
-            and functional.version(stand_in.value) != self._forward_end.version(stand_in.value)
+            if functional.write_count(stand_in.value) != self._forward_end.write_count(stand_in.value)
+            and stand_in.rule is None
         ]
-        values = [*(s.value for s in self.stand_ins[: len(self.specs)]), *(v for _, v in self.recorder.constants)]
+        self._late_writes.update(index for index, _ in late)
+        met_late = [value for _, value in self.recorder.constants[self._forward_constants :]]
+        values = [*(s.declared for s in self.stand_ins), *met_late]
         input_roles: list[InputRole] = [
-            *(spec.role for spec in self.specs),
-            *(Constant(value.name) for _, value in self.recorder.constants),
+            *(stand_in.role for stand_in in self.stand_ins),
+            *(Constant(value.name) for value in met_late),
             *(Tangent(output) for output, _ in tangents),
         ]
         inputs = (*values, *(tangent for _, tangent in tangents))
@@ -243,6 +176,13 @@ class Recording:
             Program(name, Stage.FUNCTIONAL, inputs, tuple(functional.nodes), made, signature),
             comparable=not late,
         )
+
+    def _refuse_writes_outside(self, functional: Functionalizer) -> None:
+        """A view that leaves the memory which the program knows of can be read, unless something there is written."""
+        for view, around in functional.outside:
+            if functional.write_count(view) or functional.write_count(around):
+                name = next((s.declared.name for s in self.stand_ins if s.value is around), around.name)
+                raise UnsupportedInputMutation(what="memory outside of the region", name=name)
 
     def _record_backward(
         self, pattern: Pattern, functional: Functionalizer
@@ -264,7 +204,7 @@ class Recording:
         with self._recording():
             outputs = [self.outputs.tensors[i] for i in wanted]
             gradients = gradients_of(outputs, [leaf for _, leaf in differentiable], arriving)
-        for _, constant in self.recorder.constants[len(self.stand_ins) - len(self.specs) :]:
+        for _, constant in self.recorder.constants[self._forward_constants :]:
             functional.declare(constant)
         for node in self.recorder.nodes[self._forward_nodes :]:
             functional.consume(node)
@@ -307,7 +247,7 @@ class Recording:
     @property
     def forward_constants(self) -> list[tuple[str, torch.Tensor]]:
         """The real tensors that forward met, by name, in order: they follow the declared inputs."""
-        met = self.recorder.constants[: len(self.stand_ins) - len(self.specs)]
+        met = self.recorder.constants[: self._forward_constants]
         return [(value.name, tensor) for tensor, value in met]
 
     @property

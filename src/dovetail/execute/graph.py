@@ -15,6 +15,7 @@ import torch
 
 from dovetail.errors import BackwardNeedsUnsavedValue, DoubleBackwardUnsupported
 from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.shared_bytes import announce_write, replay
 from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, CallPlan, Pattern
 from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, WriteKind
@@ -90,16 +91,21 @@ class CompiledGraph:
     def run_forward(self, inputs: list[Any]) -> list[Any]:
         """Run the forward program and carry out the writes that autograd does not follow.
 
-        Afterwards a residual that holds the new contents of an input is that input, and the contents are let go.
+        Afterwards a residual that holds the new contents of an input is that input, and the contents are let go. The
+        other writes, which the wrapper carries out, are announced.
         """
-        written = [(w.slot, inputs[w.input], w.kind) for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
+        followed = [inputs[w.input] for w in self.plan.writes if w.kind is WriteKind.TRACKED]
+        written = [(w, inputs[w.input]) for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
         kept = {place: inputs[index] for place, index in self.residual_inputs.items()}
         results = list(self.forward(inputs))
-        for slot, target, kind in written:
-            copy_into(target.data if kind is WriteKind.HIDDEN else target, results[slot])
-            results[slot] = None
+        for write, target in written:
+            target = target.data if write.kind is WriteKind.HIDDEN else target
+            copy_into(replay(target, write.steps) if write.steps else target, results[write.slot])
+            results[write.slot] = None
         for place, target in kept.items():
             results[self.outputs + place] = target
+        for target in followed:
+            announce_write(target)
         return results
 
     def _run_training(self, inputs: list[Any]) -> tuple[Any, ...]:
@@ -137,6 +143,8 @@ class _Call:
 class _CompiledFunction(torch.autograd.Function):
     """Forward and backward of a compiled graph, as autograd sees them."""
 
+    boxed_grads_call = True  # gradients arrive in a list that may be emptied (torch 2.13); before, one by one
+
     @staticmethod
     def forward(ctx: Any, call: _Call, *inputs: Any) -> tuple[torch.Tensor, ...]:
         """Run the forward program; save its residuals."""
@@ -164,19 +172,23 @@ class _CompiledFunction(torch.autograd.Function):
         """Run the backward program for the gradients that arrived."""
         if torch.is_grad_enabled():
             raise DoubleBackwardUnsupported()
+        arriving: list[Any] = grads[0] if len(grads) == 1 and isinstance(grads[0], list) else list(grads)
+        del grads
         graph: CompiledGraph = ctx.graph
         assert graph.backward_for is not None, "graphs without gradients do not come here"
         arrived: list[Any] = [None] * graph.outputs
         pattern: list[Arrival] = [None] * graph.outputs
-        for slot, grad, strides in zip(ctx.slots, grads, ctx.strides, strict=True):
+        for slot, strides in zip(ctx.slots, ctx.strides, strict=True):
+            grad = arriving.pop(0)
             if grad is not None and graph.plan.differentiable[slot]:
                 pattern[slot], arrived[slot] = _arrival(grad, strides, graph.any_layout)
+        grad = None
         results: list[Any] = [None] * (1 + ctx.input_count)
         if all(grad is None for grad in arrived):
             return tuple(results)
         backward = graph.backward_for(tuple(pattern))
         inputs = _backward_inputs(ctx, graph, backward, arrived)
-        del arrived, grads
+        del arrived
         made = backward.program(inputs)
         for index, gradient in zip(backward.gradients, made, strict=True):
             if index >= 0:

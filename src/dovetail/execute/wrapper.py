@@ -1,13 +1,15 @@
-"""The function around a program: check the inputs, write back what autograd follows, hand out what the user gets.
+"""The function around a program: hand over the inputs, write back what autograd follows, hand out what the user gets.
 
-One Python function per compiled graph, generated from its `CallPlan`, readable in the dump:
+One Python function per compiled graph, generated from its `CallPlan`, readable in the dump. For `x.mul_(2)` followed by
+`return x + y`, where x and y overlap, x as a result of other operators:
 
     def call(run, args):
-        check_apart(args, (0,), (0,))
         x = args[0]
+        args[2:2] = [flat_bytes(x, torch.float32, 6, 0), view_base(x)]
         outs = run(args)
+        withdraw_announcement(x)
         x.copy_(outs[1])
-        return (outs[0], torch.ops.aten.view.default(x, [-1]), )
+        return (outs[0], )
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.overlap import address_range
-from dovetail.errors import OverlappingMutatedInputs
+from dovetail.execute.shared_bytes import flat_bytes, withdraw_announcement
 from dovetail.ir.calling import (
     AsLeaf,
     CallPlan,
@@ -28,8 +29,11 @@ from dovetail.ir.calling import (
     FromOutput,
     FromSlot,
     FromView,
+    InputRule,
     OutputRule,
+    ReplayStep,
     Rewritten,
+    ViewBase,
 )
 from dovetail.ir.program import Program, symbols_in
 from dovetail.ir.signature import WriteKind
@@ -53,6 +57,7 @@ class _WrapperWriter:
 
     def write(self) -> str:
         named = sorted({rule.output for rule in self.plan.outputs if isinstance(rule, FromOutput)})
+        after = self._changes()
         body = [
             *self._writes(),
             *(f"    {self.result}{place} = {self._output(self.plan.outputs[place])}" for place in named),
@@ -60,24 +65,53 @@ class _WrapperWriter:
         results = [
             f"{self.result}{i}" if i in named else self._output(rule) for i, rule in enumerate(self.plan.outputs)
         ]
-        body.append(f"    return ({''.join(f'{result}, ' for result in results)})")
+        returned = f"({''.join(f'{result}, ' for result in results)})"
+        if after:
+            body += [f"    {self.result}all = {returned}", *after]
+            returned = f"{self.result}all"
+        body.append(f"    return {returned}")
         head = ["def call(run, args):"]
-        if self.plan.writes:
-            written = tuple(w.input for w in self.plan.writes)
-            tracked = tuple(w.input for w in self.plan.writes if w.kind is WriteKind.TRACKED)
-            head.append(f"    check_apart(args, {written}, {tracked})")
-        head += [f"    {self._input(i)} = args[{i}]" for i in self._kept_inputs()]
+        head += [f"    {self._input(i)} = args[{self._position(i)}]" for i in self._kept_inputs()]
+        head += [f"    {self._input(flag.input)}.requires_grad_()" for flag in self.plan.flags if flag.before]
+        if self.plan.extras:
+            at = self.plan.extras_at
+            head.append(f"    args[{at}:{at}] = [{', '.join(map(self._extra, self.plan.extras))}]")
         return "\n".join([*head, "    outs = run(args)", *self._symbols(), *body]) + "\n"
+
+    def _position(self, index: int) -> int:
+        """Where an input stands before extras are put in."""
+        return index if index < self.plan.extras_at else index - len(self.plan.extras)
+
+    def _extra(self, rule: InputRule) -> str:
+        if isinstance(rule, ViewBase):
+            return f"view_base({self._input(rule.of)})"
+        return f"flat_bytes({self._input(rule.leader)}, {rule.dtype}, {rule.length}, {rule.back})"
+
+    def _tracked(self) -> list[str]:
+        return [self._input(w.input) for w in self.plan.writes if w.kind is WriteKind.TRACKED]
+
+    def _changes(self) -> list[str]:
+        """Changes of inputs other than of their data."""
+        lines = []
+        for change in self.plan.metadata:
+            arguments = ", ".join([self._input(change.input), *map(self.names.text, change.args)])
+            lines.append(f"    {operator_text(change.target)}({arguments})")
+        lines += [f"    {self._input(flag.input)}.requires_grad_(False)" for flag in self.plan.flags if not flag.before]
+        return lines
 
     def _kept_inputs(self) -> list[int]:
         kept = {w.input for w in self.plan.writes if w.kind is WriteKind.TRACKED}
+        kept.update(change.input for change in self.plan.metadata)
+        kept.update(flag.input for flag in self.plan.flags)
+        kept.update(extra.of if isinstance(extra, ViewBase) else extra.leader for extra in self.plan.extras)
         for rule in self._sources():
             if isinstance(rule, FromInput):
                 kept.add(rule.input)
             elif isinstance(rule, FromView) and rule.of_input:
                 kept.add(rule.base)
         if self._needed_symbols():
-            kept.update(range(len(self.program.inputs)))
+            extras = range(self.plan.extras_at, self.plan.extras_at + len(self.plan.extras))
+            kept.update(i for i in range(len(self.program.inputs)) if i not in extras)
         return sorted(kept)
 
     def _sources(self) -> list[OutputRule]:
@@ -105,15 +139,23 @@ class _WrapperWriter:
 
     def _writes(self) -> list[str]:
         """Writes that autograd follows; the others are carried out where the program runs."""
-        lines = []
+        lines = [f"    withdraw_announcement({name})" for name in self._tracked()]
         for write in self.plan.writes:
             if write.kind is WriteKind.TRACKED:
                 value = self.program.inputs[write.input]
-                contents = f"outs[{write.slot}]"
+                target, contents = self._viewed(value.name, write.steps), f"outs[{write.slot}]"
                 overlaps = value.tensor.overlaps_itself()
-                call = f"copy_into({value.name}, {contents})" if overlaps else f"{value.name}.copy_({contents})"
-                lines.append(f"    {call}")
+                lines.append(f"    copy_into({target}, {contents})" if overlaps else f"    {target}.copy_({contents})")
         return lines
+
+    def _viewed(self, text: str, steps: Sequence[ReplayStep]) -> str:
+        for step in steps:
+            arguments = [text, *map(self.names.text, step.args)]
+            arguments += [f"{name}={self.names.text(a)}" for name, a in step.kwargs]
+            text = f"{operator_text(step.target)}({', '.join(arguments)})"
+            if step.index is not None:
+                text = f"{text}[{step.index}]"
+        return text
 
     def _output(self, rule: OutputRule) -> str:
         if isinstance(rule, FromConstant) and isinstance(rule.value, torch.Size):
@@ -135,13 +177,7 @@ class _WrapperWriter:
             text = f"{text}.detach()"
         elif not rule.steps:
             text = f"torch.ops.aten.alias.default({text})"
-        for step in rule.steps:
-            arguments = [text, *map(self.names.text, step.args)]
-            arguments += [f"{name}={self.names.text(a)}" for name, a in step.kwargs]
-            text = f"{operator_text(step.target)}({', '.join(arguments)})"
-            if step.index is not None:
-                text = f"{text}[{step.index}]"
-        return text
+        return self._viewed(text, rule.steps)
 
 
 def wrapper_source(plan: CallPlan, program: Program) -> tuple[str, dict[str, object]]:
@@ -158,43 +194,11 @@ def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
         "torch": torch,
         "math": math,
         "copy_into": copy_into,
-        "check_apart": _Apart(tuple(value.name for value in program.inputs)),
+        "flat_bytes": flat_bytes,
+        "view_base": view_base,
+        "withdraw_announcement": withdraw_announcement,
         **named,
     }
     exec(compile(source, f"<dovetail wrapper of {program.name}>", "exec"), namespace)
     wrapper: Wrapper = namespace["call"]
     return wrapper
-
-
-class _Apart:
-    """Raises when a written input shares memory with another input, as the program was recorded with them apart.
-
-    A write that autograd tracks reaches further: every view of the same tensor gets another gradient function.
-    """
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self._names = names
-
-    def __call__(self, args: Sequence[Any], written: tuple[int, ...], tracked: tuple[int, ...]) -> None:
-        for index in tracked:
-            base = _viewed(args[index])
-            for other, arg in enumerate(args):
-                if other != index and isinstance(arg, torch.Tensor) and _viewed(arg) is base:
-                    raise OverlappingMutatedInputs(written=self._names[index], other=self._names[other])
-        ranges = {i: address_range(a) for i, a in enumerate(args) if isinstance(a, torch.Tensor) and a.numel()}
-        in_order = sorted(ranges, key=lambda i: ranges[i])
-        marked = set(written)
-        open_until: list[tuple[int, int]] = []
-        for index in in_order:
-            start, end = ranges[index]
-            open_until = [(stop, other) for stop, other in open_until if stop > start]
-            for _, other in open_until:
-                if index in marked or other in marked:
-                    pair = (index, other) if index in marked else (other, index)
-                    raise OverlappingMutatedInputs(written=self._names[pair[0]], other=self._names[pair[1]])
-            open_until.append((end, index))
-
-
-def _viewed(tensor: torch.Tensor) -> torch.Tensor:
-    base = view_base(tensor)
-    return tensor if base is None else base

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from dovetail.analysis.arrangement import Arrangement
+from dovetail.capture.inputs import InputSpec
 from dovetail.capture.interpret import GraphInterpreter
-from dovetail.capture.recording import InputSpec, Recording
-from dovetail.errors import BadOptionValue, UnsupportedInputMutation
+from dovetail.capture.recording import Recording
+from dovetail.errors import BadOptionValue, DovetailWarning, UnsupportedInputMutation
 from dovetail.frontends.inputs import check_tensor, size_hints
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
 from dovetail.ir.text import identifier
-from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import resolve_options
+from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, new_fake_mode
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, symbol_name
 from dovetail.torch_compat.version import ensure_supported_torch
@@ -48,13 +52,61 @@ def dovetail_backend(
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     fake_mode = graph_fake_mode(node.meta.get("example_value") for node in placeholders) or new_fake_mode()
     specs = [_input_spec(i, n, e, fake_mode) for i, (n, e) in enumerate(zip(placeholders, example_inputs, strict=True))]
-    recording = Recording(fake_mode, specs)
-    interpreter = GraphInterpreter(gm, recording.origins, recording.in_region)
-    recording.run_forward(lambda *inputs: _as_sequence(interpreter.run(*inputs)))
+
+    def run(recording: Recording) -> Recording:
+        interpreter = GraphInterpreter(gm, recording.origins, recording.in_region)
+        recording.run_forward(lambda *inputs: _as_sequence(interpreter.run(*inputs)))
+        return recording
+
+    def again(inputs: Sequence[Any], arrangement: Arrangement, constants: Sequence[torch.Tensor]) -> Recording:
+        mode = new_fake_mode()
+        fixed = [_fixed_spec(spec, value, mode) for spec, value in zip(specs, inputs, strict=True)]
+        return run(Recording(mode, fixed, None, arrangement, constants))
+
+    recording = run(Recording(fake_mode, specs))
     logger.info(
         "graph of %d nodes from Dynamo: recorded as %d operators", len(gm.graph.nodes), recording.operator_count
     )
-    return compile_recording(recording, "graph", resolved, size_hints(specs))
+    graphs = GraphVariants(recording, again, "graph", resolved, size_hints(specs))
+    accesses = recording.accesses()
+    if not accesses.written:
+        return graphs.compile_apart()
+    if not accesses.reach:  # otherwise where an input lies in its storage matters: the first call shows it
+        graphs.compile_apart()
+    return _Dispatch(graphs, gm)
+
+
+class _Dispatch:
+    """Calls the graph that was compiled for the way in which the inputs share memory, or Dynamo's own, uncompiled."""
+
+    def __init__(self, graphs: GraphVariants, gm: fx.GraphModule) -> None:
+        self.graphs = graphs
+        self._gm = gm
+        self._warned = False
+
+    def __call__(self, *inputs: Any) -> Any:
+        graph = self.graphs.select(inputs)
+        if graph is not None:
+            return graph(*inputs)
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"a graph was compiled for {len(self.graphs.graphs)} ways in which its inputs share memory; further "
+                "ways run in eager mode. Raise max_variants, or clone inputs that are written.",
+                DovetailWarning,
+                stacklevel=2,
+            )
+        return self._gm(*inputs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Dispatch:
+        return self
+
+
+def _fixed_spec(spec: InputSpec, value: Any, mode: FakeMode) -> InputSpec:
+    """The same input, with the sizes that `value` has."""
+    if not isinstance(value, torch.Tensor):
+        return replace(spec, value=value)
+    return replace(spec, value=fake_of(mode, value), requires_grad=value.requires_grad, is_leaf=value.is_leaf)
 
 
 def _as_sequence(result: Any) -> Sequence[Any]:

@@ -19,18 +19,20 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from dovetail.analysis.arrangement import APART, Arrangement
+from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors, tensor_slots
 from dovetail.capture.python_state import PythonState, plain_key
-from dovetail.capture.recording import InputSpec, Recording
+from dovetail.capture.recording import Recording
 from dovetail.errors import BadOptionValue, DovetailWarning
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.inputs import check_tensor, size_hints
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.ir.signature import UserInput
 from dovetail.ir.text import identifier
-from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, resolve_options
+from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
 from dovetail.torch_compat.symbols import new_shape_env
@@ -63,7 +65,7 @@ def compile(
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    graph: CompiledGraph
+    graphs: GraphVariants
     sources: tuple[int, ...]
     output_spec: TreeSpec
     guard: SizeGuard | None
@@ -87,19 +89,27 @@ class CompiledFunction:
         everything = [*tensors, *leaves]
         variant = self._find(key, everything)
         if variant is None:
-            if len(self.graphs) >= self._options.max_variants:
+            count = sum(map(len, self._variants.values()))
+            if count >= self._options.max_variants:
                 return self._call_eager(args, kwargs)
-            logger.info("%s: variant %d, because %s", self._name, len(self.graphs), self._what_changed(key))
+            logger.info("%s: variant %d, because %s", self._name, count, self._what_changed(key))
             variant = self._capture(leaves, spec, tensors)
             self._variants.setdefault(key, []).append(variant)
-        outputs = variant.graph(*[everything[i] for i in variant.sources])
+        inputs = [everything[i] for i in variant.sources]
+        graph = variant.graphs.select(inputs)
+        if graph is None:
+            return self._call_eager(args, kwargs)
+        outputs = graph(*inputs)
         return unflatten(list(outputs), variant.output_spec)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""
         leaves, spec, tensors, key = self._describe(args, kwargs)
-        if self._find(key, [*tensors, *leaves]) is None:
-            self._variants.setdefault(key, []).append(self._capture(leaves, spec, tensors))
+        everything = [*tensors, *leaves]
+        if self._find(key, everything) is None:
+            variant = self._capture(leaves, spec, tensors)
+            self._variants.setdefault(key, []).append(variant)
+            variant.graphs.select([everything[i] for i in variant.sources])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_target"], name)
@@ -110,7 +120,8 @@ class CompiledFunction:
     @property
     def graphs(self) -> tuple[CompiledGraph, ...]:
         """The compiled graph of each variant, oldest first."""
-        return tuple(variant.graph for variants in self._variants.values() for variant in variants)
+        variants = [variant for variants in self._variants.values() for variant in variants]
+        return tuple(graph for variant in variants for graph in variant.graphs.graphs)
 
     # --- describing a call ----------------------------------------------------------------------------------
 
@@ -163,36 +174,49 @@ class CompiledFunction:
     def _capture(self, leaves: list[Any], spec: TreeSpec, tensors: list[torch.Tensor]) -> _Variant:
         everything = [*tensors, *leaves]
         sources = _distinct_tensors(everything)
-        mode = new_fake_mode(new_shape_env() if self._options.dynamic else None)
-        specs = [self._input_spec(i, everything[i], mode) for i in sources]
-        place_of = {id(everything[i]): place for place, i in enumerate(sources)}
+        inputs = [everything[i] for i in sources]
+        place_of = {id(tensor): place for place, tensor in enumerate(inputs)}
+        leaf_places = [place_of[id(item)] if isinstance(item, torch.Tensor) else None for item in leaves]
+        slot_places = [place_of[id(tensor)] for tensor in tensors]
+        arguments = [None if isinstance(item, torch.Tensor) else item for item in leaves]
+        output_spec: list[TreeSpec] = []
 
-        def stand_in(recording: Recording, item: Any) -> Any:
-            return recording.stand_ins[place_of[id(item)]].seen if isinstance(item, torch.Tensor) else item
+        def run(recording: Recording) -> list[object]:
+            seen = [s.seen for s in recording.stand_ins]
+            shown = [item if place is None else seen[place] for item, place in zip(arguments, leaf_places, strict=True)]
+            args, kwargs = unflatten(shown, spec)
+            results, structure = flatten(self._target(*args, **kwargs))
+            output_spec[:] = [structure]
+            return results
 
         @contextmanager
         def around(recording: Recording) -> Iterator[None]:
             with (
-                replaced_tensors(self._slots, [stand_in(recording, t) for t in tensors]),
+                replaced_tensors(self._slots, [recording.stand_ins[place].seen for place in slot_places]),
                 self._module_names(recording),
             ):
                 yield
 
-        recording = Recording(mode, specs, around)
-        output_spec: list[TreeSpec] = []
+        def record(
+            inputs: Sequence[Any],
+            arrangement: Arrangement = APART,
+            constants: Sequence[torch.Tensor] = (),
+            dynamic: bool = False,
+        ) -> Recording:
+            mode = new_fake_mode(new_shape_env() if dynamic else None)
+            specs = [self._input_spec(i, tensor, mode, dynamic) for i, tensor in zip(sources, inputs, strict=True)]
+            recording = Recording(mode, specs, around, arrangement, constants)
+            recording.run_forward(lambda *_: run(recording))
+            return recording
 
-        def run(*seen: Any) -> list[object]:
-            args, kwargs = unflatten([stand_in(recording, leaf) for leaf in leaves], spec)
-            results, structure = flatten(self._target(*args, **kwargs))
-            output_spec.append(structure)
-            return results
+        recording = record(inputs, dynamic=self._options.dynamic)
+        hints = size_hints(recording.specs)
+        graphs = GraphVariants(recording, record, self._name, self._options, hints)
+        declared = [stand_in.declared for stand_in in recording.stand_ins]
+        guard = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
+        return _Variant(graphs, tuple(sources), output_spec[0], guard)
 
-        recording.run_forward(run)
-        graph = compile_recording(recording, self._name, self._options, size_hints(specs))
-        guard = SizeGuard.of(graph.forward.program, recording.size_conditions) if self._options.dynamic else None
-        return _Variant(graph, tuple(sources), output_spec[0], guard)
-
-    def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any) -> InputSpec:
+    def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any, dynamic: bool) -> InputSpec:
         if index < len(self._slots):
             slot = self._slots[index]
             name, role = identifier(slot.name.replace(".", "_")), slot.role
@@ -200,7 +224,7 @@ class CompiledFunction:
             position = index - len(self._slots)
             name, role = f"arg_{position}", UserInput(position)
         check_tensor(name, tensor)
-        symbolic = self._options.dynamic and index >= len(self._slots)
+        symbolic = dynamic and index >= len(self._slots)
         return InputSpec(
             f"{name}_{index}" if index < len(self._slots) else name,
             role,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dovetail.capture.recording import InputSpec
+from dovetail.capture.inputs import InputSpec
 from dovetail.errors import UnsupportedDevice, UnsupportedTensor
 from dovetail.ir.sizes import Number
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name

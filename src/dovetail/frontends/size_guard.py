@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dovetail.ir.program import Program, TensorMeta
+from dovetail.ir.program import TensorMeta, Value
 from dovetail.ir.sizes import Number, Scalar, Size, SizeExpr, evaluate
 
 
@@ -20,9 +20,9 @@ class SizeGuard:
     facts: tuple[Scalar, ...]
 
     @staticmethod
-    def of(program: Program, facts: Sequence[Scalar]) -> SizeGuard:
-        """The guard of a program that was recorded relying on `facts`."""
-        return SizeGuard(tuple(v.tensor if v.is_tensor else None for v in program.inputs), tuple(facts))
+    def of(inputs: Sequence[Value], facts: Sequence[Scalar]) -> SizeGuard:
+        """The guard of a program with these inputs that was recorded relying on `facts`."""
+        return SizeGuard(tuple(v.tensor if v.is_tensor else None for v in inputs), tuple(facts))
 
     def holds(self, tensors: Sequence[Any]) -> bool:
         """Whether the program is right for these inputs. tensors: in the order of the program's inputs."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
+
 from dovetail.ir.program import Operand, Target
 from dovetail.ir.signature import WriteKind
 
@@ -93,20 +95,69 @@ OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOu
 
 @dataclass(frozen=True, slots=True)
 class WriteBack:
-    """Forward output number `slot` becomes the contents of input `input`."""
+    """Forward output number `slot` becomes the contents of input `input`, or of the view of it that `steps` make."""
 
     input: int
     slot: int
     kind: WriteKind
+    steps: tuple[ReplayStep, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBytes:
+    """A flat tensor over the memory that several inputs share.
+
+    It has `length` elements of `dtype`, and begins `back` of them before the first element of input `leader`.
+    """
+
+    leader: int
+    dtype: torch.dtype
+    length: int
+    back: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewBase:
+    """The tensor that autograd knows input `of` as a view of."""
+
+    of: int
+
+
+InputRule: TypeAlias = "FlatBytes | ViewBase"
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataChange:
+    """`target(input, *args)`: an operator that changes shape and strides of an input in place, run last."""
+
+    input: int
+    target: Target
+    args: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientFlag:
+    """What `requires_grad` of an input becomes. before: it is set before the program runs, as a new leaf of it."""
+
+    input: int
+    requires_grad: bool
+    before: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
-    """outputs: one rule per object returned. writes: in the order they are carried out, before outputs are built.
+    """How a call maps to a run.
 
-    differentiable: for each forward output, whether a gradient can arrive for it.
+    outputs: one rule per object returned. writes: in the order they are carried out, before outputs are built.
+    differentiable: for each forward output, whether a gradient can arrive for it. extras: inputs of the program that
+    are no inputs of the call; they stand from position `extras_at`. Input numbers everywhere count extras. metadata,
+    flags: changes of inputs other than of their data, in order, carried out after outputs are built.
     """
 
     outputs: tuple[OutputRule, ...]
     writes: tuple[WriteBack, ...]
     differentiable: tuple[bool, ...]
+    extras: tuple[InputRule, ...] = ()
+    extras_at: int = 0
+    metadata: tuple[MetadataChange, ...] = ()
+    flags: tuple[GradientFlag, ...] = ()

@@ -76,7 +76,23 @@ class Residual:
     name: str
 
 
-InputRole: TypeAlias = "Parameter | Buffer | UserInput | Constant | SizeInput | Tangent | Residual"
+@dataclass(frozen=True, slots=True)
+class SharedBytes:
+    """A flat tensor over the memory that several inputs share, of which one is written; `inputs` are their numbers."""
+
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GradientBase:
+    """Never read: the tensor of which several inputs are views, and which receives their gradient."""
+
+    inputs: tuple[int, ...]
+
+
+InputRole: TypeAlias = (
+    "Parameter | Buffer | UserInput | Constant | SizeInput | Tangent | Residual | SharedBytes | GradientBase"
+)
 
 
 # --- outputs ------------------------------------------------------------------------------------------------------

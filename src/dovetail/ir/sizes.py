@@ -168,3 +168,19 @@ def product(sizes: tuple[Size, ...]) -> Size:
     if known == 1 and len(unknown) == 1:
         return unknown[0]
     return SizeExpr("mul", (*unknown, known) if known != 1 else tuple(unknown))
+
+
+def shifted(size: Size, by: Size) -> Size:
+    """`size + by`."""
+    if isinstance(size, int) and isinstance(by, int):
+        return size + by
+    return size if by == 0 else by if size == 0 else SizeExpr("add", (size, by))
+
+
+def difference(a: Size, b: Size) -> Size:
+    """`a - b`; 0 when they are the same expression."""
+    if a == b:
+        return 0
+    if isinstance(a, int) and isinstance(b, int):
+        return a - b
+    return shifted(a, -b if isinstance(b, int) else SizeExpr("mul", (b, -1)))

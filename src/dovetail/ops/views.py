@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.ir.program import Operand, Target, TensorMeta
-from dovetail.ir.sizes import SizeExpr
+from dovetail.ir.sizes import Size, SizeExpr, shifted
 from dovetail.ops.prims import view_scatter
 from dovetail.torch_compat.dispatch import Overload, overloads, schema_of
 
@@ -119,15 +119,18 @@ _UNDO: dict[str, Callable[[Overload, Sequence[Operand], TensorMeta], WriteThroug
 }
 
 
-def replayed_args(view: Overload, args: Sequence[Operand], moved_by: int) -> tuple[Operand, ...]:
+def replayed_args(view: Overload, args: Sequence[Operand], moved_by: Size) -> tuple[Operand, ...]:
     """The view's operands for a base that starts `moved_by` elements later in its storage than the recorded one.
 
     Only a view that addresses its storage absolutely cares.
     """
-    if moved_by == 0 or schema_of(view).name != "as_strided" or len(args) < 4 or args[3] is None:
+    if moved_by == 0 or not addresses_storage(view, args):
         return tuple(args)
     offset = args[3]
-    if isinstance(offset, int):
-        return (*args[:3], offset + moved_by)
-    assert isinstance(offset, SizeExpr), "storage offsets are sizes"
-    return (*args[:3], SizeExpr("add", (offset, moved_by)))
+    assert isinstance(offset, int | SizeExpr), "storage offsets are sizes"
+    return (*args[:3], shifted(offset, moved_by))
+
+
+def addresses_storage(view: Overload, args: Sequence[Operand]) -> bool:
+    """Whether the view names a place in the storage, wherever its operand lies."""
+    return schema_of(view).name == "as_strided" and len(args) > 3 and args[3] is not None

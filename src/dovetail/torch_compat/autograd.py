@@ -51,6 +51,25 @@ def version_of(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Make the version counter of a tensor (and of everything that counts with it) say `version`."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
+
+
+def share_version_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a write to one moves the version counter of the other. Neither may be an inference tensor."""
+    before, seen = a._version, b._version
+    torch.autograd.graph.increment_version(a)
+    together = b._version != seen
+    set_version(a, before)
+    return together
+
+
+def is_under_inference(tensor: torch.Tensor) -> bool:
+    """Whether the tensor was made in inference mode, and so has no version counter."""
+    return tensor.is_inference()
+
+
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether a gradient hook was registered on this tensor object."""
     return bool(tensor._backward_hooks)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 DispatchMode = TorchDispatchMode
 Overload = OpOverload
@@ -149,3 +150,9 @@ def python_bindings(name: str) -> tuple[tuple[str, Callable[..., object]], ...]:
         if function is not None:
             found.append((prefix, function))
     return tuple(found)
+
+
+def without_modes() -> AbstractContextManager[object]:
+    """While active, operators run as if no dispatch mode were entered: real tensors stay real."""
+    found: AbstractContextManager[object] = _disable_current_modes()
+    return found

@@ -52,6 +52,16 @@ def fake_of(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
         return mode.from_tensor(tensor, static_shapes=True)
 
 
+def fake_apart(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """As `fake_of`, on a storage that no other fake tensor has; it never requires a gradient."""
+    twin = fake_of(mode, tensor).detach()
+    extent = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    with torch.no_grad(), mode:
+        length = int(tensor.storage_offset()) + (0 if tensor.numel() == 0 else extent)
+        own = torch.empty((length,), dtype=tensor.dtype, device=tensor.device).untyped_storage()
+        return twin.set_(own, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 @contextmanager
 def _quiet_about_gradients() -> Iterator[None]:
     with warnings.catch_warnings():

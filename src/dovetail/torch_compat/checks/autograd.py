@@ -118,6 +118,36 @@ def check_version_of() -> str | None:
     return first_difference(("the rise of the version", autograd.version_of(view) - before, 1))
 
 
+def check_set_version() -> str | None:
+    """The counter says what it was set to, for views as well."""
+    x = torch.zeros(2)
+    autograd.set_version(x, 7)
+    return first_difference(("the version of a view", autograd.version_of(x[:1]), 7))
+
+
+def check_share_version_counter() -> str | None:
+    """Views and detached tensors count together, `.data` counts apart; asking leaves no trace."""
+    x = torch.zeros(2)
+    found = tuple(autograd.share_version_counter(x, y) for y in (x[:1], x.detach(), x.data))
+    return first_difference(
+        ("a view, a detached tensor, and data", found, (True, True, False)),
+        ("the version afterwards", autograd.version_of(x), 0),
+    )
+
+
+def check_is_under_inference() -> str | None:
+    """Tensors made in inference mode are told from others."""
+    with torch.inference_mode():
+        x = torch.zeros(1)
+    return first_difference(
+        (
+            "made inside and outside",
+            (autograd.is_under_inference(x), autograd.is_under_inference(torch.zeros(1))),
+            (True, False),
+        )
+    )
+
+
 def check_has_hooks() -> str | None:
     """A gradient hook is seen while it is registered."""
     x = _leaf()
@@ -160,6 +190,9 @@ CHECKS = (
     check_next_sequence_number,
     check_running_sequence_number,
     check_version_of,
+    check_set_version,
+    check_share_version_counter,
+    check_is_under_inference,
     check_has_hooks,
     check_view_base,
     check_below_autograd,

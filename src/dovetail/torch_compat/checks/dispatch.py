@@ -131,6 +131,18 @@ def check_python_bindings() -> str | None:
     )
 
 
+def check_without_modes() -> str | None:
+    """Operators inside do not reach a mode that was entered outside."""
+
+    class Refusing(dispatch.DispatchMode):
+        def __torch_dispatch__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+            return "seen"
+
+    with Refusing(), dispatch.without_modes():
+        result: object = torch.zeros(1) + 1
+    return first_difference(("a sum without modes", isinstance(result, torch.Tensor), True))
+
+
 CHECKS = (
     check_dispatch_mode,
     check_schema_of,
@@ -142,4 +154,5 @@ CHECKS = (
     check_overloads,
     check_storage_key,
     check_python_bindings,
+    check_without_modes,
 )

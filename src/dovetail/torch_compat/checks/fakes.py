@@ -107,7 +107,20 @@ def check_symbolic_fake_of() -> str | None:
     )
 
 
+def check_fake_apart() -> str | None:
+    """Twins of two views of one tensor look like them and lie apart."""
+    mode = fakes.new_fake_mode()
+    real = torch.ones(2, 6)
+    twins = [fakes.fake_apart(mode, view) for view in (real[:, 1::2], real[1])]
+    described = [(tuple(t.shape), t.stride(), t.storage_offset()) for t in twins]
+    return first_difference(
+        ("shapes, strides and offsets", described, [((2, 3), (6, 2), 1), ((6,), (1,), 6)]),
+        ("a storage in common", dispatch.storage_key(twins[0]) == dispatch.storage_key(twins[1]), False),
+    )
+
+
 CHECKS = (
+    check_fake_apart,
     check_symbolic_fake_of,
     check_new_fake_mode,
     check_is_fake,

@@ -1,0 +1,281 @@
+"""How the tensors of one call share memory, as far as a program that writes some of them must know.
+
+A *group* is a set of tensors that overlap, of which the program writes at least one: the program reads and writes them
+as views of one flat tensor over the bytes that they span. Tensors that share a storage without sharing a byte, and
+tensors that share bytes nobody writes, are in no group.
+
+    base = torch.zeros(8); x = base[:4]; y = base[2:6]      (x is written)
+
+    flat      0 1 2 3 4 5        float32[6]
+    x         0 1 2 3            offset 0
+    y             2 3 4 5        offset 2
+
+Within a group a *family* is what autograd knows of the sharing: the views of one tensor. A write that autograd follows
+reaches every member of the family of its target; so such a write joins a family even where it is disjoint.
+Source: the term *synthetic base* of AOTAutograd names the same remedy; grouping by exact overlap, byte-typed flat
+tensors and the separation of bytes from families are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.analysis.groups import overlap_groups
+from dovetail.analysis.region import Region, address_range
+from dovetail.errors import OverlappingMutatedInputs
+from dovetail.torch_compat.autograd import is_under_inference, share_version_counter, view_base
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor in the flat tensor of its group. offset_bytes: from the start of the flat tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Tensors of a group that autograd sees as views of one.
+
+    base: where that one lies. of: an argument whose base it is; is_argument: that argument is the base itself.
+    counter: families with equal numbers count their versions together.
+    """
+
+    base: Place
+    of: int
+    is_argument: bool
+    requires_grad: bool
+    is_leaf: bool
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An argument in a group. family: index into the group's families."""
+
+    argument: int
+    place: Place
+    family: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Arguments over one flat tensor of `length` elements of `dtype`.
+
+    leader: the argument from whose storage the flat tensor is taken; it begins `back` elements of `dtype` before the
+    leader does. start: its first element in its storage, or 0 where the program does not care.
+    """
+
+    members: tuple[Member, ...]
+    families: tuple[Family, ...]
+    dtype: torch.dtype
+    length: int
+    leader: int
+    back: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """The groups of a call, by their first member.
+
+    offsets: (argument, storage offset) where a program depends on it. sizes: those of all arguments, where they differ
+    from call to call and there are groups.
+    """
+
+    groups: tuple[Group, ...] = ()
+    offsets: tuple[tuple[int, int], ...] = ()
+    sizes: tuple[Hashable, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.groups:
+            return "written inputs apart"
+        return "; ".join(
+            f"inputs {', '.join(str(m.argument) for m in group.members)} in {group.length} x {group.dtype}"
+            for group in self.groups
+        )
+
+
+APART = Arrangement()
+"""No written input shares memory with another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accesses:
+    """What a program does to its arguments.
+
+    written: arguments that it writes; tracked: those where autograd follows. reach: for arguments that it addresses by
+    their place in the storage (`as_strided` with an offset), the bytes (first, end) of the storage that it addresses.
+    """
+
+    written: frozenset[int] = frozenset()
+    tracked: frozenset[int] = frozenset()
+    reach: tuple[tuple[int, tuple[int, int]], ...] = ()
+
+    def merge(self, other: Accesses) -> Accesses:
+        """What either does."""
+        reach = dict(self.reach)
+        for argument, (first, end) in other.reach:
+            known = reach.get(argument, (first, end))
+            reach[argument] = (min(first, known[0]), max(end, known[1]))
+        return Accesses(
+            self.written | other.written,
+            self.tracked | other.tracked,
+            tuple(sorted(reach.items())),
+        )
+
+    def addresses(self, argument: int, tensor: torch.Tensor) -> tuple[int, int]:
+        """The first and one past the last address that the program may touch through a real tensor."""
+        start, end = address_range(tensor)
+        for index, (first, last) in self.reach:
+            if index == argument:
+                storage = tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
+                start, end = min(start, storage + first), max(end, storage + last)
+        return start, end
+
+    def leaves(self, argument: int, tensor: torch.Tensor) -> bool:
+        """Whether the program touches memory through a tensor that lies outside of its range."""
+        return self.addresses(argument, tensor) != address_range(tensor)
+
+
+def arrange(arguments: Sequence[object], accesses: Accesses, names: Sequence[str]) -> Arrangement:
+    """The arrangement of real tensors; other arguments are passed over.
+
+    Raises: OverlappingMutatedInputs when tensors share memory through storages that cannot be taken as one.
+    """
+    tensors = {i: a for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)}
+    reach = {argument for argument, _ in accesses.reach}
+    offsets = tuple((i, int(tensors[i].storage_offset())) for i in sorted(reach & accesses.written) if i in tensors)
+    groups = []
+    for indices in _joined(tensors, accesses):
+        alone = len(indices) == 1 and not accesses.leaves(indices[0], tensors[indices[0]])
+        if not alone and not accesses.written.isdisjoint(indices):
+            groups.append(_Grouping({i: tensors[i] for i in indices}, accesses, names).group())
+    return Arrangement(tuple(groups), offsets)
+
+
+def _joined(tensors: Mapping[int, torch.Tensor], accesses: Accesses) -> list[list[int]]:
+    """Arguments by overlap, and by family where a write is followed by autograd."""
+    places = [i for i, t in tensors.items() if t.numel()]
+    regions = [_reached(i, tensors[i], accesses) for i in places]
+    found = [{places[k] for k in group} for group in overlap_groups(regions)]
+    families: dict[int, set[int]] = {}
+    if accesses.tracked:
+        for index in places:
+            families.setdefault(id(_viewed(tensors[index])), set()).add(index)
+    for family in families.values():
+        if not accesses.tracked.isdisjoint(family):
+            touching = [group for group in found if not group.isdisjoint(family)]
+            found = [group for group in found if group.isdisjoint(family)]
+            found.append(set().union(*touching))
+    return sorted(sorted(group) for group in found)
+
+
+def _reached(argument: int, tensor: torch.Tensor, accesses: Accesses) -> Region | torch.Tensor:
+    """The tensor, or the range of memory where the program leaves its region."""
+    if not accesses.leaves(argument, tensor):
+        return tensor
+    start, end = accesses.addresses(argument, tensor)
+    return Region(Region.of_tensor(tensor).storage, start, (end - start,), (1,), 1)
+
+
+class _Grouping:
+    def __init__(self, tensors: Mapping[int, torch.Tensor], accesses: Accesses, names: Sequence[str]) -> None:
+        self.tensors = tensors
+        self.accesses = accesses
+        self.names = names
+        self.bases = self._bases()
+        everything = [*tensors.values(), *self.bases.values()]
+        self.dtypes = {t.dtype for t in everything}
+        self.unit = max(t.element_size() for t in everything)
+        spans = [address_range(t) for t in self.bases.values()]
+        spans += [accesses.addresses(i, t) for i, t in tensors.items()]
+        self.first, self.end = min(s for s, _ in spans), max(e for _, e in spans)
+        self.leader = min(tensors)
+        self.is_absolute = any(argument in tensors for argument, _ in accesses.reach)
+
+    def _bases(self) -> dict[int, torch.Tensor]:
+        """Tensors that arguments are views of, by identity, where autograd's knowledge of it can matter.
+
+        It can for a family of several members, or with its base among them, when a gradient is involved; and where the
+        program leaves the region of a view.
+        """
+        left = {id(_viewed(t)) for i, t in self.tensors.items() if self.accesses.leaves(i, t)}
+        viewed = {i: _viewed(t) for i, t in self.tensors.items()}
+        own = {id(t) for t in self.tensors.values()}
+        count: dict[int, int] = {}
+        for base in viewed.values():
+            count[id(base)] = count.get(id(base), 0) + 1
+        is_tracked = not self.accesses.tracked.isdisjoint(self.tensors)
+        return {
+            id(b): b
+            for b in viewed.values()
+            if id(b) in left or ((count[id(b)] > 1 or id(b) in own) and (is_tracked or b.requires_grad))
+        }
+
+    def group(self) -> Group:
+        leader = self.tensors[self.leader]
+        storage_start = leader.data_ptr() - int(leader.storage_offset()) * leader.element_size()
+        storage_end = storage_start + leader.untyped_storage().nbytes()
+        dtype, unit = (leader.dtype, leader.element_size()) if len(self.dtypes) == 1 else (torch.uint8, 1)
+        first = storage_start + (self.first - storage_start) // self.unit * self.unit
+        end = first + math.ceil((self.end - first) / self.unit) * self.unit
+        if first < storage_start or end > storage_end:
+            end = self.end
+        if first < storage_start or end > storage_end:
+            other = next((i for i in self.tensors if i != self.leader), self.leader)
+            raise OverlappingMutatedInputs(
+                written=self.names[self.leader],
+                other=self.names[other],
+                reason="they share memory through different storages, or a view leaves the storage",
+            )
+        families = self._families(first)
+        members = tuple(
+            Member(i, _place(t, first), self._family_of(t, families)) for i, t in sorted(self.tensors.items())
+        )
+        back = (leader.data_ptr() - first) // unit
+        start = (first - storage_start) // unit if self.is_absolute else 0
+        length = (end - first) // unit
+        return Group(members, tuple(f for f, _ in families), dtype, length, self.leader, back, start)
+
+    def _families(self, first: int) -> list[tuple[Family, torch.Tensor]]:
+        found: list[tuple[Family, torch.Tensor]] = []
+        for index, tensor in sorted(self.tensors.items()):
+            base = self.bases.get(id(_viewed(tensor)), tensor)
+            if base.dtype != tensor.dtype:
+                base = tensor
+            if any(known is base for _, known in found):
+                continue
+            counter = next((f.counter for f, known in found if _count_together(known, base)), len(found))
+            of = next((i for i, t in self.tensors.items() if t is base), index)
+            is_argument = self.tensors[of] is base
+            family = Family(_place(base, first), of, is_argument, base.requires_grad, base.is_leaf, counter)
+            found.append((family, base))
+        return found
+
+    def _family_of(self, tensor: torch.Tensor, families: Sequence[tuple[Family, torch.Tensor]]) -> int:
+        viewed = _viewed(tensor)
+        own = next((k for k, (_, base) in enumerate(families) if base is tensor), None)
+        if own is not None:
+            return own
+        return next(k for k, (_, base) in enumerate(families) if base is viewed)
+
+
+def _count_together(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return not (is_under_inference(a) or is_under_inference(b)) and share_version_counter(a, b)
+
+
+def _place(tensor: torch.Tensor, first: int) -> Place:
+    return Place(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.data_ptr() - first)
+
+
+def _viewed(tensor: torch.Tensor) -> torch.Tensor:
+    base = view_base(tensor)
+    return tensor if base is None else base

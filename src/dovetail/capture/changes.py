@@ -1,0 +1,154 @@
+"""What a recorded function did to its inputs: to their data, their shape and strides, and their `requires_grad`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.analysis.arrangement import Accesses
+from dovetail.analysis.region import extent_bytes
+from dovetail.capture.functionalize import Functionalizer
+from dovetail.capture.inputs import StandIn
+from dovetail.capture.recorder import Recorder
+from dovetail.errors import UnsupportedInputMutation
+from dovetail.ir.calling import GradientFlag, MetadataChange
+from dovetail.ir.program import Value
+from dovetail.ir.signature import WriteKind
+from dovetail.ops.views import addresses_storage
+from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.dispatch import Overload
+
+
+@dataclass(frozen=True, slots=True)
+class InputChanges:
+    """By number of the input.
+
+    writes: how each written input was written. view_writes: views that were written although they leave the region of
+    their input, with its number. The others: see `ir.calling.CallPlan`.
+    """
+
+    writes: Mapping[int, WriteKind]
+    view_writes: tuple[tuple[int, Value, WriteKind], ...]
+    metadata: tuple[MetadataChange, ...]
+    flags: tuple[GradientFlag, ...]
+
+    @staticmethod
+    def of(stand_ins: Sequence[StandIn], recorder: Recorder, functional: Functionalizer) -> InputChanges:
+        """Compare each input with what it was before. A stand-in that became a leaf inside gets itself as `leaf`.
+
+        Raises: UnsupportedInputMutation for a change that no compiled program can repeat.
+        """
+        writes = {
+            index: _write_kind(stand_in)
+            for index, stand_in in enumerate(stand_ins)
+            if stand_in.rule is None and functional.write_count(stand_in.value)
+        }
+        views = tuple(
+            (index, view, _write_kind(stand_ins[index]))
+            for view, index in _addressed_views(stand_ins, functional)
+            if functional.write_count(view) and not functional.is_view_of(view, stand_ins[index].value)
+        )
+        for view, index in _addressed_views(stand_ins, functional):
+            if {**writes, **{i: kind for i, _, kind in views}}.get(index) is WriteKind.TRACKED:
+                _refuse_unlike_eager(view, stand_ins[index])
+        return InputChanges(writes, views, _metadata_changes(stand_ins, recorder), _gradient_flags(stand_ins))
+
+
+def _refuse_unlike_eager(view: Value, stand_in: StandIn) -> None:
+    """Autograd looks at such a view through its base in eager, and through what it was made of on fakes."""
+    if stand_in.value.tensor.offset != 0 or extent_bytes(view.tensor) != _within(view, stand_in.value):
+        what = "memory by its address in the storage, under the eyes of autograd,"
+        raise UnsupportedInputMutation(what=what, name=stand_in.declared.name)
+
+
+def _within(view: Value, base: Value) -> tuple[int, int] | None:
+    """The bytes of a view that lie in the range of another value."""
+    inner, outer = extent_bytes(view.tensor), extent_bytes(base.tensor)
+    if inner is None or outer is None:
+        return None
+    return max(inner[0], outer[0]), min(inner[1], outer[1])
+
+
+def _write_kind(stand_in: StandIn) -> WriteKind:
+    assert stand_in.followed is not None, "only tensors are written"
+    now = stand_in.followed.grad_fn
+    if now is not None and now is not stand_in.grad_fn:
+        if stand_in.value.tensor.overlaps_itself():
+            raise UnsupportedInputMutation(what="elements that share bytes", name=stand_in.declared.name)
+        return WriteKind.TRACKED
+    return WriteKind.HIDDEN if version_of(stand_in.seen) == stand_in.version else WriteKind.UNTRACKED
+
+
+def _metadata_changes(stand_ins: Sequence[StandIn], recorder: Recorder) -> tuple[MetadataChange, ...]:
+    number = {id(s.seen): i for i, s in enumerate(stand_ins) if isinstance(s.seen, torch.Tensor) and s.rule is None}
+    changes = [
+        MetadataChange(number[id(tensor)], target, args)
+        for tensor, target, args in recorder.metadata_changes
+        if id(tensor) in number
+    ]
+    changed = {change.input for change in changes}
+    for index, stand_in in enumerate(stand_ins):
+        if not isinstance(stand_in.seen, torch.Tensor) or stand_in.rule is not None or index in changed:
+            continue
+        if recorder.value_of(stand_in.seen) is not stand_in.value:
+            raise UnsupportedInputMutation(what="the shape or strides", name=stand_in.declared.name)
+    return tuple(changes)
+
+
+def _gradient_flags(stand_ins: Sequence[StandIn]) -> tuple[GradientFlag, ...]:
+    flags: list[GradientFlag] = []
+    for index, stand_in in enumerate(stand_ins):
+        if not isinstance(stand_in.seen, torch.Tensor) or stand_in.rule is not None:
+            continue
+        now = stand_in.seen.requires_grad
+        if now == stand_in.requires_grad or stand_in.seen.grad_fn is not None:
+            continue
+        if stand_in.grad_fn is not None:
+            raise UnsupportedInputMutation(what="the gradient graph (`detach_`)", name=stand_in.declared.name)
+        flags.append(GradientFlag(index, now, before=now))
+        if now:
+            stand_in.leaf = stand_in.seen
+    return tuple(flags)
+
+
+# --- accesses ---------------------------------------------------------------------------------------------------------
+
+
+def accesses_of(
+    stand_ins: Sequence[StandIn], changes: InputChanges, functional: Functionalizer, late: Collection[int]
+) -> Accesses:
+    """What a program does to its arguments, numbered without the extra inputs. late: inputs that backward writes."""
+    position: dict[int, int] = {}
+    for index, stand_in in enumerate(stand_ins):
+        if stand_in.rule is None:
+            position[index] = len(position)
+    kinds = [*changes.writes.items(), *((index, kind) for index, _, kind in changes.view_writes)]
+    reach: dict[int, tuple[int, int]] = {}
+    for view, index in _addressed_views(stand_ins, functional):
+        region = extent_bytes(view.tensor)
+        if region is not None:
+            first, end = reach.get(position[index], region)
+            reach[position[index]] = (min(first, region[0]), max(end, region[1]))
+        elif functional.write_count(view):
+            name = stand_ins[index].declared.name
+            raise UnsupportedInputMutation(what="memory at an address of symbolic size", name=name)
+    return Accesses(
+        frozenset(position[i] for i in (*(index for index, _ in kinds), *late)),
+        frozenset(position[i] for i, kind in kinds if kind is WriteKind.TRACKED),
+        tuple(sorted(reach.items())),
+    )
+
+
+def _addressed_views(stand_ins: Sequence[StandIn], functional: Functionalizer) -> Iterator[tuple[Value, int]]:
+    """Views of arguments that are made by absolute address, each with the number of its argument."""
+    numbers = {s.value: i for i, s in enumerate(stand_ins) if s.rule is None and s.value.is_tensor}
+    for view, step in functional.views():
+        if isinstance(step.node.target, Overload) and addresses_storage(step.node.target, step.node.args):
+            owner = step.node.args[0]
+            while isinstance(owner, Value) and owner not in numbers:
+                above = functional.step_of(owner)
+                owner = above.node.args[0] if above is not None else None
+            if isinstance(owner, Value):
+                yield view, numbers[owner]

@@ -1,0 +1,267 @@
+"""What a recorded function sees for its inputs: fake tensors that share memory, and a gradient graph, as the real ones.
+
+Inputs in a group of an `Arrangement` lie in one fake flat tensor, which is an input of the program of its own; the
+program begins with the views of it that the inputs are. What autograd knows of the sharing is a separate matter: the
+members of a family are made as views of one fake base, which receives their gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.analysis.arrangement import Arrangement, Family, Group, Place
+from dovetail.capture.recorder import Recorder
+from dovetail.errors import OverlappingMutatedInputs
+from dovetail.ir.calling import FlatBytes, InputRule, ViewBase
+from dovetail.ir.program import Value
+from dovetail.ir.signature import Constant, GradientBase, InputRole, SharedBytes
+from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.fakes import FakeMode, keep_number
+
+
+@dataclass(frozen=True, slots=True)
+class InputSpec:
+    """One input of the function to record. value: a fake tensor, or a number (symbolic or not)."""
+
+    name: str
+    role: InputRole
+    value: Any
+    requires_grad: bool = False
+    is_leaf: bool = True
+    is_parameter: bool = False
+
+
+@dataclass(slots=True)
+class StandIn:
+    """One input of the program.
+
+    seen: what the function sees. value: the recorded value of it. declared: the program's input; another value when the
+    input is a view of shared bytes. leaf: the tensor whose gradient is taken. followed: the tensor whose gradient
+    function a write changes when autograd follows it. rule: how the wrapper finds it, None for an input of the call or
+    a constant.
+    """
+
+    seen: Any
+    value: Value
+    declared: Value
+    role: InputRole
+    leaf: torch.Tensor | None = None
+    followed: torch.Tensor | None = None
+    version: int = 0
+    grad_fn: object = None
+    requires_grad: bool = False
+    rule: InputRule | None = None
+
+
+class _Arrive(torch.autograd.Function):
+    """Makes `holder`'s tensor a non-leaf whose gradient flows to `leaf`, sharing no operator with the program."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
+        """Hand out the held tensor."""
+        return holder.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Pass the gradient on."""
+        return grads[0], None
+
+
+def _as_input(
+    fake: torch.Tensor, requires_grad: bool, is_leaf: bool, is_parameter: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The tensor to show, and the leaf that receives its gradient."""
+    if not requires_grad:
+        return fake, None
+    if is_leaf:
+        leaf = torch.nn.Parameter(fake) if is_parameter else fake.requires_grad_()
+        return leaf, leaf
+    leaf = fake.detach().requires_grad_()
+    with torch.enable_grad():
+        return _Arrive.apply(leaf, [fake]), leaf
+
+
+class InputMaker:
+    """Makes the stand-ins of `specs`; constants are real tensors known to be met, in order, with their names."""
+
+    def __init__(
+        self,
+        mode: FakeMode,
+        recorder: Recorder,
+        specs: Sequence[InputSpec],
+        arrangement: Arrangement,
+        constants: Sequence[torch.Tensor],
+    ) -> None:
+        self.mode = mode
+        self.recorder = recorder
+        self.specs = specs
+        self.arrangement = arrangement
+        self.constants = constants
+        self.extra: list[StandIn] = []
+        self.made: dict[int, StandIn] = {}
+        self.extras_at = len(specs)
+
+    def make(self) -> list[StandIn]:
+        """One stand-in per input of the program: the specs, flat tensors and bases, the constants."""
+        for group in self.arrangement.groups:
+            self._make_group(group)
+        arguments = [self.made.get(i) or self._alone(spec) for i, spec in enumerate(self.specs)]
+        first = len(self.specs)
+        constants = [self._constant(tensor, self.made.get(first + k)) for k, tensor in enumerate(self.constants)]
+        return [*arguments, *self.extra, *constants]
+
+    def _alone(self, spec: InputSpec) -> StandIn:
+        if not isinstance(spec.value, torch.Tensor):
+            number = self.recorder.add_number(spec.value, spec.name)
+            return StandIn(spec.value, number, number, spec.role)
+        fake = keep_number(spec.value, spec.value.detach())
+        seen, leaf = _as_input(fake, spec.requires_grad, spec.is_leaf, spec.is_parameter)
+        value = self.recorder.add_tensor(seen, spec.name)
+        return _stand_in(seen, value, value, spec.role, leaf)
+
+    def _constant(self, tensor: torch.Tensor, made: StandIn | None) -> StandIn:
+        if made is None:
+            value = self.recorder.value_of(tensor)
+            return constant_stand_in(tensor, value, *self.recorder.met[value])
+        self.recorder.constants.append((tensor, made.declared))
+        return made
+
+    # --- groups ---------------------------------------------------------------------------------------------
+
+    def _make_group(self, group: Group) -> None:
+        numbers = tuple(self._number(member.argument) for member in group.members)
+        with self.mode:
+            device = self._device(group)
+            whole = torch.empty((group.start + group.length,), dtype=group.dtype, device=device)
+        flat = whole.as_strided((group.length,), (1,), group.start).detach()
+        name = f"shared_{len(self.extra)}"
+        value = self.recorder.add_tensor(flat, name)
+        rule = FlatBytes(self._number(group.leader), group.dtype, group.length, group.back)
+        self.extra.append(StandIn(flat, value, value, SharedBytes(numbers), rule=rule))
+        carriers: dict[int, torch.Tensor] = {}
+        bases: list[torch.Tensor] = []
+        for index, family in enumerate(group.families):
+            carrier = carriers.setdefault(family.counter, flat.data)
+            bases.append(self._make_family(index, family, group, carrier, flat))
+        for member in group.members:
+            if member.argument in self.made:
+                continue
+            family = group.families[member.family]
+            tracked = contextlib.nullcontext() if self._requires_grad(member.argument, family) else torch.no_grad()
+            with torch.enable_grad(), tracked:
+                base = bases[member.family]
+                offset = (
+                    int(base.storage_offset())
+                    + (member.place.offset_bytes - family.base.offset_bytes) // member.place.dtype.itemsize
+                )
+                seen = base.as_strided(member.place.shape, member.place.stride, offset)
+            value = self._view_of_flat(flat, member.place, group, seen)
+            self._place(member.argument, seen, value, None, base)
+
+    def _make_family(
+        self, index: int, family: Family, group: Group, carrier: torch.Tensor, flat: torch.Tensor
+    ) -> torch.Tensor:
+        """The fake base of a family; a stand-in of its own when it is no argument and receives a gradient."""
+        raw = _region(carrier, family.base, group).detach()
+        is_parameter = family.is_argument and self._is_parameter(family.of)
+        seen, leaf = _as_input(raw, family.requires_grad, family.is_leaf, is_parameter)
+        value = self._view_of_flat(flat, family.base, group, seen)
+        if family.is_argument:
+            self._place(family.of, seen, value, leaf, seen)
+        elif leaf is not None:
+            numbers = tuple(self._number(m.argument) for m in group.members if m.family == index)
+            declared = Value(f"base_{len(self.extra)}", value.meta)
+            extra = StandIn(seen, value, declared, GradientBase(numbers), leaf, rule=ViewBase(self._number(family.of)))
+            self.extra.append(extra)
+        return seen
+
+    def _place(
+        self, argument: int, seen: torch.Tensor, value: Value, leaf: torch.Tensor | None, base: torch.Tensor
+    ) -> None:
+        """Let `seen`, a view of `base` as far as autograd knows, stand for an argument that lies in shared bytes."""
+        if argument < len(self.specs):
+            spec = self.specs[argument]
+            declared = Value(spec.name, value.meta)
+            self.made[argument] = _stand_in(seen, value, declared, spec.role, leaf, base)
+            return
+        tensor = self.constants[argument - len(self.specs)]
+        name = f"constant_{argument - len(self.specs)}"
+        if tensor.requires_grad:
+            raise OverlappingMutatedInputs(
+                written=name, other="another input", reason="a tensor that the function closes over wants a gradient"
+            )
+        self.recorder.let_stand_for(tensor, seen, value)
+        self.made[argument] = _stand_in(tensor, value, Value(name, value.meta), Constant(name), None)
+
+    def _view_of_flat(self, flat: torch.Tensor, place: Place, group: Group, seen: torch.Tensor) -> Value:
+        """Record the views of the flat tensor that lead to `place`, and let `seen` stand for the result."""
+        with torch.no_grad(), self.mode, self.recorder:
+            region = _region(flat, place, group)
+        value = self.recorder.value_of(region)
+        self.recorder.add_alias(seen, value)
+        return value
+
+    def _number(self, argument: int) -> int:
+        """The place of an argument among the inputs of the program."""
+        return argument if argument < len(self.specs) else argument + self._extras
+
+    @property
+    def _extras(self) -> int:
+        return sum(
+            1 + sum(1 for family in group.families if family.requires_grad and not family.is_argument)
+            for group in self.arrangement.groups
+        )
+
+    def _device(self, group: Group) -> torch.device:
+        return self._tensor(group.leader).device
+
+    def _tensor(self, argument: int) -> torch.Tensor:
+        count = len(self.specs)
+        tensor = self.specs[argument].value if argument < count else self.constants[argument - count]
+        assert isinstance(tensor, torch.Tensor), "groups are made of tensors"
+        return tensor
+
+    def _requires_grad(self, argument: int, family: Family) -> bool:
+        if argument < len(self.specs):
+            return self.specs[argument].requires_grad or not family.requires_grad
+        return True
+
+    def _is_parameter(self, argument: int) -> bool:
+        return argument < len(self.specs) and self.specs[argument].is_parameter
+
+
+def _stand_in(
+    seen: torch.Tensor,
+    value: Value,
+    declared: Value,
+    role: InputRole,
+    leaf: torch.Tensor | None,
+    base: torch.Tensor | None = None,
+) -> StandIn:
+    followed = seen if base is None else base
+    return StandIn(seen, value, declared, role, leaf, followed, version_of(seen), followed.grad_fn, seen.requires_grad)
+
+
+def constant_stand_in(tensor: torch.Tensor, value: Value, version: int, grad_fn: object) -> StandIn:
+    """The stand-in of a real tensor that was met while recording; it is its own leaf."""
+    leaf = tensor if tensor.requires_grad else None
+    return StandIn(tensor, value, value, Constant(value.name), leaf, tensor, version, grad_fn, tensor.requires_grad)
+
+
+def _region(flat: torch.Tensor, place: Place, group: Group) -> torch.Tensor:
+    """The view of a flat tensor that lies at `place`, made by relative addresses: it holds wherever flat lies."""
+    unit = group.dtype.itemsize
+    extent = sum((n - 1) * s for n, s in zip(place.shape, place.stride, strict=True)) + 1
+    first = place.offset_bytes // unit
+    end = first + extent * place.dtype.itemsize // unit
+    part = flat if (first, end) == (0, group.length) else flat[first:end]
+    if place.dtype != group.dtype:
+        part = part.view(place.dtype)
+    if tuple(part.shape) == place.shape and tuple(part.stride()) == place.stride:
+        return part if part is not flat else part.view(part.shape)
+    return part.as_strided(place.shape, place.stride)

@@ -1,0 +1,149 @@
+"""A cheap question before each call: do the written inputs share memory as they did in an earlier call?
+
+`fingerprint` gives equal answers only for calls whose tensors share memory alike, as far as a program with given
+`Accesses` can tell: it is `()` when the address range of no written input meets that of another. Cost without overlap:
+an address and a comparison per tensor, a sort when several inputs are written; with overlapping ranges: about a third
+of a microsecond more for each tensor in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from dovetail.analysis.arrangement import Accesses
+from dovetail.analysis.region import address_range
+from dovetail.torch_compat.autograd import view_base
+
+Fingerprint: TypeAlias = tuple[Hashable, ...]
+
+
+class AliasGuard:
+    """The question for a program with these accesses.
+
+    sizes_bytes: for each argument, the bytes from its first to the end of its last element; None when it differs from
+    call to call, 0 for a number or an empty tensor.
+    """
+
+    def __init__(self, accesses: Accesses, sizes_bytes: Sequence[int | None]) -> None:
+        self._written = accesses.written
+        self._tracked = tuple(sorted(accesses.tracked))
+        self._accesses = accesses
+        self._reach = tuple(argument for argument, _ in accesses.reach)
+        self._sizes = {i: size for i, size in enumerate(sizes_bytes) if size != 0}
+        self._is_static = all(size is not None for size in self._sizes.values())
+        self._order = list(self._sizes)
+        self._is_simple = self._is_static and not (self._tracked or self._reach)
+        self._static_sizes = [size or 0 for size in self._sizes.values()]
+        self._seen: tuple[list[int], Fingerprint] = ([], ())
+        only = next(iter(self._written)) if len(self._written) == 1 else None
+        self._only_place = self._order.index(only) if only in self._sizes else None
+
+    def fingerprint(self, arguments: Sequence[Any]) -> Fingerprint:
+        """What distinguishes this call from those with another arrangement. arguments: inputs, then constants."""
+        if not self._is_simple:
+            return self._full(arguments)
+        starts = [arguments[i].data_ptr() for i in self._order]
+        if starts == self._seen[0]:
+            return self._seen[1]
+        if self._only_place is not None and self._is_alone(starts, self._only_place):
+            found: Fingerprint = ()
+        else:
+            found = self._clusters(arguments, sorted(zip(starts, self._static_sizes, self._order, strict=True)))
+        if not found:  # the relation of views is part of the answer otherwise, and addresses do not show it
+            self._seen = (starts, found)
+        return found
+
+    def _is_alone(self, starts: list[int], place: int) -> bool:
+        start = starts[place]
+        end = start + self._static_sizes[place]
+        meeting = 0
+        for other, size in zip(starts, self._static_sizes, strict=True):
+            if other < end and other + size > start:
+                meeting += 1
+        return meeting == 1
+
+    def _full(self, arguments: Sequence[Any]) -> Fingerprint:
+        ranges = []
+        for index, size in self._sizes.items():
+            tensor = arguments[index]
+            if index in self._reach:
+                start, end = self._accesses.addresses(index, tensor)
+                ranges.append((start, end - start, index))
+            elif size is not None:
+                ranges.append((tensor.data_ptr(), size, index))
+            elif isinstance(tensor, torch.Tensor) and tensor.numel():
+                start, end = address_range(tensor)
+                ranges.append((start, end - start, index))
+        found = self._clusters(arguments, sorted(ranges))
+        offsets = tuple(int(arguments[i].storage_offset()) for i in self._reach)
+        if self._tracked:
+            found = (*found, *self._relatives(arguments))
+        return (*found, offsets) if offsets else found
+
+    def _relatives(self, arguments: Sequence[Any]) -> Fingerprint:
+        """Views of the tensors that are written under the eyes of autograd."""
+        viewed = [_viewed(arguments[i]) for i in self._order]
+        found: list[Hashable] = []
+        for index in self._tracked:
+            base = _viewed(arguments[index])
+            family = [i for i, other in zip(self._order, viewed, strict=True) if other is base]
+            if len(family) > 1:
+                first = base.data_ptr()
+                found.append(
+                    ("views", *((i, arguments[i].data_ptr() - first) for i in family), *_described(base, first))
+                )
+        return tuple(found)
+
+    def _clusters(self, arguments: Sequence[Any], ranges: list[tuple[int, int, int]]) -> Fingerprint:
+        """The runs of meeting ranges with a written input in them, each described without absolute addresses."""
+        found: list[Hashable] = []
+        cluster: list[tuple[int, int]] = []
+        end = 0
+        for start, size, index in ranges:
+            if start >= end and cluster:
+                self._close(cluster, arguments, found)
+                cluster = []
+            cluster.append((index, start))
+            end = max(end, start + size)
+        if cluster:
+            self._close(cluster, arguments, found)
+        return tuple(found)
+
+    def _close(self, cluster: list[tuple[int, int]], arguments: Sequence[Any], found: list[Hashable]) -> None:
+        if len(cluster) == 1 and cluster[0][0] not in self._reach:
+            return
+        if self._written.isdisjoint([index for index, _ in cluster]):
+            return
+        first = cluster[0][1]
+        tensors = [arguments[index] for index, _ in cluster]
+        rank: dict[int, int] = {}
+        bases: list[torch.Tensor] = []
+        relation = []
+        for tensor in tensors:
+            base = _viewed(tensor)
+            number = rank.setdefault(id(base), len(rank))
+            if number == len(bases):
+                bases.append(base)
+            relation.append(number)
+        places = tuple([(index, start - first, r) for (index, start), r in zip(cluster, relation, strict=True)])
+        leader = arguments[min(index for index, _ in cluster)]
+        if len({tensor.dtype for tensor in (*tensors, *bases)}) > 1:
+            unit = leader.element_size()
+            room = leader.untyped_storage().nbytes() - leader.storage_offset() * unit
+            found.append((leader.storage_offset() * unit % 16, min(room, 1 << 40)))
+        if not self._is_static:
+            found.append(tuple((tuple(t.shape), t.stride()) for t in tensors))
+        found.append((places, tuple(_described(base, first) for base in bases)))
+
+
+def _described(base: torch.Tensor, first: int) -> tuple[Hashable, ...]:
+    place = (base.data_ptr() - first, tuple(base.shape), base.stride(), base.dtype)
+    return (*place, base.requires_grad, base.is_leaf)
+
+
+def _viewed(tensor: torch.Tensor) -> torch.Tensor:
+    base = view_base(tensor) if isinstance(tensor, torch.Tensor) else None
+    return tensor if base is None else base

@@ -1,0 +1,51 @@
+"""What a wrapper does to inputs that share memory, beyond calling operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dovetail.ir.calling import ReplayStep
+from dovetail.torch_compat.autograd import set_version, version_of
+
+
+def flat_bytes(leader: torch.Tensor, dtype: torch.dtype, length: int, back: int) -> torch.Tensor:
+    """A flat tensor of `length` elements of `dtype` that begins `back` of them before `leader` does.
+
+    It counts its versions with `leader`, so that a write to an input between forward and backward is noticed; except
+    where bytes are asked for that no element of `leader`'s dtype begins or ends at.
+    """
+    source = leader.detach()
+    unit = source.element_size()
+    if dtype == source.dtype:
+        return source.as_strided((length,), (1,), source.storage_offset() - back)
+    start = source.storage_offset() * unit - back * dtype.itemsize
+    size = length * dtype.itemsize
+    if start % unit == 0 and size % unit == 0:
+        return source.as_strided((size // unit,), (1,), start // unit).view(dtype)
+    flat = torch.empty(0, dtype=dtype, device=source.device)
+    return flat.set_(source.untyped_storage(), start // dtype.itemsize, (length,), (1,))
+
+
+def replay(tensor: torch.Tensor, steps: Sequence[ReplayStep]) -> torch.Tensor:
+    """The view that `steps` make of a tensor."""
+    for step in steps:
+        made: Any = step.target(tensor, *step.args, **dict(step.kwargs))
+        tensor = made if step.index is None else made[step.index]
+    return tensor
+
+
+def announce_write(tensor: torch.Tensor) -> None:
+    """Count a write that follows once the program has run: what the program saves for backward is saved as of then.
+
+    What autograd keeps of views goes by version numbers as well, so the count must move while no gradient function is
+    looked up, and be withdrawn before the write.
+    """
+    torch.autograd.graph.increment_version(tensor)
+
+
+def withdraw_announcement(tensor: torch.Tensor) -> None:
+    """Undo `announce_write`, right before the write itself counts."""
+    set_version(tensor, version_of(tensor) - 1)

@@ -1,0 +1,132 @@
+"""One function, one program for each way in which its written inputs share memory.
+
+The first recording takes every input to be apart. It shows what the function writes; from then on each call is asked
+how its written inputs lie (`execute.alias_guard`), and a way not met before is recorded anew, with inputs that lie like
+that (`analysis.arrangement`). What nobody writes may be shared freely and costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from dovetail.analysis.arrangement import APART, Accesses, Arrangement, arrange
+from dovetail.analysis.region import extent_bytes
+from dovetail.capture.recording import Recording
+from dovetail.execute.alias_guard import AliasGuard
+from dovetail.execute.graph import CompiledGraph
+from dovetail.ir.program import Value
+from dovetail.ir.sizes import Number
+from dovetail.pipeline.compile import compile_recording
+from dovetail.pipeline.options import Options
+
+logger = logging.getLogger("dovetail")
+
+_REMEMBERED_CALLS = 1024
+
+
+class RecordAgain(Protocol):
+    """Records the same function for other inputs. Every size is taken as it is."""
+
+    def __call__(
+        self, inputs: Sequence[Any], arrangement: Arrangement, constants: Sequence[torch.Tensor]
+    ) -> Recording: ...
+
+
+class GraphVariants:
+    """The compiled graphs of one function; `select` gives the one for a call."""
+
+    def __init__(
+        self, recording: Recording, again: RecordAgain, name: str, options: Options, hints: Mapping[str, Number]
+    ) -> None:
+        self._recording = recording
+        self._again = again
+        self._name = name
+        self._options = options
+        self._hints = hints
+        self._constants = [tensor for _, tensor in recording.forward_constants]
+        arguments = [s for s in recording.stand_ins if s.rule is None]
+        self._names = [s.declared.name for s in arguments]
+        self._sizes = [_size_bytes(s.declared) for s in arguments]
+        self._graphs: dict[Arrangement, CompiledGraph] = {}
+        self._known: dict[Hashable, CompiledGraph] = {}
+        self._accesses = Accesses()
+        self._guard: AliasGuard | None = None
+        self._learn(recording)
+
+    @property
+    def graphs(self) -> tuple[CompiledGraph, ...]:
+        """Every graph compiled so far, oldest first."""
+        return tuple(self._graphs.values())
+
+    def compile_apart(self) -> CompiledGraph:
+        """The graph for inputs that share nothing that is written."""
+        return self._graph(APART, ())
+
+    def select(self, inputs: Sequence[Any]) -> CompiledGraph | None:
+        """The graph for these inputs, compiled when it is new; None when the number of graphs has reached its limit."""
+        if self._guard is None and (graph := self._graphs.get(APART)) is not None:
+            return graph
+        arguments = [*inputs, *self._constants]
+        known = self._known.get(self._guard.fingerprint(arguments)) if self._guard is not None else None
+        return known or self._select_anew(arguments)
+
+    def _select_anew(self, arguments: list[Any]) -> CompiledGraph | None:
+        arrangement = self._arrangement(arguments)
+        while True:
+            if arrangement not in self._graphs and len(self._graphs) >= self._options.max_variants:
+                return None
+            graph = self._graph(arrangement, arguments)
+            seen, arrangement = arrangement, self._arrangement(arguments)
+            if seen == arrangement:  # otherwise compiling showed an access that was not known
+                break
+        if len(self._known) >= _REMEMBERED_CALLS:
+            self._known.clear()
+        if self._guard is not None:
+            self._known[self._guard.fingerprint(arguments)] = graph
+        return graph
+
+    def _arrangement(self, arguments: list[Any]) -> Arrangement:
+        arrangement = arrange(arguments, self._accesses, self._names)
+        if arrangement.groups and any(size is None for size in self._sizes):
+            return replace(arrangement, sizes=tuple(map(_sizes_of, arguments)))
+        return arrangement
+
+    def _graph(self, arrangement: Arrangement, arguments: Sequence[Any]) -> CompiledGraph:
+        graph = self._graphs.get(arrangement)
+        if graph is not None:
+            return graph
+        recording = self._recording
+        if arrangement.groups or (arrangement.offsets and self._graphs):
+            inputs = arguments[: len(arguments) - len(self._constants)]
+            logger.info("%s: graph variant %d, because %s", self._name, len(self._graphs), arrangement)
+            recording = self._again(inputs, arrangement, self._constants)
+        name = self._name if not self._graphs else f"{self._name}_{len(self._graphs)}"
+        graph = self._graphs[arrangement] = compile_recording(recording, name, self._options, self._hints)
+        self._learn(recording)
+        return graph
+
+    def _learn(self, recording: Recording) -> None:
+        """Add what a recording does to what is known of the function."""
+        merged = self._accesses.merge(recording.accesses())
+        if merged != self._accesses:
+            self._accesses = merged
+            self._guard = AliasGuard(merged, self._sizes) if merged.written else None
+            self._known.clear()
+
+
+def _size_bytes(value: Value) -> int | None:
+    if not value.is_tensor:
+        return 0
+    extent = extent_bytes(value.tensor)
+    return None if extent is None else extent[1] - extent[0]
+
+
+def _sizes_of(argument: object) -> Hashable:
+    if isinstance(argument, torch.Tensor):
+        return (tuple(argument.shape), argument.stride())
+    return argument if isinstance(argument, Hashable) else None
