@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dovetail.analysis.overlap as _loaded_before_the_function_takes_its_name  # noqa: F401
 from dovetail.analysis.groups import overlap_groups
 from dovetail.analysis.pairs import may_overlap, overlap, overlaps_itself
 from dovetail.analysis.region import Region
