@@ -62,9 +62,12 @@ def test_a_case_that_takes_a_search_minutes_takes_less_than_a_second() -> None:
     # Example of numpy.shares_memory: strides (36674, 61119, 85569) against (12223, 12224), 1,049 elements each.
     terms = [(stride, 1048) for stride in (12223, 12224, 36674, 61119, 85569)]
     low = 64023025 + 1048 * (12223 + 12224)
-    start = time.perf_counter()
-    assert solve(terms, low, low) == Answer(False, Step.BITSET)
-    assert time.perf_counter() - start < 1
+    times = []
+    for _ in range(2):
+        start = time.process_time()
+        assert solve(terms, low, low) == Answer(False, Step.BITSET)
+        times.append(time.process_time() - start)
+    assert min(times) < 1
 
 
 def test_bit_sets_agree_with_the_search_on_large_sums() -> None:
@@ -99,9 +102,9 @@ def test_counting_has_a_limit() -> None:
 def test_sums_too_large_for_bit_sets_are_given_up() -> None:
     terms = [(stride * 1000 + 1, 5000) for stride in (12223, 12224, 36674, 61119, 85569)]
     low = sum(coefficient * count for coefficient, count in terms) // 2 + 1
-    start = time.perf_counter()
+    start = time.process_time()
     answer = solve(terms, low, low)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     assert (answer.solvable is None) == (answer.step is Step.WORK_LIMIT)
 
 

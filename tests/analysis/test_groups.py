@@ -142,9 +142,9 @@ def test_a_crowd_without_any_order(seed: int) -> None:
 def _time(views: list[torch.Tensor], groups_expected: int) -> float:
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.process_time()
         found = overlap_groups(views)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
         assert len(found) == groups_expected
     return min(times)
 
