@@ -24,7 +24,7 @@ from typing import TypeAlias
 
 from dovetail.analysis.region import extent_bytes
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, TensorMeta, Value, map_operands, values_in
-from dovetail.ir.sizes import Size, difference, shifted
+from dovetail.ir.sizes import Size, SizeExpr, difference, product, shifted
 from dovetail.ir.text import identifier
 from dovetail.ops.facts import facts_of, hidden_writes, overwrites
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
@@ -62,6 +62,7 @@ class Functionalizer:
         self._version: dict[int, int] = {}
         self._steps: dict[Value, ViewStep] = {}
         self._writes: dict[Value, int] = {}
+        self._outer: set[int] = set()
         self._new_storage = new_storage
         self._names: dict[str, int] = {}
         self._source: Node | None = None
@@ -75,6 +76,7 @@ class Functionalizer:
         self._names.setdefault(value.name, 1)
         self._current[value] = value
         if value.is_tensor:
+            self._outer.add(value.tensor.storage)
             self._made_at[value] = self._version.setdefault(value.tensor.storage, 0)
 
     def read(self, value: Value) -> Value:
@@ -99,8 +101,7 @@ class Functionalizer:
         if step.index is None:
             return self._emit_view(node.target, args, node.kwargs, value, parent)
         metas: list[Meta | None] = [
-            _on_storage(output.tensor, parent.tensor.storage, moved) if output is not None else None
-            for output in node.outputs
+            _moved(output.tensor, parent.tensor, moved) if output is not None else None for output in node.outputs
         ]
         outputs = self._emit(node.target, args, node.kwargs, metas, unpack=True)
         for sibling, output in zip(node.outputs, outputs, strict=True):
@@ -120,7 +121,7 @@ class Functionalizer:
         parent: Value,
     ) -> Value:
         moved = difference(parent.tensor.offset, self._steps[like].parent.tensor.offset)
-        meta = _on_storage(like.tensor, parent.tensor.storage, moved)
+        meta = _moved(like.tensor, parent.tensor, moved)
         (result,) = self._emit(target, args, kwargs, [meta])
         assert result is not None, "a view has a result"
         return result
@@ -154,7 +155,7 @@ class Functionalizer:
             self._steps[output] = ViewStep(node, parent, index if node.unpack else None)
             current = self.read(parent)
             moved = difference(current.tensor.offset, parent.tensor.offset)
-            metas.append(_on_storage(output.tensor, current.tensor.storage, moved))
+            metas.append(_moved(output.tensor, current.tensor, moved))
             if moved != 0 and isinstance(node.target, Overload):
                 swapped = node.with_operands(self.read)
                 swapped = _with_args(swapped, replayed_args(node.target, swapped.args, moved))
@@ -252,7 +253,14 @@ class Functionalizer:
         base = self.read(step.parent)
         moved = difference(base.tensor.offset, step.parent.tensor.offset)
         rule = write_through(
-            node.target, replayed_args(node.target, node.args, moved), node.kwargs, step.index, step.parent.tensor
+            node.target,
+            replayed_args(node.target, node.args, moved),
+            node.kwargs,
+            step.index,
+            step.parent.tensor,
+            view=value.tensor,
+            on_copy=replayed_args(node.target, node.args, difference(0, step.parent.tensor.offset)),
+            whole_storage=base.tensor.storage not in self._outer,
         )
         if rule.is_view:
             contents = self._with_layout_of(value, contents)
@@ -344,7 +352,7 @@ class Functionalizer:
         """An independent copy at this point: what it consumes does not show here."""
         twin = copy.copy(self)
         for name, held in vars(self).items():
-            if isinstance(held, dict | list):
+            if isinstance(held, dict | list | set):
                 setattr(twin, name, held.copy())
         return twin
 
@@ -375,9 +383,18 @@ def _written_values(node: Node, writes: tuple[int, ...]) -> list[Value]:
     return list(values_in(held))
 
 
-def _on_storage(meta: TensorMeta, storage: int, moved: Size = 0, offset: Size | None = None) -> TensorMeta:
-    place = shifted(meta.offset if offset is None else offset, moved)
+def _on_storage(meta: TensorMeta, storage: int, offset: Size | None = None) -> TensorMeta:
+    place = meta.offset if offset is None else offset
     return TensorMeta(meta.shape, meta.stride, place, meta.dtype, meta.device, storage)
+
+
+def _moved(view: TensorMeta, parent: TensorMeta, by: Size) -> TensorMeta:
+    """The description of a view whose parent lies `by` elements (of the parent's) later than when it was recorded."""
+    if view.dtype.itemsize != parent.dtype.itemsize and by != 0:
+        size_bytes = product((by, parent.dtype.itemsize))
+        unit = view.dtype.itemsize
+        by = size_bytes // unit if isinstance(size_bytes, int) else SizeExpr("floordiv", (size_bytes, unit))
+    return _on_storage(view, parent.storage, shifted(view.offset, by))
 
 
 def _with_args(node: Node, args: tuple[Operand, ...]) -> Node:

@@ -119,7 +119,7 @@ class InputMaker:
         if not isinstance(spec.value, torch.Tensor):
             number = self.recorder.add_number(spec.value, spec.name)
             return StandIn(spec.value, number, number, spec.role)
-        fake = keep_number(spec.value, spec.value.detach())
+        fake = keep_number(spec.value, spec.value.data)  # views among the inputs do not count versions together here
         seen, leaf = _as_input(fake, spec.requires_grad, spec.is_leaf, spec.is_parameter)
         value = self.recorder.add_tensor(seen, spec.name)
         return _stand_in(seen, value, value, spec.role, leaf)

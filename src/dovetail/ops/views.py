@@ -47,28 +47,37 @@ SOURCE = _Slot("SOURCE")
 
 
 def write_through(
-    view: Overload,
+    target: Overload,
     args: Sequence[Operand],
     kwargs: tuple[tuple[str, Operand], ...],
     index: int | None,
     base: TensorMeta,
+    *,
+    view: TensorMeta,
+    on_copy: Sequence[Operand],
+    whole_storage: bool,
 ) -> WriteThrough:
-    """The application that replaces the contents of `view(BASE, *args[1:])` (item `index` of it) by SOURCE.
+    """The application that replaces the contents of `target(BASE, *args[1:])` (item `index` of it) by SOURCE.
 
-    args: the view's operands; the first is the base. base: what the base looks like.
+    args: the view's operands; the first is the base. base, view: what the base and the view look like. on_copy: the
+    operands for a base that starts where its storage does. whole_storage: the base's storage holds little else, so that
+    an ATen scatter, which copies the whole storage of its base, may be used.
     """
-    if base.overlaps_itself():
-        return WriteThrough(view_scatter(view, index), (BASE, SOURCE, *args[1:]), kwargs)
-    undo = _UNDO.get(schema_of(view).name) if index is None and schema_of(view).namespace == "aten" else None
+    scatter = WriteThrough(view_scatter(target, index), (BASE, SOURCE, *on_copy[1:]), kwargs)
+    if base.overlaps_itself() or view.overlaps_itself():
+        return scatter
+    undo = _UNDO.get(schema_of(target).name) if index is None and schema_of(target).namespace == "aten" else None
     if undo is not None:
-        undone = undo(view, args, base)
+        undone = undo(target, args, base)
         if undone is not None:
             return undone
-    if index is None:
-        for candidate in overloads("aten", f"{schema_of(view).name}_scatter"):
-            if [a.type for a in schema_of(candidate).arguments][2:] == [a.type for a in schema_of(view).arguments][1:]:
+    if index is None and whole_storage:
+        for candidate in overloads("aten", f"{schema_of(target).name}_scatter"):
+            if [a.type for a in schema_of(candidate).arguments][2:] == [a.type for a in schema_of(target).arguments][
+                1:
+            ]:
                 return WriteThrough(candidate, (BASE, SOURCE, *args[1:]), kwargs)
-    return WriteThrough(view_scatter(view, index), (BASE, SOURCE, *args[1:]), kwargs)
+    return scatter
 
 
 def _is_contiguous(meta: TensorMeta) -> bool:

@@ -57,7 +57,7 @@ class _GraphCompiler:
         self._backwards: dict[Pattern, CompiledBackward] = {}
         self._pending: dict[Pattern, Split] = {}
         self._decisions: dict[str, bool] = {}
-        self._refusal: CaptureFailed | None = None
+        self._refused: dict[int, CaptureFailed] = {}
         self._graph: CompiledGraph
 
     def compile(self) -> CompiledGraph:
@@ -71,11 +71,11 @@ class _GraphCompiler:
         except CaptureFailed as error:
             if not trains:
                 raise
-            self._refusal = error  # as in eager, forward works and backward raises
-            split = self._lower(self._name, tuple(None for _ in full))
+            full = self._without_refused(full, error)
+            split = self._lower(self._name, full)
         self._pending[full] = split
         likely = self._recording.likely_pattern() if trains else full
-        if likely != full and self._refusal is None:
+        if likely != full and not self._refused:
             self._pending[likely] = self._lower(f"{self._name}_likely", likely)
         forward = CompiledProgram(split.forward, self._executors)
         signature = split.backward.signature
@@ -93,6 +93,17 @@ class _GraphCompiler:
             written_in_backward=tuple(r.input for r in signature.outputs if isinstance(r, InputMutation)),
         )
         return self._graph
+
+    def _without_refused(self, full: Pattern, error: CaptureFailed) -> Pattern:
+        """The gradients that eager takes: as in eager, forward works, and backward raises for the others."""
+        for slot in [slot for slot, arrival in enumerate(full) if arrival is not None]:
+            try:
+                self._recording.programs(self._name, tuple(a if i == slot else None for i, a in enumerate(full)))
+            except CaptureFailed as refusal:
+                self._refused[slot] = refusal
+        if not self._refused:  # each by itself is fine
+            self._refused = {slot: error for slot, arrival in enumerate(full) if arrival is not None}
+        return tuple(None if slot in self._refused else arrival for slot, arrival in enumerate(full))
 
     def _lower(self, name: str, pattern: Pattern) -> Split:
         dump = Dump(self._options.dump, name, self._hints)
@@ -128,8 +139,9 @@ class _GraphCompiler:
         return dict(zip(self._recording.constant_names, self._recording.constants, strict=True))[name]
 
     def _backward_for(self, pattern: Pattern) -> CompiledBackward:
-        if self._refusal is not None:
-            raise self._refusal.__cause__ or self._refusal
+        for slot, refusal in self._refused.items():
+            if pattern[slot] is not None:
+                raise refusal.__cause__ or refusal
         known = self._backwards.get(pattern)
         if known is None:
             known = self._backwards[pattern] = self._compile_backward(pattern)
