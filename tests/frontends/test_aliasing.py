@@ -1,0 +1,227 @@
+"""Inputs that share memory, written or not, in ways that change from call to call: results are eager's."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dovetail.analysis import overlap_groups
+from dovetail.errors import DovetailWarning
+from dovetail.execute.graph import CompiledGraph
+from tests.doors import DOORS, Compiled, Door, assert_as_eager, directly
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+Inputs = tuple[list[Any], list[torch.Tensor]]
+
+
+@pytest.fixture(params=DOORS, ids=lambda door: door.__name__)
+def door(request: pytest.FixtureRequest) -> Door:
+    chosen: Door = request.param
+    return chosen
+
+
+def _base(seed: int, size: int, wants_gradient: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """A tensor to take views of, and the leaf behind it when a gradient is wanted."""
+    leaf = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    return (leaf.requires_grad_() * 1, [leaf]) if wants_gradient else (leaf, [])
+
+
+def _doubled_and_added(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor]:
+    x.mul_(2)
+    return (x + y,)
+
+
+# --- variants -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+@pytest.mark.parametrize("calls", [(0, 1, 2, 3), (1, 0, 3, 2)], ids=["apart first", "together first"])
+def test_sharing_that_comes_and_goes(door: Door, calls: Sequence[int], wants_gradient: bool) -> None:
+    def inputs(seed: int) -> Inputs:
+        if seed % 2:
+            base, leaves = _base(seed, 8, wants_gradient)
+            return [base[:4], base[2:6]], leaves
+        (x, one), (y, other) = _base(seed, 4, wants_gradient), _base(seed + 10, 4, wants_gradient)
+        return [x, y], one + other
+
+    compiled = door(_doubled_and_added)
+    assert_as_eager(_doubled_and_added, compiled.call, inputs, calls)
+    assert len(compiled.graphs()) == 2
+
+
+def test_the_first_report(door: Door) -> None:
+    compiled = door(_doubled_and_added)
+    (total,) = compiled.call(torch.ones(4), torch.ones(4))
+    assert total.tolist() == [3, 3, 3, 3]
+    base = torch.ones(6)
+    (total,) = compiled.call(base[:4], base[2:6])
+    assert total.tolist() == [4, 4, 3, 3]
+    assert base.tolist() == [2, 2, 2, 2, 1, 1]
+
+
+class _Counting(nn.Module):
+    """Writes its argument, and reads and writes a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.arange(8.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        self.state.add_(1)
+        return self.state.sum() + x * 3
+
+
+def test_an_argument_that_is_a_view_of_a_buffer(door: Door) -> None:
+    eager, source = _Counting(), _Counting()
+    compiled = door(source)
+    for where in (None, slice(2, 6), slice(0, 4), None, slice(2, 6)):
+        x, y = (m.state[where] if where is not None else torch.ones(4) for m in (eager, source))
+        assert torch.equal(eager(x), compiled.call(y))
+        assert torch.equal(x, y)
+        assert torch.equal(eager.state, source.state)
+
+
+def test_three_inputs_that_share_in_turn(door: Door) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y.add_(x[0])
+        return x * 2, y - z, z[1:]
+
+    def inputs(seed: int) -> Inputs:
+        a, b, c = (torch.randn(8, generator=torch.Generator().manual_seed(10 * seed + i)) for i in range(3))
+        ways = (
+            [a[:4], b[:4], c[:4]],
+            [a[:4], a[2:6], c[:4]],
+            [a[:4], b[:4], b[1:5]],
+            [a[:4], a[2:6], a[4:8]],
+            [a[:4], b[:4], a[3:7]],  # nobody writes what x and z share
+        )
+        return ways[seed % len(ways)], []
+
+    compiled = door(f)
+    assert_as_eager(f, compiled.call, inputs, range(5))
+    count = len(compiled.graphs())
+    assert count == 4
+    assert_as_eager(f, compiled.call, inputs, (7, 5, 9, 8, 6))
+    assert len(compiled.graphs()) == count
+
+
+def test_the_same_way_elsewhere_in_memory_is_no_new_way(door: Door) -> None:
+    compiled = door(_doubled_and_added)
+
+    def inputs(seed: int) -> Inputs:
+        base, _ = _base(seed, 20, False)
+        return [base[seed : seed + 4], base[seed + 2 : seed + 6]], []
+
+    assert_as_eager(_doubled_and_added, compiled.call, inputs, (0,))
+    count = len(compiled.graphs())
+    assert_as_eager(_doubled_and_added, compiled.call, inputs, (1, 5, 12, 0))
+    assert len(compiled.graphs()) == count
+
+
+def test_beyond_the_limit_calls_run_in_eager_mode_with_one_warning(door: Door) -> None:
+    def inputs(seed: int) -> Inputs:
+        base, _ = _base(seed, 12, False)
+        return [base[:4], base[seed : seed + 4]], []
+
+    compiled = door(_doubled_and_added, max_variants=3)
+    assert_as_eager(_doubled_and_added, compiled.call, inputs, (4, 1, 2))
+    with pytest.warns(DovetailWarning, match="eager mode"):
+        assert_as_eager(_doubled_and_added, compiled.call, inputs, (3,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_as_eager(_doubled_and_added, compiled.call, inputs, (3, 1, 2, 5))
+    assert len(compiled.graphs()) == 3
+
+
+# --- several dtypes -------------------------------------------------------------------------------------------------
+
+
+def test_one_buffer_as_floats_and_as_integers(door: Door) -> None:
+    def f(k: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        k.add_(1)
+        s.mul_(2)
+        return k * 1, s + 1
+
+    def inputs(seed: int) -> Inputs:
+        base = torch.arange(16.0) + seed
+        return [base, base.view(torch.int32)], []
+
+    assert_as_eager(f, door(f).call, inputs)
+
+
+@pytest.mark.parametrize("subset", range(16))
+def test_four_dtypes_over_the_same_bytes(door: Door, subset: int) -> None:
+    def f(*views: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for place, view in enumerate(views):
+            if subset >> place & 1:
+                view.add_(1)
+        return tuple(view * 2 for view in views)
+
+    def inputs(seed: int) -> Inputs:
+        base = torch.arange(16.0) + seed
+        views = [base[:8], base[2:12].view(torch.int32), base[4:5].view(torch.uint8), base[4:14].view(torch.bfloat16)]
+        return views, []
+
+    assert_as_eager(f, door(f).call, inputs)
+
+
+def test_disjoint_views_of_several_dtypes_need_no_flat_tensor(door: Door) -> None:
+    def f(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, d: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for view in (a, b, c, d):
+            view.add_(1)
+        return a + 1, b * 2, c, d[1:]
+
+    def inputs(seed: int) -> Inputs:
+        base = torch.arange(16.0) + seed
+        dtypes = (torch.float32, torch.int32, torch.uint8, torch.bfloat16)
+        return [part.view(dtype) for part, dtype in zip(base.split(4), dtypes, strict=True)], []
+
+    compiled = door(f)
+    assert_as_eager(f, compiled.call, inputs)
+    _assert_apart(compiled.graphs())
+
+
+# --- many views of one buffer ---------------------------------------------------------------------------------------
+
+
+def _columns(count: int) -> list[torch.Tensor]:
+    return list(torch.arange(4.0 * count).view(4, count).unbind(1))
+
+
+def _slices(count: int) -> list[torch.Tensor]:
+    return list(torch.arange(4.0 * count).split(4))
+
+
+def _assert_apart(graphs: Sequence[CompiledGraph]) -> None:
+    (graph,) = graphs
+    assert graph.plan.extras == ()
+    assert not any("scatter" in str(node.target) for node in graph.forward.program.nodes)
+
+
+@pytest.mark.parametrize("every", [1, 3], ids=["all written", "some written"])
+@pytest.mark.parametrize("views", [_columns, _slices])
+def test_many_disjoint_views_of_one_buffer(door: Door, views: Callable[[int], list[torch.Tensor]], every: int) -> None:
+    def f(*parts: torch.Tensor) -> torch.Tensor:
+        for part in parts[::every]:
+            part.mul_(2)
+        return parts[0] + parts[-1]
+
+    count = 2000 if door is directly else 200  # Dynamo guards every input: its time, not ours
+    compiled: Compiled = door(f)
+    for _ in range(2):
+        expected, actual = views(count), views(count)
+        assert torch.equal(f(*expected), compiled.call(*actual))
+        assert torch.equal(torch.stack(expected), torch.stack(actual))
+    _assert_apart(compiled.graphs())
+
+
+@pytest.mark.parametrize("views", [_columns, _slices])
+def test_many_disjoint_views_are_groups_of_one(views: Callable[[int], list[torch.Tensor]]) -> None:
+    assert overlap_groups(views(2000)) == [[i] for i in range(2000)]
