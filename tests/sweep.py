@@ -3,8 +3,10 @@
     python -m tests.sweep --minutes 10
     python -m tests.sweep --minutes 60 --shard 2/4 --state sweep-2.json
     python -m tests.sweep --kind alias --programs 20000 --minutes 60
+    python -m tests.sweep --kind both --sanitize
 
-There are two kinds of programs: plain ones, and those whose arguments share bytes differently from call to call.
+There are two kinds of programs: plain ones, and those whose arguments share bytes differently from call to call. With
+`--sanitize`, what the analysis says of storages is held against every operator that runs (see `testing.sanitizer`).
 Each failing program is made as small as it gets and written as a file that runs by itself (`sweep-failures/`). With a
 state file, the search goes on where it stopped. The exit status is 1 when something failed.
 """
@@ -18,6 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +34,7 @@ from dovetail.errors import DovetailError
 from dovetail.testing.agreement import check_program
 from dovetail.testing.aliasing import AliasProgram, alias_program
 from dovetail.testing.programs import RandomProgram, random_program
+from dovetail.testing.sanitizer import AliasSanitizer
 from dovetail.testing.shrinking import shrink_program
 
 _RUN = """
@@ -41,10 +45,13 @@ if __name__ == "__main__":
 
     import dovetail
     from dovetail.testing.agreement import check_program
+    from dovetail.testing.sanitizer import AliasSanitizer
 
     source = open(__file__).read()
     this = SimpleNamespace(source=lambda: source, build=lambda: (program, inputs))
     check_program(this, dovetail.compile, {seeds})
+    with AliasSanitizer("all"):
+        check_program(this, dovetail.compile, {seeds})
     sys.exit("it agrees with eager now")
 """
 
@@ -69,10 +76,14 @@ class State:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a search ends: after so many seconds, or when so many programs were tried since it first began."""
+    """When a search ends: after so many seconds, or when so many programs were tried since it first began.
+
+    sanitize: whether each program runs under the alias sanitizer.
+    """
 
     seconds: float
     programs: int | None = None
+    sanitize: bool = False
 
 
 def search(state: State, step: int, limits: Limits, folder: Path, on_step: Callable[[State], None]) -> None:
@@ -80,18 +91,18 @@ def search(state: State, step: int, limits: Limits, folder: Path, on_step: Calla
     end = time.monotonic() + limits.seconds
     while time.monotonic() < end and (limits.programs is None or state.tried < limits.programs):
         for generator in GENERATORS[state.kind]:
-            _try(generator(state.next), state, folder)
+            _try(generator(state.next), state, folder, limits.sanitize)
         state.next += step
         on_step(state)
 
 
-def _try(program: AnyProgram, state: State, folder: Path) -> None:
-    error = failure_of(program)
+def _try(program: AnyProgram, state: State, folder: Path, sanitize: bool) -> None:
+    error = failure_of(program, sanitize)
     if isinstance(error, DovetailError) and not error.code.startswith("DT-INTERNAL"):
         state.refused += 1
     elif error is not None:
         state.failures[label_of(program)] = kind_of(error)
-        write_failure(program, error, folder)
+        write_failure(program, error, folder, sanitize)
     state.tried += 1
 
 
@@ -100,10 +111,11 @@ def label_of(program: AnyProgram) -> str:
     return f"{program.seed}" if isinstance(program, RandomProgram) else f"alias_{program.seed}"
 
 
-def failure_of(program: AnyProgram) -> Exception | None:
+def failure_of(program: AnyProgram, sanitize: bool = False) -> Exception | None:
     """What went wrong when the program was compiled and compared with eager."""
     try:
-        check_program(program, partial(dovetail.compile, verify=2), program.seeds)
+        with AliasSanitizer("all") if sanitize else nullcontext():
+            check_program(program, partial(dovetail.compile, verify=2), program.seeds)
     except Exception as error:
         return error
     return None
@@ -115,12 +127,12 @@ def kind_of(error: Exception) -> str:
     return f"{type(error).__name__}: {re.sub(r'[0-9]+', 'N', first)}"
 
 
-def write_failure(program: AnyProgram, error: Exception, folder: Path) -> Path:
+def write_failure(program: AnyProgram, error: Exception, folder: Path, sanitize: bool = False) -> Path:
     """Write the smallest program that fails in the same way."""
     kind = kind_of(error)
 
     def fails_alike(smaller: AnyProgram) -> bool:
-        found = failure_of(smaller)
+        found = failure_of(smaller, sanitize)
         return found is not None and kind_of(found) == kind
 
     small = shrink_program(program, fails_alike)
@@ -137,6 +149,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--kind", choices=GENERATORS, default="plain", help="which programs; a --state file has its own"
     )
+    parser.add_argument("--sanitize", action="store_true", help="check each operator with the alias sanitizer")
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
     parser.add_argument("--state", type=Path, help="file to go on from, and to write")
     parser.add_argument("--first", type=int, default=1000, help="the first seed of a new search")
@@ -165,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
             if options.state is not None:
                 options.state.write_text(json.dumps(asdict(now), indent=2) + "\n")
 
-        search(state, shards, Limits(seconds, options.programs), options.failures, show)
+        search(state, shards, Limits(seconds, options.programs, options.sanitize), options.failures, show)
     for label, kind in state.failures.items():
         print(f"{options.failures / f'seed_{label}.py'}: {kind}")
     return 1 if state.failures else 0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dovetail
+from dovetail.testing.sanitizer import AliasSanitizer
 from tests import sweep
 
 
@@ -34,6 +35,20 @@ def test_a_search_ends_when_enough_was_tried(tmp_path: Path, monkeypatch: pytest
     assert json.loads(state.read_text()) == {"next": 1003, "tried": 6, "refused": 0, "failures": {}, "kind": "both"}
     assert sweep.main([*arguments, "--programs", "10"]) == 0
     assert json.loads(state.read_text())["next"] == 1005
+
+
+def test_a_search_can_sanitize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[AliasSanitizer] = []
+
+    def sanitizer(level: str) -> AliasSanitizer:
+        made.append(AliasSanitizer(level))
+        return made[-1]
+
+    monkeypatch.setattr(sweep, "AliasSanitizer", sanitizer)
+    arguments = ["--kind", "both", "--programs", "4", "--sanitize", "--failures", str(tmp_path / "failures")]
+    assert sweep.main(arguments) == 0
+    assert len(made) == 4
+    assert all(one.programs for one in made)
 
 
 @pytest.mark.parametrize(("kind", "label"), [("plain", "7"), ("alias", "alias_7")])
