@@ -112,37 +112,41 @@ class Accesses:
     """What a program does to its arguments.
 
     written: arguments that it writes; tracked: those where autograd follows. reach: for arguments that it addresses by
-    their place in the storage (`as_strided` with an offset), the bytes (first, end) of the storage that it addresses.
+    their place in the storage (`as_strided` with an offset): the argument, its storage offset when that was seen, and
+    the bytes (first, end) of the storage that it addresses then.
     """
 
     written: frozenset[int] = frozenset()
     tracked: frozenset[int] = frozenset()
-    reach: tuple[tuple[int, tuple[int, int]], ...] = ()
+    reach: frozenset[tuple[int, int, tuple[int, int]]] = frozenset()
 
     def merge(self, other: Accesses) -> Accesses:
         """What either does."""
-        reach = dict(self.reach)
-        for argument, (first, end) in other.reach:
-            known = reach.get(argument, (first, end))
-            reach[argument] = (min(first, known[0]), max(end, known[1]))
-        return Accesses(
-            self.written | other.written,
-            self.tracked | other.tracked,
-            tuple(sorted(reach.items())),
-        )
+        return Accesses(self.written | other.written, self.tracked | other.tracked, self.reach | other.reach)
+
+    def addressed(self) -> frozenset[int]:
+        """The arguments that are addressed by their place in the storage."""
+        return frozenset(argument for argument, _, _ in self.reach)
 
     def addresses(self, argument: int, tensor: torch.Tensor) -> tuple[int, int]:
-        """The first and one past the last address that the program may touch through a real tensor."""
+        """The first and one past the last address that the program is known to touch through a real tensor."""
         start, end = address_range(tensor)
-        for index, (first, last) in self.reach:
-            if index == argument:
-                storage = tensor.data_ptr() - int(tensor.storage_offset()) * tensor.element_size()
-                start, end = min(start, storage + first), max(end, storage + last)
+        if self.reach:
+            offset = int(tensor.storage_offset())
+            storage = tensor.data_ptr() - offset * tensor.element_size()
+            for index, seen_at, (first, last) in self.reach:
+                if index == argument and seen_at == offset:
+                    start, end = min(start, storage + first), max(end, storage + last)
         return start, end
 
     def leaves(self, argument: int, tensor: torch.Tensor) -> bool:
         """Whether the program touches memory through a tensor that lies outside of its range."""
         return self.addresses(argument, tensor) != address_range(tensor)
+
+    def needs_base(self, argument: int, tensor: torch.Tensor) -> bool:
+        """Whether what the tensor is a view of must be known, because the program addresses the storage of that."""
+        is_followed = argument in self.tracked and argument in self.addressed() and tensor.storage_offset() != 0
+        return self.leaves(argument, tensor) or (is_followed and view_base(tensor) is not None)
 
 
 def arrange(arguments: Sequence[object], accesses: Accesses, names: Sequence[str]) -> Arrangement:
@@ -151,11 +155,11 @@ def arrange(arguments: Sequence[object], accesses: Accesses, names: Sequence[str
     Raises: OverlappingMutatedInputs when tensors share memory through storages that cannot be taken as one.
     """
     tensors = {i: a for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)}
-    reach = {argument for argument, _ in accesses.reach}
-    offsets = tuple((i, int(tensors[i].storage_offset())) for i in sorted(reach & accesses.written) if i in tensors)
+    addressed = sorted(accesses.addressed() & accesses.written)
+    offsets = tuple((i, int(tensors[i].storage_offset())) for i in addressed if i in tensors)
     groups = []
     for indices in _joined(tensors, accesses):
-        alone = len(indices) == 1 and not accesses.leaves(indices[0], tensors[indices[0]])
+        alone = len(indices) == 1 and not accesses.needs_base(indices[0], tensors[indices[0]])
         if not alone and not accesses.written.isdisjoint(indices):
             groups.append(_Grouping({i: tensors[i] for i in indices}, accesses, names).group())
     return Arrangement(tuple(groups), offsets)
@@ -199,15 +203,15 @@ class _Grouping:
         spans += [accesses.addresses(i, t) for i, t in tensors.items()]
         self.first, self.end = min(s for s, _ in spans), max(e for _, e in spans)
         self.leader = min(tensors)
-        self.is_absolute = any(argument in tensors for argument, _ in accesses.reach)
+        self.is_absolute = not accesses.addressed().isdisjoint(tensors)
 
     def _bases(self) -> dict[int, torch.Tensor]:
         """Tensors that arguments are views of, by identity, where autograd's knowledge of it can matter.
 
-        It can for a family of several members, or with its base among them, when a gradient is involved; and where the
-        program leaves the region of a view.
+        It can for a family of several members, or with its base among them, when a gradient is involved; and where a
+        program addresses the storage.
         """
-        left = {id(_viewed(t)) for i, t in self.tensors.items() if self.accesses.leaves(i, t)}
+        left = {id(_viewed(t)) for i, t in self.tensors.items() if self.accesses.needs_base(i, t)}
         viewed = {i: _viewed(t) for i, t in self.tensors.items()}
         own = {id(t) for t in self.tensors.values()}
         count: dict[int, int] = {}

@@ -26,13 +26,15 @@ class InputChanges:
     """By number of the input.
 
     writes: how each written input was written. view_writes: views that were written although they leave the region of
-    their input, with its number. The others: see `ir.calling.CallPlan`.
+    their input, with its number. unlike_eager: names of inputs whose gradient would not be eager's. The others: see
+    `ir.calling.CallPlan`.
     """
 
     writes: Mapping[int, WriteKind]
     view_writes: tuple[tuple[int, Value, WriteKind], ...]
     metadata: tuple[MetadataChange, ...]
     flags: tuple[GradientFlag, ...]
+    unlike_eager: tuple[str, ...]
 
     @staticmethod
     def of(stand_ins: Sequence[StandIn], recorder: Recorder, functional: Functionalizer) -> InputChanges:
@@ -50,17 +52,21 @@ class InputChanges:
             for view, index in _addressed_views(stand_ins, functional)
             if functional.write_count(view) and not functional.is_view_of(view, stand_ins[index].value)
         )
-        for view, index in _addressed_views(stand_ins, functional):
-            if {**writes, **{i: kind for i, _, kind in views}}.get(index) is WriteKind.TRACKED:
-                _refuse_unlike_eager(view, stand_ins[index])
-        return InputChanges(writes, views, _metadata_changes(stand_ins, recorder), _gradient_flags(stand_ins))
+        followed = {i for i, kind in [*writes.items(), *((i, k) for i, _, k in views)] if kind is WriteKind.TRACKED}
+        unlike = tuple(
+            stand_ins[index].declared.name
+            for view, index in _addressed_views(stand_ins, functional)
+            if index in followed and _is_seen_otherwise(view, stand_ins[index], recorder)
+        )
+        return InputChanges(writes, views, _metadata_changes(stand_ins, recorder), _gradient_flags(stand_ins), unlike)
 
 
-def _refuse_unlike_eager(view: Value, stand_in: StandIn) -> None:
-    """Autograd looks at such a view through its base in eager, and through what it was made of on fakes."""
-    if stand_in.value.tensor.offset != 0 or extent_bytes(view.tensor) != _within(view, stand_in.value):
-        what = "memory by its address in the storage, under the eyes of autograd,"
-        raise UnsupportedInputMutation(what=what, name=stand_in.declared.name)
+def _is_seen_otherwise(view: Value, stand_in: StandIn, recorder: Recorder) -> bool:
+    """Whether autograd looks at a view through its base in eager, and through what it was made of on fakes."""
+    if not any(tensor.requires_grad for tensor in recorder.tensors_of(view)):
+        return False
+    has_base = stand_in.followed is not stand_in.seen or stand_in.value.tensor.offset == 0
+    return not has_base or extent_bytes(view.tensor) != _within(view, stand_in.value)
 
 
 def _within(view: Value, base: Value) -> tuple[int, int] | None:
@@ -125,19 +131,18 @@ def accesses_of(
         if stand_in.rule is None:
             position[index] = len(position)
     kinds = [*changes.writes.items(), *((index, kind) for index, _, kind in changes.view_writes)]
-    reach: dict[int, tuple[int, int]] = {}
+    reach: set[tuple[int, int, tuple[int, int]]] = set()
     for view, index in _addressed_views(stand_ins, functional):
-        region = extent_bytes(view.tensor)
-        if region is not None:
-            first, end = reach.get(position[index], region)
-            reach[position[index]] = (min(first, region[0]), max(end, region[1]))
+        region, offset = extent_bytes(view.tensor), stand_ins[index].value.tensor.offset
+        if region is not None and isinstance(offset, int):
+            reach.add((position[index], offset, region))
         elif functional.write_count(view):
             name = stand_ins[index].declared.name
             raise UnsupportedInputMutation(what="memory at an address of symbolic size", name=name)
     return Accesses(
         frozenset(position[i] for i in (*(index for index, _ in kinds), *late)),
         frozenset(position[i] for i, kind in kinds if kind is WriteKind.TRACKED),
-        tuple(sorted(reach.items())),
+        frozenset(reach),
     )
 
 

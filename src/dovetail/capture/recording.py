@@ -179,6 +179,9 @@ class Recording:
 
     def _refuse_writes_outside(self, functional: Functionalizer) -> None:
         """A view that leaves the memory which the program knows of can be read, unless something there is written."""
+        for name in self.changes.unlike_eager:
+            what = "memory by its address in the storage, under the eyes of autograd,"
+            raise UnsupportedInputMutation(what=what, name=name)
         for view, around in functional.outside:
             if functional.write_count(view) or functional.write_count(around):
                 name = next((s.declared.name for s in self.stand_ins if s.value is around), around.name)

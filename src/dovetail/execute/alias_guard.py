@@ -31,7 +31,7 @@ class AliasGuard:
         self._written = accesses.written
         self._tracked = tuple(sorted(accesses.tracked))
         self._accesses = accesses
-        self._reach = tuple(argument for argument, _ in accesses.reach)
+        self._reach = tuple(sorted(accesses.addressed()))
         self._sizes = {i: size for i, size in enumerate(sizes_bytes) if size != 0}
         self._is_static = all(size is not None for size in self._sizes.values())
         self._order = list(self._sizes)

@@ -65,7 +65,7 @@ class GraphVariants:
 
     def compile_apart(self) -> CompiledGraph:
         """The graph for inputs that share nothing that is written."""
-        return self._graph(APART, ())
+        return self._compile(self._recording, APART)
 
     def select(self, inputs: Sequence[Any]) -> CompiledGraph | None:
         """The graph for these inputs, compiled when it is new; None when the number of graphs has reached its limit."""
@@ -76,14 +76,14 @@ class GraphVariants:
         return known or self._select_anew(arguments)
 
     def _select_anew(self, arguments: list[Any]) -> CompiledGraph | None:
-        arrangement = self._arrangement(arguments)
-        while True:
+        graph = None
+        while graph is None:
+            arrangement = self._arrangement(arguments)
             if arrangement not in self._graphs and len(self._graphs) >= self._options.max_variants:
                 return None
             graph = self._graph(arrangement, arguments)
-            seen, arrangement = arrangement, self._arrangement(arguments)
-            if seen == arrangement:  # otherwise compiling showed an access that was not known
-                break
+            if arrangement != self._arrangement(arguments):  # it was shown an access that was not known
+                graph = None
         if len(self._known) >= _REMEMBERED_CALLS:
             self._known.clear()
         if self._guard is not None:
@@ -96,15 +96,21 @@ class GraphVariants:
             return replace(arrangement, sizes=tuple(map(_sizes_of, arguments)))
         return arrangement
 
-    def _graph(self, arrangement: Arrangement, arguments: Sequence[Any]) -> CompiledGraph:
-        graph = self._graphs.get(arrangement)
-        if graph is not None:
-            return graph
+    def _graph(self, arrangement: Arrangement, arguments: list[Any]) -> CompiledGraph | None:
+        """The graph for an arrangement; None when recording shows that the arguments are arranged otherwise."""
+        if arrangement in self._graphs:
+            return self._graphs[arrangement]
         recording = self._recording
         if arrangement.groups or (arrangement.offsets and self._graphs):
             inputs = arguments[: len(arguments) - len(self._constants)]
             logger.info("%s: graph variant %d, because %s", self._name, len(self._graphs), arrangement)
             recording = self._again(inputs, arrangement, self._constants)
+            self._learn(recording)
+            if arrangement != self._arrangement(arguments):
+                return None
+        return self._compile(recording, arrangement)
+
+    def _compile(self, recording: Recording, arrangement: Arrangement) -> CompiledGraph:
         name = self._name if not self._graphs else f"{self._name}_{len(self._graphs)}"
         graph = self._graphs[arrangement] = compile_recording(recording, name, self._options, self._hints)
         self._learn(recording)
