@@ -1,4 +1,4 @@
-"""Measure dovetail side by side with its peers: `python -m benchmarks [first-step|step|overlap] [options]`.
+"""Measure dovetail side by side with its peers: `python -m benchmarks [first-step|step|overlap|overhead] [options]`.
 
 Without a subcommand every benchmark runs with its defaults. Each measurement of a model has a fresh process with empty
 caches.
@@ -9,11 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
 from benchmarks.measure import BACKENDS
 from benchmarks.models import MODELS
+from benchmarks.overhead import BACKENDS as CALL_BACKENDS
+from benchmarks.overhead import measure_calls, measure_guards
+from benchmarks.overhead_report import write_overhead_report
 from benchmarks.overlap import measure_groups, measure_pairs, write_overlap_report
 from benchmarks.processes import ask_fresh_process, describe_machine
 from benchmarks.report import write_report
@@ -40,6 +44,7 @@ def run_all(context: typer.Context) -> None:
         first_step()
         step()
         overlap()
+        overhead()
 
 
 @app.command()
@@ -114,6 +119,28 @@ def overlap(
     machine = describe_machine("cpu")
     groups = measure_groups([int(count) for count in views.split(",")])
     write_overlap_report(groups, measure_pairs(wait_for_numpy=wait_for_numpy), machine, out)
+
+
+@app.command()
+def overhead(
+    inputs: Annotated[str, typer.Option(help="Numbers of inputs, with commas between.")] = "1,4,16,64",
+    views: Annotated[str, typer.Option(help="How many views the guard is asked about.")] = "1,10,100,1000,2000",
+    backends: Annotated[str, typer.Option(help="Which backends; dynamo is torch.compile with nothing behind.")] = (
+        ",".join(CALL_BACKENDS)
+    ),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each one gives every backend its turn.")] = 15,
+    calls: Annotated[int, typer.Option(min=1, help="Calls in one turn.")] = 200,
+    inductor_s: Annotated[float, typer.Option(help="Seconds that inductor may compile, all functions together.")] = 120,
+    out: Out = _DEFAULT_OUT,
+) -> None:
+    """Time calls that do next to nothing, and the question how written inputs lie; on one thread."""
+    torch.set_num_threads(1)
+    machine = describe_machine("cpu")
+    chosen = _split(backends, CALL_BACKENDS, "--backends")
+    counts = [int(count) for count in inputs.split(",")]
+    costs = measure_calls(counts, chosen, rounds=rounds, calls=calls, inductor_s=inductor_s)
+    guards = measure_guards([int(count) for count in views.split(",")], repeats=5)
+    write_overhead_report(costs, guards, machine, out)
 
 
 def _ask_for_steps(

@@ -1,0 +1,111 @@
+"""Tables of what calls cost: for the terminal, as markdown, and as JSON with every row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.overhead import (
+    DIRECT,
+    LIMIT_PER_INPUT_US,
+    LIMIT_PER_VIEW_US,
+    LIMIT_US,
+    CallCost,
+    GuardCost,
+    per_input_us,
+)
+
+_WIDTH_IN_A_FILE = 160
+_Rows = list[list[str]]
+
+
+def write_overhead_report(
+    calls: Sequence[CallCost], guards: Sequence[GuardCost], machine: dict[str, Any], out: Path
+) -> None:
+    """Print the tables, and write `overhead.json` and `overhead.md` into `out`, a folder that is made if need be."""
+    out.mkdir(parents=True, exist_ok=True)
+    tables = {
+        "A call, us": _call_table(calls),
+        "Added to torch.compile(backend=eager), us": _added_table(calls),
+        "The guard, us for each written view": _guard_table(guards),
+    }
+    record = {"kind": "overhead", "machine": machine, "calls": [asdict(r) for r in calls]}
+    record["guards"] = [asdict(r) for r in guards]
+    (out / "overhead.json").write_text(json.dumps(record, indent=1) + "\n")
+    lines = ["# overhead", "", f"{machine['date']}; {machine['processor']}; torch {machine['torch']}."]
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH_IN_A_FILE)
+    for title, (head, cells) in tables.items():
+        lines += ["", f"## {title}", "", _line(head), _line(["---"] * len(head)), *map(_line, cells)]
+        table = Table(*head, title=title)
+        for row in cells:
+            table.add_row(*row)
+        console.print(table)
+    (out / "overhead.md").write_text("\n".join(lines) + "\n")
+    console.print(f"written: {out / 'overhead'}.json, .md", markup=False, soft_wrap=True)
+
+
+def _call_table(rows: Sequence[CallCost]) -> tuple[list[str], _Rows]:
+    backends = list(dict.fromkeys(row.backend for row in rows))
+    found = {(row.kind, row.inputs, row.backend): row for row in rows}
+    cells = []
+    for kind, inputs in dict.fromkeys((row.kind, row.inputs) for row in rows):
+        chosen = [found.get((kind, inputs, backend)) for backend in backends]
+        cells.append([kind, str(inputs), *(_number(row and row.us) for row in chosen)])
+    return ["function", "inputs", *backends], cells
+
+
+def _added_table(rows: Sequence[CallCost]) -> tuple[list[str], _Rows]:
+    cells = []
+    for kind, backend in dict.fromkeys((row.kind, row.backend) for row in rows if row.backend in ("dovetail", DIRECT)):
+        chosen = sorted((r for r in rows if (r.kind, r.backend) == (kind, backend)), key=lambda r: r.inputs)
+        limit = LIMIT_US[chosen[0].has_gradients]
+        slope = per_input_us(rows, kind, backend)
+        added = [row.added_us for row in chosen]
+        verdict = _verdict(added[0], limit), _verdict(slope, LIMIT_PER_INPUT_US)
+        shown = ", ".join(f"{row.inputs}: {_number(row.added_us)}" for row in chosen)
+        cells.append([kind, backend, shown, f"{limit:g}", verdict[0], _number(slope, 2), verdict[1]])
+    head = [
+        "function",
+        "through",
+        "inputs: added",
+        "limit",
+        "one input",
+        "per extra input",
+        f"<= {LIMIT_PER_INPUT_US:g}",
+    ]
+    return head, cells
+
+
+def _guard_table(rows: Sequence[GuardCost]) -> tuple[list[str], _Rows]:
+    cells = [
+        [
+            row.pattern,
+            f"{row.views:,}",
+            f"{row.us:,.2f}",
+            f"{row.us / row.views:.2f}",
+            f"{row.same_us / row.views:.2f}",
+            _verdict(row.us / row.views, LIMIT_PER_VIEW_US),
+        ]
+        for row in rows
+    ]
+    return ["written views", "count", "us a call", "us a view", "same tensors again", "limit"], cells
+
+
+def _verdict(value: float | None, limit: float) -> str:
+    return "-" if value is None else "within" if value <= limit else "beyond"
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
