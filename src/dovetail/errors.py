@@ -277,6 +277,18 @@ class LateSizeAssumption(DovetailError):
     way_out = "compile with dynamic=False, or let every output or only the loss receive a gradient"
 
 
+# --- signatures ---------------------------------------------------------------------------------------------
+
+
+class UnsupportedSignature(DovetailError):
+    """A part of a graph signature that another description of signatures has no words for."""
+
+    code = "DT-SIGNATURE-001"
+    summary = "{what} cannot be said in {where}."
+    because = "{reason}"
+    way_out = "{hint}"
+
+
 # --- running ------------------------------------------------------------------------------------------------
 
 
