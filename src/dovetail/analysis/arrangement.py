@@ -28,6 +28,7 @@ from dovetail.analysis.groups import overlap_groups
 from dovetail.analysis.region import Region, address_range
 from dovetail.errors import OverlappingMutatedInputs
 from dovetail.torch_compat.autograd import is_under_inference, share_version_counter, view_base
+from dovetail.torch_compat.subclasses import is_wrapper
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,8 @@ def arrange(arguments: Sequence[object], accesses: Accesses, names: Sequence[str
 
     Raises: OverlappingMutatedInputs when tensors share memory through storages that cannot be taken as one.
     """
-    tensors = {i: a for i, a in enumerate(arguments) if isinstance(a, torch.Tensor)}
+    tensors = {i: a for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and not is_wrapper(a)}
+    _refuse_related_wrappers(arguments, accesses, names)
     addressed = sorted(accesses.addressed() & accesses.written)
     offsets = tuple((i, int(tensors[i].storage_offset())) for i in addressed if i in tensors)
     groups = []
@@ -163,6 +165,19 @@ def arrange(arguments: Sequence[object], accesses: Accesses, names: Sequence[str
         if not alone and not accesses.written.isdisjoint(indices):
             groups.append(_Grouping({i: tensors[i] for i in indices}, accesses, names).group())
     return Arrangement(tuple(groups), offsets)
+
+
+def _refuse_related_wrappers(arguments: Sequence[object], accesses: Accesses, names: Sequence[str]) -> None:
+    """What autograd knows of views of wrappers is not rebuilt from their parts."""
+    wrappers = {i: _viewed(a) for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and is_wrapper(a)}
+    for written in accesses.tracked & wrappers.keys():
+        for other, base in wrappers.items():
+            if other != written and base is wrappers[written]:
+                raise OverlappingMutatedInputs(
+                    written=names[written],
+                    other=names[other],
+                    reason="they are tensor subclasses and views of one tensor, and the write is seen by autograd",
+                )
 
 
 def _joined(tensors: Mapping[int, torch.Tensor], accesses: Accesses) -> list[list[int]]:

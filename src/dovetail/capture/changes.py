@@ -26,8 +26,8 @@ class InputChanges:
     """By number of the input.
 
     writes: how each written input was written. view_writes: views that were written although they leave the region of
-    their input, with its number. unlike_eager: names of inputs whose gradient would not be eager's. The others: see
-    `ir.calling.CallPlan`.
+    their input, with its number. unlike_eager: names of inputs whose gradient would not be eager's. touched: wrappers
+    of which a part was written by an operator on the wrapper. The others: see `ir.calling.CallPlan`.
     """
 
     writes: Mapping[int, WriteKind]
@@ -35,6 +35,7 @@ class InputChanges:
     metadata: tuple[MetadataChange, ...]
     flags: tuple[GradientFlag, ...]
     unlike_eager: tuple[str, ...]
+    touched: Mapping[int, WriteKind]
 
     @staticmethod
     def of(stand_ins: Sequence[StandIn], recorder: Recorder, functional: Functionalizer) -> InputChanges:
@@ -47,6 +48,11 @@ class InputChanges:
             for index, stand_in in enumerate(stand_ins)
             if stand_in.rule is None and functional.write_count(stand_in.value)
         }
+        touched = {
+            index: _write_kind(stand_in)
+            for index, stand_in in enumerate(stand_ins)
+            if stand_in.is_wrapper and version_of(stand_in.seen) != stand_in.version
+        }
         views = tuple(
             (index, view, _write_kind(stand_ins[index]))
             for view, index in _addressed_views(stand_ins, functional)
@@ -58,7 +64,9 @@ class InputChanges:
             for view, index in _addressed_views(stand_ins, functional)
             if index in followed and _is_seen_otherwise(view, stand_ins[index], recorder)
         )
-        return InputChanges(writes, views, _metadata_changes(stand_ins, recorder), _gradient_flags(stand_ins), unlike)
+        return InputChanges(
+            writes, views, _metadata_changes(stand_ins, recorder), _gradient_flags(stand_ins), unlike, touched
+        )
 
 
 def _is_seen_otherwise(view: Value, stand_in: StandIn, recorder: Recorder) -> bool:
@@ -141,7 +149,7 @@ def accesses_of(
             raise UnsupportedInputMutation(what="memory at an address of symbolic size", name=name)
     return Accesses(
         frozenset(position[i] for i in (*(index for index, _ in kinds), *late)),
-        frozenset(position[i] for i, kind in kinds if kind is WriteKind.TRACKED),
+        frozenset(position[i] for i, kind in (*kinds, *changes.touched.items()) if kind is WriteKind.TRACKED),
         frozenset(reach),
     )
 

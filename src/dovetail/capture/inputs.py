@@ -22,11 +22,16 @@ from dovetail.ir.program import Value
 from dovetail.ir.signature import Constant, GradientBase, InputRole, SharedBytes
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.fakes import FakeMode, keep_number
+from dovetail.torch_compat.subclasses import WrapperLayout, as_parameter, is_wrapper, put_together
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input of the function to record. value: a fake tensor, or a number (symbolic or not)."""
+    """One input of the function to record.
+
+    value: a fake tensor, or a number (symbolic or not); None for a wrapper of tensors, which is put together by
+    `layout` from the inputs `parts`.
+    """
 
     name: str
     role: InputRole
@@ -34,6 +39,8 @@ class InputSpec:
     requires_grad: bool = False
     is_leaf: bool = True
     is_parameter: bool = False
+    layout: WrapperLayout | None = None
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -56,6 +63,7 @@ class StandIn:
     grad_fn: object = None
     requires_grad: bool = False
     rule: InputRule | None = None
+    is_wrapper: bool = False
 
 
 class _Arrive(torch.autograd.Function):
@@ -79,7 +87,10 @@ def _as_input(
     if not requires_grad:
         return fake, None
     if is_leaf:
-        leaf = torch.nn.Parameter(fake) if is_parameter else fake.requires_grad_()
+        if not is_parameter:
+            leaf = fake.requires_grad_()
+        else:
+            leaf = as_parameter(fake) if is_wrapper(fake) else torch.nn.Parameter(fake)
         return leaf, leaf
     leaf = fake.detach().requires_grad_()
     with torch.enable_grad():
@@ -110,7 +121,13 @@ class InputMaker:
         """One stand-in per input of the program: the specs, flat tensors and bases, the constants."""
         for group in self.arrangement.groups:
             self._make_group(group)
-        arguments = [self.made.get(i) or self._alone(spec) for i, spec in enumerate(self.specs)]
+        for index, spec in enumerate(self.specs):
+            if index not in self.made and spec.layout is None:
+                self.made[index] = self._alone(spec)
+        for index, spec in enumerate(self.specs):
+            if spec.layout is not None:
+                self.made[index] = self._wrapper(spec, spec.layout)
+        arguments = [self.made[index] for index in range(len(self.specs))]
         first = len(self.specs)
         constants = [self._constant(tensor, self.made.get(first + k)) for k, tensor in enumerate(self.constants)]
         return [*arguments, *self.extra, *constants]
@@ -123,6 +140,14 @@ class InputMaker:
         seen, leaf = _as_input(fake, spec.requires_grad, spec.is_leaf, spec.is_parameter)
         value = self.recorder.add_tensor(seen, spec.name)
         return _stand_in(seen, value, value, spec.role, leaf)
+
+    def _wrapper(self, spec: InputSpec, layout: WrapperLayout) -> StandIn:
+        fake = put_together(layout, [self.made[part].seen for part in spec.parts])
+        seen, leaf = _as_input(fake, spec.requires_grad, spec.is_leaf, spec.is_parameter)
+        value = self.recorder.add_tensor(seen, spec.name)
+        made = _stand_in(seen, value, value, spec.role, leaf)
+        made.is_wrapper = True
+        return made
 
     def _constant(self, tensor: torch.Tensor, made: StandIn | None) -> StandIn:
         if made is None:

@@ -8,8 +8,8 @@ same, that is when nothing but built-in views lies between it and its base; othe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ from dovetail.ir.calling import (
     FromSlot,
     FromView,
     OutputRule,
+    Pack,
+    Rebuilt,
     ReplayStep,
     Rewritten,
     WriteBack,
@@ -37,6 +39,7 @@ from dovetail.ir.program import Operand, Value
 from dovetail.ir.signature import InputMutation, OutputRole, UserOutput, WriteKind
 from dovetail.torch_compat.autograd import has_hooks
 from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 
 _CONSTANT_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -48,7 +51,7 @@ class OutputAnalysis:
     """plan: how a call maps to a run. values, roles: the forward outputs of the program, in slot order.
 
     recorded: the value of the recorded program behind each forward output. tensors: the fake tensor behind each, None
-    for a number, and where no tensor object stands for the value any more.
+    for a number, and where no tensor object stands for the value any more. wrappers: the fake tensor behind each pack.
     """
 
     plan: CallPlan
@@ -56,6 +59,7 @@ class OutputAnalysis:
     recorded: tuple[Operand, ...]
     roles: tuple[OutputRole, ...]
     tensors: tuple[Any, ...]
+    wrappers: tuple[torch.Tensor, ...]
 
 
 @dataclass(slots=True)
@@ -73,6 +77,7 @@ class _Builder:
     tensors: list[Any] = field(default_factory=list)
     needs_gradient: list[bool] = field(default_factory=list)
     bases: dict[Value, int] = field(default_factory=dict)
+    packs: list[tuple[Pack, torch.Tensor]] = field(default_factory=list)
 
     def add(self, operand: Operand, role: OutputRole, tensor: Any, needs_gradient: bool) -> int:
         self.values.append(self.functional.read(operand) if isinstance(operand, Value) else operand)
@@ -84,6 +89,14 @@ class _Builder:
 
     def add_user(self, operand: Operand, tensor: Any, needs_gradient: bool) -> int:
         return self.add(operand, UserOutput(len(self.values)), tensor, needs_gradient)
+
+    def add_pack(self, wrapper: torch.Tensor) -> int:
+        """Let autograd see the parts of a wrapper as one output; its number among the packs."""
+        parts, layout = take_apart(wrapper)
+        _refuse_symbolic(layout)
+        slots = tuple(self.add_user(self.recorder.value_of(part), part, True) for part in parts)
+        self.packs.append((Pack(layout, slots), wrapper))
+        return len(self.packs) - 1
 
 
 def analyse_outputs(
@@ -122,19 +135,45 @@ def analyse_outputs(
         step = functional.step_of(view)
         assert step is not None, "a view is made by a step"
         backs.append(WriteBack(index, slot, kind, _replay((step,))))
+    for index, kind in changes.touched.items():
+        if kind is WriteKind.TRACKED:
+            backs.append(WriteBack(index, _PackNumber(builder.add_pack(stand_ins[index].seen)), kind))
     _own_memory(builder)
+    count = len(builder.values)
     plan = CallPlan(
-        tuple(rules),
-        tuple(backs),
+        tuple(_numbered(rule, count) for rule in rules),
+        tuple(replace(w, slot=count + w.slot) if isinstance(w.slot, _PackNumber) else w for w in backs),
         tuple(builder.needs_gradient),
         extras=tuple(s.rule for s in stand_ins if s.rule is not None),
         extras_at=next((i for i, s in enumerate(stand_ins) if s.rule is not None), 0),
         metadata=changes.metadata,
         flags=changes.flags,
+        packs=tuple(pack for pack, _ in builder.packs),
+        touched=tuple(index for index, kind in changes.touched.items() if kind is not WriteKind.TRACKED),
     )
     return OutputAnalysis(
-        plan, tuple(builder.values), tuple(builder.recorded), tuple(builder.roles), tuple(builder.tensors)
+        plan,
+        tuple(builder.values),
+        tuple(builder.recorded),
+        tuple(builder.roles),
+        tuple(builder.tensors),
+        tuple(wrapper for _, wrapper in builder.packs),
     )
+
+
+class _PackNumber(int):
+    """A slot that counts packs, until the number of outputs is known."""
+
+
+def _numbered(rule: OutputRule, outputs: int) -> OutputRule:
+    if isinstance(rule, FromSlot | Rewritten) and isinstance(rule.slot, _PackNumber):
+        return replace(rule, slot=outputs + rule.slot)
+    return replace(rule, of=_numbered(rule.of, outputs)) if isinstance(rule, AsLeaf) else rule
+
+
+def _refuse_symbolic(layout: WrapperLayout) -> None:
+    if not all(isinstance(number, int) for number in (*layout.size, *layout.stride)):
+        raise UnsupportedOutput(what=f"a {layout.cls.__name__} of symbolic size")
 
 
 def _own_memory(builder: _Builder) -> None:
@@ -151,11 +190,39 @@ def _own_memory(builder: _Builder) -> None:
 def _chains_by_storage(results: Sequence[object], builder: _Builder) -> dict[int, list[list[Value]]]:
     """For each storage, the way from its root to each result on it (the result included)."""
     chains: dict[int, list[list[Value]]] = {}
-    for result in {id(r): r for r in results if isinstance(r, torch.Tensor)}.values():
+    for result in _plain_tensors(results, builder):
         value = builder.recorder.value_of(result)
         _, steps = builder.functional.chain_of(value)
         chains.setdefault(value.tensor.storage, []).append([*(step.parent for step in steps), value])
     return chains
+
+
+def _plain_tensors(results: Sequence[object], builder: _Builder) -> Iterator[torch.Tensor]:
+    """The tensors among the results, each once, and the parts of those that are wrappers and no inputs."""
+    for result in {id(r): r for r in results if isinstance(r, torch.Tensor)}.values():
+        if not is_wrapper(result):
+            yield result
+        elif id(result) not in builder.input_of:
+            yield from take_apart(result)[0]
+
+
+def _wrapper_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:
+    """Where a wrapper comes from. One that carries a gradient is an output of its own, as autograd sees it as one."""
+    parts, layout = take_apart(result)
+    _refuse_symbolic(layout)
+    has_gradient = _has_gradient(result, builder)
+    values = [builder.recorder.value_of(part) for part in parts]
+    fresh = all(
+        len(shared[v.tensor.storage]) == 1
+        and all(w not in builder.argument_of for w in (v, builder.functional.chain_of(v)[0]))
+        for v in values
+    )
+    if has_gradient and fresh:
+        return FromSlot(_PackNumber(builder.add_pack(result)))
+    rules = tuple(_tensor_rule(part, shared, builder) for part in parts)
+    if has_gradient:
+        return Rewritten(Rebuilt(layout, rules), _PackNumber(builder.add_pack(result)))
+    return Rebuilt(layout, rules)
 
 
 def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:
@@ -167,7 +234,7 @@ def _rule_for(result: object, shared: Mapping[int, list[list[Value]]], builder: 
         raise UnsupportedOutput(what=f"a {type(result).__name__}")
     if id(result) in builder.input_of:
         return FromInput(builder.input_of[id(result)])
-    rule = _tensor_rule(result, shared, builder)
+    rule = (_wrapper_rule if is_wrapper(result) else _tensor_rule)(result, shared, builder)
     return AsLeaf(rule) if result.requires_grad and not _has_gradient(result, builder) else rule
 
 

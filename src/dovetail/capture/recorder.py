@@ -44,6 +44,7 @@ from dovetail.torch_compat.dispatch import (
     tags_of,
 )
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL_ERRORS, is_fake
+from dovetail.torch_compat.subclasses import is_wrapper, is_wrapper_type, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbol_name
 
 aten = torch.ops.aten
@@ -158,6 +159,9 @@ class Recorder(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if isinstance(types, Sequence) and any(map(is_wrapper_type, types)):
+            self._refuse_leaves(args)
+            return NotImplemented  # the wrapper's own class takes the operator apart; its parts come here
         keywords = dict(kwargs or {})
         if isinstance(func, HigherOrder):
             raise UnsupportedHigherOrderOperator(operator=str(func), origin=self._origins.here())
@@ -192,6 +196,18 @@ class Recorder(DispatchMode):
         as_recorded = in_grad_mode(func) if runs_in_grad_mode(func) and torch.is_grad_enabled() else func
         self._append(as_recorded, operands, keyword_operands, result)
         return result
+
+    def _refuse_leaves(self, args: Sequence[Any]) -> None:
+        """A wrapper that the function closes over gets no gradient: only its parts are met here."""
+        for arg in args:
+            is_leaf = is_wrapper(arg) and id(arg) not in self._values and arg.requires_grad and arg.is_leaf
+            if is_leaf and not any(map(is_fake, take_apart(arg)[0])):
+                raise UnsupportedTensor(
+                    name="a tensor that the function closes over",
+                    kind=f"a {type(arg).__name__} that requires a gradient",
+                    hint="make it an argument, or a parameter of the module that is compiled",
+                    origin=self._origins.here(),
+                )
 
     def _refuse_resized(self, func: Overload, keywords: Mapping[str, Any]) -> None:
         """Eager gives an `out=` of another size new memory, of the size of the result."""

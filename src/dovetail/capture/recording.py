@@ -7,7 +7,7 @@ the end of forward), so that a new pattern is one more backward, not one more fo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +46,7 @@ from dovetail.ir.sizes import Scalar
 from dovetail.torch_compat.autograd import without_saved_tensor_hooks
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
+from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
 from dovetail.torch_compat.symbols import guard_count, guard_trees
 
 
@@ -115,7 +116,8 @@ class Recording:
         """Real tensors that the program closed over, or returns, become inputs."""
         for result in results:
             if isinstance(result, torch.Tensor):
-                self.recorder.value_of(result)
+                for tensor in take_apart(result)[0] if is_wrapper(result) else [result]:
+                    self.recorder.value_of(tensor)
         known = len(self.stand_ins) - len(self.specs) - self._extras
         for tensor, value in self.recorder.constants[known:]:
             self.stand_ins.append(constant_stand_in(tensor, value, *self.recorder.met[value]))
@@ -165,9 +167,9 @@ class Recording:
         roles: tuple[OutputRole, ...] = (
             *self.outputs.roles,
             *(InputMutation(index, WriteKind.UNTRACKED, during_backward=True) for index, _ in late),
-            *(Gradient(index) for index, _ in gradients),
+            *(Gradient(index, layout) for index, layout, _ in gradients),
         )
-        after = [*(value for _, value in late), *(gradient for _, gradient in gradients)]
+        after = [*(value for _, value in late), *(gradient for _, _, gradient in gradients)]
         recorded = (*self.outputs.recorded, *after)
         made = (*self.outputs.values, *(None if value is None else functional.read(value) for value in after))
         signature = Signature(tuple(input_roles), roles)
@@ -189,31 +191,46 @@ class Recording:
 
     def _record_backward(
         self, pattern: Pattern, functional: Functionalizer
-    ) -> tuple[list[tuple[int, Value]], list[tuple[int, Value | None]]]:
+    ) -> tuple[list[tuple[int, Value]], list[tuple[int, WrapperLayout | None, Value | None]]]:
         del self.recorder.nodes[self._forward_nodes :]
         differentiable = [(i, s.leaf) for i, s in enumerate(self.stand_ins) if s.leaf is not None]
         wanted = [i for i, strides in enumerate(pattern) if strides is not None]
         if not wanted or not differentiable:
-            return [], [(index, None) for index, _ in differentiable]
+            return [], [(index, None, None) for index, _ in differentiable]
         tangents: list[tuple[int, Value]] = []
-        arriving: list[torch.Tensor] = []
+        arriving: dict[int, torch.Tensor] = {}
         for index in wanted:
             tangent = self._tangent_like(self.outputs.tensors[index], pattern[index])
             value = self.recorder.add_tensor(tangent, f"tangent_{index}")
             functional.declare(value)
             tangents.append((index, value))
-            arriving.append(tangent)
+            arriving[index] = tangent
         self.recorder.phase = Phase.BACKWARD
         with self._recording():
-            outputs = [self.outputs.tensors[i] for i in wanted]
-            gradients = gradients_of(outputs, [leaf for _, leaf in differentiable], arriving)
+            ends = self._ends(arriving)
+            found = gradients_of([e for e, _ in ends], [leaf for _, leaf in differentiable], [g for _, g in ends])
+            gradients = [
+                (index, layout, tensor)
+                for (index, _), gradient in zip(differentiable, found, strict=True)
+                for layout, tensor in _parts_of(gradient)
+            ]
         for _, constant in self.recorder.constants[self._forward_constants :]:
             functional.declare(constant)
         for node in self.recorder.nodes[self._forward_nodes :]:
             functional.consume(node)
         functional.at_phase(Phase.BACKWARD)
-        values = [None if g is None else self.recorder.value_of(g) for g in gradients]
-        return tangents, [(index, value) for (index, _), value in zip(differentiable, values, strict=True)]
+        return tangents, [(i, layout, None if g is None else self.recorder.value_of(g)) for i, layout, g in gradients]
+
+    def _ends(self, arriving: Mapping[int, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Where gradients arrive, as autograd sees it: at outputs, and at wrappers of outputs."""
+        ends: list[tuple[torch.Tensor, torch.Tensor]] = []
+        packed: set[int] = set()
+        for pack, wrapper in zip(self.outputs.plan.packs, self.outputs.wrappers, strict=True):
+            packed.update(pack.slots)
+            if all(slot in arriving for slot in pack.slots):
+                ends.append((wrapper, put_together(pack.layout, [arriving[slot] for slot in pack.slots])))
+        plain = [(self.outputs.tensors[slot], tangent) for slot, tangent in arriving.items() if slot not in packed]
+        return [*plain, *ends]
 
     def _tangent_like(self, output: torch.Tensor, arrival: Arrival) -> torch.Tensor:
         strides = arrival if isinstance(arrival, tuple) else output.stride()
@@ -301,3 +318,10 @@ class Recording:
             ) from error
         finally:
             torch.clear_autocast_cache()
+
+
+def _parts_of(gradient: torch.Tensor | None) -> list[tuple[WrapperLayout | None, torch.Tensor | None]]:
+    if gradient is None or not is_wrapper(gradient):
+        return [(None, gradient)]
+    parts, layout = take_apart(gradient)
+    return [(layout, part) for part in parts]

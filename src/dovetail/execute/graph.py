@@ -13,25 +13,31 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import BackwardNeedsUnsavedValue, DoubleBackwardUnsupported
+from dovetail.errors import BackwardNeedsUnsavedValue, DoubleBackwardUnsupported, UnsupportedTensor
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.shared_bytes import announce_write, replay
 from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, CallPlan, Pattern
-from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, WriteKind
+from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature, WriteKind
 from dovetail.ops.prims import copy_into
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors
+from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledBackward:
-    """A backward program for one pattern of arriving gradients."""
+    """A backward program for one pattern of arriving gradients.
+
+    gradients: for each output the input whose gradient it is, or -1. wrapped: inputs whose gradient is a wrapper of
+    several outputs.
+    """
 
     program: CompiledProgram
     residuals: tuple[str, ...]
     constants: tuple[str, ...]
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
+    wrapped: tuple[tuple[int, WrapperLayout, tuple[int, ...]], ...]
     writes: tuple[tuple[int, int], ...]
 
     @staticmethod
@@ -43,9 +49,21 @@ class CompiledBackward:
             residuals=tuple(r.name for r in signature.inputs if isinstance(r, Residual)),
             constants=tuple(r.name for r in signature.inputs if isinstance(r, Constant)),
             tangents=tuple(tangents),
-            gradients=tuple(r.input if isinstance(r, Gradient) else -1 for r in signature.outputs),
+            gradients=tuple(
+                r.input if isinstance(r, Gradient) and r.wrapper is None else -1 for r in signature.outputs
+            ),
+            wrapped=_wrapped(signature),
             writes=tuple((i, r.input) for i, r in enumerate(signature.outputs) if isinstance(r, InputMutation)),
         )
+
+
+def _wrapped(signature: Signature) -> tuple[tuple[int, WrapperLayout, tuple[int, ...]], ...]:
+    """Gradients that are wrappers: of which input, how they are put together, and places of their parts."""
+    found: dict[int, tuple[WrapperLayout, list[int]]] = {}
+    for place, role in enumerate(signature.outputs):
+        if isinstance(role, Gradient) and role.wrapper is not None:
+            found.setdefault(role.input, (role.wrapper, []))[1].append(place)
+    return tuple((index, layout, tuple(places)) for index, (layout, places) in found.items())
 
 
 @dataclass(eq=False)
@@ -86,7 +104,12 @@ class CompiledGraph:
 
     def _run_inference(self, inputs: list[Any]) -> Sequence[Any]:
         with torch.no_grad():
-            return self.run_forward(inputs)
+            results = self.run_forward(inputs)
+            return [*results, *self.packed(results)] if self.plan.packs else results
+
+    def packed(self, outputs: Sequence[Any]) -> list[torch.Tensor]:
+        """The wrappers that autograd sees instead of their parts."""
+        return [put_together(pack.layout, [outputs[slot] for slot in pack.slots]) for pack in self.plan.packs]
 
     def run_forward(self, inputs: list[Any]) -> list[Any]:
         """Run the forward program and carry out the writes that autograd does not follow.
@@ -137,7 +160,8 @@ class _Call:
         if not self.others:
             return tensors
         arriving = iter(tensors)
-        return tuple(self.others[i] if i in self.others else next(arriving) for i in range(self.graph.outputs))
+        outputs = [self.others[i] if i in self.others else next(arriving) for i in range(self.graph.outputs)]
+        return (*outputs, *arriving)
 
 
 class _CompiledFunction(torch.autograd.Function):
@@ -157,15 +181,14 @@ class _CompiledFunction(torch.autograd.Function):
         ctx.save_for_backward(*[r for r in residuals if isinstance(r, torch.Tensor)])
         ctx.numbers = [r for r in residuals if not isinstance(r, torch.Tensor)]
         ctx.inputs_written_late = _late_writes(graph, inputs)
-        call.others = {i: o for i, o in enumerate(outputs) if not isinstance(o, torch.Tensor)}
-        tensors = [o for o in outputs if isinstance(o, torch.Tensor)]
+        packed = graph.packed(outputs)
+        in_packs = {slot for pack in graph.plan.packs for slot in pack.slots}
+        call.others = {i: o for i, o in enumerate(outputs) if not isinstance(o, torch.Tensor) or i in in_packs}
         differentiable = graph.plan.differentiable
-        ctx.mark_non_differentiable(
-            *[o for i, o in enumerate(outputs) if isinstance(o, torch.Tensor) and not differentiable[i]]
-        )
         ctx.slots = [i for i in range(graph.outputs) if i not in call.others]
-        ctx.strides = [outputs[i].stride() if differentiable[i] else None for i in ctx.slots]
-        return tuple(tensors)
+        ctx.mark_non_differentiable(*[outputs[i] for i in ctx.slots if not differentiable[i]])
+        ctx.strides = [o.stride() if isinstance(o, torch.Tensor) else None for o in outputs]
+        return (*[outputs[i] for i in ctx.slots], *packed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
@@ -178,11 +201,14 @@ class _CompiledFunction(torch.autograd.Function):
         assert graph.backward_for is not None, "graphs without gradients do not come here"
         arrived: list[Any] = [None] * graph.outputs
         pattern: list[Arrival] = [None] * graph.outputs
-        for slot, strides in zip(ctx.slots, ctx.strides, strict=True):
+        for slots in (*((slot,) for slot in ctx.slots), *(pack.slots for pack in graph.plan.packs)):
             grad = arriving.pop(0)
-            if grad is not None and graph.plan.differentiable[slot]:
-                pattern[slot], arrived[slot] = _arrival(grad, strides, graph.any_layout)
-        grad = None
+            if grad is not None and graph.plan.differentiable[slots[0]]:
+                parts = _parts(grad, len(slots))
+                while parts:
+                    slot = slots[-len(parts)]
+                    pattern[slot], arrived[slot] = _arrival(parts.pop(0), ctx.strides[slot], graph.any_layout)
+            del grad
         results: list[Any] = [None] * (1 + ctx.input_count)
         if all(grad is None for grad in arrived):
             return tuple(results)
@@ -193,6 +219,8 @@ class _CompiledFunction(torch.autograd.Function):
         for index, gradient in zip(backward.gradients, made, strict=True):
             if index >= 0:
                 results[1 + index] = gradient
+        for index, layout, places in backward.wrapped:
+            results[1 + index] = put_together(layout, [made[place] for place in places])
         for position, index in backward.writes:
             ctx.inputs_written_late[index].copy_(made[position])
         return tuple(results)
@@ -205,6 +233,18 @@ def _arrival(grad: torch.Tensor, strides: tuple[int, ...], any_layout: bool) -> 
     if any_layout:
         return grad.stride(), grad
     return LIKE_OUTPUT, torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+
+
+def _parts(grad: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """The plain tensors of an arriving gradient, as many as its output has."""
+    parts = take_apart(grad)[0] if is_wrapper(grad) else [grad]
+    if len(parts) != count:
+        raise UnsupportedTensor(
+            name="gradient that arrives for a tensor subclass",
+            kind=f"a {type(grad).__name__} of {len(parts)} tensors where {count} are expected",
+            hint="let the gradient be of the output's own class",
+        )
+    return parts
 
 
 def _late_writes(graph: CompiledGraph, inputs: Sequence[Any]) -> dict[int, torch.Tensor]:

@@ -31,6 +31,7 @@ from dovetail.ir.calling import (
     FromView,
     InputRule,
     OutputRule,
+    Rebuilt,
     ReplayStep,
     Rewritten,
     ViewBase,
@@ -41,6 +42,7 @@ from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.text import Names, operator_text, symbol_source
 from dovetail.ops.prims import copy_into
 from dovetail.torch_compat.autograd import view_base
+from dovetail.torch_compat.subclasses import put_together
 
 Wrapper = Callable[[Callable[[list[Any]], Sequence[Any]], list[Any]], tuple[Any, ...]]
 
@@ -92,7 +94,7 @@ class _WrapperWriter:
 
     def _changes(self) -> list[str]:
         """Changes of inputs other than of their data."""
-        lines = []
+        lines = [f"    increment_version({self._input(index)})" for index in self.plan.touched]
         for change in self.plan.metadata:
             arguments = ", ".join([self._input(change.input), *map(self.names.text, change.args)])
             lines.append(f"    {operator_text(change.target)}({arguments})")
@@ -103,6 +105,7 @@ class _WrapperWriter:
         kept = {w.input for w in self.plan.writes if w.kind is WriteKind.TRACKED}
         kept.update(change.input for change in self.plan.metadata)
         kept.update(flag.input for flag in self.plan.flags)
+        kept.update(self.plan.touched)
         kept.update(extra.of if isinstance(extra, ViewBase) else extra.leader for extra in self.plan.extras)
         for rule in self._sources():
             if isinstance(rule, FromInput):
@@ -115,8 +118,17 @@ class _WrapperWriter:
         return sorted(kept)
 
     def _sources(self) -> list[OutputRule]:
-        rules = [rule.of if isinstance(rule, AsLeaf) else rule for rule in self.plan.outputs]
-        return [rule.view if isinstance(rule, Rewritten) else rule for rule in rules]
+        found: list[OutputRule] = []
+        rules = list(self.plan.outputs)
+        while rules:
+            rule = rules.pop()
+            if isinstance(rule, Rebuilt):
+                rules += rule.parts
+            elif isinstance(rule, AsLeaf | Rewritten):
+                rules.append(rule.of if isinstance(rule, AsLeaf) else rule.view)
+            else:
+                found.append(rule)
+        return found
 
     def _needed_symbols(self) -> list[str]:
         needed: dict[str, None] = {}
@@ -167,11 +179,15 @@ class _WrapperWriter:
         if isinstance(rule, FromInput):
             return self._input(rule.input)
         if isinstance(rule, Rewritten):
-            return f"{self._output(rule.view)}.data.copy_(outs[{rule.slot}])"
+            data = "" if isinstance(rule.view, Rebuilt) else ".data"
+            return f"{self._output(rule.view)}{data}.copy_(outs[{rule.slot}])"
         if isinstance(rule, AsLeaf):
             return f"{self._output(rule.of)}.detach().requires_grad_()"
         if isinstance(rule, FromOutput):
             return f"{self.result}{rule.output}"
+        if isinstance(rule, Rebuilt):
+            layout = self.names.constant(rule.layout, "_layout")
+            return f"put_together({layout}, [{', '.join(map(self._output, rule.parts))}])"
         text = self._input(rule.base) if rule.of_input else f"outs[{rule.base}]"
         if rule.detach:
             text = f"{text}.detach()"
@@ -197,6 +213,8 @@ def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
         "flat_bytes": flat_bytes,
         "view_base": view_base,
         "withdraw_announcement": withdraw_announcement,
+        "increment_version": torch.autograd.graph.increment_version,
+        "put_together": put_together,
         **named,
     }
     exec(compile(source, f"<dovetail wrapper of {program.name}>", "exec"), namespace)

@@ -16,13 +16,14 @@ from dovetail.capture.inputs import InputSpec
 from dovetail.capture.interpret import GraphInterpreter
 from dovetail.capture.recording import Recording
 from dovetail.errors import BadOptionValue, DovetailWarning, UnsupportedInputMutation
-from dovetail.frontends.inputs import check_tensor, size_hints
+from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
 from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import resolve_options
 from dovetail.pipeline.variants import GraphVariants
-from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, new_fake_mode
+from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, is_fake, new_fake_mode
+from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, symbol_name
 from dovetail.torch_compat.version import ensure_supported_torch
 
@@ -51,7 +52,9 @@ def dovetail_backend(
         )
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     fake_mode = graph_fake_mode(node.meta.get("example_value") for node in placeholders) or new_fake_mode()
-    specs = [_input_spec(i, n, e, fake_mode) for i, (n, e) in enumerate(zip(placeholders, example_inputs, strict=True))]
+    own = [_input_spec(i, n, e, fake_mode) for i, (n, e) in enumerate(zip(placeholders, example_inputs, strict=True))]
+    specs = specs_with_parts(example_inputs, own, lambda part: part if is_fake(part) else fake_of(fake_mode, part))
+    has_wrappers = len(specs) > len(own)
 
     def run(recording: Recording) -> Recording:
         interpreter = GraphInterpreter(gm, recording.origins, recording.in_region)
@@ -61,6 +64,7 @@ def dovetail_backend(
     def again(inputs: Sequence[Any], arrangement: Arrangement, constants: Sequence[torch.Tensor]) -> Recording:
         mode = new_fake_mode()
         fixed = [_fixed_spec(spec, value, mode) for spec, value in zip(specs, inputs, strict=True)]
+        fixed = specs_with_parts(inputs[: len(own)], fixed[: len(own)], lambda part: fake_of(mode, part))
         return run(Recording(mode, fixed, None, arrangement, constants))
 
     recording = run(Recording(fake_mode, specs))
@@ -69,25 +73,27 @@ def dovetail_backend(
     )
     graphs = GraphVariants(recording, again, "graph", resolved, size_hints(specs))
     accesses = recording.accesses()
-    if not accesses.written:
+    if not accesses.written and not has_wrappers:
         return graphs.compile_apart()
     if not accesses.reach:  # otherwise where an input lies in its storage matters: the first call shows it
         graphs.compile_apart()
-    return _Dispatch(graphs, gm)
+    return _Dispatch(graphs, gm, has_wrappers)
 
 
 class _Dispatch:
     """Calls the graph that was compiled for the way in which the inputs share memory, or Dynamo's own, uncompiled."""
 
-    def __init__(self, graphs: GraphVariants, gm: fx.GraphModule) -> None:
+    def __init__(self, graphs: GraphVariants, gm: fx.GraphModule, has_wrappers: bool) -> None:
         self.graphs = graphs
+        self._has_wrappers = has_wrappers
         self._gm = gm
         self._warned = False
 
     def __call__(self, *inputs: Any) -> Any:
-        graph = self.graphs.select(inputs)
+        own = with_parts(inputs) if self._has_wrappers else inputs
+        graph = self.graphs.select(own)
         if graph is not None:
-            return graph(*inputs)
+            return graph(*own)
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -106,7 +112,8 @@ def _fixed_spec(spec: InputSpec, value: Any, mode: FakeMode) -> InputSpec:
     """The same input, with the sizes that `value` has."""
     if not isinstance(value, torch.Tensor):
         return replace(spec, value=value)
-    return replace(spec, value=fake_of(mode, value), requires_grad=value.requires_grad, is_leaf=value.is_leaf)
+    fake = None if is_wrapper(value) else fake_of(mode, value)
+    return replace(spec, value=fake, requires_grad=value.requires_grad, is_leaf=value.is_leaf, layout=None, parts=())
 
 
 def _as_sequence(result: Any) -> Sequence[Any]:
@@ -121,7 +128,9 @@ def _input_spec(index: int, node: fx.Node, example: Any, mode: FakeMode) -> Inpu
         return InputSpec(name, SizeInput(symbol or str(example)), example)
     check_tensor(name, example)
     fake = node.meta.get("example_value")
-    if not isinstance(fake, torch.Tensor):
+    if is_wrapper(example):
+        fake = None
+    elif not isinstance(fake, torch.Tensor):
         fake = fake_of(mode, example)
     elif concrete_layout(fake) != concrete_layout(example):
         raise UnsupportedInputMutation(what="the shape or strides", name=name)

@@ -26,7 +26,7 @@ from dovetail.capture.python_state import PythonState, plain_key
 from dovetail.capture.recording import Recording
 from dovetail.errors import BadOptionValue, DovetailWarning
 from dovetail.execute.graph import CompiledGraph
-from dovetail.frontends.inputs import check_tensor, size_hints
+from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.ir.signature import UserInput
 from dovetail.ir.text import identifier
@@ -35,6 +35,7 @@ from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
+from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 from dovetail.torch_compat.symbols import new_shape_env
 from dovetail.torch_compat.version import ensure_supported_torch
 
@@ -67,6 +68,7 @@ def compile(
 class _Variant:
     graphs: GraphVariants
     sources: tuple[int, ...]
+    has_wrappers: bool
     output_spec: TreeSpec
     guard: SizeGuard | None
 
@@ -96,6 +98,8 @@ class CompiledFunction:
             variant = self._capture(leaves, spec, tensors)
             self._variants.setdefault(key, []).append(variant)
         inputs = [everything[i] for i in variant.sources]
+        if variant.has_wrappers:
+            inputs = with_parts(inputs)
         graph = variant.graphs.select(inputs)
         if graph is None:
             return self._call_eager(args, kwargs)
@@ -109,7 +113,7 @@ class CompiledFunction:
         if self._find(key, everything) is None:
             variant = self._capture(leaves, spec, tensors)
             self._variants.setdefault(key, []).append(variant)
-            variant.graphs.select([everything[i] for i in variant.sources])
+            variant.graphs.select(with_parts([everything[i] for i in variant.sources]))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_target"], name)
@@ -204,7 +208,9 @@ class CompiledFunction:
             dynamic: bool = False,
         ) -> Recording:
             mode = new_fake_mode(new_shape_env() if dynamic else None)
-            specs = [self._input_spec(i, tensor, mode, dynamic) for i, tensor in zip(sources, inputs, strict=True)]
+            own = inputs[: len(sources)]
+            specs = [self._input_spec(i, tensor, mode, dynamic) for i, tensor in zip(sources, own, strict=True)]
+            specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
             recording = Recording(mode, specs, around, arrangement, constants)
             recording.run_forward(lambda *_: run(recording))
             return recording
@@ -214,7 +220,7 @@ class CompiledFunction:
         graphs = GraphVariants(recording, record, self._name, self._options, hints)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         guard = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
-        return _Variant(graphs, tuple(sources), output_spec[0], guard)
+        return _Variant(graphs, tuple(sources), any(map(is_wrapper, inputs)), output_spec[0], guard)
 
     def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any, dynamic: bool) -> InputSpec:
         if index < len(self._slots):
@@ -228,7 +234,7 @@ class CompiledFunction:
         return InputSpec(
             f"{name}_{index}" if index < len(self._slots) else name,
             role,
-            symbolic_fake_of(mode, tensor, name) if symbolic else fake_of(mode, tensor),
+            None if is_wrapper(tensor) else symbolic_fake_of(mode, tensor, name) if symbolic else fake_of(mode, tensor),
             requires_grad=tensor.requires_grad,
             is_leaf=tensor.is_leaf,
             is_parameter=isinstance(tensor, torch.nn.Parameter),
@@ -279,4 +285,10 @@ def _leaf_key(item: Any, first: dict[int, int], place: int, dynamic: bool) -> ob
         item.requires_grad,
         item.is_leaf,
         type(item),
+        _parts_key(item) if is_wrapper(item) else None,
     )
+
+
+def _parts_key(wrapper: torch.Tensor) -> object:
+    parts, layout = take_apart(wrapper)
+    return (layout.key(), tuple((part.shape, part.stride(), part.dtype, part.device) for part in parts))

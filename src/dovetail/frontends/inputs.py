@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from dovetail.capture.inputs import InputSpec
 from dovetail.errors import UnsupportedDevice, UnsupportedTensor
 from dovetail.ir.sizes import Number
+from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name
 
 _DEVICES = ("cpu", "cuda")
@@ -16,6 +19,10 @@ _DEVICES = ("cpu", "cuda")
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Raise unless dovetail supports the tensor's layout, class and device."""
+    if is_wrapper(tensor):
+        for place, part in enumerate(take_apart(tensor)[0]):
+            check_tensor(f"{name}.{place}", part)
+        return
     if tensor.layout != torch.strided:
         raise UnsupportedTensor(name=name, kind=f"a {tensor.layout} tensor", hint="convert it with .to_dense()")
     if tensor.is_nested:
@@ -24,6 +31,25 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedTensor(name=name, kind="a quantized tensor", hint="dequantize it first")
     if tensor.device.type not in _DEVICES:
         raise UnsupportedDevice(name=name, device=str(tensor.device))
+
+
+def with_parts(inputs: Sequence[Any]) -> list[Any]:
+    """The inputs, then the tensors that wrappers among them are made of."""
+    return [*inputs, *(part for x in inputs if is_wrapper(x) for part in take_apart(x)[0])]
+
+
+def specs_with_parts(
+    inputs: Sequence[Any], specs: Sequence[InputSpec], fake: Callable[[torch.Tensor], torch.Tensor]
+) -> list[InputSpec]:
+    """The specs, then those of the parts, in the order of `with_parts`. fake: the fake twin of a part."""
+    found = list(specs)
+    for place, (tensor, spec) in enumerate(zip(inputs, specs, strict=True)):
+        if is_wrapper(tensor):
+            parts, layout = take_apart(tensor)
+            first = len(found)
+            found[place] = replace(spec, value=None, layout=layout, parts=tuple(range(first, first + len(parts))))
+            found += [InputSpec(f"{spec.name}_part_{k}", spec.role, fake(part)) for k, part in enumerate(parts)]
+    return found
 
 
 def size_hints(specs: Sequence[InputSpec]) -> dict[str, Number]:

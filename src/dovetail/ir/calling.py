@@ -13,6 +13,7 @@ import torch
 
 from dovetail.ir.program import Operand, Target
 from dovetail.ir.signature import WriteKind
+from dovetail.torch_compat.subclasses import WrapperLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Rewritten:
     `x.detach()`, say.
     """
 
-    view: FromView
+    view: FromView | Rebuilt
     slot: int
 
 
@@ -85,12 +86,28 @@ class AsLeaf:
     of: OutputRule
 
 
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """A wrapper put together of other results, outside of autograd."""
+
+    layout: WrapperLayout
+    parts: tuple[OutputRule, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Forward outputs that autograd sees as one tensor: a wrapper of tensors. Packs are numbered after the outputs."""
+
+    layout: WrapperLayout
+    slots: tuple[int, ...]
+
+
 LIKE_OUTPUT = "like output"
 Arrival: TypeAlias = "str | tuple[int, ...] | None"
 Pattern: TypeAlias = "tuple[Arrival, ...]"
 """Which gradients arrive, per forward output: None, `LIKE_OUTPUT` (laid out like the output), or strides."""
 
-OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOutput | Rewritten | AsLeaf"
+OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOutput | Rewritten | AsLeaf | Rebuilt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +168,8 @@ class CallPlan:
     outputs: one rule per object returned. writes: in the order they are carried out, before outputs are built.
     differentiable: for each forward output, whether a gradient can arrive for it. extras: inputs of the program that
     are no inputs of the call; they stand from position `extras_at`. Input numbers everywhere count extras. metadata,
-    flags: changes of inputs other than of their data, in order, carried out after outputs are built.
+    flags: changes of inputs other than of their data, in order, carried out after outputs are built. packs: outputs
+    that autograd sees as one. touched: inputs whose version counter moves although only their parts are written.
     """
 
     outputs: tuple[OutputRule, ...]
@@ -161,3 +179,5 @@ class CallPlan:
     extras_at: int = 0
     metadata: tuple[MetadataChange, ...] = ()
     flags: tuple[GradientFlag, ...] = ()
+    packs: tuple[Pack, ...] = ()
+    touched: tuple[int, ...] = ()

@@ -10,6 +10,8 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from dovetail.torch_compat.subclasses import WrapperLayout
+
 
 class WriteKind(enum.Enum):
     """How eager writes an input, which decides how the new value is written back.
@@ -116,9 +118,10 @@ class InputMutation:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """The gradient of an input."""
+    """The gradient of an input; with `wrapper`, the next part of it, which is put together by that layout."""
 
     input: int
+    wrapper: WrapperLayout | None = None
 
 
 OutputRole: TypeAlias = "UserOutput | InputMutation | Gradient | Residual"

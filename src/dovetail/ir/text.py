@@ -29,7 +29,18 @@ from dovetail.ir.sizes import SizeExpr, number_text
 Call: TypeAlias = Callable[["Names", Node], str]
 
 _OWN_NAMES = frozenset({"torch", "math", "args", "prims", "aten", "record_function"})
-_WRAPPER_NAMES = frozenset({"run", "outs", "copy_into", "flat_bytes", "view_base", "withdraw_announcement"})
+_WRAPPER_NAMES = frozenset(
+    {
+        "run",
+        "outs",
+        "copy_into",
+        "flat_bytes",
+        "view_base",
+        "withdraw_announcement",
+        "increment_version",
+        "put_together",
+    }
+)
 _RESERVED = _OWN_NAMES | _WRAPPER_NAMES | {*dir(builtins), *keyword.kwlist, *keyword.softkwlist}
 _COMMENT_COLUMN = 88
 

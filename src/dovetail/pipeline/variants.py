@@ -51,7 +51,7 @@ class GraphVariants:
         self._constants = [tensor for _, tensor in recording.forward_constants]
         arguments = [s for s in recording.stand_ins if s.rule is None]
         self._names = [s.declared.name for s in arguments]
-        self._sizes = [_size_bytes(s.declared) for s in arguments]
+        self._sizes = [0 if s.is_wrapper else _size_bytes(s.declared) for s in arguments]
         self._graphs: dict[Arrangement, CompiledGraph] = {}
         self._known: dict[Hashable, CompiledGraph] = {}
         self._accesses = Accesses()

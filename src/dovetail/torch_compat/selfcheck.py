@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dovetail.torch_compat.checks import autograd, dispatch, fakes, profiler, pytree, rng, symbols
+from dovetail.torch_compat.checks import autograd, dispatch, fakes, profiler, pytree, rng, subclasses, symbols
 
 Check = Callable[[], str | None]
 
@@ -26,6 +26,7 @@ COMPILER_CHECKS: tuple[Check, ...] = (
     *fakes.CHECKS,
     *pytree.CHECKS,
     *rng.CHECKS,
+    *subclasses.CHECKS,
     *symbols.CHECKS,
 )
 
