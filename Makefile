@@ -35,8 +35,9 @@ sweep: $(VENV)/.installed-dev ## search for wrong results with random views, the
 bench: $(VENV)/.installed-dev ## measure against eager and other compilers
 	$(RUN)/python -m benchmarks $(ARGS)
 
-docs: $(VENV)/.installed-dev ## write the generated pages again
+docs: $(VENV)/.installed-dev ## write the generated pages and pictures again
 	$(RUN)/python docs/generate_errors.py
+	$(RUN)/python docs/generate_pictures.py
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
