@@ -35,6 +35,7 @@ class AliasGuard:
         self._sizes = {i: size for i, size in enumerate(sizes_bytes) if size != 0}
         self._is_static = all(size is not None for size in self._sizes.values())
         self._order = list(self._sizes)
+        self._is_single = len(self._sizes) < 2 and not self._reach  # one tensor shares memory with no other
         self._is_simple = self._is_static and not (self._tracked or self._reach)
         self._static_sizes = [size or 0 for size in self._sizes.values()]
         self._seen: tuple[list[int], Fingerprint] = ([], ())
@@ -43,6 +44,8 @@ class AliasGuard:
 
     def fingerprint(self, arguments: Sequence[Any]) -> Fingerprint:
         """What distinguishes this call from those with another arrangement. arguments: inputs, then constants."""
+        if self._is_single:
+            return ()
         if not self._is_simple:
             return self._full(arguments)
         starts = [arguments[i].data_ptr() for i in self._order]
@@ -117,6 +120,14 @@ class AliasGuard:
 
     def _clusters(self, arguments: Sequence[Any], ranges: list[tuple[int, int, int]]) -> Fingerprint:
         """The runs of meeting ranges with a written input in them, each described without absolute addresses."""
+        end = 0
+        for start, size, _ in ranges:
+            if start < end:
+                break
+            end = start + size
+        else:
+            if not self._reach:
+                return ()
         found: list[Hashable] = []
         cluster: list[tuple[int, int]] = []
         end = 0
