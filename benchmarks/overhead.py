@@ -232,7 +232,8 @@ def _windows(count: int) -> list[Tensor]:
 
 
 def _columns_with_gradients(count: int) -> list[Tensor]:
-    return list((torch.ones(count, _ELEMENTS, requires_grad=True) * 1).t().split(1, dim=1))
+    base = torch.ones(_ELEMENTS, count, requires_grad=True) * 1
+    return [base[:, i] for i in range(count)]
 
 
 PATTERNS: dict[str, tuple[Callable[[int], list[Tensor]], bool]] = {
