@@ -2,7 +2,7 @@
 
 The functions add tensors of eight elements, so that nearly all of a call is overhead. All backends take their turns
 within a round. A turn is a number of calls, timed one by one, and gives their median; a backend's figure is its least
-turn, and what it adds to another one is the median over rounds of the difference within a round.
+turn, and what it adds to another one is the difference of these figures.
 """
 
 from __future__ import annotations
@@ -170,14 +170,15 @@ def _measure_one(
     times: dict[str, list[float]] = {backend: [] for backend in turns}
     for number in range(rounds):
         order = [*turns]
-        shift = number % len(order)
+        shift = number % max(1, len(order))
         for backend in order[shift:] + order[:shift]:
             times[backend].append(_turn_us(turns[backend], calls))
     rows = [CallCost(kind, count, backend, gradients, error=error) for backend, error in failed.items()]
-    return rows + [
-        CallCost(kind, count, backend, gradients, min(us), _added(us, times.get(DYNAMO)))
-        for backend, us in times.items()
-    ]
+    least = {backend: min(us) for backend, us in times.items()}
+    for backend, us in least.items():
+        added = us - least[DYNAMO] if DYNAMO in least else None
+        rows.append(CallCost(kind, count, backend, gradients, us, added))
+    return rows
 
 
 def _ready(backend: str, workload: Workload) -> Callable[[], Any]:
@@ -197,12 +198,6 @@ def _turn_us(call: Callable[[], Any], calls: int) -> float:
         call()
         passed.append(clock() - start)
     return statistics.median(passed) / 1e3
-
-
-def _added(us: Sequence[float], reference: Sequence[float] | None) -> float | None:
-    if reference is None:
-        return None
-    return statistics.median(a - b for a, b in zip(us, reference, strict=True))
 
 
 def per_input_us(rows: Sequence[CallCost], kind: str, backend: str) -> float | None:
