@@ -245,6 +245,15 @@ class OrderDependentWrite(DovetailError):
     way_out = "clone the operand that is read, or write one tensor after the other"
 
 
+class DtypeChangingWrite(DovetailError):
+    """An operator in place, or with `out=`, whose result has a dtype that does not fit into the written tensor."""
+
+    code = "DT-ALIAS-004"
+    summary = "the result type {made} can't be cast to {wanted}, that of the tensor which the operator writes in-place."
+    because = "eager refuses the write: numbers would be lost"
+    way_out = "write y = ... instead of in-place, or convert the operands first"
+
+
 # --- autograd -----------------------------------------------------------------------------------------------
 
 

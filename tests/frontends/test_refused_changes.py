@@ -220,17 +220,7 @@ def _scale_by_a_float(x: torch.Tensor) -> Results:
     return (x,)
 
 
-_TAKEN_BY_FAKES = pytest.mark.xfail(strict=True, reason="fake tensors take the write, and so does the program")
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        _add_floats,
-        pytest.param(_scale_by_floats, marks=_TAKEN_BY_FAKES),
-        pytest.param(_scale_by_a_float, marks=_TAKEN_BY_FAKES),
-    ],
-)
+@pytest.mark.parametrize("function", [_add_floats, _scale_by_floats, _scale_by_a_float])
 def test_a_write_that_would_change_the_dtype(door: Door, function: Callable[..., Results]) -> None:
     with pytest.raises(RuntimeError, match="can't be cast"):
         function(*_integers(0)[0])
@@ -247,7 +237,6 @@ def test_a_write_after_which_another_is_refused(door: Door) -> None:
     _refusal(door(f).call, _integers(0)[0])
 
 
-@pytest.mark.xfail(strict=True, reason="a storage that is resized while recording is a fake one, and nothing is noted")
 def test_a_storage_that_is_given_back() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         x.untyped_storage().resize_(0)

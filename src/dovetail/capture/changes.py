@@ -9,16 +9,25 @@ import torch
 
 from dovetail.analysis.arrangement import Accesses
 from dovetail.analysis.region import extent_bytes
-from dovetail.capture.functionalize import Functionalizer
+from dovetail.capture.functionalize import Functionalizer, ViewStep
 from dovetail.capture.inputs import StandIn
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import UnsupportedInputMutation
 from dovetail.ir.calling import GradientFlag, MetadataChange
-from dovetail.ir.program import Value
+from dovetail.ir.program import Value, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ops.views import addresses_storage
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import Overload
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """Shape and strides that an input had, and the views that lead from there to what it has now."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    steps: tuple[ViewStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +36,8 @@ class InputChanges:
 
     writes: how each written input was written. view_writes: views that were written although they leave the region of
     their input, with its number. unlike_eager: names of inputs whose gradient would not be eager's. touched: wrappers
-    of which a part was written by an operator on the wrapper. The others: see `ir.calling.CallPlan`.
+    of which a part was written by an operator on the wrapper. reshaped: inputs that autograd saw written and whose
+    shape was changed. The others: see `ir.calling.CallPlan`.
     """
 
     writes: Mapping[int, WriteKind]
@@ -36,6 +46,7 @@ class InputChanges:
     flags: tuple[GradientFlag, ...]
     unlike_eager: tuple[str, ...]
     touched: Mapping[int, WriteKind]
+    reshaped: Mapping[int, Reshaped]
 
     @staticmethod
     def of(stand_ins: Sequence[StandIn], recorder: Recorder, functional: Functionalizer) -> InputChanges:
@@ -64,9 +75,15 @@ class InputChanges:
             for view, index in _addressed_views(stand_ins, functional)
             if index in followed and _is_seen_otherwise(view, stand_ins[index], recorder)
         )
-        return InputChanges(
-            writes, views, _metadata_changes(stand_ins, recorder), _gradient_flags(stand_ins), unlike, touched
-        )
+        metadata = _metadata_changes(stand_ins, recorder)
+        reshaped = {
+            change.input: Reshaped(
+                *_known_layout(stand_ins[change.input]), _steps_between(stand_ins[change.input], recorder, functional)
+            )
+            for change in metadata
+            if writes.get(change.input) is WriteKind.TRACKED
+        }
+        return InputChanges(writes, views, metadata, _gradient_flags(stand_ins), unlike, touched, reshaped)
 
 
 def _is_seen_otherwise(view: Value, stand_in: StandIn, recorder: Recorder) -> bool:
@@ -104,11 +121,43 @@ def _metadata_changes(stand_ins: Sequence[StandIn], recorder: Recorder) -> tuple
     ]
     changed = {change.input for change in changes}
     for index, stand_in in enumerate(stand_ins):
-        if not isinstance(stand_in.seen, torch.Tensor) or stand_in.rule is not None or index in changed:
+        if not isinstance(stand_in.seen, torch.Tensor) or stand_in.rule is not None:
+            continue
+        if not stand_in.is_wrapper and stand_in.seen.untyped_storage().nbytes() != stand_in.storage_bytes:
+            raise UnsupportedInputMutation(what="the size of the storage", name=stand_in.declared.name)
+        if index in changed:
             continue
         if recorder.value_of(stand_in.seen) is not stand_in.value:
             raise UnsupportedInputMutation(what="the shape or strides", name=stand_in.declared.name)
     return tuple(changes)
+
+
+def _known_layout(stand_in: StandIn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides that an input had."""
+    meta = stand_in.value.tensor
+    shape = tuple(n for n in meta.shape if isinstance(n, int))
+    strides = tuple(n for n in meta.stride if isinstance(n, int))
+    if len(shape) + len(strides) < 2 * len(meta.shape):
+        what = "the shape, which is symbolic, and the data, followed by autograd,"
+        raise UnsupportedInputMutation(what=what, name=stand_in.declared.name)
+    return shape, strides
+
+
+def _steps_between(stand_in: StandIn, recorder: Recorder, functional: Functionalizer) -> tuple[ViewStep, ...]:
+    """The views from what an input was to what it is."""
+    steps: list[ViewStep] = []
+    value = recorder.value_of(stand_in.seen)
+    unclear = value.tensor.overlaps_itself()
+    while value is not stand_in.value:
+        step = functional.step_of(value)
+        assert step is not None, "a changed shape is a view of the shape before"
+        unclear |= any(symbols_in((step.node.args, [a for _, a in step.node.kwargs])))
+        steps.append(step)
+        value = step.parent
+    if unclear:
+        what = "the shape, in a way that a gradient cannot be followed through,"
+        raise UnsupportedInputMutation(what=what, name=stand_in.declared.name)
+    return tuple(reversed(steps))
 
 
 def _gradient_flags(stand_ins: Sequence[StandIn]) -> tuple[GradientFlag, ...]:
@@ -122,8 +171,7 @@ def _gradient_flags(stand_ins: Sequence[StandIn]) -> tuple[GradientFlag, ...]:
         if stand_in.grad_fn is not None:
             raise UnsupportedInputMutation(what="the gradient graph (`detach_`)", name=stand_in.declared.name)
         flags.append(GradientFlag(index, now, before=now))
-        if now:
-            stand_in.leaf = stand_in.seen
+        stand_in.leaf = stand_in.seen.requires_grad_()  # off again, it gets no gradient, but what was computed asks it
     return tuple(flags)
 
 

@@ -22,7 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
+
 from dovetail.analysis.region import extent_bytes
+from dovetail.errors import DtypeChangingWrite
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.sizes import Size, SizeExpr, difference, product, shifted
 from dovetail.ir.text import identifier
@@ -205,6 +208,13 @@ class Functionalizer:
         contents = results[len(results) - len(written) :]
         for value, content in zip(written, contents, strict=True):
             assert content is not None, "a written tensor has contents"
+            if not torch.can_cast(content.tensor.dtype, value.tensor.dtype):
+                raise DtypeChangingWrite(
+                    operator=str(node.target),
+                    origin=node.origin,
+                    made=content.tensor.dtype,
+                    wanted=value.tensor.dtype,
+                )
             self._write(value, content)
 
     def _twin_arguments(self, node: Node, twin: Twin) -> tuple[tuple[Operand, ...], tuple[tuple[str, Operand], ...]]:

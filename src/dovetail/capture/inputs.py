@@ -64,6 +64,7 @@ class StandIn:
     requires_grad: bool = False
     rule: InputRule | None = None
     is_wrapper: bool = False
+    storage_bytes: object = 0
 
 
 class _Arrive(torch.autograd.Function):
@@ -269,13 +270,17 @@ def _stand_in(
     base: torch.Tensor | None = None,
 ) -> StandIn:
     followed = seen if base is None else base
-    return StandIn(seen, value, declared, role, leaf, followed, version_of(seen), followed.grad_fn, seen.requires_grad)
+    made = StandIn(seen, value, declared, role, leaf, followed, version_of(seen), followed.grad_fn, seen.requires_grad)
+    made.storage_bytes = 0 if is_wrapper(seen) else seen.untyped_storage().nbytes()
+    return made
 
 
 def constant_stand_in(tensor: torch.Tensor, value: Value, version: int, grad_fn: object) -> StandIn:
     """The stand-in of a real tensor that was met while recording; it is its own leaf."""
     leaf = tensor if tensor.requires_grad else None
-    return StandIn(tensor, value, value, Constant(value.name), leaf, tensor, version, grad_fn, tensor.requires_grad)
+    made = StandIn(tensor, value, value, Constant(value.name), leaf, tensor, version, grad_fn, tensor.requires_grad)
+    made.storage_bytes = tensor.untyped_storage().nbytes()
+    return made
 
 
 def _region(flat: torch.Tensor, place: Place, group: Group) -> torch.Tensor:

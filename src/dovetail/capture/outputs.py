@@ -18,7 +18,7 @@ from dovetail.capture.changes import InputChanges
 from dovetail.capture.functionalize import Functionalizer, ViewStep
 from dovetail.capture.inputs import StandIn
 from dovetail.capture.recorder import Recorder
-from dovetail.errors import UnsupportedOutput
+from dovetail.errors import UnsupportedInputMutation, UnsupportedOutput
 from dovetail.ir.calling import (
     AsLeaf,
     CallPlan,
@@ -294,6 +294,9 @@ def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
         if node in known or not waiting:
             stack.pop()
             ends_at = id(getattr(node, "variable", None))
+            if ends_at in builder.input_of and ends_at not in builder.leaves:
+                name = builder.stand_ins[builder.input_of[ends_at]].declared.name
+                raise UnsupportedInputMutation(what="requires_grad on and off again", name=name)
             known[node] = known.get(node, False) or ends_at in builder.leaves or any(known[c] for c in following)
         else:
             stack.extend(waiting)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from dovetail.analysis.arrangement import APART, Accesses, Arrangement
-from dovetail.capture.changes import InputChanges, accesses_of
+from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.engine import gradients_of
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.generator import RecordedGenerator
@@ -22,6 +23,7 @@ from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.outputs import OutputAnalysis, analyse_outputs
 from dovetail.capture.recorder import Recorder
+from dovetail.capture.visible import VisibleEffects, visible_effects
 from dovetail.errors import (
     CaptureFailed,
     DataDependentControlFlow,
@@ -82,7 +84,8 @@ class Recording:
         self.mode = mode
         self._around = around
         self.origins = OriginTracker()
-        self.recorder = Recorder(self.origins, lambda tensor: fake_apart(mode, tensor))
+        self.arrangement = arrangement
+        self.recorder = Recorder(self.origins, self._twin)
         self.infer = MetaInference(mode, self.recorder.symbols)
         self.specs = list(inputs)
         maker = InputMaker(mode, self.recorder, self.specs, arrangement, constants)
@@ -106,6 +109,7 @@ class Recording:
         for node in self.recorder.nodes:
             functional.consume(node)
         functional.at_phase(Phase.FORWARD)
+        self.visible = self._visible(results)
         changes = InputChanges.of(self.stand_ins, self.recorder, functional)
         leaves = [s.leaf for s in self.stand_ins if s.leaf is not None]
         self.outputs = analyse_outputs(results, self.stand_ins, leaves, changes, self.recorder, functional)
@@ -122,6 +126,18 @@ class Recording:
         for tensor, value in self.recorder.constants[known:]:
             self.stand_ins.append(constant_stand_in(tensor, value, *self.recorder.met[value]))
         self._forward_constants = len(self.recorder.constants)
+
+    def _visible(self, results: Sequence[object]) -> VisibleEffects:
+        own = self.stand_ins[: len(self.specs)]
+        return visible_effects([s.seen for s in own], [s.version for s in own], results)
+
+    def fresh_inputs(self) -> list[Any]:
+        """Fake inputs that lie and count versions like those that were recorded, and have seen nothing yet."""
+        maker = InputMaker(self.mode, Recorder(self.origins, self._twin), self.specs, self.arrangement, ())
+        return [stand_in.seen for stand_in in maker.make()[: len(self.specs)]]
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        return fake_apart(self.mode, tensor)
 
     def accesses(self) -> Accesses:
         """What the program does to its arguments: inputs, then constants (extras are not counted)."""
@@ -200,7 +216,7 @@ class Recording:
         tangents: list[tuple[int, Value]] = []
         arriving: dict[int, torch.Tensor] = {}
         for index in wanted:
-            tangent = self._tangent_like(self.outputs.tensors[index], pattern[index])
+            tangent = self._tangent_like(index, pattern[index])
             value = self.recorder.add_tensor(tangent, f"tangent_{index}")
             functional.declare(value)
             tangents.append((index, value))
@@ -229,13 +245,29 @@ class Recording:
             packed.update(pack.slots)
             if all(slot in arriving for slot in pack.slots):
                 ends.append((wrapper, put_together(pack.layout, [arriving[slot] for slot in pack.slots])))
-        plain = [(self.outputs.tensors[slot], tangent) for slot, tangent in arriving.items() if slot not in packed]
-        return [*plain, *ends]
+        reshaped = self._reshaped()
+        for slot, tangent in arriving.items():
+            for step in reshaped[slot].steps if slot in reshaped else ():
+                made: Any = step.node.target(tangent, *step.node.args[1:], **dict(step.node.kwargs))
+                tangent = made if step.index is None else made[step.index]
+            if slot not in packed:
+                ends.append((self.outputs.tensors[slot], tangent))
+        return ends
 
-    def _tangent_like(self, output: torch.Tensor, arrival: Arrival) -> torch.Tensor:
-        strides = arrival if isinstance(arrival, tuple) else output.stride()
+    def _reshaped(self) -> dict[int, Reshaped]:
+        """The forward outputs that are contents of inputs whose shape was changed."""
+        found = self.changes.reshaped
+        return {w.slot: found[w.input] for w in self.outputs.plan.writes if w.input in found}
+
+    def _tangent_like(self, slot: int, arrival: Arrival) -> torch.Tensor:
+        output = self.outputs.tensors[slot]
+        shape, strides = tuple(output.shape), output.stride()
+        before = self._reshaped().get(slot)
+        if before is not None:  # it arrives for the shape from before
+            shape, strides = before.shape, before.strides
+        strides = arrival if isinstance(arrival, tuple) else strides
         with self.mode:
-            return torch.empty_strided(tuple(output.shape), strides, dtype=output.dtype, device=output.device)
+            return torch.empty_strided(shape, strides, dtype=output.dtype, device=output.device)
 
     # --- shared ---------------------------------------------------------------------------------------------
 

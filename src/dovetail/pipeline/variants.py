@@ -23,6 +23,7 @@ from dovetail.ir.program import Value
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.options import Options
+from dovetail.pipeline.recollect import verify_visible_effects
 
 logger = logging.getLogger("dovetail")
 
@@ -114,6 +115,8 @@ class GraphVariants:
         name = self._name if not self._graphs else f"{self._name}_{len(self._graphs)}"
         graph = self._graphs[arrangement] = compile_recording(recording, name, self._options, self._hints)
         self._learn(recording)
+        if self._options.verify:
+            verify_visible_effects(recording, graph)
         return graph
 
     def _learn(self, recording: Recording) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from dovetail.torch_compat import subclasses
@@ -26,6 +28,10 @@ class _Pair(torch.Tensor):
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, torch.Tensor], context: object, size: object, stride: object) -> _Pair:
         return _Pair(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise NotImplementedError("no operator is meant to run on it")
 
 
 def check_is_wrapper() -> str | None:
