@@ -109,12 +109,16 @@ class Recording:
         for node in self.recorder.nodes:
             functional.consume(node)
         functional.at_phase(Phase.FORWARD)
+        with self._named_errors():  # autograd makes gradient functions of written views when they are looked at
+            self._analyse(results, functional)
+        self._forward_end = functional
+
+    def _analyse(self, results: list[object], functional: Functionalizer) -> None:
         self.visible = self._visible(results)
         changes = InputChanges.of(self.stand_ins, self.recorder, functional)
         leaves = [s.leaf for s in self.stand_ins if s.leaf is not None]
         self.outputs = analyse_outputs(results, self.stand_ins, leaves, changes, self.recorder, functional)
         self.changes = changes
-        self._forward_end = functional
 
     def _note_constants(self, results: list[object]) -> None:
         """Real tensors that the program closed over, or returns, become inputs."""
@@ -330,6 +334,7 @@ class Recording:
         torch.clear_autocast_cache()
         try:
             with (
+                self._named_errors(),
                 allow_real_inputs(self.mode),
                 torch.autograd.set_multithreading_enabled(False),
                 without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
@@ -340,6 +345,13 @@ class Recording:
                 self.recorder,
             ):
                 yield
+        finally:
+            torch.clear_autocast_cache()
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
         except DovetailError:
             raise
         except DATA_DEPENDENT_ERRORS as error:
@@ -348,8 +360,6 @@ class Recording:
             raise CaptureFailed(
                 error=f"{type(error).__name__}: {error}", origin=self.origins.of_error(error)
             ) from error
-        finally:
-            torch.clear_autocast_cache()
 
 
 def _parts_of(gradient: torch.Tensor | None) -> list[tuple[WrapperLayout | None, torch.Tensor | None]]:
