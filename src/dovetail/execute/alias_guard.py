@@ -3,7 +3,7 @@
 `fingerprint` gives equal answers only for calls whose tensors share memory alike, as far as a program with given
 `Accesses` can tell: it is `()` when the address range of no written input meets that of another. Cost without overlap:
 an address and a comparison per tensor, a sort when several inputs are written; with overlapping ranges: about half a
-microsecond more for each tensor in them, and a quarter for each one where autograd follows writes.
+microsecond more for each tensor in them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dovetail.analysis.region import address_range
 from dovetail.torch_compat.autograd import view_base
 
 Fingerprint: TypeAlias = tuple[Hashable, ...]
+_FACTS = 3  # of a tensor in a cluster: index, distance from the first one, number of what it is a view of
 
 
 class AliasGuard:
@@ -77,7 +78,7 @@ class AliasGuard:
         ranges.sort()
         found = self._clusters(arguments, ranges)
         offsets = tuple(int(arguments[i].storage_offset()) for i in self._reach)
-        if self._tracked:
+        if self._tracked and not _is_of_all(found, len(ranges)):
             found = (*found, *self._relatives(arguments))
         return (*found, offsets) if offsets else found
 
@@ -151,7 +152,7 @@ class AliasGuard:
         is_mixed = False
         rank: dict[int, int] = {}
         bases: list[torch.Tensor] = []
-        places: list[Hashable] = []  # index, distance, relation; and so on: one flat tuple is the quickest to hash
+        places: list[Hashable] = []  # _FACTS of each tensor: one flat tuple is the quickest to hash
         for index, start in cluster:
             tensor = arguments[index]
             base = view_base(tensor)
@@ -172,6 +173,12 @@ class AliasGuard:
         if not self._is_static:
             found.append(tuple((tuple(arguments[i].shape), arguments[i].stride()) for i, _ in cluster))
         found.append((tuple(places), tuple([_described(base, first) for base in bases])))
+
+
+def _is_of_all(found: Fingerprint, count: int) -> bool:
+    """Whether all tensors are in one cluster, which says of each what it is a view of."""
+    places = found[0][0] if len(found) == 1 and isinstance(found[0], tuple) else ()
+    return isinstance(places, tuple) and len(places) == _FACTS * count
 
 
 def _described(base: torch.Tensor, first: int) -> tuple[Hashable, ...]:
