@@ -50,7 +50,7 @@ _IMPORTS = (
 )
 
 
-def compile_for(backend: str, model: torch.nn.Module) -> Callable[..., Any]:
+def compile_for(backend: str, model: Callable[..., Any]) -> Callable[..., Any]:
     """Return `model` to be called as `backend` runs it; `dynamo` is torch.compile with nothing behind Dynamo."""
     if backend == EAGER:
         return model

@@ -58,7 +58,7 @@ def _call_table(rows: Sequence[CallCost]) -> tuple[list[str], _Rows]:
     cells = []
     for kind, inputs in dict.fromkeys((row.kind, row.inputs) for row in rows):
         chosen = [found.get((kind, inputs, backend)) for backend in backends]
-        cells.append([kind, str(inputs), *(_number(row and row.us) for row in chosen)])
+        cells.append([kind, str(inputs), *(_number(row.us if row else None) for row in chosen)])
     return ["function", "inputs", *backends], cells
 
 
