@@ -21,7 +21,7 @@ from dovetail.ir.sizes import symbol
 from dovetail.testing.agreement import check_program
 from dovetail.testing.aliasing import alias_program
 from dovetail.testing.programs import random_program
-from dovetail.testing.real_memory import occupied, share_a_byte, snapshots
+from dovetail.testing.real_memory import Tenant, intruder, occupied, share_a_byte, snapshots
 from dovetail.testing.sanitizer import AliasSanitizer, AliasViolation
 from tests.models.zoo import ZOO, Entry, loss_of
 from tests.passes.programs import Builder
@@ -388,6 +388,17 @@ def test_bytes_are_counted() -> None:
     assert not snapshot.changed().any()
     base[2] = 1
     assert snapshot.changed().nonzero()[0].tolist() == [4]
+
+
+def test_intruders_among_many_interleaved_tensors_are_found() -> None:
+    base = torch.zeros(64, 64)
+    columns = [Tenant(base[:, i], i) for i in range(64)]
+    assert intruder(columns, [Tenant(torch.zeros(4), 99)]) is None
+    assert intruder([], columns) is None
+    corner = Tenant(base[3, 5:6], 99)
+    assert intruder(columns, [corner]) == (columns[5], corner)
+    assert intruder([corner], columns) == (corner, columns[5])
+    assert intruder(columns, [Tenant(base[3, 5:6], 5)]) is None
 
 
 # --- random programs and models ---------------------------------------------------------------------------------------

@@ -25,9 +25,10 @@ from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 from dovetail.ir.text import Names, emit, plain_call
 from dovetail.ops import prims
 from dovetail.ops.facts import facts_of
-from dovetail.testing.real_memory import Snapshot, address_span, occupied, share_a_byte, snapshots
+from dovetail.testing.real_memory import Snapshot, address_span, occupied, places, share_a_byte, snapshots
 from dovetail.torch_compat.autograd import is_under_inference, version_of
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
+from dovetail.torch_compat.subclasses import is_wrapper
 
 _SERIAL = itertools.count()
 
@@ -102,9 +103,11 @@ class CheckedRun:
         self._outside = self._program.input_storages()
         self._storages: dict[int, list[StorageWeakRef]] = {}
         self._leaving: set[int] = set()
-        self._bind_symbols(inputs)
-        for value, given in zip(self._program.inputs, inputs, strict=True):
-            self._enter(value, given)
+        given = list(zip(self._program.inputs, inputs, strict=True))
+        given = [(value, item) for value, item in given if not is_wrapper(item)]  # their parts are inputs themselves
+        self._bind_symbols(given)
+        for value, item in given:
+            self._enter(value, item)
         self._forget(-1)
 
     def observe(self, index: int, call: Callable[[], Any]) -> Any:
@@ -134,11 +137,11 @@ class CheckedRun:
 
     # --- inputs -----------------------------------------------------------------------------------------------
 
-    def _bind_symbols(self, inputs: Sequence[Any]) -> None:
-        for value, given in zip(self._program.inputs, inputs, strict=True):
+    def _bind_symbols(self, inputs: Sequence[tuple[Value, Any]]) -> None:
+        for value, given in inputs:
             if isinstance(value.meta, ScalarMeta):
                 self._bind_symbol(value.meta.expr, given)
-        for value, given in zip(self._program.inputs, inputs, strict=True):
+        for value, given in inputs:
             if isinstance(value.meta, TensorMeta):
                 described = (*value.meta.shape, *value.meta.stride, value.meta.offset)
                 for size, real in zip(described, (*given.shape, *given.stride(), given.storage_offset()), strict=True):
@@ -212,7 +215,7 @@ class CheckedRun:
             if not changed.any():
                 continue
             for _, tensor in written:
-                changed &= ~occupied(tensor, snapshot.start, len(changed))
+                changed[places(tensor, snapshot.start, len(changed))] = False
             if changed.any():
                 names = [
                     v.name for v, t, _ in self._alive() if (occupied(t, snapshot.start, len(changed)) & changed).any()

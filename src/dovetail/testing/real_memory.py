@@ -5,7 +5,7 @@ Nothing here asks `dovetail.analysis`, whose answers it is used to check. Cost: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,18 +26,24 @@ def address_span(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
+def places(tensor: torch.Tensor, start: int, length: int) -> npt.NDArray[np.int64]:
+    """Which of `length` addresses from `start` on belong to elements of the tensor, counted from `start`."""
+    if tensor.numel() == 0:
+        return np.zeros(0, dtype=np.int64)
+    found = np.zeros(1, dtype=np.int64)
+    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+        along = np.arange(1 if step == 0 else size, dtype=np.int64) * step
+        found = (found[:, None] + along).reshape(-1)
+    unit = tensor.element_size()
+    found = (found[:, None] * unit + np.arange(unit)).reshape(-1) + (tensor.data_ptr() - start)
+    inside: npt.NDArray[np.int64] = found[(found >= 0) & (found < length)]
+    return inside
+
+
 def occupied(tensor: torch.Tensor, start: int, length: int) -> Mask:
     """For each of `length` addresses from `start` on, whether it belongs to an element of the tensor."""
     mask: Mask = np.zeros(length, dtype=np.bool_)
-    if tensor.numel() == 0:
-        return mask
-    places = np.zeros(1, dtype=np.int64)
-    for size, step in zip(tensor.shape, tensor.stride(), strict=True):
-        along = np.arange(1 if step == 0 else size, dtype=np.int64) * step
-        places = (places[:, None] + along).reshape(-1)
-    unit = tensor.element_size()
-    addresses = (places[:, None] * unit + np.arange(unit)).reshape(-1) + (tensor.data_ptr() - start)
-    mask[addresses[(addresses >= 0) & (addresses < length)]] = True
+    mask[places(tensor, start, length)] = True
     return mask
 
 
@@ -48,6 +54,50 @@ def share_a_byte(a: torch.Tensor, b: torch.Tensor) -> bool:
     if start >= stop or a.device != b.device:
         return False
     return bool((occupied(a, start, stop - start) & occupied(b, start, stop - start)).any())
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tensor, and whose it is: tensors of one party may share memory."""
+
+    tensor: torch.Tensor
+    party: int
+
+
+def intruder(written: Sequence[Tenant], others: Iterable[Tenant]) -> tuple[Tenant, Tenant] | None:
+    """A written tensor and one of another party, written or not, that share a byte; None when there are none."""
+    everyone = [*((tenant, True) for tenant in written), *((tenant, False) for tenant in others)]
+    for cluster in _meeting(everyone):
+        spans = [address_span(tenant.tensor) for tenant, _ in cluster]
+        start = min(first for first, _ in spans)
+        length = max(end for _, end in spans) - start
+        owners = np.full(length, -1, dtype=np.int64)
+        chosen = sorted(cluster, key=lambda entry: not entry[1])
+        for number, (tenant, is_written) in enumerate(chosen):
+            mine = places(tenant.tensor, start, length)
+            for owner in np.unique(owners[mine]):
+                if owner >= 0 and chosen[owner][0].party != tenant.party:
+                    return chosen[owner][0], tenant
+            if is_written:
+                owners[mine] = number
+    return None
+
+
+def _meeting(tenants: Iterable[tuple[Tenant, bool]]) -> list[list[tuple[Tenant, bool]]]:
+    """Those whose address ranges meet that of another, in runs, where a written one is among them."""
+    entries = [entry for entry in tenants if entry[0].tensor.numel()]
+    runs: list[list[tuple[Tenant, bool]]] = []
+    for device in {entry[0].tensor.device for entry in entries}:
+        here = [entry for entry in entries if entry[0].tensor.device == device]
+        here.sort(key=lambda entry: address_span(entry[0].tensor))
+        end = 0
+        for entry in here:
+            first, stop = address_span(entry[0].tensor)
+            if first >= end:
+                runs.append([])
+            runs[-1].append(entry)
+            end = max(end, stop)
+    return [run for run in runs if len(run) > 1 and any(is_written for _, is_written in run)]
 
 
 @dataclass(frozen=True, slots=True)

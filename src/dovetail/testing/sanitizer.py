@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import product
 from types import TracebackType
 from typing import Any
 from unittest import mock
@@ -43,10 +42,11 @@ from dovetail.execute.shared_bytes import replay
 from dovetail.ir.calling import WriteBack
 from dovetail.ir.signature import SharedBytes, WriteKind
 from dovetail.testing.checked_run import AliasViolation, CheckedProgram
-from dovetail.testing.real_memory import occupied, share_a_byte, snapshots
+from dovetail.testing.real_memory import Tenant, intruder, occupied, places, snapshots
 from dovetail.torch_compat.autograd import is_under_inference, version_of
 from dovetail.torch_compat.dispatch import storage_key
 from dovetail.torch_compat.fakes import is_fake
+from dovetail.torch_compat.subclasses import is_wrapper
 
 __all__ = ["AliasSanitizer", "AliasViolation"]
 
@@ -114,17 +114,18 @@ class _CheckedCall:
         plan = graph.plan
         given = [*inputs, *graph.constants.values()]
         numbers = [k if k < plan.extras_at else k + len(plan.extras) for k in range(len(given))]
-        self._given = {n: x for n, x in zip(numbers, given, strict=True) if isinstance(x, torch.Tensor)}
-        self._targets = [(write, self._region(write)) for write in plan.writes]
+        self._given = {n: x for n, x in zip(numbers, given, strict=True) if _is_plain(x)}
+        self._targets = [(write, self._region(write)) for write in plan.writes if write.input in self._given]
         self._versions = {n: version_of(x) for n, x in self._given.items() if not is_under_inference(x)}
         self._before = snapshots(self._given.values()) if with_bytes else []
         self._check_apart()
 
     def verify(self) -> None:
         """Raise AliasViolation unless the call has written what its plan says, and nothing else."""
-        changed_shape = {change.input for change in self._graph.plan.metadata}
+        plan = self._graph.plan
+        moved = {change.input for change in plan.metadata} | set(plan.touched)
         counted = [tensor for write, tensor in self._targets if write.kind is not WriteKind.HIDDEN]
-        may_count = {storage_key(tensor) for tensor in (*counted, *(self._given[n] for n in changed_shape))}
+        may_count = {storage_key(tensor) for tensor in (*counted, *(x for n, x in self._given.items() if n in moved))}
         for number, version in self._versions.items():
             tensor = self._given[number]
             if version_of(tensor) != version and storage_key(tensor) not in may_count:
@@ -132,7 +133,7 @@ class _CheckedCall:
         for snapshot in self._before:
             changed = snapshot.changed()
             for _, tensor in self._targets if changed.any() else ():
-                changed &= ~occupied(tensor, snapshot.start, len(changed))
+                changed[places(tensor, snapshot.start, len(changed))] = False
             if changed.any():
                 tensors = self._given.items()
                 near = [n for n, x in tensors if (occupied(x, snapshot.start, len(changed)) & changed).any()]
@@ -145,15 +146,26 @@ class _CheckedCall:
 
     def _check_apart(self) -> None:
         roles = self._program.signature.inputs
-        shared = [set(role.inputs) for role in roles if isinstance(role, SharedBytes)]
-        for (write, target), (number, tensor) in product(self._targets, self._given.items()):
-            known = number == write.input or any({number, write.input} <= group for group in shared)
-            if not known and share_a_byte(target, tensor):
-                names = f"{self._name(write.input)}, which is written, shares no memory with {self._name(number)}"
-                raise self._violation(names, "they share bytes")
+        leader = {number: min(role.inputs) for role in roles if isinstance(role, SharedBytes) for number in role.inputs}
+        owners: dict[int, int] = {}
+
+        def tenant(number: int, tensor: torch.Tensor) -> Tenant:
+            owners[id(tensor)] = number
+            return Tenant(tensor, leader.get(number, number))
+
+        written = [tenant(write.input, target) for write, target in self._targets]
+        found = intruder(written, [tenant(number, tensor) for number, tensor in self._given.items()])
+        if found is not None:
+            name, other = (self._name(owners[id(one.tensor)]) for one in found)
+            raise self._violation(f"{name}, which is written, shares no memory with {other}", "they share bytes")
 
     def _name(self, number: int) -> str:
         return f"input {self._program.inputs[number].name!r}"
 
     def _violation(self, denied: str, happened: str) -> AliasViolation:
         return AliasViolation(self._program.name, "", "", denied, happened)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether this is a tensor with memory of its own: the parts of a wrapper are inputs themselves."""
+    return isinstance(value, torch.Tensor) and not is_wrapper(value)
