@@ -25,9 +25,10 @@ from typing import TypeAlias
 import torch
 
 from dovetail.analysis.region import extent_bytes
+from dovetail.capture.placing import moved_view, on_storage
 from dovetail.errors import DtypeChangingWrite
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, TensorMeta, Value, map_operands, values_in
-from dovetail.ir.sizes import Size, SizeExpr, difference, product, shifted
+from dovetail.ir.sizes import difference
 from dovetail.ir.text import identifier
 from dovetail.ops.facts import facts_of, hidden_writes, overwrites
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
@@ -104,7 +105,7 @@ class Functionalizer:
         if step.index is None:
             return self._emit_view(node.target, args, node.kwargs, value, parent)
         metas: list[Meta | None] = [
-            _moved(output.tensor, parent.tensor, moved) if output is not None else None for output in node.outputs
+            moved_view(output.tensor, parent.tensor, moved) if output is not None else None for output in node.outputs
         ]
         outputs = self._emit(node.target, args, node.kwargs, metas, unpack=True)
         for sibling, output in zip(node.outputs, outputs, strict=True):
@@ -124,7 +125,7 @@ class Functionalizer:
         parent: Value,
     ) -> Value:
         moved = difference(parent.tensor.offset, self._steps[like].parent.tensor.offset)
-        meta = _moved(like.tensor, parent.tensor, moved)
+        meta = moved_view(like.tensor, parent.tensor, moved)
         (result,) = self._emit(target, args, kwargs, [meta])
         assert result is not None, "a view has a result"
         return result
@@ -151,14 +152,14 @@ class Functionalizer:
                 continue
             parent = parents.get(output.tensor.storage)
             if parent is None:
-                metas.append(_on_storage(output.tensor, self._new_storage()))
+                metas.append(on_storage(output.tensor, self._new_storage()))
                 continue
             if isinstance(node.target, Overload) and addresses_storage(node.target, node.args):
                 parent = self._addressed(parent, output)
             self._steps[output] = ViewStep(node, parent, index if node.unpack else None)
             current = self.read(parent)
             moved = difference(current.tensor.offset, parent.tensor.offset)
-            metas.append(_moved(output.tensor, current.tensor, moved))
+            metas.append(moved_view(output.tensor, current.tensor, moved))
             if moved != 0 and isinstance(node.target, Overload):
                 swapped = node.with_operands(self.read)
                 swapped = _with_args(swapped, replayed_args(node.target, swapped.args, moved))
@@ -236,10 +237,10 @@ class Functionalizer:
     ) -> list[Meta | None]:
         if isinstance(twin.target, Prim):
             fresh: list[Meta | None] = [None if o is None else o.meta for o in node.outputs[: twin.fresh]]
-            metas = [*fresh, *(_on_storage(value.tensor, value.tensor.storage, offset=0) for value in written)]
+            metas = [*fresh, *(on_storage(value.tensor, value.tensor.storage, offset=0) for value in written)]
         else:
             metas = self._infer(twin.target, args, kwargs)
-        return [_on_storage(m, self._new_storage()) if isinstance(m, TensorMeta) else m for m in metas]
+        return [on_storage(m, self._new_storage()) if isinstance(m, TensorMeta) else m for m in metas]
 
     # --- writing --------------------------------------------------------------------------------------------
 
@@ -274,9 +275,9 @@ class Functionalizer:
         )
         if rule.is_view:
             contents = self._with_layout_of(value, contents)
-            meta = _on_storage(step.parent.tensor, contents.tensor.storage, offset=contents.tensor.offset)
+            meta = on_storage(step.parent.tensor, contents.tensor.storage, offset=contents.tensor.offset)
         else:
-            meta = _on_storage(base.tensor, self._new_storage(), offset=0 if isinstance(rule.target, Prim) else None)
+            meta = on_storage(base.tensor, self._new_storage(), offset=0 if isinstance(rule.target, Prim) else None)
         args = tuple(base if a is BASE else contents if a is SOURCE else a for a in rule.args)
         (result,) = self._emit(rule.target, args, rule.kwargs, [meta])
         assert result is not None, "writing through a view gives a tensor"
@@ -290,7 +291,7 @@ class Functionalizer:
     def _copied(self, value: Value, contents: Operand) -> Value:
         wanted = value.tensor
         args = (contents, list(wanted.shape), list(wanted.stride), wanted.dtype, wanted.device)
-        meta = _on_storage(wanted, self._new_storage(), offset=0)
+        meta = on_storage(wanted, self._new_storage(), offset=0)
         (result,) = self._emit(COPY_TO_LAYOUT, args, (), [meta])
         assert result is not None, "a copy gives a tensor"
         return result
@@ -391,20 +392,6 @@ def _written_values(node: Node, writes: tuple[int, ...]) -> list[Value]:
     keywords: Mapping[str, Operand] = dict(node.kwargs)
     held = [node.args[i] if i < len(node.args) else keywords.get(names[i]) for i in writes]
     return list(values_in(held))
-
-
-def _on_storage(meta: TensorMeta, storage: int, offset: Size | None = None) -> TensorMeta:
-    place = meta.offset if offset is None else offset
-    return TensorMeta(meta.shape, meta.stride, place, meta.dtype, meta.device, storage)
-
-
-def _moved(view: TensorMeta, parent: TensorMeta, by: Size) -> TensorMeta:
-    """The description of a view whose parent lies `by` elements (of the parent's) later than when it was recorded."""
-    if view.dtype.itemsize != parent.dtype.itemsize and by != 0:
-        size_bytes = product((by, parent.dtype.itemsize))
-        unit = view.dtype.itemsize
-        by = size_bytes // unit if isinstance(size_bytes, int) else SizeExpr("floordiv", (size_bytes, unit))
-    return _on_storage(view, parent.storage, shifted(view.offset, by))
 
 
 def _with_args(node: Node, args: tuple[Operand, ...]) -> Node:

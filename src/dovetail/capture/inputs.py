@@ -62,6 +62,7 @@ class StandIn:
     version: int = 0
     grad_fn: object = None
     requires_grad: bool = False
+    was_leaf: bool = True
     rule: InputRule | None = None
     is_wrapper: bool = False
     storage_bytes: object = 0
@@ -271,6 +272,7 @@ def _stand_in(
 ) -> StandIn:
     followed = seen if base is None else base
     made = StandIn(seen, value, declared, role, leaf, followed, version_of(seen), followed.grad_fn, seen.requires_grad)
+    made.was_leaf = seen.is_leaf
     made.storage_bytes = 0 if is_wrapper(seen) else seen.untyped_storage().nbytes()
     return made
 

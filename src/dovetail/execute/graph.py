@@ -17,7 +17,7 @@ from dovetail.errors import BackwardNeedsUnsavedValue, DoubleBackwardUnsupported
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.shared_bytes import announce_write, replay
 from dovetail.execute.wrapper import Wrapper
-from dovetail.ir.calling import LIKE_OUTPUT, Arrival, CallPlan, Pattern
+from dovetail.ir.calling import LIKE_OUTPUT, Arrival, CallPlan, Pattern, WriteBack
 from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature, WriteKind
 from dovetail.ops.prims import copy_into
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors
@@ -89,9 +89,14 @@ class CompiledGraph:
     residual_inputs: Mapping[int, int] = field(default_factory=dict)
     any_layout: bool = True
     _constant_list: list[torch.Tensor] = field(default_factory=list)
+    _copies: list[WriteBack] = field(default_factory=list)
+    _copies_overlap: bool = False
 
     def __post_init__(self) -> None:
         self._constant_list = list(self.constants.values())
+        self._copies = [w for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
+        metas = [self.forward.program.inputs[w.input].tensor for w in self._copies]
+        self._copies_overlap = any(meta.overlaps_itself() for meta in metas) or any(w.steps for w in self._copies)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run with inputs in the order of the recorded function's arguments."""
@@ -118,18 +123,23 @@ class CompiledGraph:
         other writes, which the wrapper carries out, are announced.
         """
         followed = [inputs[w.input] for w in self.plan.writes if w.kind is WriteKind.TRACKED]
-        written = [(w, inputs[w.input]) for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
+        written = [_target(w, inputs[w.input]) for w in self._copies]
         kept = {place: inputs[index] for place, index in self.residual_inputs.items()}
         results = list(self.forward(inputs))
-        for write, target in written:
-            target = target.data if write.kind is WriteKind.HIDDEN else target
-            copy_into(replay(target, write.steps) if write.steps else target, results[write.slot])
-            results[write.slot] = None
+        self._write_back(written, results)
         for place, target in kept.items():
             results[self.outputs + place] = target
         for target in followed:
             announce_write(target)
         return results
+
+    def _write_back(self, targets: list[torch.Tensor], results: list[Any]) -> None:
+        for write, target in zip(self._copies, targets, strict=True):
+            if self._copies_overlap:
+                copy_into(target, results[write.slot])
+            else:
+                target.copy_(results[write.slot])
+            results[write.slot] = None
 
     def _run_training(self, inputs: list[Any]) -> tuple[Any, ...]:
         holder = _Call(self)
@@ -147,6 +157,12 @@ class CompiledGraph:
                 tensor = self.late_constants(name)
             found.append(tensor)
         return found
+
+
+def _target(write: WriteBack, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that new contents of an input are copied into."""
+    target = tensor.data if write.kind is WriteKind.HIDDEN else tensor
+    return replay(target, write.steps) if write.steps else target
 
 
 @dataclass(slots=True)

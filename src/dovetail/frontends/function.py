@@ -115,6 +115,15 @@ class CompiledFunction:
             self._variants.setdefault(key, []).append(variant)
             variant.graphs.select(with_parts([everything[i] for i in variant.sources]))
 
+    def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
+        """Record for these arguments, without compiling; and how often each of its inputs was passed."""
+        leaves, spec, tensors, _ = self._describe(args, kwargs)
+        variant = self._capture(leaves, spec, tensors)
+        everything = [*tensors, *leaves]
+        inputs = [everything[i] for i in variant.sources]
+        counts = tuple(sum(other is tensor for other in everything) for tensor in inputs)
+        return variant.graphs.record_for(with_parts(inputs)), counts
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_target"], name)
 

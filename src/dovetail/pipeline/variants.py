@@ -97,19 +97,29 @@ class GraphVariants:
             return replace(arrangement, sizes=tuple(map(_sizes_of, arguments)))
         return arrangement
 
+    def record_for(self, inputs: Sequence[Any]) -> Recording:
+        """A recording in which the inputs share memory as these do."""
+        arguments = [*inputs, *self._constants]
+        found = None
+        while found is None:
+            found = self._record(self._arrangement(arguments), arguments)
+        return found
+
     def _graph(self, arrangement: Arrangement, arguments: list[Any]) -> CompiledGraph | None:
         """The graph for an arrangement; None when recording shows that the arguments are arranged otherwise."""
         if arrangement in self._graphs:
             return self._graphs[arrangement]
-        recording = self._recording
-        if arrangement.groups or (arrangement.offsets and self._graphs):
-            inputs = arguments[: len(arguments) - len(self._constants)]
-            logger.info("%s: graph variant %d, because %s", self._name, len(self._graphs), arrangement)
-            recording = self._again(inputs, arrangement, self._constants)
-            self._learn(recording)
-            if arrangement != self._arrangement(arguments):
-                return None
-        return self._compile(recording, arrangement)
+        recording = self._record(arrangement, arguments)
+        return None if recording is None else self._compile(recording, arrangement)
+
+    def _record(self, arrangement: Arrangement, arguments: list[Any]) -> Recording | None:
+        if not arrangement.groups and not (arrangement.offsets and self._graphs):
+            return self._recording
+        inputs = arguments[: len(arguments) - len(self._constants)]
+        logger.info("%s: graph variant %d, because %s", self._name, len(self._graphs), arrangement)
+        recording = self._again(inputs, arrangement, self._constants)
+        self._learn(recording)
+        return recording if arrangement == self._arrangement(arguments) else None
 
     def _compile(self, recording: Recording, arrangement: Arrangement) -> CompiledGraph:
         name = self._name if not self._graphs else f"{self._name}_{len(self._graphs)}"

@@ -1,0 +1,197 @@
+"""`dovetail.analyse(f, *args)`: what a call does to its inputs, and where each result lies, without compiling it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.analysis.arrangement import Arrangement
+from dovetail.capture.recording import Recording
+from dovetail.errors import BadOptionValue
+from dovetail.frontends.function import CompiledFunction
+from dovetail.ir.calling import (
+    AsLeaf,
+    FromConstant,
+    FromInput,
+    FromOutput,
+    FromSlot,
+    FromView,
+    OutputRule,
+    Rebuilt,
+    ReplayStep,
+    Rewritten,
+)
+from dovetail.ir.graph_signature import GraphSignature
+from dovetail.ir.program import TensorMeta
+from dovetail.ir.signature import InputRole, WriteKind
+from dovetail.pipeline.driver import PASS_NAMES
+from dovetail.pipeline.options import resolve_options
+from dovetail.torch_compat.version import ensure_supported_torch
+
+
+@dataclass(frozen=True, slots=True)
+class InputReport:
+    """One distinct tensor that the call reads or writes: an argument, parameter, buffer, or closed-over tensor.
+
+    name, role: what it is. meta: shape, strides, dtype. is_leaf, requires_grad: as far as autograd knew before the
+    call. written: how its data was written, None when it was not. metadata: operators that changed its shape or strides
+    in place, in order. requires_grad_after: what `requires_grad` was set to, None when it was not. places: of how many
+    arguments, parameters and buffers it is the object. shares_with: names of inputs with which it shares bytes, where
+    one of them is written.
+    """
+
+    name: str
+    role: InputRole
+    meta: TensorMeta
+    is_leaf: bool
+    requires_grad: bool
+    written: WriteKind | None
+    metadata: tuple[str, ...]
+    requires_grad_after: bool | None
+    places: int
+    shares_with: tuple[str, ...]
+
+    def __str__(self) -> str:
+        facts = [f"{self.name}: {self.meta}", "requires grad" if self.requires_grad else ""]
+        facts += ["" if self.is_leaf else "no leaf", f"written ({self.written.value})" if self.written else ""]
+        facts += [f"reshaped by {', '.join(self.metadata)}" if self.metadata else ""]
+        if self.requires_grad_after is not None:
+            facts.append(f"requires_grad becomes {self.requires_grad_after}")
+        facts.append(f"passed {self.places} times" if self.places > 1 else "")
+        facts.append(f"shares written bytes with {', '.join(self.shares_with)}" if self.shares_with else "")
+        return "; ".join(filter(None, facts))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputReport:
+    """One object that the call returns.
+
+    kind: "constant", "fresh", "input", "view of input", "view of intermediate", "same as output", or "wrapper". base:
+    the input, output or intermediate that it is (a view of). views: the operators that lead from the base to it.
+    requires_grad: as the caller sees it. meta: None for what is no tensor.
+    """
+
+    kind: str
+    base: str
+    views: tuple[str, ...]
+    requires_grad: bool
+    shape: tuple[object, ...] | None
+
+    def __str__(self) -> str:
+        text = " ".join(filter(None, [self.kind, self.base]))
+        text += f" by {', '.join(self.views)}" if self.views else ""
+        text += f": [{', '.join(map(str, self.shape))}]" if self.shape is not None else ""
+        return f"{text}; requires grad" if self.requires_grad else text
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisReport:
+    """inputs, outputs: in the order of the program. signature: of the program that computes them.
+
+    arrangement: how written inputs share memory in this call.
+    """
+
+    inputs: tuple[InputReport, ...]
+    outputs: tuple[OutputReport, ...]
+    arrangement: Arrangement
+    signature: GraphSignature
+
+    def __str__(self) -> str:
+        lines = ["inputs", *(f"  {report}" for report in self.inputs)]
+        lines += ["outputs", *(f"  {number}: {report}" for number, report in enumerate(self.outputs))]
+        return "\n".join(lines)
+
+
+def analyse(target: Callable[..., Any], *args: Any, **kwargs: Any) -> AnalysisReport:
+    """Analyse one call of a function or module.
+
+    The function runs once on fake tensors, as if it were compiled with `dovetail.compile`; its arguments, parameters
+    and buffers stay as they are.
+    Args:
+        target: a function over tensors, or a module. args, kwargs: what it is called with.
+    Returns: what happens to each input and where each output comes from.
+    Raises: DovetailError when the target cannot be recorded, or changes an input in a way no program can repeat.
+    """
+    ensure_supported_torch()
+    if not callable(target):
+        raise BadOptionValue(option="target", value=target, reason="it is called", expected="a function or a module")
+    compiled = CompiledFunction(target, resolve_options({}, PASS_NAMES))
+    recording, places = compiled.record(*args, **kwargs)
+    return report_of(recording, places)
+
+
+def report_of(recording: Recording, places: tuple[int, ...] = ()) -> AnalysisReport:
+    """What a recording shows. places: how often each input was passed; once where that is not said."""
+    return AnalysisReport(
+        _input_reports(recording, places),
+        _output_reports(recording),
+        recording.arrangement,
+        GraphSignature.of(recording.programs("analysed", tuple(None for _ in recording.full_pattern())).functional),
+    )
+
+
+def _input_reports(recording: Recording, places: tuple[int, ...]) -> tuple[InputReport, ...]:
+    changes, stand_ins = recording.changes, recording.stand_ins
+    position = [i for i, s in enumerate(stand_ins) if s.rule is None]
+    names = {k: stand_ins[i].declared.name for k, i in enumerate(position)}
+    sharing = {
+        member.argument: tuple(names[m.argument] for m in group.members if m is not member)
+        for group in recording.arrangement.groups
+        for member in group.members
+    }
+    reports = []
+    for number, index in enumerate(position):
+        stand_in = stand_ins[index]
+        if not stand_in.declared.is_tensor:
+            continue
+        reports.append(
+            InputReport(
+                name=stand_in.declared.name,
+                role=stand_in.role,
+                meta=stand_in.value.tensor,
+                is_leaf=stand_in.was_leaf,
+                requires_grad=stand_in.requires_grad,
+                written=changes.writes.get(index) or changes.touched.get(index),
+                metadata=tuple(str(change.target) for change in changes.metadata if change.input == index),
+                requires_grad_after=next((f.requires_grad for f in changes.flags if f.input == index), None),
+                places=places[number] if number < len(places) else 1,
+                shares_with=sharing.get(number, ()),
+            )
+        )
+    return tuple(reports)
+
+
+def _output_reports(recording: Recording) -> tuple[OutputReport, ...]:
+    reports = []
+    for rule, visible in zip(recording.outputs.plan.outputs, recording.visible.outputs, strict=True):
+        kind, base, steps = _origin_of(rule, recording)
+        shape = None if visible is None else visible.shape
+        requires_grad = visible is not None and visible.requires_grad
+        reports.append(OutputReport(kind, base, tuple(map(_named, steps)), requires_grad, shape))
+    return tuple(reports)
+
+
+def _origin_of(rule: OutputRule, recording: Recording) -> tuple[str, str, tuple[ReplayStep, ...]]:
+    if isinstance(rule, AsLeaf):
+        return _origin_of(rule.of, recording)
+    if isinstance(rule, Rewritten):
+        return _origin_of(rule.view, recording)
+    if isinstance(rule, FromView) and rule.of_input:
+        return "view of input", recording.stand_ins[rule.base].declared.name, rule.steps
+    if isinstance(rule, FromView):
+        return "view of intermediate", str(recording.outputs.recorded[rule.base]), rule.steps
+    if isinstance(rule, FromInput):
+        return "input", recording.stand_ins[rule.input].declared.name, ()
+    if isinstance(rule, FromOutput):
+        return "same as output", str(rule.output), ()
+    if isinstance(rule, FromConstant):
+        return "constant", repr(rule.value), ()
+    if isinstance(rule, Rebuilt):
+        return "wrapper", rule.layout.cls.__name__, ()
+    assert isinstance(rule, FromSlot), "every rule is known"
+    return ("fresh", "", ())
+
+
+def _named(step: ReplayStep) -> str:
+    return str(step.target) if step.index is None else f"{step.target}[{step.index}]"
