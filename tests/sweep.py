@@ -146,9 +146,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--programs", type=int, help="stop when so many were tried, those before --state included")
-    parser.add_argument(
-        "--kind", choices=GENERATORS, default="both", help="which programs; a --state file has its own"
-    )
+    parser.add_argument("--kind", choices=GENERATORS, default="both", help="which programs; a --state file has its own")
     parser.add_argument("--sanitize", action="store_true", help="check each operator with the alias sanitizer")
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
     parser.add_argument("--state", type=Path, help="file to go on from, and to write")

@@ -16,7 +16,8 @@ from tests import sweep
 
 def test_a_search_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state.json"
-    arguments = ["--minutes", "0.01", "--state", str(state), "--shard", "1/3", "--failures", str(tmp_path / "failures")]
+    arguments = ["--kind", "plain", "--minutes", "0.01", "--state", str(state), "--shard", "1/3"]
+    arguments += ["--failures", str(tmp_path / "failures")]
     assert sweep.main(arguments) == 0
     first = json.loads(state.read_text())
     assert first["tried"] > 0
