@@ -328,3 +328,35 @@ def test_a_generator_made_inside_is_refused_and_one_from_outside_runs_on_as_in_e
     drawn = [compiled(torch.zeros(2)) for _ in range(3)]
     generator.manual_seed(5)
     assert all(torch.equal(outside(torch.zeros(2)), value) for value in drawn)
+
+
+def test_a_closed_over_tensor_that_only_backward_meets_is_written_there() -> None:
+    count = torch.zeros(3)
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            count.add_(1)
+            return grads[0] * 2
+
+    compiled = dovetail.compile(lambda x: Counted.apply(x).sum())
+    for expected in (1, 2, 3):
+        x = torch.ones(3, requires_grad=True)
+        compiled(x).backward()
+        assert torch.equal(count, torch.full((3,), float(expected)))
+        assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_inference_tensors_are_written_and_share_memory() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + y
+
+    with torch.inference_mode():
+        mine, theirs = torch.arange(6.0), torch.arange(6.0)
+        assert torch.equal(dovetail.compile(f)(mine[:4], mine[2:]), f(theirs[:4], theirs[2:]))
+        assert torch.equal(mine, theirs)

@@ -176,7 +176,9 @@ class Recording:
             and stand_in.rule is None
         ]
         self._late_writes.update(index for index, _ in late)
-        met_late = [value for _, value in self.recorder.constants[self._forward_constants :]]
+        read = {value for node in functional.nodes for value in node.operands()}
+        met_late = [value for _, value in self.recorder.constants[self._forward_constants :] if value in read]
+        kept_late = [value for value in met_late if functional.write_count(value)]
         values = [*(s.declared for s in self.stand_ins), *met_late]
         input_roles: list[InputRole] = [
             *(stand_in.role for stand_in in self.stand_ins),
@@ -187,16 +189,17 @@ class Recording:
         roles: tuple[OutputRole, ...] = (
             *self.outputs.roles,
             *(InputMutation(index, WriteKind.UNTRACKED, during_backward=True) for index, _ in late),
+            *(InputMutation(-1, WriteKind.UNTRACKED, during_backward=True, constant=v.name) for v in kept_late),
             *(Gradient(index, layout) for index, layout, _ in gradients),
         )
-        after = [*(value for _, value in late), *(gradient for _, _, gradient in gradients)]
+        after = [*(value for _, value in late), *kept_late, *(gradient for _, _, gradient in gradients)]
         recorded = (*self.outputs.recorded, *after)
         made = (*self.outputs.values, *(None if value is None else functional.read(value) for value in after))
         signature = Signature(tuple(input_roles), roles)
         return RecordedPrograms(
             Program(name, Stage.IMPURE, inputs, tuple(self.recorder.nodes), recorded, signature),
             Program(name, Stage.FUNCTIONAL, inputs, tuple(functional.nodes), made, signature),
-            comparable=not late,
+            comparable=not (late or kept_late),
         )
 
     def _refuse_writes_outside(self, functional: Functionalizer) -> None:

@@ -38,7 +38,7 @@ class CompiledBackward:
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
     wrapped: tuple[tuple[int, WrapperLayout, tuple[int, ...]], ...]
-    writes: tuple[tuple[int, int], ...]
+    writes: tuple[tuple[int, InputMutation], ...]
 
     @staticmethod
     def of(compiled: CompiledProgram, tangents: Sequence[int]) -> CompiledBackward:
@@ -53,7 +53,7 @@ class CompiledBackward:
                 r.input if isinstance(r, Gradient) and r.wrapper is None else -1 for r in signature.outputs
             ),
             wrapped=_wrapped(signature),
-            writes=tuple((i, r.input) for i, r in enumerate(signature.outputs) if isinstance(r, InputMutation)),
+            writes=tuple((i, r) for i, r in enumerate(signature.outputs) if isinstance(r, InputMutation)),
         )
 
 
@@ -237,8 +237,9 @@ class _CompiledFunction(torch.autograd.Function):
                 results[1 + index] = gradient
         for index, layout, places in backward.wrapped:
             results[1 + index] = put_together(layout, [made[place] for place in places])
-        for position, index in backward.writes:
-            ctx.inputs_written_late[index].copy_(made[position])
+        for position, role in backward.writes:
+            (target,) = graph.tensors_of([role.constant]) if role.constant else [ctx.inputs_written_late[role.input]]
+            target.copy_(made[position])
         return tuple(results)
 
 

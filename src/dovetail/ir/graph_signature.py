@@ -28,6 +28,7 @@ from dovetail.ir.signature import (
     Constant,
     Gradient,
     GradientBase,
+    InputMutation,
     InputRole,
     OutputRole,
     Parameter,
@@ -260,6 +261,9 @@ class _Reader:
             return OutputEntry(argument, purpose, index=role.slot)
         if isinstance(role, Residual):
             return OutputEntry(argument, OutputPurpose.RESIDUAL, target=role.name)
+        if isinstance(role, InputMutation) and role.constant:
+            purpose, of = OutputPurpose.MUTATION, InputPurpose.CONSTANT
+            return OutputEntry(argument, purpose, of, role.constant, write=role.kind, during_backward=True)
         primal = self._input(self.primals.signature.inputs[role.input], self.primals.inputs[role.input])
         target = primal.target or primal.argument.name
         if isinstance(role, Gradient):

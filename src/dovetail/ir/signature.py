@@ -109,11 +109,15 @@ class UserOutput:
 
 @dataclass(frozen=True, slots=True)
 class InputMutation:
-    """The new contents of an input, written back after the program ran (forward or backward)."""
+    """The new contents of an input, written back after the program ran (forward or backward).
+
+    constant: name of the closed-over tensor when only backward meets it; `input` is -1 then.
+    """
 
     input: int
     kind: WriteKind
     during_backward: bool = False
+    constant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,9 @@ class _GraphCompiler:
             late_constants=self._constant,
             any_layout=not self._recording.is_symbolic,
             residual_inputs=_residual_inputs(split.forward, plan),
-            written_in_backward=tuple(r.input for r in signature.outputs if isinstance(r, InputMutation)),
+            written_in_backward=tuple(
+                r.input for r in signature.outputs if isinstance(r, InputMutation) and not r.constant
+            ),
         )
         return self._graph
 

@@ -47,8 +47,8 @@ def running_sequence_number() -> int | None:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often the data of the tensor was written in a way that autograd knows of."""
-    return tensor._version
+    """How often the data of the tensor was written in a way that autograd knows of; 0 where nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
