@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.overhead import (
     DIRECT,
@@ -20,39 +16,23 @@ from benchmarks.overhead import (
     GuardCost,
     per_input_us,
 )
-
-_WIDTH_IN_A_FILE = 160
-_Rows = list[list[str]]
+from benchmarks.tables import Rows, write_tables
 
 
 def write_overhead_report(
     calls: Sequence[CallCost], guards: Sequence[GuardCost], machine: dict[str, Any], out: Path
 ) -> None:
     """Print the tables, and write `overhead.json` and `overhead.md` into `out`, a folder that is made if need be."""
-    out.mkdir(parents=True, exist_ok=True)
     tables = {
         "A call, us": _call_table(calls),
         "Added to torch.compile(backend=eager), us": _added_table(calls),
         "The guard, us for each written view": _guard_table(guards),
     }
-    record = {"kind": "overhead", "machine": machine, "calls": [asdict(r) for r in calls]}
-    record["guards"] = [asdict(r) for r in guards]
-    (out / "overhead.json").write_text(json.dumps(record, indent=1) + "\n")
-    lines = ["# overhead", "", f"{machine['date']}; {machine['processor']}; torch {machine['torch']}."]
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_IN_A_FILE)
-    for title, (head, cells) in tables.items():
-        lines += ["", f"## {title}", "", _line(head), _line(["---"] * len(head)), *map(_line, cells)]
-        table = Table(*head, title=title)
-        for row in cells:
-            table.add_row(*row)
-        console.print(table)
-    (out / "overhead.md").write_text("\n".join(lines) + "\n")
-    console.print(f"written: {out / 'overhead'}.json, .md", markup=False, soft_wrap=True)
+    record = {"calls": [asdict(r) for r in calls], "guards": [asdict(r) for r in guards]}
+    write_tables("overhead", tables, record, machine, out)
 
 
-def _call_table(rows: Sequence[CallCost]) -> tuple[list[str], _Rows]:
+def _call_table(rows: Sequence[CallCost]) -> tuple[list[str], Rows]:
     backends = list(dict.fromkeys(row.backend for row in rows))
     found = {(row.kind, row.inputs, row.backend): row for row in rows}
     cells = []
@@ -62,7 +42,7 @@ def _call_table(rows: Sequence[CallCost]) -> tuple[list[str], _Rows]:
     return ["function", "inputs", *backends], cells
 
 
-def _added_table(rows: Sequence[CallCost]) -> tuple[list[str], _Rows]:
+def _added_table(rows: Sequence[CallCost]) -> tuple[list[str], Rows]:
     cells = []
     for kind, backend in dict.fromkeys((row.kind, row.backend) for row in rows if row.backend in ("dovetail", DIRECT)):
         chosen = sorted((r for r in rows if (r.kind, r.backend) == (kind, backend)), key=lambda r: r.inputs)
@@ -84,7 +64,7 @@ def _added_table(rows: Sequence[CallCost]) -> tuple[list[str], _Rows]:
     return head, cells
 
 
-def _guard_table(rows: Sequence[GuardCost]) -> tuple[list[str], _Rows]:
+def _guard_table(rows: Sequence[GuardCost]) -> tuple[list[str], Rows]:
     cells = [
         [
             row.pattern,
@@ -105,7 +85,3 @@ def _verdict(value: float | None, limit: float) -> str:
 
 def _number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -6,7 +6,6 @@ intervals of addresses, and columns of a matrix in two dimensions. NumPy's, `sha
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,10 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch._C._dynamo.guards import compute_overlapping_tensors
 
+from benchmarks.tables import write_tables
 from dovetail.analysis import Verdict, overlap, overlap_groups
 
 Views = list[torch.Tensor]
@@ -203,26 +201,11 @@ def _timed(ask: Callable[[], Any], *, number: int = 1, repeats: int = _REPEATS) 
 
 def write_overlap_report(groups: Sequence[Row], pairs: Sequence[Row], machine: dict[str, Any], out: Path) -> None:
     """Print both tables, and write `overlap.json` and `overlap.md` into `out`, a folder that is made if need be."""
-    out.mkdir(parents=True, exist_ok=True)
     tables = {
         "Views that share bytes with another one": (_GROUP_HEAD, [_group_cells(row) for row in groups]),
         "Pairs": (_PAIR_HEAD, [_pair_cells(row) for row in pairs]),
     }
-    record = {"kind": "overlap", "machine": machine, "rows": [asdict(row) for row in (*groups, *pairs)]}
-    (out / "overlap.json").write_text(json.dumps(record, indent=1) + "\n")
-    lines = ["# overlap", "", f"{machine['date']}; {machine['processor']}; torch {machine['torch']}."]
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH_IN_A_FILE)
-    for title, (head, cells) in tables.items():
-        lines += ["", f"## {title}", "", _markdown_line(head), _markdown_line(["---"] * len(head))]
-        lines += [_markdown_line(line) for line in cells]
-        table = Table(*head, title=title)
-        for line in cells:
-            table.add_row(*line)
-        console.print(table)
-    (out / "overlap.md").write_text("\n".join(lines) + "\n")
-    console.print(f"written: {out / 'overlap'}.json, .md", markup=False, soft_wrap=True)
+    write_tables("overlap", tables, {"rows": [asdict(row) for row in (*groups, *pairs)]}, machine, out)
 
 
 def _group_cells(row: Row) -> list[str]:
@@ -246,7 +229,3 @@ def _word(answer: bool | int | None) -> str:
 
 def _three_digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _markdown_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

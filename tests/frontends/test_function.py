@@ -360,3 +360,18 @@ def test_inference_tensors_are_written_and_share_memory() -> None:
         mine, theirs = torch.arange(6.0), torch.arange(6.0)
         assert torch.equal(dovetail.compile(f)(mine[:4], mine[2:]), f(theirs[:4], theirs[2:]))
         assert torch.equal(mine, theirs)
+
+
+def test_shared_memory_and_symbolic_sizes() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return (x + y).sum() + z
+
+    compiled = dovetail.compile(f, dynamic=True)
+    for size, other in ((4, 3), (4, 5), (6, 3), (4, 3), (4, 7)):
+        for step in (2, size):
+            mine, theirs, z = torch.arange(16.0), torch.arange(16.0), torch.arange(float(other))
+            result = compiled(mine[:size], mine[step : step + size], z)
+            assert torch.equal(result, f(theirs[:size], theirs[step : step + size], z))
+            assert torch.equal(mine, theirs)
+    assert len(compiled.graphs) == 5

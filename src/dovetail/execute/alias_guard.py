@@ -80,6 +80,8 @@ class AliasGuard:
         offsets = tuple(int(arguments[i].storage_offset()) for i in self._reach)
         if self._tracked and not _is_of_all(found, len(ranges)):
             found = (*found, *self._relatives(arguments))
+        if found and not self._is_static:  # a program for shared memory is one for these sizes
+            found = (*found, *map(size_of, arguments))
         return (*found, offsets) if offsets else found
 
     def _ranges(self, arguments: Sequence[Any]) -> list[tuple[int, int, int]]:
@@ -170,8 +172,6 @@ class AliasGuard:
             unit = leader.element_size()
             room = leader.untyped_storage().nbytes() - leader.storage_offset() * unit
             found.append((leader.storage_offset() * unit % 16, min(room, 1 << 40)))
-        if not self._is_static:
-            found.append(tuple((tuple(arguments[i].shape), arguments[i].stride()) for i, _ in cluster))
         found.append((tuple(places), tuple([_described(base, first) for base in bases])))
 
 
@@ -179,6 +179,13 @@ def _is_of_all(found: Fingerprint, count: int) -> bool:
     """Whether all tensors are in one cluster, which says of each what it is a view of."""
     places = found[0][0] if len(found) == 1 and isinstance(found[0], tuple) else ()
     return isinstance(places, tuple) and len(places) == _FACTS * count
+
+
+def size_of(argument: object) -> Hashable:
+    """Shape and strides of a tensor; a number as it is."""
+    if isinstance(argument, torch.Tensor):
+        return (tuple(argument.shape), argument.stride())
+    return argument if isinstance(argument, Hashable) else None
 
 
 def _described(base: torch.Tensor, first: int) -> tuple[Hashable, ...]:

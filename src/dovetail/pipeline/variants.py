@@ -17,7 +17,7 @@ import torch
 from dovetail.analysis.arrangement import APART, Accesses, Arrangement, arrange
 from dovetail.analysis.region import extent_bytes
 from dovetail.capture.recording import Recording
-from dovetail.execute.alias_guard import AliasGuard
+from dovetail.execute.alias_guard import AliasGuard, size_of
 from dovetail.execute.graph import CompiledGraph
 from dovetail.ir.program import Value
 from dovetail.ir.sizes import Number
@@ -94,7 +94,7 @@ class GraphVariants:
     def _arrangement(self, arguments: list[Any]) -> Arrangement:
         arrangement = arrange(arguments, self._accesses, self._names)
         if arrangement.groups and any(size is None for size in self._sizes):
-            return replace(arrangement, sizes=tuple(map(_sizes_of, arguments)))
+            return replace(arrangement, sizes=tuple(map(size_of, arguments)))
         return arrangement
 
     def record_for(self, inputs: Sequence[Any]) -> Recording:
@@ -143,9 +143,3 @@ def _size_bytes(value: Value) -> int | None:
         return 0
     extent = extent_bytes(value.tensor)
     return None if extent is None else extent[1] - extent[0]
-
-
-def _sizes_of(argument: object) -> Hashable:
-    if isinstance(argument, torch.Tensor):
-        return (tuple(argument.shape), argument.stride())
-    return argument if isinstance(argument, Hashable) else None
