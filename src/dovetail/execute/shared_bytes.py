@@ -37,6 +37,26 @@ def replay(tensor: torch.Tensor, steps: Sequence[ReplayStep]) -> torch.Tensor:
     return tensor
 
 
+class _Graft(torch.autograd.Function):
+    """Gives a tensor in a holder the gradient path of another one."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
+        """Hand out the held tensor."""
+        return holder.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Pass the gradient on."""
+        return grads[0], None
+
+
+def graft(view: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """A tensor that lies where `view` lies, with the gradient path of `value`, whose numbers are the same."""
+    grafted: torch.Tensor = _Graft.apply(value, [view.detach()])
+    return grafted
+
+
 def announce_write(tensor: torch.Tensor) -> None:
     """Count a write that follows once the program has run: what the program saves for backward is saved as of then.
 

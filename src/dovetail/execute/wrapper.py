@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dovetail.execute.shared_bytes import flat_bytes, withdraw_announcement
+from dovetail.execute.shared_bytes import flat_bytes, graft, withdraw_announcement
 from dovetail.ir.calling import (
     AsLeaf,
     CallPlan,
@@ -179,8 +179,7 @@ class _WrapperWriter:
         if isinstance(rule, FromInput):
             return self._input(rule.input)
         if isinstance(rule, Rewritten):
-            data = "" if isinstance(rule.view, Rebuilt) else ".data"
-            return f"{self._output(rule.view)}{data}.copy_(outs[{rule.slot}])"
+            return f"graft({self._output(rule.view)}, outs[{rule.slot}])"
         if isinstance(rule, AsLeaf):
             return f"{self._output(rule.of)}.detach().requires_grad_()"
         if isinstance(rule, FromOutput):
@@ -211,6 +210,7 @@ def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
         "math": math,
         "copy_into": copy_into,
         "flat_bytes": flat_bytes,
+        "graft": graft,
         "view_base": view_base,
         "withdraw_announcement": withdraw_announcement,
         "increment_version": torch.autograd.graph.increment_version,
