@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.analysis.arrangement import Accesses
+from dovetail.analysis.pairs import overlaps_itself
 from dovetail.analysis.region import extent_bytes
 from dovetail.capture.functionalize import Functionalizer, ViewStep
 from dovetail.capture.inputs import StandIn
@@ -106,7 +107,7 @@ def _write_kind(stand_in: StandIn) -> WriteKind:
     assert stand_in.followed is not None, "only tensors are written"
     now = stand_in.followed.grad_fn
     if now is not None and now is not stand_in.grad_fn:
-        if stand_in.value.tensor.overlaps_itself():
+        if overlaps_itself(stand_in.value.tensor).may_overlap:
             raise UnsupportedInputMutation(what="elements that share bytes", name=stand_in.declared.name)
         return WriteKind.TRACKED
     return WriteKind.HIDDEN if version_of(stand_in.seen) == stand_in.version else WriteKind.UNTRACKED

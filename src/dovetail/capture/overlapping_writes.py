@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.pairs import overlap
+from dovetail.analysis.pairs import overlap, overlaps_itself
 from dovetail.analysis.region import extent_bytes
 from dovetail.analysis.verdict import Verdict
 from dovetail.capture.origins import OriginTracker
@@ -40,7 +40,7 @@ def refuse_order_dependent_write(
     held = {i: args[i] if i < len(args) else keywords.get(names[i]) for i in range(len(names))}
     written = [v for i in writes for v in values_in(held[i])]
     read = [v for i, operand in held.items() if i not in writes for v in values_in(operand) if v.is_tensor]
-    suspects = [v for v in written if v.tensor.overlaps_itself()]
+    suspects = [v for v in written if overlaps_itself(v.tensor).verdict is Verdict.OVERLAPPING]
     pairs = [(w, other) for w in written for other in read if _meet_partly(w, other)]
     pairs += [(w, other) for k, w in enumerate(written) for other in written[:k] if _meet(w, other)]
     if not (suspects or pairs):
