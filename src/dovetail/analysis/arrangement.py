@@ -272,7 +272,7 @@ class _Grouping:
                 base = tensor
             if any(known is base for _, known in found):
                 continue
-            counter = next((f.counter for f, known in found if _count_together(known, base)), len(found))
+            counter = next((f.counter for f, known in found if count_together(known, base)), len(found))
             of = next((i for i, t in self.tensors.items() if t is base), index)
             is_argument = self.tensors[of] is base
             family = Family(_place(base, first), of, is_argument, base.requires_grad, base.is_leaf, counter)
@@ -287,7 +287,8 @@ class _Grouping:
         return next(k for k, (_, base) in enumerate(families) if base is viewed)
 
 
-def _count_together(a: torch.Tensor, b: torch.Tensor) -> bool:
+def count_together(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a write to one moves the version counter of the other; inference tensors do not count."""
     return not (is_under_inference(a) or is_under_inference(b)) and share_version_counter(a, b)
 
 

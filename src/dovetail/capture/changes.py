@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.analysis.arrangement import Accesses
+from dovetail.analysis.arrangement import Accesses, count_together
 from dovetail.analysis.pairs import overlaps_itself
 from dovetail.analysis.region import extent_bytes
 from dovetail.capture.functionalize import Functionalizer, ViewStep
@@ -20,6 +20,7 @@ from dovetail.ir.signature import WriteKind
 from dovetail.ops.views import addresses_storage
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import Overload
+from dovetail.torch_compat.fakes import is_fake
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +57,17 @@ class InputChanges:
         Raises: UnsupportedInputMutation for a change that no compiled program can repeat.
         """
         writes = {
-            index: _write_kind(stand_in)
+            index: _write_kind(stand_in, recorder, functional)
             for index, stand_in in enumerate(stand_ins)
             if stand_in.rule is None and functional.write_count(stand_in.value)
         }
         touched = {
-            index: _write_kind(stand_in)
+            index: _followed_kind(stand_in) or WriteKind.UNTRACKED
             for index, stand_in in enumerate(stand_ins)
             if stand_in.is_wrapper and version_of(stand_in.seen) != stand_in.version
         }
         views = tuple(
-            (index, view, _write_kind(stand_ins[index]))
+            (index, view, _write_kind(stand_ins[index], recorder, functional, view))
             for view, index in _addressed_views(stand_ins, functional)
             if functional.write_count(view) and not functional.is_view_of(view, stand_ins[index].value)
         )
@@ -103,14 +104,29 @@ def _within(view: Value, base: Value) -> tuple[int, int] | None:
     return max(inner[0], outer[0]), min(inner[1], outer[1])
 
 
-def _write_kind(stand_in: StandIn) -> WriteKind:
+def _write_kind(
+    stand_in: StandIn, recorder: Recorder, functional: Functionalizer, part: Value | None = None
+) -> WriteKind:
+    """How an input (or a part of its memory) was written: a write counts when what it wrote counts with the input."""
+    tracked = _followed_kind(stand_in)
+    if tracked is not None:
+        return tracked
+    if stand_in.is_part or not is_fake(stand_in.seen):  # not every operator on a wrapper counts; operators see twins
+        return WriteKind.HIDDEN if version_of(stand_in.seen) == stand_in.version else WriteKind.UNTRACKED
+    reached = stand_in.value if part is None else part
+    written = (tensor for value, tensor in recorder.written if functional.is_view_of(value, reached))
+    counted = any(tensor is stand_in.seen or count_together(tensor, stand_in.seen) for tensor in written)
+    return WriteKind.UNTRACKED if counted else WriteKind.HIDDEN
+
+
+def _followed_kind(stand_in: StandIn) -> WriteKind | None:
     assert stand_in.followed is not None, "only tensors are written"
     now = stand_in.followed.grad_fn
-    if now is not None and now is not stand_in.grad_fn:
-        if overlaps_itself(stand_in.value.tensor).may_overlap:
-            raise UnsupportedInputMutation(what="elements that share bytes", name=stand_in.declared.name)
-        return WriteKind.TRACKED
-    return WriteKind.HIDDEN if version_of(stand_in.seen) == stand_in.version else WriteKind.UNTRACKED
+    if now is None or now is stand_in.grad_fn:
+        return None
+    if overlaps_itself(stand_in.value.tensor).may_overlap:
+        raise UnsupportedInputMutation(what="elements that share bytes", name=stand_in.declared.name)
+    return WriteKind.TRACKED
 
 
 def _metadata_changes(stand_ins: Sequence[StandIn], recorder: Recorder) -> tuple[MetadataChange, ...]:

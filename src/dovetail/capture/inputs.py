@@ -65,6 +65,7 @@ class StandIn:
     was_leaf: bool = True
     rule: InputRule | None = None
     is_wrapper: bool = False
+    is_part: bool = False
     storage_bytes: object = 0
 
 
@@ -144,7 +145,10 @@ class InputMaker:
         return _stand_in(seen, value, value, spec.role, leaf)
 
     def _wrapper(self, spec: InputSpec, layout: WrapperLayout) -> StandIn:
-        fake = put_together(layout, [self.made[part].seen for part in spec.parts])
+        parts = [self.made[part] for part in spec.parts]
+        for part in parts:
+            part.is_part = True
+        fake = put_together(layout, [part.seen for part in parts])
         seen, leaf = _as_input(fake, spec.requires_grad, spec.is_leaf, spec.is_parameter)
         value = self.recorder.add_tensor(seen, spec.name)
         made = _stand_in(seen, value, value, spec.role, leaf)

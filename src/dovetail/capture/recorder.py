@@ -27,7 +27,7 @@ from dovetail.errors import (
 )
 from dovetail.ir.convert import describe, scalar_of
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
-from dovetail.ops.facts import counts_writes_one_by_one, may_resize, runs_in_grad_mode
+from dovetail.ops.facts import counts_writes_one_by_one, facts_of, may_resize, runs_in_grad_mode
 from dovetail.ops.prims import Prim, in_grad_mode
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import (
@@ -60,8 +60,9 @@ class Recorder(DispatchMode):
 
     Attributes: nodes, the impure program so far; constants, the real tensors met that nobody declared, with their
     values; met, version and gradient function of each constant when it was met; phase, what to stamp on new nodes;
-    symbols, the symbolic number that each size symbol stands for; metadata_changes, what changed shape and strides of a
-    tensor in place: the tensor, the operator, its other arguments.
+    symbols, the symbolic number that each size symbol stands for; written, the tensor objects that operators wrote,
+    with what they stood for; metadata_changes, what changed shape and strides of a tensor in place: the tensor, the
+    operator, its other arguments.
     """
 
     def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -73,6 +74,7 @@ class Recorder(DispatchMode):
         self.phase = Phase.FORWARD
         self.recomputing = False
         self.symbols: dict[str, Any] = {}
+        self.written: list[tuple[Value, torch.Tensor]] = []
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
         self._values: dict[int, Value] = {}
@@ -195,7 +197,16 @@ class Recorder(DispatchMode):
             torch.autograd.graph.increment_version([t for t in args[0] if isinstance(t, torch.Tensor)])
         as_recorded = in_grad_mode(func) if runs_in_grad_mode(func) and torch.is_grad_enabled() else func
         self._append(as_recorded, operands, keyword_operands, result)
+        self._note_writes(func, args, keywords)
         return result
+
+    def _note_writes(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        arguments = schema_of(func).arguments
+        for position in facts_of(func).writes:
+            held = args[position] if position < len(args) else keywords.get(arguments[position].name)
+            for tensor in held if isinstance(held, list | tuple) else [held]:
+                if isinstance(tensor, torch.Tensor):
+                    self.written.append((self.value_of(tensor), tensor))
 
     def _refuse_leaves(self, args: Sequence[Any]) -> None:
         """A wrapper that the function closes over gets no gradient: only its parts are met here."""

@@ -13,12 +13,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.analysis.arrangement import Accesses
+from dovetail.analysis.arrangement import Accesses, count_together
 from dovetail.analysis.region import address_range
 from dovetail.torch_compat.autograd import view_base
 
 Fingerprint: TypeAlias = tuple[Hashable, ...]
-_FACTS = 3  # of a tensor in a cluster: index, distance from the first one, number of what it is a view of
+_FACTS = 3  # of a tensor in a cluster: index, distance from the first one, number of what it is a view of (~ of itself)
 
 
 class AliasGuard:
@@ -118,7 +118,8 @@ class AliasGuard:
             if len(family_indices) > 1 and not self._tracked.isdisjoint(family_indices):
                 first = base.data_ptr()
                 places = [arguments[i].data_ptr() - first for i in family_indices]
-                found.append(("views", tuple(family_indices), tuple(places), _described(base, first)))
+                own = next((i for i in family_indices if arguments[i] is base), -1)
+                found.append(("views", own, tuple(family_indices), tuple(places), _described(base, first)))
         return tuple(found)
 
     def _clusters(self, arguments: Sequence[Any], ranges: list[tuple[int, int, int]]) -> Fingerprint:
@@ -157,28 +158,37 @@ class AliasGuard:
         places: list[Hashable] = []  # _FACTS of each tensor: one flat tuple is the quickest to hash
         for index, start in cluster:
             tensor = arguments[index]
-            base = view_base(tensor)
-            if base is None:
-                base = tensor
+            viewed = view_base(tensor)
+            base = tensor if viewed is None else viewed
             number = rank.get(id(base))
             if number is None:
                 number = rank[id(base)] = len(bases)
                 bases.append(base)
                 is_mixed |= base.dtype is not dtype
             is_mixed |= tensor.dtype is not dtype
-            places += (index, start - first, number)
+            places += (index, start - first, ~number if viewed is None else number)
         if is_mixed:
             leader = arguments[min(index for index, _ in cluster)]
             unit = leader.element_size()
             room = leader.untyped_storage().nbytes() - leader.storage_offset() * unit
             found.append((leader.storage_offset() * unit % 16, min(room, 1 << 40)))
+        if len(bases) > 1 and any(base.requires_grad for base in bases):
+            found.append(_counters(bases))
         found.append((tuple(places), tuple([_described(base, first) for base in bases])))
 
 
 def _is_of_all(found: Fingerprint, count: int) -> bool:
     """Whether all tensors are in one cluster, which says of each what it is a view of."""
-    places = found[0][0] if len(found) == 1 and isinstance(found[0], tuple) else ()
+    places = found[0][0] if len(found) == 1 and isinstance(found[0], tuple) and found[0] else ()
     return isinstance(places, tuple) and len(places) == _FACTS * count
+
+
+def _counters(bases: Sequence[torch.Tensor]) -> Hashable:
+    """Which of these tensors count versions together: what was saved before a write to another one is void then."""
+    first_of = []
+    for number, base in enumerate(bases):
+        first_of.append(next(k for k in range(number + 1) if k == number or count_together(bases[k], base)))
+    return tuple(first_of)
 
 
 def size_of(argument: object) -> Hashable:
