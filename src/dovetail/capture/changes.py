@@ -56,8 +56,9 @@ class InputChanges:
 
         Raises: UnsupportedInputMutation for a change that no compiled program can repeat.
         """
+        own = _Writes(stand_ins, recorder, functional)
         writes = {
-            index: _write_kind(stand_in, recorder, functional)
+            index: own.kind(stand_in)
             for index, stand_in in enumerate(stand_ins)
             if stand_in.rule is None and functional.write_count(stand_in.value)
         }
@@ -67,7 +68,7 @@ class InputChanges:
             if stand_in.is_wrapper and version_of(stand_in.seen) != stand_in.version
         }
         views = tuple(
-            (index, view, _write_kind(stand_ins[index], recorder, functional, view))
+            (index, view, own.kind(stand_ins[index], view))
             for view, index in _addressed_views(stand_ins, functional)
             if functional.write_count(view) and not functional.is_view_of(view, stand_ins[index].value)
         )
@@ -104,19 +105,36 @@ def _within(view: Value, base: Value) -> tuple[int, int] | None:
     return max(inner[0], outer[0]), min(inner[1], outer[1])
 
 
-def _write_kind(
-    stand_in: StandIn, recorder: Recorder, functional: Functionalizer, part: Value | None = None
-) -> WriteKind:
-    """How an input (or a part of its memory) was written: a write counts when what it wrote counts with the input."""
-    tracked = _followed_kind(stand_in)
-    if tracked is not None:
-        return tracked
-    if stand_in.is_part or not is_fake(stand_in.seen):  # not every operator on a wrapper counts; operators see twins
-        return WriteKind.HIDDEN if version_of(stand_in.seen) == stand_in.version else WriteKind.UNTRACKED
-    reached = stand_in.value if part is None else part
-    written = (tensor for value, tensor in recorder.written if functional.is_view_of(value, reached))
-    counted = any(tensor is stand_in.seen or count_together(tensor, stand_in.seen) for tensor in written)
-    return WriteKind.UNTRACKED if counted else WriteKind.HIDDEN
+class _Writes:
+    """Who wrote what: for each value, the tensors that operators wrote on it or on a view of it, with the grad mode."""
+
+    def __init__(self, stand_ins: Sequence[StandIn], recorder: Recorder, functional: Functionalizer) -> None:
+        self._of: dict[Value, list[tuple[torch.Tensor, bool]]] = {}
+        for written, tensor, mode in recorder.written:
+            value: Value | None = written
+            while value is not None:
+                self._of.setdefault(value, []).append((tensor, mode))
+                step = functional.step_of(value)
+                value = None if step is None else step.parent
+        self._families: dict[int, list[StandIn]] = {}
+        for stand_in in stand_ins:
+            self._families.setdefault(id(stand_in.followed), []).append(stand_in)
+
+    def kind(self, stand_in: StandIn, part: Value | None = None) -> WriteKind:
+        """How an input (or a part of its memory) was written: a write counts when what it wrote counts with the input."""
+        written = self._of.get(stand_in.value if part is None else part, [])
+        relatives = [s for s in self._families[id(stand_in.followed)] if s is not stand_in]
+        explained = any(mode for relative in relatives for _, mode in self._of.get(relative.value, ()))
+        if not written or any(mode for _, mode in written) or not explained:
+            tracked = _followed_kind(stand_in)  # a change that a write to a relative explains is not this input's
+            if tracked is not None:
+                return tracked
+        if stand_in.is_part or not is_fake(
+            stand_in.seen
+        ):  # not every operator on a wrapper counts; operators see twins
+            return WriteKind.HIDDEN if version_of(stand_in.seen) == stand_in.version else WriteKind.UNTRACKED
+        counted = any(tensor is stand_in.seen or count_together(tensor, stand_in.seen) for tensor, _ in written)
+        return WriteKind.UNTRACKED if counted else WriteKind.HIDDEN
 
 
 def _followed_kind(stand_in: StandIn) -> WriteKind | None:

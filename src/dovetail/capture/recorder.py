@@ -61,8 +61,8 @@ class Recorder(DispatchMode):
     Attributes: nodes, the impure program so far; constants, the real tensors met that nobody declared, with their
     values; met, version and gradient function of each constant when it was met; phase, what to stamp on new nodes;
     symbols, the symbolic number that each size symbol stands for; written, the tensor objects that operators wrote,
-    with what they stood for; metadata_changes, what changed shape and strides of a tensor in place: the tensor, the
-    operator, its other arguments.
+    with what they stood for and the grad mode; metadata_changes, what changed shape and strides of a tensor in place:
+    the tensor, the operator, its other arguments.
     """
 
     def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -74,7 +74,7 @@ class Recorder(DispatchMode):
         self.phase = Phase.FORWARD
         self.recomputing = False
         self.symbols: dict[str, Any] = {}
-        self.written: list[tuple[Value, torch.Tensor]] = []
+        self.written: list[tuple[Value, torch.Tensor, bool]] = []
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
         self._values: dict[int, Value] = {}
@@ -206,7 +206,7 @@ class Recorder(DispatchMode):
             held = args[position] if position < len(args) else keywords.get(arguments[position].name)
             for tensor in held if isinstance(held, list | tuple) else [held]:
                 if isinstance(tensor, torch.Tensor):
-                    self.written.append((self.value_of(tensor), tensor))
+                    self.written.append((self.value_of(tensor), tensor, torch.is_grad_enabled()))
 
     def _refuse_leaves(self, args: Sequence[Any]) -> None:
         """A wrapper that the function closes over gets no gradient: only its parts are met here."""

@@ -69,3 +69,13 @@ def announce_write(tensor: torch.Tensor) -> None:
 def withdraw_announcement(tensor: torch.Tensor) -> None:
     """Undo `announce_write`, right before the write itself counts."""
     set_version(tensor, version_of(tensor) - 1)
+
+
+def followed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, ready for a write that autograd follows.
+
+    A view of a tensor that such a write has just given a gradient passes for a leaf until its gradient function is
+    looked at.
+    """
+    _ = tensor.grad_fn
+    return tensor

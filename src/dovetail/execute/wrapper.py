@@ -8,7 +8,7 @@ One Python function per compiled graph, generated from its `CallPlan`, readable 
         args[2:2] = [flat_bytes(x, torch.float32, 6, 0), view_base(x)]
         outs = run(args)
         withdraw_announcement(x)
-        x.copy_(outs[1])
+        followed(x).copy_(outs[1])
         return (outs[0], )
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dovetail.execute.shared_bytes import flat_bytes, graft, withdraw_announcement
+from dovetail.execute.shared_bytes import flat_bytes, followed, graft, withdraw_announcement
 from dovetail.ir.calling import (
     AsLeaf,
     CallPlan,
@@ -155,7 +155,8 @@ class _WrapperWriter:
         for write in self.plan.writes:
             if write.kind is WriteKind.TRACKED:
                 value = self.program.inputs[write.input]
-                target, contents = self._viewed(value.name, write.steps), f"outs[{write.slot}]"
+                target = self._viewed(f"followed({value.name})", write.steps)
+                contents = f"outs[{write.slot}]"
                 overlaps = value.tensor.overlaps_itself()
                 lines.append(f"    copy_into({target}, {contents})" if overlaps else f"    {target}.copy_({contents})")
         return lines
@@ -210,6 +211,7 @@ def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
         "math": math,
         "copy_into": copy_into,
         "flat_bytes": flat_bytes,
+        "followed": followed,
         "graft": graft,
         "view_base": view_base,
         "withdraw_announcement": withdraw_announcement,

@@ -35,6 +35,7 @@ _WRAPPER_NAMES = frozenset(
         "outs",
         "copy_into",
         "flat_bytes",
+        "followed",
         "graft",
         "view_base",
         "withdraw_announcement",
