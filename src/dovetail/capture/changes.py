@@ -121,7 +121,7 @@ class _Writes:
             self._families.setdefault(id(stand_in.followed), []).append(stand_in)
 
     def kind(self, stand_in: StandIn, part: Value | None = None) -> WriteKind:
-        """How an input (or a part of its memory) was written: a write counts when what it wrote counts with the input."""
+        """How an input (or a part of its memory) was written; a write counts when what it wrote counts with it."""
         written = self._of.get(stand_in.value if part is None else part, [])
         relatives = [s for s in self._families[id(stand_in.followed)] if s is not stand_in]
         explained = any(mode for relative in relatives for _, mode in self._of.get(relative.value, ()))
@@ -129,9 +129,7 @@ class _Writes:
             tracked = _followed_kind(stand_in)  # a change that a write to a relative explains is not this input's
             if tracked is not None:
                 return tracked
-        if stand_in.is_part or not is_fake(
-            stand_in.seen
-        ):  # not every operator on a wrapper counts; operators see twins
+        if stand_in.is_part or not is_fake(stand_in.seen):  # operators on wrappers may not count
             return WriteKind.HIDDEN if version_of(stand_in.seen) == stand_in.version else WriteKind.UNTRACKED
         counted = any(tensor is stand_in.seen or count_together(tensor, stand_in.seen) for tensor, _ in written)
         return WriteKind.UNTRACKED if counted else WriteKind.HIDDEN
