@@ -20,7 +20,7 @@ from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, CallPlan, Pattern, WriteBack
 from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature, WriteKind
 from dovetail.ops.prims import copy_into
-from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors
+from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, view_base
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
 
 
@@ -194,7 +194,8 @@ class _CompiledFunction(torch.autograd.Function):
         ctx.graph = graph
         ctx.input_count = len(inputs)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*[r for r in residuals if isinstance(r, torch.Tensor)])
+        saved = [r for r in residuals if isinstance(r, torch.Tensor)]
+        ctx.save_for_backward(*(_as_data(saved, inputs) if graph.plan.writes else saved))
         ctx.numbers = [r for r in residuals if not isinstance(r, torch.Tensor)]
         ctx.inputs_written_late = _late_writes(graph, inputs)
         packed = graph.packed(outputs)
@@ -250,6 +251,15 @@ def _arrival(grad: torch.Tensor, strides: tuple[int, ...], any_layout: bool) -> 
     if any_layout:
         return grad.stride(), grad
     return LIKE_OUTPUT, torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+
+
+def _as_data(residuals: list[torch.Tensor], inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """The residuals, those that are views made by forward without what autograd knows of views.
+
+    It would refuse to look at them once their base was written, which has happened by now, and in good order.
+    """
+    own = {id(x) for x in inputs}
+    return [r if view_base(r) is None or id(r) in own else r.detach() for r in residuals]
 
 
 def _parts(grad: torch.Tensor, count: int) -> list[torch.Tensor]:
