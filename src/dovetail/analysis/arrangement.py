@@ -27,7 +27,7 @@ import torch
 from dovetail.analysis.groups import overlap_groups
 from dovetail.analysis.region import Region, address_range
 from dovetail.errors import OverlappingMutatedInputs
-from dovetail.torch_compat.autograd import is_under_inference, share_version_counter, view_base
+from dovetail.torch_compat.autograd import is_inference_tensor, share_version_counter, view_base
 from dovetail.torch_compat.subclasses import is_wrapper
 
 
@@ -59,11 +59,15 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An argument in a group. family: index into the group's families."""
+    """An argument in a group. family: index into the group's families. is_leaf: as autograd has it.
+
+    A view that was made with gradients off, of a tensor that has them, passes for a leaf.
+    """
 
     argument: int
     place: Place
     family: int
+    is_leaf: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +227,8 @@ class _Grouping:
     def _bases(self) -> dict[int, torch.Tensor]:
         """Tensors that arguments are views of, by identity, where autograd's knowledge of it can matter.
 
-        It can for a family of several members, or with its base among them, when a gradient is involved; and where a
-        program addresses the storage.
+        It can for a family of several members, or with its base among them, when autograd follows a write to one; and
+        where a program addresses the storage.
         """
         left = {id(_viewed(t)) for i, t in self.tensors.items() if self.accesses.needs_base(i, t)}
         viewed = {i: _viewed(t) for i, t in self.tensors.items()}
@@ -234,15 +238,20 @@ class _Grouping:
             count[id(base)] = count.get(id(base), 0) + 1
         is_tracked = not self.accesses.tracked.isdisjoint(self.tensors)
         return {
-            id(b): b
-            for b in viewed.values()
-            if id(b) in left or ((count[id(b)] > 1 or id(b) in own) and (is_tracked or b.requires_grad))
+            id(b): b for b in viewed.values() if id(b) in left or (is_tracked and (count[id(b)] > 1 or id(b) in own))
         }
 
     def group(self) -> Group:
         leader = self.tensors[self.leader]
         storage_start = leader.data_ptr() - int(leader.storage_offset()) * leader.element_size()
         storage_end = storage_start + leader.untyped_storage().nbytes()
+        for index, tensor in self.tensors.items():
+            if tensor.is_conj() or tensor.is_neg():
+                raise OverlappingMutatedInputs(
+                    written=self.names[index],
+                    other=self.names[next(i for i in (*self.tensors, index) if i != index or len(self.tensors) == 1)],
+                    reason="one of them is a conjugate or negative view, which shows other numbers than its bytes",
+                )
         dtype, unit = (leader.dtype, leader.element_size()) if len(self.dtypes) == 1 else (torch.uint8, 1)
         first = storage_start + (self.first - storage_start) // self.unit * self.unit
         end = first + math.ceil((self.end - first) / self.unit) * self.unit
@@ -257,7 +266,8 @@ class _Grouping:
             )
         families = self._families(first)
         members = tuple(
-            Member(i, _place(t, first), self._family_of(t, families)) for i, t in sorted(self.tensors.items())
+            Member(i, _place(t, first), self._family_of(t, families), t.is_leaf)
+            for i, t in sorted(self.tensors.items())
         )
         back = (leader.data_ptr() - first) // unit
         start = (first - storage_start) // unit if self.is_absolute else 0
@@ -268,7 +278,8 @@ class _Grouping:
         found: list[tuple[Family, torch.Tensor]] = []
         for index, tensor in sorted(self.tensors.items()):
             base = self.bases.get(id(_viewed(tensor)), tensor)
-            if base.dtype != tensor.dtype:
+            is_own_leaf = tensor.requires_grad and tensor.is_leaf and not base.requires_grad
+            if base.dtype != tensor.dtype or is_own_leaf:
                 base = tensor
             if any(known is base for _, known in found):
                 continue
@@ -289,7 +300,7 @@ class _Grouping:
 
 def count_together(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether a write to one moves the version counter of the other; inference tensors do not count."""
-    return not (is_under_inference(a) or is_under_inference(b)) and share_version_counter(a, b)
+    return not (is_inference_tensor(a) or is_inference_tensor(b)) and share_version_counter(a, b)
 
 
 def _place(tensor: torch.Tensor, first: int) -> Place:

@@ -7,7 +7,6 @@ members of a family are made as views of one fake base, which receives their gra
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -183,8 +182,8 @@ class InputMaker:
             if member.argument in self.made:
                 continue
             family = group.families[member.family]
-            tracked = contextlib.nullcontext() if self._requires_grad(member.argument, family) else torch.no_grad()
-            with torch.enable_grad(), tracked:
+            seen_by_autograd = not (member.is_leaf and family.requires_grad)
+            with torch.set_grad_enabled(seen_by_autograd):
                 base = bases[member.family]
                 offset = (
                     int(base.storage_offset())
@@ -256,11 +255,6 @@ class InputMaker:
         tensor = self.specs[argument].value if argument < count else self.constants[argument - count]
         assert isinstance(tensor, torch.Tensor), "groups are made of tensors"
         return tensor
-
-    def _requires_grad(self, argument: int, family: Family) -> bool:
-        if argument < len(self.specs):
-            return self.specs[argument].requires_grad or not family.requires_grad
-        return True
 
     def _is_parameter(self, argument: int) -> bool:
         return argument < len(self.specs) and self.specs[argument].is_parameter

@@ -109,6 +109,10 @@ def plain_key(value: Any) -> object:
         )
     if isinstance(value, tuple | list) and all(isinstance(item, _PLAIN) for item in value):
         return (type(value).__name__, tuple(plain_key(item) for item in value))
+    if isinstance(value, torch.Tensor):
+        return ("tensor", id(value), value.requires_grad, value.shape, value.stride(), value.dtype)
+    if isinstance(value, tuple | list) and len(value) <= _MAX_FUNCTIONS:
+        return (type(value).__name__, id(value), tuple(map(id, value)))
     return ("object", id(value))
 
 

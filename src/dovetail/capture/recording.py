@@ -167,7 +167,7 @@ class Recording:
         pattern: per forward output, how its gradient is laid out, or None where none arrives.
         """
         functional = self._forward_end.fork()
-        self._refuse_writes_outside(functional)
+        self._refuse_unlike_eager(functional)
         tangents, gradients = self._record_backward(pattern, functional)
         late = [
             (index, stand_in.value)
@@ -202,8 +202,11 @@ class Recording:
             comparable=not (late or kept_late),
         )
 
-    def _refuse_writes_outside(self, functional: Functionalizer) -> None:
-        """A view that leaves the memory which the program knows of can be read, unless something there is written."""
+    def _refuse_unlike_eager(self, functional: Functionalizer) -> None:
+        """Raise where a program would differ from eager: in a gradient, or in memory that views reach past their base.
+
+        A view that leaves the memory which the program knows of can be read, unless something there is written.
+        """
         for name in self.changes.unlike_eager:
             what = "memory by its address in the storage, under the eyes of autograd,"
             raise UnsupportedInputMutation(what=what, name=name)

@@ -25,16 +25,26 @@ class AliasGuard:
     """The question for a program with these accesses.
 
     sizes_bytes: for each argument, the bytes from its first to the end of its last element; None when it differs from
-    call to call, 0 for a number or an empty tensor.
+    call to call, 0 for a number or an empty tensor. has_numbers: an argument is a number, which may differ as well.
+    wants_gradient: something is differentiated, so that it matters which tensors count their versions together.
     """
 
-    def __init__(self, accesses: Accesses, sizes_bytes: Sequence[int | None]) -> None:
+    def __init__(
+        self,
+        accesses: Accesses,
+        sizes_bytes: Sequence[int | None],
+        *,
+        has_numbers: bool = False,
+        wants_gradient: bool = True,
+    ) -> None:
         self._written = accesses.written
         self._tracked = accesses.tracked
         self._accesses = accesses
         self._reach = tuple(sorted(accesses.addressed()))
         self._sizes = {i: size for i, size in enumerate(sizes_bytes) if size != 0}
         self._is_static = all(size is not None for size in self._sizes.values())
+        self._is_fixed = self._is_static and not has_numbers
+        self._wants_gradient = wants_gradient
         self._order = list(self._sizes)
         self._is_single = len(self._sizes) < 2 and not self._reach  # one tensor shares memory with no other
         self._is_simple = self._is_static and not (self._tracked or self._reach)
@@ -58,7 +68,7 @@ class AliasGuard:
             found = self._clusters(arguments, sorted(zip(starts, self._static_sizes, self._order, strict=True)))
         if not found:  # the relation of views is part of the answer otherwise, and addresses do not show it
             self._seen = (starts, found)
-        return found
+        return self._with_sizes(found, arguments)
 
     def _is_alone(self, starts: list[int], place: int) -> bool:
         start = starts[place]
@@ -80,9 +90,12 @@ class AliasGuard:
         offsets = tuple(int(arguments[i].storage_offset()) for i in self._reach)
         if self._tracked and not _is_of_all(found, len(ranges)):
             found = (*found, *self._relatives(arguments))
-        if found and not self._is_static:  # a program for shared memory is one for these sizes
-            found = (*found, *map(size_of, arguments))
+        found = self._with_sizes(found, arguments)
         return (*found, offsets) if offsets else found
+
+    def _with_sizes(self, found: Fingerprint, arguments: Sequence[Any]) -> Fingerprint:
+        """A program for shared memory is one for the sizes and numbers at hand."""
+        return (*found, *map(size_of, arguments)) if found and not self._is_fixed else found
 
     def _ranges(self, arguments: Sequence[Any]) -> list[tuple[int, int, int]]:
         ranges = []
@@ -172,8 +185,13 @@ class AliasGuard:
             unit = leader.element_size()
             room = leader.untyped_storage().nbytes() - leader.storage_offset() * unit
             found.append((leader.storage_offset() * unit % 16, min(room, 1 << 40)))
-        if len(bases) > 1 and any(base.requires_grad for base in bases):
+        members = [arguments[index] for index, _ in cluster]
+        if self._wants_gradient:
             found.append(_counters(bases))
+            found.append(tuple([member.is_leaf for member in members]))
+        reread = tuple([i for i, member in enumerate(members) if member.is_conj() or member.is_neg()])
+        if reread:
+            found.append(("conjugate or negative", reread))
         found.append((tuple(places), tuple([_described(base, first) for base in bases])))
 
 
@@ -183,12 +201,16 @@ def _is_of_all(found: Fingerprint, count: int) -> bool:
     return isinstance(places, tuple) and len(places) == _FACTS * count
 
 
-def _counters(bases: Sequence[torch.Tensor]) -> Hashable:
+def _counters(tensors: Sequence[torch.Tensor]) -> Hashable:
     """Which of these tensors count versions together: what was saved before a write to another one is void then."""
-    first_of = []
-    for number, base in enumerate(bases):
-        first_of.append(next(k for k in range(number + 1) if k == number or count_together(bases[k], base)))
-    return tuple(first_of)
+    classes: list[torch.Tensor] = []
+    numbers = []
+    for tensor in tensors:
+        number = next((k for k, known in enumerate(classes) if count_together(known, tensor)), len(classes))
+        if number == len(classes):
+            classes.append(tensor)
+        numbers.append(number)
+    return tuple(numbers)
 
 
 def size_of(argument: object) -> Hashable:

@@ -194,10 +194,12 @@ class _CompiledFunction(torch.autograd.Function):
         ctx.graph = graph
         ctx.input_count = len(inputs)
         ctx.set_materialize_grads(False)
-        saved = [r for r in residuals if isinstance(r, torch.Tensor)]
+        ctx.inputs_written_late = _late_writes(graph, inputs)
+        live = {id(x) for x in ctx.inputs_written_late.values()}  # backward reads what they hold then, as eager does
+        ctx.live = {name: r for name, r in zip(graph.residuals, residuals, strict=True) if id(r) in live}
+        saved = [r for r in residuals if isinstance(r, torch.Tensor) and id(r) not in live]
         ctx.save_for_backward(*(_as_data(saved, inputs) if graph.plan.writes else saved))
         ctx.numbers = [r for r in residuals if not isinstance(r, torch.Tensor)]
-        ctx.inputs_written_late = _late_writes(graph, inputs)
         packed = graph.packed(outputs)
         in_packs = {slot for pack in graph.plan.packs for slot in pack.slots}
         call.others = {i: o for i, o in enumerate(outputs) if not isinstance(o, torch.Tensor) or i in in_packs}
@@ -280,7 +282,8 @@ def _late_writes(graph: CompiledGraph, inputs: Sequence[Any]) -> dict[int, torch
 
 def _backward_inputs(ctx: Any, graph: CompiledGraph, backward: CompiledBackward, arrived: Sequence[Any]) -> list[Any]:
     """Residuals, constants and tangents, in the order of the backward program. Releases what ctx saved."""
-    saved = dict(zip(graph.residuals, [*ctx.saved_tensors, *ctx.numbers], strict=True))
+    names = [name for name in graph.residuals if name not in ctx.live]
+    saved = {**ctx.live, **dict(zip(names, [*ctx.saved_tensors, *ctx.numbers], strict=True))}
     if not backward_keeps_graph():
         drop_saved_tensors(ctx)
     missing = [name for name in backward.residuals if name not in saved]

@@ -15,7 +15,7 @@ from dovetail.analysis.arrangement import Arrangement
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.interpret import GraphInterpreter
 from dovetail.capture.recording import Recording
-from dovetail.errors import BadOptionValue, DovetailWarning, UnsupportedInputMutation
+from dovetail.errors import BadOptionValue, DataDependentControlFlow, DovetailWarning, UnsupportedInputMutation
 from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
 from dovetail.ir.text import identifier
@@ -91,7 +91,10 @@ class _Dispatch:
 
     def __call__(self, *inputs: Any) -> Any:
         own = with_parts(inputs) if self._has_wrappers else inputs
-        graph = self.graphs.select(own)
+        try:
+            graph = self.graphs.select(own)
+        except DataDependentControlFlow:  # Dynamo hands floats over as tensors, which are read while recording anew
+            graph = None
         if graph is not None:
             return graph(*own)
         if not self._warned:

@@ -125,6 +125,8 @@ class CompiledFunction:
         return variant.graphs.record_for(with_parts(inputs)), counts
 
     def __getattr__(self, name: str) -> Any:
+        if "_target" not in self.__dict__:  # while it is copied
+            raise AttributeError(name)
         return getattr(self.__dict__["_target"], name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
@@ -293,6 +295,8 @@ def _leaf_key(item: Any, first: dict[int, int], place: int, dynamic: bool) -> ob
         item.device,
         item.requires_grad,
         item.is_leaf,
+        item.is_conj(),
+        item.is_neg(),
         type(item),
         _parts_key(item) if is_wrapper(item) else None,
     )

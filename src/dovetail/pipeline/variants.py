@@ -17,6 +17,7 @@ import torch
 from dovetail.analysis.arrangement import APART, Accesses, Arrangement, arrange
 from dovetail.analysis.region import extent_bytes
 from dovetail.capture.recording import Recording
+from dovetail.errors import PassChangedMeaning
 from dovetail.execute.alias_guard import AliasGuard, size_of
 from dovetail.execute.graph import CompiledGraph
 from dovetail.ir.program import Value
@@ -53,6 +54,7 @@ class GraphVariants:
         arguments = [s for s in recording.stand_ins if s.rule is None]
         self._names = [s.declared.name for s in arguments]
         self._sizes = [0 if s.is_wrapper else _size_bytes(s.declared) for s in arguments]
+        self._has_numbers = any(not s.declared.is_tensor for s in arguments)
         self._graphs: dict[Arrangement, CompiledGraph] = {}
         self._known: dict[Hashable, CompiledGraph] = {}
         self._accesses = Accesses()
@@ -74,7 +76,17 @@ class GraphVariants:
             return graph
         arguments = [*inputs, *self._constants]
         known = self._known.get(self._guard.fingerprint(arguments)) if self._guard is not None else None
+        if known is not None and self._options.verify:
+            self._verify_known(known, arguments)
         return known or self._select_anew(arguments)
+
+    def _verify_known(self, known: CompiledGraph, arguments: list[Any]) -> None:
+        """The guard's answer is a shortcut for the whole analysis; hold them against each other."""
+        arrangement = self._arrangement(arguments)
+        if self._graphs.get(arrangement) is not known:
+            raise PassChangedMeaning(
+                name="alias_guard", program=self._name, detail=f"a call was taken for another, and is: {arrangement}"
+            )
 
     def _select_anew(self, arguments: list[Any]) -> CompiledGraph | None:
         graph = None
@@ -93,7 +105,7 @@ class GraphVariants:
 
     def _arrangement(self, arguments: list[Any]) -> Arrangement:
         arrangement = arrange(arguments, self._accesses, self._names)
-        if arrangement.groups and any(size is None for size in self._sizes):
+        if arrangement.groups and (self._has_numbers or any(size is None for size in self._sizes)):
             return replace(arrangement, sizes=tuple(map(size_of, arguments)))
         return arrangement
 
@@ -134,7 +146,10 @@ class GraphVariants:
         merged = self._accesses.merge(recording.accesses())
         if merged != self._accesses:
             self._accesses = merged
-            self._guard = AliasGuard(merged, self._sizes) if merged.written else None
+            self._guard = None
+            if merged.written:
+                numbers, gradient = self._has_numbers, self._recording.can_train
+                self._guard = AliasGuard(merged, self._sizes, has_numbers=numbers, wants_gradient=gradient)
             self._known.clear()
 
 

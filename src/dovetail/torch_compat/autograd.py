@@ -65,7 +65,7 @@ def share_version_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
     return together
 
 
-def is_under_inference(tensor: torch.Tensor) -> bool:
+def is_inference_tensor(tensor: torch.Tensor) -> bool:
     """Whether the tensor was made in inference mode, and so has no version counter."""
     return tensor.is_inference()
 

@@ -140,14 +140,14 @@ def check_share_version_counter() -> str | None:
     )
 
 
-def check_is_under_inference() -> str | None:
+def check_is_inference_tensor() -> str | None:
     """Tensors made in inference mode are told from others."""
     with torch.inference_mode():
         x = torch.zeros(1)
     return first_difference(
         (
             "made inside and outside",
-            (autograd.is_under_inference(x), autograd.is_under_inference(torch.zeros(1))),
+            (autograd.is_inference_tensor(x), autograd.is_inference_tensor(torch.zeros(1))),
             (True, False),
         )
     )
@@ -197,7 +197,7 @@ CHECKS = (
     check_version_of,
     check_set_version,
     check_share_version_counter,
-    check_is_under_inference,
+    check_is_inference_tensor,
     check_has_hooks,
     check_view_base,
     check_below_autograd,
