@@ -91,17 +91,18 @@ class _Dispatch:
 
     def __call__(self, *inputs: Any) -> Any:
         own = with_parts(inputs) if self._has_wrappers else inputs
+        reason = f"it was compiled for {len(self.graphs.graphs)} ways already: raise max_variants"
         try:
             graph = self.graphs.select(own)
         except DataDependentControlFlow:  # Dynamo hands floats over as tensors, which are read while recording anew
-            graph = None
+            graph, reason = None, "it reads a number from a tensor, a float argument for instance: pass it as a tensor"
         if graph is not None:
             return graph(*own)
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"a graph was compiled for {len(self.graphs.graphs)} ways in which its inputs share memory; further "
-                "ways run in eager mode. Raise max_variants, or clone inputs that are written.",
+                "a graph runs in eager mode for calls in which inputs that it writes share memory in a new way, "
+                f"because {reason}, or clone inputs that are written.",
                 DovetailWarning,
                 stacklevel=2,
             )

@@ -6,7 +6,7 @@
 | verify | DOVETAIL_VERIFY | 0: nothing; 1: stage rules and purity of every pass; 2: also run both sides of every pass |
 | skip | DOVETAIL_SKIP | names of passes to leave out, comma separated |
 | stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
-| max_variants | - | how many programs one compiled function may keep |
+| max_variants | - | how many kinds of calls one compiled function may keep, and how many programs each kind |
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
 | executors | - | names of executors, in order of preference |
 """
