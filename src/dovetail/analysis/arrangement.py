@@ -154,9 +154,13 @@ class Accesses:
         return self.leaves(argument, tensor) or (is_followed and view_base(tensor) is not None)
 
 
-def arrange(arguments: Sequence[object], accesses: Accesses, names: Sequence[str]) -> Arrangement:
+def arrange(
+    arguments: Sequence[object], accesses: Accesses, names: Sequence[str], *, wants_gradient: bool = True
+) -> Arrangement:
     """The arrangement of real tensors; other arguments are passed over.
 
+    wants_gradient: something is differentiated. Otherwise it does not matter which families count versions together,
+    and each is taken to count by itself.
     Raises: OverlappingMutatedInputs when tensors share memory through storages that cannot be taken as one.
     """
     tensors = {i: a for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and not is_wrapper(a)}
@@ -167,7 +171,7 @@ def arrange(arguments: Sequence[object], accesses: Accesses, names: Sequence[str
     for indices in _joined(tensors, accesses):
         alone = len(indices) == 1 and not accesses.needs_base(indices[0], tensors[indices[0]])
         if not alone and not accesses.written.isdisjoint(indices):
-            groups.append(_Grouping({i: tensors[i] for i in indices}, accesses, names).group())
+            groups.append(_Grouping({i: tensors[i] for i in indices}, accesses, names, wants_gradient).group())
     return Arrangement(tuple(groups), offsets)
 
 
@@ -210,7 +214,10 @@ def _reached(argument: int, tensor: torch.Tensor, accesses: Accesses) -> Region 
 
 
 class _Grouping:
-    def __init__(self, tensors: Mapping[int, torch.Tensor], accesses: Accesses, names: Sequence[str]) -> None:
+    def __init__(
+        self, tensors: Mapping[int, torch.Tensor], accesses: Accesses, names: Sequence[str], wants_gradient: bool
+    ) -> None:
+        self.wants_gradient = wants_gradient
         self.tensors = tensors
         self.accesses = accesses
         self.names = names
@@ -283,7 +290,8 @@ class _Grouping:
                 base = tensor
             if any(known is base for _, known in found):
                 continue
-            counter = next((f.counter for f, known in found if count_together(known, base)), len(found))
+            known_counters = [f.counter for f, known in found if self.wants_gradient and count_together(known, base)]
+            counter = known_counters[0] if known_counters else len(found)
             of = next((i for i, t in self.tensors.items() if t is base), index)
             is_argument = self.tensors[of] is base
             family = Family(_place(base, first), of, is_argument, base.requires_grad, base.is_leaf, counter)

@@ -104,7 +104,7 @@ class GraphVariants:
         return graph
 
     def _arrangement(self, arguments: list[Any]) -> Arrangement:
-        arrangement = arrange(arguments, self._accesses, self._names)
+        arrangement = arrange(arguments, self._accesses, self._names, wants_gradient=self._recording.can_train)
         if arrangement.groups and (self._has_numbers or any(size is None for size in self._sizes)):
             return replace(arrangement, sizes=tuple(map(size_of, arguments)))
         return arrangement
