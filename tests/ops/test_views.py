@@ -11,7 +11,7 @@ from torch import Tensor
 from dovetail.ir.convert import describe
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops.prims import Prim, clone_with_strides
-from dovetail.ops.views import BASE, SOURCE, replayed_args, write_through
+from dovetail.ops.views import BASE, SOURCE, WriteThrough, replayed_args, write_through
 
 aten = torch.ops.aten
 _COUNT = 24
@@ -92,15 +92,28 @@ def _source(view: Tensor) -> Tensor:
     return source.copy_(values.to(view.dtype))
 
 
+def _through(
+    view: Any, args: tuple[Any, ...], index: int | None, base: torch.Tensor, whole_storage: bool = True
+) -> WriteThrough:
+    shown = describe(_item(view(base, *args), index), 0)
+    operands = (base, *args)
+    return write_through(
+        view, operands, (), index, describe(base, 0), view=shown, on_copy=operands, whole_storage=whole_storage
+    )
+
+
+@pytest.mark.parametrize("whole_storage", [True, False])
 @pytest.mark.parametrize(("view", "args", "index", "make"), CASES)
-def test_the_view_of_the_new_base_is_the_source(view: Any, args: tuple[Any, ...], index: int | None, make: Any) -> None:
+def test_the_view_of_the_new_base_is_the_source(
+    view: Any, args: tuple[Any, ...], index: int | None, make: Any, whole_storage: bool
+) -> None:
     base = make()
     kept = base.clone()
     source = _source(_item(view(base, *args), index))
     expected = clone_with_strides(base)
     _item(view(expected, *args), index).copy_(source)
 
-    rule = write_through(view, (base, *args), (), index, describe(base, 0))
+    rule = _through(view, args, index, base, whole_storage)
     operands = [base if a is BASE else source if a is SOURCE else a for a in rule.args]
     result: Any = rule.target(*operands, **dict(rule.kwargs))
     assert torch.equal(result, expected)
@@ -128,12 +141,15 @@ def test_the_view_of_the_new_base_is_the_source(view: Any, args: tuple[Any, ...]
     ],
 )
 def test_which_operator_writes_through(view: Any, args: tuple[Any, ...], target: Any) -> None:
-    assert write_through(view, (None, *args), (), None, describe(_numbers(2, 3, 4), 0)).target is target
+    base = _numbers(2, 3, 4)
+    assert _through(view, args, None, base).target is target
+    copies_a_region = _through(view, args, None, base, whole_storage=False)
+    assert copies_a_region.is_view or isinstance(copies_a_region.target, Prim)
 
 
 def test_a_base_whose_elements_share_bytes_is_written_by_a_primitive() -> None:
     base = torch.zeros(1, 3).expand(2, 3)
-    rule = write_through(aten.select.int, (base, 1, 0), (), None, describe(base, 0))
+    rule = _through(aten.select.int, (1, 0), None, base)
     assert isinstance(rule.target, Prim)
     source = torch.ones(1).expand(2)
     result = rule.target(base, source, 1, 0)
