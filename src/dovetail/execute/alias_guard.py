@@ -13,9 +13,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.analysis.arrangement import Accesses, count_together
+from dovetail.analysis.arrangement import Accesses
 from dovetail.analysis.region import address_range
-from dovetail.torch_compat.autograd import view_base
+from dovetail.torch_compat.autograd import version_counter_classes, view_base
 
 Fingerprint: TypeAlias = tuple[Hashable, ...]
 _FACTS = 3  # of a tensor in a cluster: index, distance from the first one, number of what it is a view of (~ of itself)
@@ -187,7 +187,9 @@ class AliasGuard:
             found.append((leader.storage_offset() * unit % 16, min(room, 1 << 40)))
         members = [arguments[index] for index, _ in cluster]
         if self._wants_gradient:
-            found.append(_counters(bases))
+            first_of: dict[int, int] = {}
+            classes = version_counter_classes(bases) if len(bases) > 1 else []
+            found.append(tuple([first_of.setdefault(number, place) for place, number in enumerate(classes)]))
             found.append(tuple([member.is_leaf for member in members]))
         reread = tuple([i for i, member in enumerate(members) if member.is_conj() or member.is_neg()])
         if reread:
@@ -199,18 +201,6 @@ def _is_of_all(found: Fingerprint, count: int) -> bool:
     """Whether all tensors are in one cluster, which says of each what it is a view of."""
     places = found[0][0] if len(found) == 1 and isinstance(found[0], tuple) and found[0] else ()
     return isinstance(places, tuple) and len(places) == _FACTS * count
-
-
-def _counters(tensors: Sequence[torch.Tensor]) -> Hashable:
-    """Which of these tensors count versions together: what was saved before a write to another one is void then."""
-    classes: list[torch.Tensor] = []
-    numbers = []
-    for tensor in tensors:
-        number = next((k for k, known in enumerate(classes) if count_together(known, tensor)), len(classes))
-        if number == len(classes):
-            classes.append(tensor)
-        numbers.append(number)
-    return tuple(numbers)
 
 
 def size_of(argument: object) -> Hashable:

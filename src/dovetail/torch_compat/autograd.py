@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -63,6 +63,19 @@ def share_version_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
     together = b._version != seen
     set_version(a, before)
     return together
+
+
+def version_counter_classes(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """A number for each tensor, equal for those whose version counters move together. Leaves no trace.
+
+    Each counter is given a number of its own for a moment: linear, where asking about pairs is not.
+    """
+    counted = tuple(tensor for tensor in tensors if not tensor.is_inference())
+    before = tuple(tensor._version for tensor in counted)
+    torch._C._autograd._unsafe_set_version_counter(counted, tuple(range(len(counted))))
+    marks = iter([tensor._version for tensor in counted])
+    torch._C._autograd._unsafe_set_version_counter(counted, before)
+    return [-1 - k if tensor.is_inference() else next(marks) for k, tensor in enumerate(tensors)]
 
 
 def is_inference_tensor(tensor: torch.Tensor) -> bool:

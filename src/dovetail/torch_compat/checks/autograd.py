@@ -140,6 +140,19 @@ def check_share_version_counter() -> str | None:
     )
 
 
+def check_version_counter_classes() -> str | None:
+    """Tensors that count together get one number, others another; no counter shows that it was asked."""
+    x, other = torch.zeros(2).add_(1), torch.zeros(2)
+    with torch.inference_mode():
+        uncounted = torch.zeros(2)
+    found = autograd.version_counter_classes([x, other, uncounted, x[:1], x.data])
+    first, second, third, fourth, fifth = found
+    return first_difference(
+        ("numbers in common", (first == fourth, len({first, second, third, fifth})), (True, 4)),
+        ("versions afterwards", (autograd.version_of(x), autograd.version_of(other)), (1, 0)),
+    )
+
+
 def check_is_inference_tensor() -> str | None:
     """Tensors made in inference mode are told from others."""
     with torch.inference_mode():
@@ -197,6 +210,7 @@ CHECKS = (
     check_version_of,
     check_set_version,
     check_share_version_counter,
+    check_version_counter_classes,
     check_is_inference_tensor,
     check_has_hooks,
     check_view_base,
