@@ -105,18 +105,21 @@ def test_conjugate_views_in_shared_memory_are_refused() -> None:
     assert torch.equal(base, torch.tensor([1 + 1j, 2 + 2j, 3 + 3j]))
 
 
+class Statistics(torch.autograd.Function):
+    """The identity, which adds the gradient that arrives to a buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seen: Tensor) -> Tensor:
+        ctx.seen = seen
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.seen.add_(grads[0])
+        return grads[0], None
+
+
 def test_a_buffer_that_backward_writes_is_read_as_it_is_then() -> None:
-    class Statistics(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor, seen: Tensor) -> Tensor:
-            ctx.seen = seen
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            ctx.seen.add_(grads[0])
-            return grads[0], None
-
     compiled = dovetail.compile(lambda x, seen: Statistics.apply(x, seen).sum())
     x, seen = torch.ones(3, requires_grad=True), torch.zeros(3)
     (compiled(x, seen) + compiled(x, seen)).backward()
@@ -124,6 +127,21 @@ def test_a_buffer_that_backward_writes_is_read_as_it_is_then() -> None:
     seen.zero_()
     compiled(x, seen).backward()
     assert torch.equal(seen, torch.ones(3))
+
+
+@pytest.mark.parametrize("compile_function", [dovetail.compile, lambda f: torch.compile(f, backend="dovetail")])
+def test_a_buffer_that_only_backward_writes_shares_memory(compile_function: Callable[[Any], Any]) -> None:
+    def f(x: Tensor, seen: Tensor, y: Tensor) -> Tensor:
+        return Statistics.apply(x, seen) * y
+
+    compiled = compile_function(f)
+    for place in (4, 1, 4):
+        results = []
+        for call in (compiled, f):
+            memory, x = torch.arange(8.0), torch.ones(3, requires_grad=True)
+            call(x, memory[:3], memory[place : place + 3]).sum().backward()
+            results.append((memory, x.grad))
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(*results, strict=True))
 
 
 def test_what_a_function_closes_over() -> None:

@@ -180,7 +180,7 @@ def _steps_between(stand_in: StandIn, recorder: Recorder, functional: Functional
     """The views from what an input was to what it is."""
     steps: list[ViewStep] = []
     value = recorder.value_of(stand_in.seen)
-    unclear = value.tensor.overlaps_itself()
+    unclear = overlaps_itself(value.tensor).may_overlap
     while value is not stand_in.value:
         step = functional.step_of(value)
         assert step is not None, "a changed shape is a view of the shape before"

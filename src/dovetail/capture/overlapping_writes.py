@@ -41,8 +41,7 @@ def refuse_order_dependent_write(
     written = [v for i in writes for v in values_in(held[i])]
     read = [v for i, operand in held.items() if i not in writes for v in values_in(operand) if v.is_tensor]
     suspects = [v for v in written if overlaps_itself(v.tensor).verdict is Verdict.OVERLAPPING]
-    pairs = [(w, other) for w in written for other in read if _meet_partly(w, other)]
-    pairs += [(w, other) for k, w in enumerate(written) for other in written[:k] if _meet(w, other)]
+    pairs = _meeting_pairs(written, read)
     if not (suspects or pairs):
         return
     facts = facts_of(target)
@@ -53,16 +52,29 @@ def refuse_order_dependent_write(
         raise OrderDependentWrite(operator=str(target), origin=origins.here(), written=w.name, other=other.name)
 
 
+def _meeting_pairs(written: Sequence[Value], read: Sequence[Value]) -> list[tuple[Value, Value]]:
+    """A written operand and another one: written, too, or read from bytes that are not exactly the written region."""
+    on_storage: dict[int, list[Value]] = {}
+    pairs: list[tuple[Value, Value]] = []
+    for value in written:
+        neighbours = on_storage.setdefault(value.tensor.storage, [])
+        pairs += [(value, other) for other in neighbours if _meet(value, other)]
+        neighbours.append(value)
+    for other in read:
+        for value in on_storage.get(other.tensor.storage, ()):
+            if not _same_region(value, other) and _meet(value, other):
+                pairs.append((value, other))
+    return pairs
+
+
 def _meet(a: Value, b: Value) -> bool:
-    return a.tensor.storage == b.tensor.storage and overlap(a.tensor, b.tensor).verdict is Verdict.OVERLAPPING
+    return overlap(a.tensor, b.tensor).verdict is Verdict.OVERLAPPING
 
 
-def _meet_partly(a: Value, b: Value) -> bool:
-    """Whether two tensors share bytes without being the same region."""
-    if a.tensor.storage != b.tensor.storage:
-        return False
-    same = (a.tensor.shape, a.tensor.stride, a.tensor.offset) == (b.tensor.shape, b.tensor.stride, b.tensor.offset)
-    return not same and overlap(a.tensor, b.tensor).verdict is Verdict.OVERLAPPING
+def _same_region(a: Value, b: Value) -> bool:
+    one, other = a.tensor, b.tensor
+    alike = one.shape == other.shape and one.stride == other.stride and one.dtype.itemsize == other.dtype.itemsize
+    return alike and one.offset == other.offset
 
 
 def _run_in_eager(target: Overload, args: Sequence[Operand], kwargs: Sequence[tuple[str, Operand]]) -> None:

@@ -45,8 +45,8 @@ from dovetail.ir.signature import (
     WriteKind,
 )
 from dovetail.ir.sizes import Scalar
-from dovetail.torch_compat.autograd import without_saved_tensor_hooks
-from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart
+from dovetail.torch_compat.autograd import set_version, version_of, without_saved_tensor_hooks
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart, is_fake
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
 from dovetail.torch_compat.symbols import guard_count, guard_trees
@@ -93,6 +93,7 @@ class Recording:
         self._extras = len(maker.extra)
         self.outputs: OutputAnalysis
         self._forward_end: Functionalizer
+        self._versions: list[tuple[torch.Tensor, int]] = []
         self._forward_nodes = 0
         self._forward_constants = 0
         self._late_writes: set[int] = set()
@@ -112,6 +113,8 @@ class Recording:
         with self._named_errors():  # autograd makes gradient functions of written views when they are looked at
             self._analyse(results, functional)
         self._forward_end = functional
+        tensors = [s.seen for s in self.stand_ins if isinstance(s.seen, torch.Tensor) and is_fake(s.seen)]
+        self._versions = [(tensor, version_of(tensor)) for tensor in tensors]
 
     def _analyse(self, results: list[object], functional: Functionalizer) -> None:
         self.visible = self._visible(results)
@@ -219,6 +222,8 @@ class Recording:
         self, pattern: Pattern, functional: Functionalizer
     ) -> tuple[list[tuple[int, Value]], list[tuple[int, WrapperLayout | None, Value | None]]]:
         del self.recorder.nodes[self._forward_nodes :]
+        for tensor, version in self._versions:  # a backward that was recorded before may have written inputs
+            set_version(tensor, version)
         differentiable = [(i, s.leaf) for i, s in enumerate(self.stand_ins) if s.leaf is not None]
         wanted = [i for i, strides in enumerate(pattern) if strides is not None]
         if not wanted or not differentiable:

@@ -72,12 +72,10 @@ def dovetail_backend(
         "graph of %d nodes from Dynamo: recorded as %d operators", len(gm.graph.nodes), recording.operator_count
     )
     graphs = GraphVariants(recording, again, "graph", resolved, size_hints(specs))
-    accesses = recording.accesses()
-    if not accesses.written and not has_wrappers:
-        return graphs.compile_apart()
-    if not accesses.reach:  # otherwise where an input lies in its storage matters: the first call shows it
-        graphs.compile_apart()
-    return _Dispatch(graphs, gm, has_wrappers)
+    if recording.accesses().reach:  # where an input lies in its storage matters: the first call shows it
+        return _Dispatch(graphs, gm, has_wrappers)
+    apart = graphs.compile_apart()  # from here on what backward writes is known, too
+    return _Dispatch(graphs, gm, has_wrappers) if graphs.is_guarded or has_wrappers else apart
 
 
 class _Dispatch:

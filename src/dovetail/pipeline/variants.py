@@ -66,6 +66,11 @@ class GraphVariants:
         """Every graph compiled so far, oldest first."""
         return tuple(self._graphs.values())
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether it matters for a call how its inputs share memory, as far as that is known."""
+        return self._guard is not None
+
     def compile_apart(self) -> CompiledGraph:
         """The graph for inputs that share nothing that is written."""
         return self._compile(self._recording, APART)
