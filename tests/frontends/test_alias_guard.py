@@ -129,6 +129,7 @@ def test_a_buffer_that_backward_writes_is_read_as_it_is_then() -> None:
     assert torch.equal(seen, torch.ones(3))
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does
 @pytest.mark.parametrize("compile_function", [dovetail.compile, lambda f: torch.compile(f, backend="dovetail")])
 def test_a_buffer_that_only_backward_writes_shares_memory(compile_function: Callable[[Any], Any]) -> None:
     def f(x: Tensor, seen: Tensor, y: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ import torch
 from dovetail.analysis.groups import overlap_groups
 from dovetail.analysis.region import Region, address_range
 from dovetail.errors import OverlappingMutatedInputs
-from dovetail.torch_compat.autograd import is_inference_tensor, share_version_counter, view_base
+from dovetail.torch_compat.autograd import version_counter_classes, viewed_tensor
 from dovetail.torch_compat.subclasses import is_wrapper
 
 
@@ -151,7 +151,7 @@ class Accesses:
     def needs_base(self, argument: int, tensor: torch.Tensor) -> bool:
         """Whether what the tensor is a view of must be known, because the program addresses the storage of that."""
         is_followed = argument in self.tracked and argument in self.addressed() and tensor.storage_offset() != 0
-        return self.leaves(argument, tensor) or (is_followed and view_base(tensor) is not None)
+        return self.leaves(argument, tensor) or (is_followed and viewed_tensor(tensor) is not tensor)
 
 
 def arrange(
@@ -177,7 +177,7 @@ def arrange(
 
 def _refuse_related_wrappers(arguments: Sequence[object], accesses: Accesses, names: Sequence[str]) -> None:
     """What autograd knows of views of wrappers is not rebuilt from their parts."""
-    wrappers = {i: _viewed(a) for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and is_wrapper(a)}
+    wrappers = {i: viewed_tensor(a) for i, a in enumerate(arguments) if isinstance(a, torch.Tensor) and is_wrapper(a)}
     for written in accesses.tracked & wrappers.keys():
         for other, base in wrappers.items():
             if other != written and base is wrappers[written]:
@@ -196,7 +196,7 @@ def _joined(tensors: Mapping[int, torch.Tensor], accesses: Accesses) -> list[lis
     families: dict[int, set[int]] = {}
     if accesses.tracked:
         for index in places:
-            families.setdefault(id(_viewed(tensors[index])), set()).add(index)
+            families.setdefault(id(viewed_tensor(tensors[index])), set()).add(index)
     for family in families.values():
         if not accesses.tracked.isdisjoint(family):
             touching = [group for group in found if not group.isdisjoint(family)]
@@ -237,8 +237,8 @@ class _Grouping:
         It can for a family of several members, or with its base among them, when autograd follows a write to one; and
         where a program addresses the storage.
         """
-        left = {id(_viewed(t)) for i, t in self.tensors.items() if self.accesses.needs_base(i, t)}
-        viewed = {i: _viewed(t) for i, t in self.tensors.items()}
+        left = {id(viewed_tensor(t)) for i, t in self.tensors.items() if self.accesses.needs_base(i, t)}
+        viewed = {i: viewed_tensor(t) for i, t in self.tensors.items()}
         own = {id(t) for t in self.tensors.values()}
         count: dict[int, int] = {}
         for base in viewed.values():
@@ -272,8 +272,9 @@ class _Grouping:
                 reason="they share memory through different storages, or a view leaves the storage",
             )
         families = self._families(first)
+        number = {id(base): k for k, (_, base) in enumerate(families)}
         members = tuple(
-            Member(i, _place(t, first), self._family_of(t, families), t.is_leaf)
+            Member(i, _place(t, first), number.get(id(t), number.get(id(viewed_tensor(t)), -1)), t.is_leaf)
             for i, t in sorted(self.tensors.items())
         )
         back = (leader.data_ptr() - first) // unit
@@ -282,39 +283,24 @@ class _Grouping:
         return Group(members, tuple(f for f, _ in families), dtype, length, self.leader, back, start)
 
     def _families(self, first: int) -> list[tuple[Family, torch.Tensor]]:
-        found: list[tuple[Family, torch.Tensor]] = []
+        of_base: dict[int, tuple[int, torch.Tensor]] = {}  # by identity: an argument and what it is a view of
         for index, tensor in sorted(self.tensors.items()):
-            base = self.bases.get(id(_viewed(tensor)), tensor)
+            base = self.bases.get(id(viewed_tensor(tensor)), tensor)
             is_own_leaf = tensor.requires_grad and tensor.is_leaf and not base.requires_grad
             if base.dtype != tensor.dtype or is_own_leaf:
                 base = tensor
-            if any(known is base for _, known in found):
-                continue
-            known_counters = [f.counter for f, known in found if self.wants_gradient and count_together(known, base)]
-            counter = known_counters[0] if known_counters else len(found)
-            of = next((i for i, t in self.tensors.items() if t is base), index)
-            is_argument = self.tensors[of] is base
-            family = Family(_place(base, first), of, is_argument, base.requires_grad, base.is_leaf, counter)
+            of_base.setdefault(id(base), (index, base))
+        bases = [base for _, base in of_base.values()]
+        counters = version_counter_classes(bases) if self.wants_gradient else range(len(bases))
+        own = {id(t): i for i, t in self.tensors.items()}
+        found: list[tuple[Family, torch.Tensor]] = []
+        for (index, base), counter in zip(of_base.values(), counters, strict=True):
+            of = own.get(id(base), index)
+            place = _place(base, first)
+            family = Family(place, of, id(base) in own, base.requires_grad, base.is_leaf, counters.index(counter))
             found.append((family, base))
         return found
-
-    def _family_of(self, tensor: torch.Tensor, families: Sequence[tuple[Family, torch.Tensor]]) -> int:
-        viewed = _viewed(tensor)
-        own = next((k for k, (_, base) in enumerate(families) if base is tensor), None)
-        if own is not None:
-            return own
-        return next(k for k, (_, base) in enumerate(families) if base is viewed)
-
-
-def count_together(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a write to one moves the version counter of the other; inference tensors do not count."""
-    return not (is_inference_tensor(a) or is_inference_tensor(b)) and share_version_counter(a, b)
 
 
 def _place(tensor: torch.Tensor, first: int) -> Place:
     return Place(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.data_ptr() - first)
-
-
-def _viewed(tensor: torch.Tensor) -> torch.Tensor:
-    base = view_base(tensor)
-    return tensor if base is None else base

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.analysis.arrangement import Accesses, count_together
+from dovetail.analysis.arrangement import Accesses
 from dovetail.analysis.pairs import overlaps_itself
 from dovetail.analysis.region import extent_bytes
 from dovetail.capture.functionalize import Functionalizer, ViewStep
 from dovetail.capture.inputs import StandIn
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import UnsupportedInputMutation
-from dovetail.ir.calling import GradientFlag, MetadataChange
+from dovetail.ir.calling import GradientFlag, MetadataChange, ReplayStep
 from dovetail.ir.program import Value, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ops.views import addresses_storage
-from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.autograd import version_counter_classes, version_of
 from dovetail.torch_compat.dispatch import Overload
 from dovetail.torch_compat.fakes import is_fake
 
@@ -29,7 +29,7 @@ class Reshaped:
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    steps: tuple[ViewStep, ...]
+    steps: tuple[ReplayStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,11 @@ class InputChanges:
         return InputChanges(writes, views, metadata, _gradient_flags(stand_ins), unlike, touched, reshaped)
 
 
+def replay_steps(steps: tuple[ViewStep, ...]) -> tuple[ReplayStep, ...]:
+    """Steps of the functionalizer, to be made again on another tensor."""
+    return tuple(ReplayStep(step.node.target, step.node.args[1:], step.node.kwargs, step.index) for step in steps)
+
+
 def _is_seen_otherwise(view: Value, stand_in: StandIn, recorder: Recorder) -> bool:
     """Whether autograd looks at a view through its base in eager, and through what it was made of on fakes."""
     if not any(tensor.requires_grad for tensor in recorder.tensors_of(view)):
@@ -131,7 +136,8 @@ class _Writes:
                 return tracked
         if stand_in.is_part or not is_fake(stand_in.seen):  # operators on wrappers may not count
             return WriteKind.HIDDEN if version_of(stand_in.seen) == stand_in.version else WriteKind.UNTRACKED
-        counted = any(tensor is stand_in.seen or count_together(tensor, stand_in.seen) for tensor, _ in written)
+        seen, *others = version_counter_classes([stand_in.seen, *(tensor for tensor, _ in written)])
+        counted = seen in others or any(tensor is stand_in.seen for tensor, _ in written)
         return WriteKind.UNTRACKED if counted else WriteKind.HIDDEN
 
 
@@ -176,7 +182,7 @@ def _known_layout(stand_in: StandIn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return shape, strides
 
 
-def _steps_between(stand_in: StandIn, recorder: Recorder, functional: Functionalizer) -> tuple[ViewStep, ...]:
+def _steps_between(stand_in: StandIn, recorder: Recorder, functional: Functionalizer) -> tuple[ReplayStep, ...]:
     """The views from what an input was to what it is."""
     steps: list[ViewStep] = []
     value = recorder.value_of(stand_in.seen)
@@ -190,7 +196,7 @@ def _steps_between(stand_in: StandIn, recorder: Recorder, functional: Functional
     if unclear:
         what = "the shape, in a way that a gradient cannot be followed through,"
         raise UnsupportedInputMutation(what=what, name=stand_in.declared.name)
-    return tuple(reversed(steps))
+    return replay_steps(tuple(reversed(steps)))
 
 
 def _gradient_flags(stand_ins: Sequence[StandIn]) -> tuple[GradientFlag, ...]:

@@ -19,6 +19,7 @@ from dovetail.errors import OverlappingMutatedInputs
 from dovetail.ir.calling import FlatBytes, InputRule, ViewBase
 from dovetail.ir.program import Value
 from dovetail.ir.signature import Constant, GradientBase, InputRole, SharedBytes
+from dovetail.ops.grafting import graft
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.fakes import FakeMode, keep_number
 from dovetail.torch_compat.subclasses import WrapperLayout, as_parameter, is_wrapper, put_together
@@ -68,20 +69,6 @@ class StandIn:
     storage_bytes: object = 0
 
 
-class _Arrive(torch.autograd.Function):
-    """Makes `holder`'s tensor a non-leaf whose gradient flows to `leaf`, sharing no operator with the program."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
-        """Hand out the held tensor."""
-        return holder.pop()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Pass the gradient on."""
-        return grads[0], None
-
-
 def _as_input(
     fake: torch.Tensor, requires_grad: bool, is_leaf: bool, is_parameter: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -96,7 +83,7 @@ def _as_input(
         return leaf, leaf
     leaf = fake.detach().requires_grad_()
     with torch.enable_grad():
-        return _Arrive.apply(leaf, [fake]), leaf
+        return graft(fake, leaf), leaf
 
 
 class InputMaker:
@@ -117,7 +104,6 @@ class InputMaker:
         self.constants = constants
         self.extra: list[StandIn] = []
         self.made: dict[int, StandIn] = {}
-        self.extras_at = len(specs)
 
     def make(self) -> list[StandIn]:
         """One stand-in per input of the program: the specs, flat tensors and bases, the constants."""

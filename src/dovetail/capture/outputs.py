@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.changes import InputChanges
+from dovetail.capture.changes import InputChanges, replay_steps
 from dovetail.capture.functionalize import Functionalizer, ViewStep
 from dovetail.capture.inputs import StandIn
 from dovetail.capture.recorder import Recorder
@@ -30,7 +30,6 @@ from dovetail.ir.calling import (
     OutputRule,
     Pack,
     Rebuilt,
-    ReplayStep,
     Rewritten,
     WriteBack,
 )
@@ -134,7 +133,7 @@ def analyse_outputs(
         slot = builder.add(view, InputMutation(index, kind), seen, kind is WriteKind.TRACKED)
         step = functional.step_of(view)
         assert step is not None, "a view is made by a step"
-        backs.append(WriteBack(index, slot, kind, _replay((step,))))
+        backs.append(WriteBack(index, slot, kind, replay_steps((step,))))
     for index, kind in changes.touched.items():
         if kind is WriteKind.TRACKED:
             backs.append(WriteBack(index, _PackNumber(builder.add_pack(stand_ins[index].seen)), kind))
@@ -248,9 +247,9 @@ def _tensor_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], 
         steps = steps[nearest:]
         base = builder.stand_ins[index].seen
         if _autograd_replays(result, base, steps, builder):
-            return FromView(index, True, _replay(steps), _loses_gradient(result, base, builder))
+            return FromView(index, True, replay_steps(steps), _loses_gradient(result, base, builder))
         slot = builder.add_user(value, result, _has_gradient(result, builder))
-        return Rewritten(FromView(index, True, _replay(steps), True), slot)
+        return Rewritten(FromView(index, True, replay_steps(steps), True), slot)
     chains = shared[value.tensor.storage]
     if len(chains) == 1:
         return FromSlot(builder.add_user(value, result, _has_gradient(result, builder)))
@@ -272,11 +271,11 @@ def _shared_rule(
     base = builder.tensors[slot]
     if base is None or not _autograd_replays(result, base, steps, builder):
         own = builder.add_user(builder.recorder.value_of(result), result, _has_gradient(result, builder))
-        return Rewritten(FromView(slot, False, _replay(steps), True), own)
+        return Rewritten(FromView(slot, False, replay_steps(steps), True), own)
     builder.needs_gradient[slot] |= _has_gradient(result, builder)
     if result is base and _has_gradient(result, builder) == base.requires_grad:
         return FromSlot(slot)
-    return FromView(slot, False, _replay(steps), _loses_gradient(result, base, builder))
+    return FromView(slot, False, replay_steps(steps), _loses_gradient(result, base, builder))
 
 
 def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
@@ -305,10 +304,6 @@ def _has_gradient(result: torch.Tensor, builder: _Builder) -> bool:
 
 def _loses_gradient(result: torch.Tensor, base: torch.Tensor, builder: _Builder) -> bool:
     return base.requires_grad and not _has_gradient(result, builder)
-
-
-def _replay(steps: tuple[ViewStep, ...]) -> tuple[ReplayStep, ...]:
-    return tuple(ReplayStep(step.node.target, step.node.args[1:], step.node.kwargs, step.index) for step in steps)
 
 
 def _autograd_replays(result: torch.Tensor, base: torch.Tensor, steps: tuple[ViewStep, ...], builder: _Builder) -> bool:

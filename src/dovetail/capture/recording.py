@@ -45,6 +45,7 @@ from dovetail.ir.signature import (
     WriteKind,
 )
 from dovetail.ir.sizes import Scalar
+from dovetail.ops.views import replay
 from dovetail.torch_compat.autograd import set_version, version_of, without_saved_tensor_hooks
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart, is_fake
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
@@ -114,7 +115,7 @@ class Recording:
             self._analyse(results, functional)
         self._forward_end = functional
         tensors = [s.seen for s in self.stand_ins if isinstance(s.seen, torch.Tensor) and is_fake(s.seen)]
-        self._versions = [(tensor, version_of(tensor)) for tensor in tensors]
+        self._versions = [(tensor, version_of(tensor)) for tensor in tensors if not tensor.is_inference()]
 
     def _analyse(self, results: list[object], functional: Functionalizer) -> None:
         self.visible = self._visible(results)
@@ -262,11 +263,9 @@ class Recording:
                 ends.append((wrapper, put_together(pack.layout, [arriving[slot] for slot in pack.slots])))
         reshaped = self._reshaped()
         for slot, tangent in arriving.items():
-            for step in reshaped[slot].steps if slot in reshaped else ():
-                made: Any = step.node.target(tangent, *step.node.args[1:], **dict(step.node.kwargs))
-                tangent = made if step.index is None else made[step.index]
             if slot not in packed:
-                ends.append((self.outputs.tensors[slot], tangent))
+                steps = reshaped[slot].steps if slot in reshaped else ()
+                ends.append((self.outputs.tensors[slot], replay(tangent, steps)))
         return ends
 
     def _reshaped(self) -> dict[int, Reshaped]:

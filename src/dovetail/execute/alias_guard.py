@@ -15,10 +15,11 @@ import torch
 
 from dovetail.analysis.arrangement import Accesses
 from dovetail.analysis.region import address_range
-from dovetail.torch_compat.autograd import version_counter_classes, view_base
+from dovetail.torch_compat.autograd import version_counter_classes, viewed_tensor
 
 Fingerprint: TypeAlias = tuple[Hashable, ...]
-_FACTS = 3  # of a tensor in a cluster: index, distance from the first one, number of what it is a view of (~ of itself)
+Placed: TypeAlias = tuple[int, int]
+"""An argument by its number, and its address."""
 
 
 class AliasGuard:
@@ -62,10 +63,10 @@ class AliasGuard:
         starts = [arguments[i].data_ptr() for i in self._order]
         if starts == self._seen[0]:
             return self._seen[1]
-        if self._only_place is not None and self._is_alone(starts, self._only_place):
-            found: Fingerprint = ()
-        else:
-            found = self._clusters(arguments, sorted(zip(starts, self._static_sizes, self._order, strict=True)))
+        found: Fingerprint = ()
+        if self._only_place is None or not self._is_alone(starts, self._only_place):
+            clusters = self._clusters(sorted(zip(starts, self._static_sizes, self._order, strict=True)))
+            found = tuple([self._described_cluster(cluster, arguments) for cluster in clusters])
         if not found:  # the relation of views is part of the answer otherwise, and addresses do not show it
             self._seen = (starts, found)
         return self._with_sizes(found, arguments)
@@ -86,10 +87,12 @@ class AliasGuard:
         else:
             ranges = self._ranges(arguments)
         ranges.sort()
-        found = self._clusters(arguments, ranges)
+        clusters = self._clusters(ranges)
+        found: Fingerprint = tuple([self._described_cluster(cluster, arguments) for cluster in clusters])
         offsets = tuple(int(arguments[i].storage_offset()) for i in self._reach)
-        if self._tracked and not _is_of_all(found, len(ranges)):
-            found = (*found, *self._relatives(arguments))
+        is_one_cluster = any(len(cluster) == len(ranges) for cluster in clusters)
+        if self._tracked and not is_one_cluster:
+            found = (*found, ("views", *self._relatives(arguments)))
         found = self._with_sizes(found, arguments)
         return (*found, offsets) if offsets else found
 
@@ -113,30 +116,19 @@ class AliasGuard:
 
     def _relatives(self, arguments: Sequence[Any]) -> Fingerprint:
         """The families of which a member is written under the eyes of autograd."""
-        families: dict[int, tuple[torch.Tensor, list[int]]] = {}
+        families: dict[int, list[Placed]] = {}
         for index in self._order:
             tensor = arguments[index]
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            base = view_base(tensor)
-            if base is None:
-                base = tensor
-            family = families.get(id(base))
-            if family is None:
-                families[id(base)] = (base, [index])
-            else:
-                family[1].append(index)
-        found: list[Hashable] = []
-        for base, family_indices in families.values():
-            if len(family_indices) > 1 and not self._tracked.isdisjoint(family_indices):
-                first = base.data_ptr()
-                places = [arguments[i].data_ptr() - first for i in family_indices]
-                own = next((i for i in family_indices if arguments[i] is base), -1)
-                found.append(("views", own, tuple(family_indices), tuple(places), _described(base, first)))
-        return tuple(found)
+            if isinstance(tensor, torch.Tensor):
+                families.setdefault(id(viewed_tensor(tensor)), []).append((index, tensor.data_ptr()))
+        return tuple(
+            self._description(family, arguments)
+            for family in families.values()
+            if len(family) > 1 and not self._tracked.isdisjoint([index for index, _ in family])
+        )
 
-    def _clusters(self, arguments: Sequence[Any], ranges: list[tuple[int, int, int]]) -> Fingerprint:
-        """The runs of meeting ranges with a written input in them, each described without absolute addresses."""
+    def _clusters(self, ranges: list[tuple[int, int, int]]) -> list[list[Placed]]:
+        """The runs of meeting ranges, which are given in order, with a written input in them."""
         end = 0
         for start, size, _ in ranges:
             if start < end:
@@ -144,63 +136,58 @@ class AliasGuard:
             end = start + size
         else:
             if not self._reach:
-                return ()
-        found: list[Hashable] = []
-        cluster: list[tuple[int, int]] = []
+                return []
+        clusters: list[list[Placed]] = [[]]
         end = 0
         for start, size, index in ranges:
-            if start >= end and cluster:
-                self._close(cluster, arguments, found)
-                cluster = []
-            cluster.append((index, start))
+            if start >= end and clusters[-1]:
+                clusters.append([])
+            clusters[-1].append((index, start))
             end = max(end, start + size)
-        if cluster:
-            self._close(cluster, arguments, found)
-        return tuple(found)
+        return [cluster for cluster in clusters if self._matters(cluster)]
 
-    def _close(self, cluster: list[tuple[int, int]], arguments: Sequence[Any], found: list[Hashable]) -> None:
-        if len(cluster) == 1 and cluster[0][0] not in self._reach:
-            return
-        if self._written.isdisjoint([index for index, _ in cluster]):
-            return
-        first = cluster[0][1]
+    def _matters(self, cluster: list[Placed]) -> bool:
+        if len(cluster) < 2 and not (cluster and cluster[0][0] in self._reach):
+            return False
+        return not self._written.isdisjoint([index for index, _ in cluster])
+
+    def _described_cluster(self, cluster: list[Placed], arguments: Sequence[Any]) -> Hashable:
         dtype = arguments[cluster[0][0]].dtype
-        is_mixed = False
+        for index, _ in cluster:
+            tensor = arguments[index]
+            if tensor.dtype is not dtype or viewed_tensor(tensor).dtype is not dtype:
+                leader = arguments[min(index for index, _ in cluster)]
+                unit = leader.element_size()
+                room = leader.untyped_storage().nbytes() - leader.storage_offset() * unit
+                around = (leader.storage_offset() * unit % 16, min(room, 1 << 40))
+                return (around, self._description(cluster, arguments))
+        return self._description(cluster, arguments)
+
+    def _description(self, run: list[Placed], arguments: Sequence[Any]) -> Hashable:
+        """Where tensors lie, from the first one on, and what autograd knows of each."""
+        first = run[0][1]
         rank: dict[int, int] = {}
         bases: list[torch.Tensor] = []
-        places: list[Hashable] = []  # _FACTS of each tensor: one flat tuple is the quickest to hash
-        for index, start in cluster:
+        places: list[Hashable] = []  # of each: index, distance, number of what it is a view of, whether it is that
+        for index, start in run:
             tensor = arguments[index]
-            viewed = view_base(tensor)
-            base = tensor if viewed is None else viewed
+            base = viewed_tensor(tensor)
             number = rank.get(id(base))
             if number is None:
                 number = rank[id(base)] = len(bases)
                 bases.append(base)
-                is_mixed |= base.dtype is not dtype
-            is_mixed |= tensor.dtype is not dtype
-            places += (index, start - first, ~number if viewed is None else number)
-        if is_mixed:
-            leader = arguments[min(index for index, _ in cluster)]
-            unit = leader.element_size()
-            room = leader.untyped_storage().nbytes() - leader.storage_offset() * unit
-            found.append((leader.storage_offset() * unit % 16, min(room, 1 << 40)))
-        members = [arguments[index] for index, _ in cluster]
+            places += (index, start - first, number, base is tensor)  # one flat tuple is the quickest to hash
+        described: list[Hashable] = [tuple(places), tuple([_described(base, first) for base in bases])]
+        members = [arguments[index] for index, _ in run]
         if self._wants_gradient:
             first_of: dict[int, int] = {}
             classes = version_counter_classes(bases) if len(bases) > 1 else []
-            found.append(tuple([first_of.setdefault(number, place) for place, number in enumerate(classes)]))
-            found.append(tuple([member.is_leaf for member in members]))
+            described.append(tuple([first_of.setdefault(number, place) for place, number in enumerate(classes)]))
+            described.append(tuple([member.is_leaf for member in members]))
         reread = tuple([i for i, member in enumerate(members) if member.is_conj() or member.is_neg()])
         if reread:
-            found.append(("conjugate or negative", reread))
-        found.append((tuple(places), tuple([_described(base, first) for base in bases])))
-
-
-def _is_of_all(found: Fingerprint, count: int) -> bool:
-    """Whether all tensors are in one cluster, which says of each what it is a view of."""
-    places = found[0][0] if len(found) == 1 and isinstance(found[0], tuple) and found[0] else ()
-    return isinstance(places, tuple) and len(places) == _FACTS * count
+            described.append(("conjugate or negative", reread))
+        return tuple(described)
 
 
 def size_of(argument: object) -> Hashable:

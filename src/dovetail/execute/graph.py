@@ -15,12 +15,13 @@ import torch
 
 from dovetail.errors import BackwardNeedsUnsavedValue, DoubleBackwardUnsupported, UnsupportedTensor
 from dovetail.execute.compiled import CompiledProgram
-from dovetail.execute.shared_bytes import announce_write, replay
+from dovetail.execute.shared_bytes import announce_write
 from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, CallPlan, Pattern, WriteBack
 from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature, WriteKind
 from dovetail.ops.prims import copy_into
-from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, view_base
+from dovetail.ops.views import replay
+from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, viewed_tensor
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
 
 
@@ -261,7 +262,7 @@ def _as_data(residuals: list[torch.Tensor], inputs: Sequence[Any]) -> list[torch
     It would refuse to look at them once their base was written, which has happened by now, and in good order.
     """
     own = {id(x) for x in inputs}
-    return [r if view_base(r) is None or id(r) in own else r.detach() for r in residuals]
+    return [r if viewed_tensor(r) is r or id(r) in own else r.detach() for r in residuals]
 
 
 def _parts(grad: torch.Tensor, count: int) -> list[torch.Tensor]:

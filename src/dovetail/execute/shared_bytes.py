@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
-from dovetail.ir.calling import ReplayStep
 from dovetail.torch_compat.autograd import set_version, version_of
 
 
@@ -27,34 +23,6 @@ def flat_bytes(leader: torch.Tensor, dtype: torch.dtype, length: int, back: int)
         return source.as_strided((size // unit,), (1,), start // unit).view(dtype)
     flat = torch.empty(0, dtype=dtype, device=source.device)
     return flat.set_(source.untyped_storage(), start // dtype.itemsize, (length,), (1,))
-
-
-def replay(tensor: torch.Tensor, steps: Sequence[ReplayStep]) -> torch.Tensor:
-    """The view that `steps` make of a tensor."""
-    for step in steps:
-        made: Any = step.target(tensor, *step.args, **dict(step.kwargs))
-        tensor = made if step.index is None else made[step.index]
-    return tensor
-
-
-class _Graft(torch.autograd.Function):
-    """Gives a tensor in a holder the gradient path of another one."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
-        """Hand out the held tensor."""
-        return holder.pop()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Pass the gradient on."""
-        return grads[0], None
-
-
-def graft(view: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """A tensor that lies where `view` lies, with the gradient path of `value`, whose numbers are the same."""
-    grafted: torch.Tensor = _Graft.apply(value, [view.detach()])
-    return grafted
 
 
 def announce_write(tensor: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ One Python function per compiled graph, generated from its `CallPlan`, readable 
 
     def call(run, args):
         x = args[0]
-        args[2:2] = [flat_bytes(x, torch.float32, 6, 0), view_base(x)]
+        args[2:2] = [flat_bytes(x, torch.float32, 6, 0), viewed_tensor(x)]
         outs = run(args)
         withdraw_announcement(x)
         followed(x).copy_(outs[1])
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dovetail.execute.shared_bytes import flat_bytes, followed, graft, withdraw_announcement
+from dovetail.execute.shared_bytes import flat_bytes, followed, withdraw_announcement
 from dovetail.ir.calling import (
     AsLeaf,
     CallPlan,
@@ -40,8 +40,9 @@ from dovetail.ir.program import Program, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.text import Names, operator_text, symbol_source
+from dovetail.ops.grafting import graft
 from dovetail.ops.prims import copy_into
-from dovetail.torch_compat.autograd import view_base
+from dovetail.torch_compat.autograd import viewed_tensor
 from dovetail.torch_compat.subclasses import put_together
 
 Wrapper = Callable[[Callable[[list[Any]], Sequence[Any]], list[Any]], tuple[Any, ...]]
@@ -86,7 +87,7 @@ class _WrapperWriter:
 
     def _extra(self, rule: InputRule) -> str:
         if isinstance(rule, ViewBase):
-            return f"view_base({self._input(rule.of)})"
+            return f"viewed_tensor({self._input(rule.of)})"
         return f"flat_bytes({self._input(rule.leader)}, {rule.dtype}, {rule.length}, {rule.back})"
 
     def _tracked(self) -> list[str]:
@@ -155,7 +156,7 @@ class _WrapperWriter:
         for write in self.plan.writes:
             if write.kind is WriteKind.TRACKED:
                 value = self.program.inputs[write.input]
-                target = self._viewed(f"followed({value.name})", write.steps)
+                target = f"followed({value.name})"
                 contents = f"outs[{write.slot}]"
                 overlaps = value.tensor.overlaps_itself()
                 lines.append(f"    copy_into({target}, {contents})" if overlaps else f"    {target}.copy_({contents})")
@@ -180,7 +181,7 @@ class _WrapperWriter:
         if isinstance(rule, FromInput):
             return self._input(rule.input)
         if isinstance(rule, Rewritten):
-            return f"graft({self._output(rule.view)}, outs[{rule.slot}])"
+            return f"graft({self._output(rule.view)}.detach(), outs[{rule.slot}])"
         if isinstance(rule, AsLeaf):
             return f"{self._output(rule.of)}.detach().requires_grad_()"
         if isinstance(rule, FromOutput):
@@ -213,7 +214,7 @@ def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
         "flat_bytes": flat_bytes,
         "followed": followed,
         "graft": graft,
-        "view_base": view_base,
+        "viewed_tensor": viewed_tensor,
         "withdraw_announcement": withdraw_announcement,
         "increment_version": torch.autograd.graph.increment_version,
         "put_together": put_together,

@@ -118,11 +118,6 @@ def analyse(target: Callable[..., Any], *args: Any, **kwargs: Any) -> AnalysisRe
         raise BadOptionValue(option="target", value=target, reason="it is called", expected="a function or a module")
     compiled = CompiledFunction(target, resolve_options({}, PASS_NAMES))
     recording, places = compiled.record(*args, **kwargs)
-    return report_of(recording, places)
-
-
-def report_of(recording: Recording, places: tuple[int, ...] = ()) -> AnalysisReport:
-    """What a recording shows. places: how often each input was passed; once where that is not said."""
     return AnalysisReport(
         _input_reports(recording, places),
         _output_reports(recording),

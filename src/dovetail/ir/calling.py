@@ -112,7 +112,10 @@ OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOu
 
 @dataclass(frozen=True, slots=True)
 class WriteBack:
-    """Forward output number `slot` becomes the contents of input `input`, or of the view of it that `steps` make."""
+    """Forward output number `slot` becomes the contents of input `input`, or of the view of it that `steps` make.
+
+    A write that autograd follows has no steps.
+    """
 
     input: int
     slot: int

@@ -37,7 +37,7 @@ _WRAPPER_NAMES = frozenset(
         "flat_bytes",
         "followed",
         "graft",
-        "view_base",
+        "viewed_tensor",
         "withdraw_announcement",
         "increment_version",
         "put_together",

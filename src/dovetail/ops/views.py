@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from dovetail.ir.calling import ReplayStep
 from dovetail.ir.program import Operand, Target, TensorMeta
 from dovetail.ir.sizes import Size, SizeExpr, shifted
 from dovetail.ops.prims import view_scatter
@@ -143,3 +145,11 @@ def replayed_args(view: Overload, args: Sequence[Operand], moved_by: Size) -> tu
 def addresses_storage(view: Overload, args: Sequence[Operand]) -> bool:
     """Whether the view names a place in the storage, wherever its operand lies."""
     return schema_of(view).name == "as_strided" and len(args) > 3 and args[3] is not None
+
+
+def replay(tensor: torch.Tensor, steps: Sequence[ReplayStep]) -> torch.Tensor:
+    """The view that `steps` make of a tensor."""
+    for step in steps:
+        made: Any = step.target(tensor, *step.args, **dict(step.kwargs))
+        tensor = made if step.index is None else made[step.index]
+    return tensor

@@ -26,7 +26,7 @@ from dovetail.ir.text import Names, emit, plain_call
 from dovetail.ops import prims
 from dovetail.ops.facts import facts_of
 from dovetail.testing.real_memory import Snapshot, address_span, occupied, places, share_a_byte, snapshots
-from dovetail.torch_compat.autograd import is_inference_tensor, version_of
+from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
 from dovetail.torch_compat.subclasses import is_wrapper
 
@@ -166,7 +166,7 @@ class CheckedRun:
     # --- what a node writes -----------------------------------------------------------------------------------
 
     def _look(self, node: Node) -> _Before:
-        versions = [(v, t, version_of(t)) for v, t, _ in self._alive() if not is_inference_tensor(t)]
+        versions = [(v, t, version_of(t)) for v, t, _ in self._alive() if not t.is_inference()]
         if self._checked.bytes == "none":
             return _Before(versions)
         if self._checked.bytes == "all":

@@ -38,12 +38,12 @@ import torch
 
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.graph import CompiledGraph
-from dovetail.execute.shared_bytes import replay
 from dovetail.ir.calling import WriteBack
 from dovetail.ir.signature import SharedBytes, WriteKind
+from dovetail.ops.views import replay
 from dovetail.testing.checked_run import AliasViolation, CheckedProgram
 from dovetail.testing.real_memory import Tenant, intruder, occupied, places, snapshots
-from dovetail.torch_compat.autograd import is_inference_tensor, version_of
+from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import storage_key
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.subclasses import is_wrapper
@@ -116,7 +116,7 @@ class _CheckedCall:
         numbers = [k if k < plan.extras_at else k + len(plan.extras) for k in range(len(given))]
         self._given = {n: x for n, x in zip(numbers, given, strict=True) if _is_plain(x)}
         self._targets = [(write, self._region(write)) for write in plan.writes if write.input in self._given]
-        self._versions = {n: version_of(x) for n, x in self._given.items() if not is_inference_tensor(x)}
+        self._versions = {n: version_of(x) for n, x in self._given.items() if not x.is_inference()}
         self._before = snapshots(self._given.values()) if with_bytes else []
         self._check_apart()
 

@@ -23,15 +23,6 @@ def bytes_of(tensor: torch.Tensor) -> frozenset[int]:
     return frozenset(first + k for first in firsts for k in range(width))
 
 
-def span_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """The address of the first byte of a tensor, and one past that of its last."""
-    start = tensor.data_ptr()
-    if not tensor.numel():
-        return (start, start)
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (start, start + (last + 1) * tensor.element_size())
-
-
 def shared_bytes(a: torch.Tensor, b: torch.Tensor) -> frozenset[int]:
     """The addresses that both tensors show: a write there by one is seen in the other."""
     return bytes_of(a) & bytes_of(b) if storage_key(a) == storage_key(b) else frozenset()

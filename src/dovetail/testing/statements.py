@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import torch
 
+from dovetail.testing.real_memory import address_span
 from dovetail.testing.scene import Scene, is_number, is_real_float
-from dovetail.testing.shared_bytes import span_of
 from dovetail.torch_compat.dispatch import storage_key
 
 Template: TypeAlias = "Callable[[Scene], str | None]"
@@ -255,7 +255,7 @@ def is_apart(target: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether a write to `target` that reads `other` has one meaning: they are one tensor, or share no byte."""
     if other is target or storage_key(other) != storage_key(target):
         return True
-    (start, end), (other_start, other_end) = span_of(target), span_of(other)
+    (start, end), (other_start, other_end) = address_span(target), address_span(other)
     return end <= other_start or other_end <= start
 
 

@@ -56,15 +56,6 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))
 
 
-def share_version_counter(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a write to one moves the version counter of the other. Neither may be an inference tensor."""
-    before, seen = a._version, b._version
-    torch.autograd.graph.increment_version(a)
-    together = b._version != seen
-    set_version(a, before)
-    return together
-
-
 def version_counter_classes(tensors: Sequence[torch.Tensor]) -> list[int]:
     """A number for each tensor, equal for those whose version counters move together. Leaves no trace.
 
@@ -78,19 +69,15 @@ def version_counter_classes(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [-1 - k if tensor.is_inference() else next(marks) for k, tensor in enumerate(tensors)]
 
 
-def is_inference_tensor(tensor: torch.Tensor) -> bool:
-    """Whether the tensor was made in inference mode, and so has no version counter."""
-    return tensor.is_inference()
-
-
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether a gradient hook was registered on this tensor object."""
     return bool(tensor._backward_hooks)
 
 
-def view_base(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that autograd tracks this one as a view of."""
-    return tensor._base
+def viewed_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that autograd tracks this one as a view of; itself when it is no view."""
+    base = tensor._base
+    return tensor if base is None else base
 
 
 def profiler_is_running() -> bool:

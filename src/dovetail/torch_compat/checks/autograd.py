@@ -130,16 +130,6 @@ def check_set_version() -> str | None:
     return first_difference(("the version of a view", autograd.version_of(x[:1]), 7))
 
 
-def check_share_version_counter() -> str | None:
-    """Views and detached tensors count together, `.data` counts apart; asking leaves no trace."""
-    x = torch.zeros(2)
-    found = tuple(autograd.share_version_counter(x, y) for y in (x[:1], x.detach(), x.data))
-    return first_difference(
-        ("a view, a detached tensor, and data", found, (True, True, False)),
-        ("the version afterwards", autograd.version_of(x), 0),
-    )
-
-
 def check_version_counter_classes() -> str | None:
     """Tensors that count together get one number, others another; no counter shows that it was asked."""
     x, other = torch.zeros(2).add_(1), torch.zeros(2)
@@ -153,19 +143,6 @@ def check_version_counter_classes() -> str | None:
     )
 
 
-def check_is_inference_tensor() -> str | None:
-    """Tensors made in inference mode are told from others."""
-    with torch.inference_mode():
-        x = torch.zeros(1)
-    return first_difference(
-        (
-            "made inside and outside",
-            (autograd.is_inference_tensor(x), autograd.is_inference_tensor(torch.zeros(1))),
-            (True, False),
-        )
-    )
-
-
 def check_has_hooks() -> str | None:
     """A gradient hook is seen while it is registered."""
     x = _leaf()
@@ -176,12 +153,12 @@ def check_has_hooks() -> str | None:
     return first_difference(("before and with a hook", (before, during), (False, True)))
 
 
-def check_view_base() -> str | None:
+def check_viewed_tensor() -> str | None:
     """A view knows the tensor it is a view of."""
     x = torch.zeros(2)
     return first_difference(
-        ("the base of a view", autograd.view_base(x[:1]) is x, True),
-        ("the base of no view", autograd.view_base(x), None),
+        ("the base of a view", autograd.viewed_tensor(x[:1]) is x, True),
+        ("the base of no view", autograd.viewed_tensor(x) is x, True),
     )
 
 
@@ -209,11 +186,9 @@ CHECKS = (
     check_running_sequence_number,
     check_version_of,
     check_set_version,
-    check_share_version_counter,
     check_version_counter_classes,
-    check_is_inference_tensor,
     check_has_hooks,
-    check_view_base,
+    check_viewed_tensor,
     check_below_autograd,
 )
 # Kineto wants to be started in the main thread, so this one runs apart from the others.
