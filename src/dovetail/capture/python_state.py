@@ -1,14 +1,18 @@
 """The Python values that a function can read, so that a compiled program is not used after one of them changed.
 
-Looked at: closure cells, default arguments, globals that the code names (through the user's own helper functions, too),
-the `training` flag, plain attributes and hook tables of reached modules, and the ambient modes of torch. A plain value
-(number, string, None, tuple of these) is compared by value; any other object by identity. Not looked at: attributes of
-other objects, and contents of containers beyond their top level.
+Looked at: closure cells, default arguments, globals that the code names (through the user's own helper functions and
+module hooks, too), attributes and hook tables of reached modules, attributes of the user's own objects, and the ambient
+modes of torch. A plain value (number, string, None) is compared by value, lists, tuples and dictionaries item by item,
+any other object by identity. Not looked at: containers of more than 200 items or more than 4 levels deep, and objects
+that are only reached through other objects.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
+import inspect
+import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -18,8 +22,12 @@ import torch
 from dovetail.capture.origins import is_library_file
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_READABLE = (*_PLAIN, tuple, list, dict)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OWN = frozenset(vars(torch.nn.Module())) - {"training"}
 _MAX_FUNCTIONS = 200
+_MAX_ITEMS = 200
+_MAX_DEPTH = 4
 
 
 class PythonState:
@@ -27,7 +35,8 @@ class PythonState:
 
     def __init__(self, target: Callable[..., Any]) -> None:
         self.modules: list[tuple[str, torch.nn.Module]] = []
-        self._functions: list[FunctionType] = []
+        self.functions: list[FunctionType] = []
+        self.objects: list[tuple[str, object]] = []
         self._seen: set[int] = set()
         self._kept: list[object] = []
         self._reach(target, "")
@@ -38,17 +47,22 @@ class PythonState:
         key: list[object] = [ambient_modes()]
         for module in self._children:
             key.append(_module_key(module))
-        for function in self._functions:
+        for function in self.functions:
             key.extend(_function_key(function))
+        for _, item in self.objects:
+            key.append(tuple([(name, plain_key(value)) for name, value in vars(item).items()]))
         return tuple(key)
 
     def _reach(self, item: Any, name: str) -> None:
-        if id(item) in self._seen or len(self._functions) > _MAX_FUNCTIONS:
+        if id(item) in self._seen or len(self.functions) > _MAX_FUNCTIONS:
             return
         if isinstance(item, torch.nn.Module):
             self._note(item)
             self.modules.append((name, item))
-            self._reach(type(item).forward, "")
+            for child in item.modules():
+                self._note(child)
+            for child in item.modules():
+                self._reach_module(child)
         elif isinstance(item, functools.partial):
             self._note(item)
             for part in (item.func, *item.args, *item.keywords.values()):
@@ -58,7 +72,7 @@ class PythonState:
             self._reach(item.__func__, name)
         elif isinstance(item, FunctionType) and not is_library_file(item.__code__.co_filename):
             self._note(item)
-            self._functions.append(item)
+            self.functions.append(item)
             for cell_name, value in readable(item):
                 self._reach(value, cell_name)
         elif isinstance(item, list | tuple) and len(item) < _MAX_FUNCTIONS:
@@ -66,10 +80,35 @@ class PythonState:
             for index, part in enumerate(item):
                 if isinstance(part, torch.nn.Module | FunctionType | MethodType):
                     self._reach(part, f"{name}.{index}")
+        elif is_user_object(item):
+            self._note(item)
+            self.objects.append((name, item))
+            self._reach(inspect.getattr_static(type(item), "__call__", None), name)
+
+    def _reach_module(self, module: torch.nn.Module) -> None:
+        self._reach(type(module).forward, "")
+        for table in _HOOKS:
+            for hook in module.__dict__.get(table, {}).values():
+                self._reach(hook, table)
+        for name, value in module.__dict__.items():
+            if is_user_object(value):
+                self._reach(value, name)
 
     def _note(self, item: object) -> None:
         self._seen.add(id(item))
         self._kept.append(item)
+
+
+def is_user_object(item: object) -> bool:
+    """Whether an object with attributes is of a class that the user wrote."""
+    if isinstance(item, type | ModuleType | FunctionType | MethodType | torch.Tensor | torch.nn.Module):
+        return False
+    return hasattr(item, "__dict__") and not _is_library_module(type(item).__module__)
+
+
+@functools.cache
+def _is_library_module(name: str) -> bool:
+    return is_library_file(getattr(sys.modules.get(name), "__file__", None) or "<frozen")
 
 
 def readable(function: FunctionType) -> Iterable[tuple[str, Any]]:
@@ -82,9 +121,24 @@ def readable(function: FunctionType) -> Iterable[tuple[str, Any]]:
     for index, default in enumerate(function.__defaults__ or ()):
         yield f"default_{index}", default
     yield from (function.__kwdefaults__ or {}).items()
-    for name in sorted(_names(function.__code__)):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
+    for name in named_globals(function):
+        yield name, function.__globals__[name]
+
+
+def named_globals(function: FunctionType) -> list[str]:
+    """The global variables that a function's code names and that exist."""
+    return sorted(name for name in _names(function.__code__) if name in function.__globals__)
+
+
+def assigned_globals(function: FunctionType) -> set[str]:
+    """The global variables that a function's own code, or code inside of it, assigns."""
+    stack: list[CodeType] = [function.__code__]
+    found: set[str] = set()
+    while stack:
+        code = stack.pop()
+        found.update(i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL")
+        stack += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return found
 
 
 def _names(code: CodeType) -> set[str]:
@@ -101,24 +155,23 @@ def _function_key(function: FunctionType) -> Iterable[object]:
             yield (name, plain_key(value))
 
 
-def plain_key(value: Any) -> object:
-    """A hashable key of a value: by value when it is plain, else by identity."""
+def plain_key(value: Any, depth: int = _MAX_DEPTH) -> object:
+    """A hashable key of a value: by value when it is plain, item by item for containers, else by identity."""
     if isinstance(value, _PLAIN):
         return (
             (type(value).__name__, repr(value)) if isinstance(value, float | complex) else (type(value).__name__, value)
         )
-    if isinstance(value, tuple | list) and all(isinstance(item, _PLAIN) for item in value):
-        return (type(value).__name__, tuple(plain_key(item) for item in value))
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value), value.requires_grad, value.shape, value.stride(), value.dtype)
-    if isinstance(value, tuple | list) and len(value) <= _MAX_FUNCTIONS:
-        return (type(value).__name__, id(value), tuple(map(id, value)))
+    if depth and isinstance(value, tuple | list | dict) and len(value) <= _MAX_ITEMS:
+        items = value if not isinstance(value, dict) else [part for pair in value.items() for part in pair]
+        return (type(value).__name__, tuple([plain_key(item, depth - 1) for item in items]))
     return ("object", id(value))
 
 
 def _module_key(module: torch.nn.Module) -> object:
     held = module.__dict__
-    plain = tuple((k, plain_key(v)) for k, v in held.items() if isinstance(v, (*_PLAIN, tuple)))
+    plain = tuple([(k, plain_key(v)) for k, v in held.items() if k not in _OWN and isinstance(v, _READABLE)])
     hooks = tuple(tuple(map(id, held[table].values())) for table in _HOOKS if held.get(table))
     return (id(module), plain, hooks)
 
