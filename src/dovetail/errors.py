@@ -262,8 +262,17 @@ class DoubleBackwardUnsupported(DovetailError):
 
     code = "DT-AUTOGRAD-001"
     summary = "backward was called with create_graph=True through a compiled program."
-    because = "the recorded backward is a fixed program and is not differentiable itself"
-    way_out = "compute the inner gradient inside of the compiled function, or leave this function uncompiled"
+    because = "the compiled backward is a fixed program and is not differentiable itself, and {reason}"
+    way_out = "{hint}"
+
+
+class ForwardModeUnsupported(DovetailError):
+    """Forward-mode derivatives were asked for through a compiled program that trains."""
+
+    code = "DT-AUTOGRAD-004"
+    summary = "an input of a compiled program carries a forward-mode tangent (`torch.autograd.forward_ad`)."
+    because = "the compiled forward is a fixed program and has no forward-mode derivative"
+    way_out = "use torch.func.jvp inside of the compiled function, or leave this function uncompiled"
 
 
 class BackwardNeedsUnsavedValue(DovetailError):

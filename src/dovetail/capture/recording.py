@@ -347,6 +347,7 @@ class Recording:
                 self._named_errors(),
                 allow_real_inputs(self.mode),
                 torch.autograd.set_multithreading_enabled(False),
+                torch.autograd.set_detect_anomaly(False),  # it looks for NaN among numbers, which are not there
                 without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
                 self.mode,
                 replaced_default_generator(RecordedGenerator(self.recorder)),

@@ -9,16 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from dovetail.errors import BackwardNeedsUnsavedValue, DoubleBackwardUnsupported, UnsupportedTensor
+from dovetail.errors import (
+    BackwardNeedsUnsavedValue,
+    DoubleBackwardUnsupported,
+    ForwardModeUnsupported,
+    UnsupportedTensor,
+)
 from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.second_order import HINT, Kept, Source, differentiable_gradients
 from dovetail.execute.shared_bytes import announce_write
 from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, CallPlan, Pattern, WriteBack
 from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature, WriteKind
+from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import copy_into
 from dovetail.ops.views import replay
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, viewed_tensor
@@ -75,7 +83,7 @@ class CompiledGraph:
     residuals: names of the forward outputs after those. backward_for: gives the backward for a pattern, compiling it
     when it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
     otherwise they are first laid out like their output. residual_inputs: for residuals that are the new contents of an
-    input, by their place: that input.
+    input, by their place: that input. source: the compiled function itself, where second derivatives are wanted.
     """
 
     forward: CompiledProgram
@@ -89,6 +97,7 @@ class CompiledGraph:
     written_in_backward: tuple[int, ...] = ()
     residual_inputs: Mapping[int, int] = field(default_factory=dict)
     any_layout: bool = True
+    source: Source | None = None
     _constant_list: list[torch.Tensor] = field(default_factory=list)
     _copies: list[WriteBack] = field(default_factory=list)
     _copies_overlap: bool = False
@@ -104,6 +113,11 @@ class CompiledGraph:
         return self.wrapper(
             self._run_training if self.backward_for else self._run_inference, [*inputs, *self._constant_list]
         )
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether forward draws random numbers."""
+        return any(facts_of(node.target).draws for node in self.forward.program.nodes)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         return self  # holds programs, which never change, and constants, which a copy of the user's module shares
@@ -190,6 +204,7 @@ class _CompiledFunction(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, *inputs: Any) -> tuple[torch.Tensor, ...]:
         """Run the forward program; save its residuals."""
         graph = call.graph
+        kept = Kept.of(graph.plan, inputs, draws=graph.draws) if graph.source else None
         results = graph.run_forward(list(inputs))
         outputs, residuals = results[: graph.outputs], results[graph.outputs :]
         ctx.graph = graph
@@ -199,7 +214,9 @@ class _CompiledFunction(torch.autograd.Function):
         live = {id(x) for x in ctx.inputs_written_late.values()}  # backward reads what they hold then, as eager does
         ctx.live = {name: r for name, r in zip(graph.residuals, residuals, strict=True) if id(r) in live}
         saved = [r for r in residuals if isinstance(r, torch.Tensor) and id(r) not in live]
-        ctx.save_for_backward(*(_as_data(saved, inputs) if graph.plan.writes else saved))
+        ctx.kept = kept
+        ctx.save_for_backward(*_as_data(saved, inputs), *(kept.to_save(inputs) if kept else ()))
+        ctx.saved_count = len(saved)
         ctx.numbers = [r for r in residuals if not isinstance(r, torch.Tensor)]
         packed = graph.packed(outputs)
         in_packs = {slot for pack in graph.plan.packs for slot in pack.slots}
@@ -211,10 +228,13 @@ class _CompiledFunction(torch.autograd.Function):
         return (*[outputs[i] for i in ctx.slots], *packed)
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Refuse: there is no forward-mode derivative."""
+        raise ForwardModeUnsupported()
+
+    @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """Run the backward program for the gradients that arrived."""
-        if torch.is_grad_enabled():
-            raise DoubleBackwardUnsupported()
         arriving: list[Any] = grads[0] if len(grads) == 1 and isinstance(grads[0], list) else list(grads)
         del grads
         graph: CompiledGraph = ctx.graph
@@ -232,6 +252,8 @@ class _CompiledFunction(torch.autograd.Function):
         results: list[Any] = [None] * (1 + ctx.input_count)
         if all(grad is None for grad in arrived):
             return tuple(results)
+        if torch.is_grad_enabled():
+            return (None, *_second_order(ctx, graph, arrived))
         backward = graph.backward_for(tuple(pattern))
         inputs = _backward_inputs(ctx, graph, backward, arrived)
         del arrived
@@ -245,6 +267,19 @@ class _CompiledFunction(torch.autograd.Function):
             (target,) = graph.tensors_of([role.constant]) if role.constant else [ctx.inputs_written_late[role.input]]
             target.copy_(made[position])
         return tuple(results)
+
+
+def _second_order(ctx: Any, graph: CompiledGraph, arrived: Sequence[Any]) -> list[torch.Tensor | None]:
+    """The gradients of the inputs, computed so that they can be differentiated again."""
+    kept: Kept | None = ctx.kept
+    if graph.source is None or kept is None:
+        hint = f'compile with options={{"double_backward": True}}, which keeps the inputs of each call; or {HINT}'
+        raise DoubleBackwardUnsupported(reason="nothing was kept to compute it with", hint=hint)
+    inputs = kept.inputs(ctx.saved_tensors[ctx.saved_count :])
+    arriving = {slot: grad for slot, grad in enumerate(arrived) if grad is not None}
+    return differentiable_gradients(
+        graph.source, graph.plan, inputs, kept.circumstances, len(graph.constants), arriving
+    )
 
 
 def _arrival(grad: torch.Tensor, strides: tuple[int, ...], any_layout: bool) -> tuple[Arrival, torch.Tensor]:
@@ -284,7 +319,7 @@ def _late_writes(graph: CompiledGraph, inputs: Sequence[Any]) -> dict[int, torch
 def _backward_inputs(ctx: Any, graph: CompiledGraph, backward: CompiledBackward, arrived: Sequence[Any]) -> list[Any]:
     """Residuals, constants and tangents, in the order of the backward program. Releases what ctx saved."""
     names = [name for name in graph.residuals if name not in ctx.live]
-    saved = {**ctx.live, **dict(zip(names, [*ctx.saved_tensors, *ctx.numbers], strict=True))}
+    saved = {**ctx.live, **dict(zip(names, [*ctx.saved_tensors[: ctx.saved_count], *ctx.numbers], strict=True))}
     if not backward_keeps_graph():
         drop_saved_tensors(ctx)
     missing = [name for name in backward.residuals if name not in saved]

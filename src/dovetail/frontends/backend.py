@@ -71,7 +71,11 @@ def dovetail_backend(
     logger.info(
         "graph of %d nodes from Dynamo: recorded as %d operators", len(gm.graph.nodes), recording.operator_count
     )
-    graphs = GraphVariants(recording, again, "graph", resolved, size_hints(specs))
+
+    def source(inputs: Sequence[Any]) -> Sequence[Any]:
+        return _as_sequence(gm(*inputs))
+
+    graphs = GraphVariants(recording, again, "graph", resolved, size_hints(specs), source)
     if recording.accesses().reach:  # where an input lies in its storage matters: the first call shows it
         return _Dispatch(graphs, gm, has_wrappers)
     apart = graphs.compile_apart()  # from here on what backward writes is known, too

@@ -22,6 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from dovetail.analysis.arrangement import APART, Arrangement
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors, tensor_slots
+from dovetail.capture.python_effects import no_tensors_left
 from dovetail.capture.python_state import PythonState, plain_key
 from dovetail.capture.recording import Recording
 from dovetail.errors import BadOptionValue, DovetailWarning
@@ -33,6 +34,7 @@ from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.variants import GraphVariants
+from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
@@ -87,6 +89,8 @@ class CompiledFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
+        if transform_is_active():  # the program would not see what torch.func wraps around tensors
+            return self._target(*args, **kwargs)
         leaves, spec, tensors, key = self._describe(args, kwargs)
         everything = [*tensors, *leaves]
         variant = self._find(key, everything)
@@ -196,9 +200,10 @@ class CompiledFunction:
         arguments = [None if isinstance(item, torch.Tensor) else item for item in leaves]
         output_spec: list[TreeSpec] = []
 
-        def run(recording: Recording) -> list[object]:
-            seen = [s.seen for s in recording.stand_ins]
-            shown = [item if place is None else seen[place] for item, place in zip(arguments, leaf_places, strict=True)]
+        def call(inputs: Sequence[Any]) -> list[Any]:
+            shown = [
+                item if place is None else inputs[place] for item, place in zip(arguments, leaf_places, strict=True)
+            ]
             args, kwargs = unflatten(shown, spec)
             results, structure = flatten(self._target(*args, **kwargs))
             output_spec[:] = [structure]
@@ -207,6 +212,7 @@ class CompiledFunction:
         @contextmanager
         def around(recording: Recording) -> Iterator[None]:
             with (
+                no_tensors_left(self._target),
                 replaced_tensors(self._slots, [recording.stand_ins[place].seen for place in slot_places]),
                 self._module_names(recording),
             ):
@@ -223,12 +229,16 @@ class CompiledFunction:
             specs = [self._input_spec(i, tensor, mode, dynamic) for i, tensor in zip(sources, own, strict=True)]
             specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
             recording = Recording(mode, specs, around, arrangement, constants)
-            recording.run_forward(lambda *_: run(recording))
+            recording.run_forward(lambda *_: call([s.seen for s in recording.stand_ins]))
             return recording
+
+        def source(inputs: Sequence[Any]) -> list[Any]:
+            with replaced_tensors(self._slots, [inputs[place] for place in slot_places]):
+                return call(inputs)
 
         recording = record(inputs, dynamic=self._options.dynamic)
         hints = size_hints(recording.specs)
-        graphs = GraphVariants(recording, record, self._name, self._options, hints)
+        graphs = GraphVariants(recording, record, self._name, self._options, hints, source)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         guard = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
         return _Variant(graphs, tuple(sources), any(map(is_wrapper, inputs)), output_spec[0], guard)

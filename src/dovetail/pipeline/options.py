@@ -8,6 +8,7 @@
 | stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
 | max_variants | - | how many kinds of calls one compiled function may keep, and how many programs each kind |
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
+| double_backward | - | keep the inputs of each call, so that backward works with create_graph=True |
 | executors | - | names of executors, in order of preference |
 """
 
@@ -38,6 +39,7 @@ class Options:
     stop_after: str | None = None
     max_variants: int = 8
     dynamic: bool = False
+    double_backward: bool = False
     executors: tuple[str, ...] = ("aten",)
 
 
@@ -92,9 +94,10 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
     dump: object = options.dump
     if dump is not None and not isinstance(dump, str | os.PathLike):
         refuse("dump", dump, "it is a folder", "a path")
-    dynamic: object = options.dynamic
-    if not isinstance(dynamic, bool):
-        refuse("dynamic", dynamic, "it is a switch", "True or False")
+    for switch in ("dynamic", "double_backward"):
+        value: object = getattr(options, switch)
+        if not isinstance(value, bool):
+            refuse(switch, value, "it is a switch", "True or False")
     for option in ("skip", "executors"):
         value = getattr(options, option)
         if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):

@@ -20,6 +20,7 @@ from dovetail.capture.recording import Recording
 from dovetail.errors import PassChangedMeaning
 from dovetail.execute.alias_guard import AliasGuard, size_of
 from dovetail.execute.graph import CompiledGraph
+from dovetail.execute.second_order import Source
 from dovetail.ir.program import Value
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import compile_recording
@@ -43,8 +44,16 @@ class GraphVariants:
     """The compiled graphs of one function; `select` gives the one for a call."""
 
     def __init__(
-        self, recording: Recording, again: RecordAgain, name: str, options: Options, hints: Mapping[str, Number]
+        self,
+        recording: Recording,
+        again: RecordAgain,
+        name: str,
+        options: Options,
+        hints: Mapping[str, Number],
+        source: Source | None = None,
     ) -> None:
+        """Start from a recording. source: the function itself, in eager mode, as `execute.second_order` calls it."""
+        self._source = source if options.double_backward else None
         self._recording = recording
         self._again = again
         self._name = name
@@ -141,6 +150,7 @@ class GraphVariants:
     def _compile(self, recording: Recording, arrangement: Arrangement) -> CompiledGraph:
         name = self._name if not self._graphs else f"{self._name}_{len(self._graphs)}"
         graph = self._graphs[arrangement] = compile_recording(recording, name, self._options, self._hints)
+        graph.source = None if arrangement.groups else self._source
         self._learn(recording)
         if self._options.verify:
             verify_visible_effects(recording, graph)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 
 def backward_keeps_graph() -> bool:
@@ -78,6 +79,11 @@ def viewed_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that autograd tracks this one as a view of; itself when it is no view."""
     base = tensor._base
     return tensor if base is None else base
+
+
+def transform_is_active() -> bool:
+    """Whether a `torch.func` transform (vmap, grad, jvp, ...) or a forward-mode level is being run around this."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def profiler_is_running() -> bool:

@@ -162,6 +162,21 @@ def check_viewed_tensor() -> str | None:
     )
 
 
+def check_transform_is_active() -> str | None:
+    """Inside of vmap and of a forward-mode level, and nowhere else."""
+    found: list[bool] = [autograd.transform_is_active()]
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        found.append(autograd.transform_is_active())
+        return x
+
+    torch.func.vmap(note)(torch.ones(2))
+    with torch.autograd.forward_ad.dual_level():
+        note(torch.ones(2))
+    found.append(autograd.transform_is_active())
+    return first_difference(("before, in vmap, in forward mode, after", tuple(found), (False, True, True, False)))
+
+
 def check_profiler_is_running() -> str | None:
     """A running profiler is seen."""
     before = autograd.profiler_is_running()
@@ -189,6 +204,7 @@ CHECKS = (
     check_version_counter_classes,
     check_has_hooks,
     check_viewed_tensor,
+    check_transform_is_active,
     check_below_autograd,
 )
 # Kineto wants to be started in the main thread, so this one runs apart from the others.
