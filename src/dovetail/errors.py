@@ -254,6 +254,15 @@ class DtypeChangingWrite(DovetailError):
     way_out = "write y = ... instead of in-place, or convert the operands first"
 
 
+class UnexpectedSize(DovetailError):
+    """A size that depends on data is not what the recorded program relies on."""
+
+    code = "DT-CAPTURE-010"
+    summary = "a size that depends on data is not as expected: {fact} does not hold."
+    because = "the program was recorded before that size was known, and takes this for granted (for a broadcast, say)"
+    way_out = "torch._check the size before it is used, or keep this part outside of the compiled function"
+
+
 # --- autograd -----------------------------------------------------------------------------------------------
 
 

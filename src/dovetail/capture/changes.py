@@ -138,6 +138,8 @@ class _Writes:
             return WriteKind.HIDDEN if version_of(stand_in.seen) == stand_in.version else WriteKind.UNTRACKED
         seen, *others = version_counter_classes([stand_in.seen, *(tensor for tensor, _ in written)])
         counted = seen in others or any(tensor is stand_in.seen for tensor, _ in written)
+        if counted and stand_in.requires_grad and not stand_in.was_leaf:
+            _refuse_shared_elements(stand_in)  # eager asks anew how it was made, and averages over such elements
         return WriteKind.UNTRACKED if counted else WriteKind.HIDDEN
 
 
@@ -146,9 +148,13 @@ def _followed_kind(stand_in: StandIn) -> WriteKind | None:
     now = stand_in.followed.grad_fn
     if now is None or now is stand_in.grad_fn:
         return None
+    _refuse_shared_elements(stand_in)
+    return WriteKind.TRACKED
+
+
+def _refuse_shared_elements(stand_in: StandIn) -> None:
     if overlaps_itself(stand_in.value.tensor).may_overlap:
         raise UnsupportedInputMutation(what="elements that share bytes", name=stand_in.declared.name)
-    return WriteKind.TRACKED
 
 
 def _metadata_changes(stand_ins: Sequence[StandIn], recorder: Recorder) -> tuple[MetadataChange, ...]:

@@ -7,6 +7,7 @@ and operand descriptions, because the same few writes recur in every layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from dovetail.ir.convert import describe, scalar_of
 from dovetail.ir.program import Meta, Operand, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ir.sizes import SizeExpr
-from dovetail.torch_compat.fakes import FakeMode
+from dovetail.torch_compat.fakes import FakeMode, kernels_for_symbolic_sizes
 
 
 class MetaInference:
@@ -40,7 +41,8 @@ class MetaInference:
     def _run(
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
     ) -> list[Meta | None]:
-        with self._mode, torch.no_grad():
+        kernels = kernels_for_symbolic_sizes() if self._symbols else nullcontext()
+        with self._mode, torch.no_grad(), kernels:
             result = target(*self.materialize(args), **{name: self.materialize(o) for name, o in kwargs})
         items = list(result) if isinstance(result, tuple | list) else [result]
         return [self._describe(item, place) for place, item in enumerate(items)]

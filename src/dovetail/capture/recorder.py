@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,8 +28,9 @@ from dovetail.errors import (
 )
 from dovetail.ir.convert import describe, scalar_of
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
+from dovetail.ir.sizes import Scalar, SizeExpr
 from dovetail.ops.facts import counts_writes_one_by_one, facts_of, may_resize, runs_in_grad_mode
-from dovetail.ops.prims import Prim, in_grad_mode
+from dovetail.ops.prims import EXPECT, Prim, in_grad_mode
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import (
     DispatchMode,
@@ -43,7 +45,12 @@ from dovetail.torch_compat.dispatch import (
     storage_key,
     tags_of,
 )
-from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL_ERRORS, is_fake
+from dovetail.torch_compat.fakes import (
+    DATA_DEPENDENT_ERRORS,
+    NO_FAKE_KERNEL_ERRORS,
+    is_fake,
+    kernels_for_symbolic_sizes,
+)
 from dovetail.torch_compat.subclasses import is_wrapper, is_wrapper_type, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbol_name
 
@@ -74,6 +81,7 @@ class Recorder(DispatchMode):
         self.phase = Phase.FORWARD
         self.recomputing = False
         self.symbols: dict[str, Any] = {}
+        self._expected: set[Scalar] = set()
         self.written: list[tuple[Value, torch.Tensor, bool]] = []
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
@@ -184,7 +192,8 @@ class Recorder(DispatchMode):
         keyword_operands = tuple((name, self.operand_of(a)) for name, a in keywords.items())
         refuse_order_dependent_write(func, operands, keyword_operands, self._origins)
         try:
-            result = func(*args, **keywords)
+            with kernels_for_symbolic_sizes() if self.symbols else nullcontext():
+                result = func(*args, **keywords)
         except NO_FAKE_KERNEL_ERRORS as error:
             raise NoFakeKernel(operator=str(func), origin=self._origins.here()) from error
         except DATA_DEPENDENT_ERRORS as error:
@@ -229,6 +238,14 @@ class Recorder(DispatchMode):
             value, now = self.value_of(tensor), self._describe(tensor, name)
             if isinstance(now, TensorMeta) and now.shape != value.tensor.shape:
                 raise UnsupportedInputMutation(what="the size", name=value.name, origin=self._origins.here())
+
+    def expect(self, facts: Sequence[Scalar]) -> None:
+        """Let the program check facts about its sizes that are only known when it runs; each once."""
+        for fact in facts:
+            is_own = isinstance(fact, SizeExpr) and all(name in self.symbols for name in fact.symbols())
+            if is_own and fact not in self._expected:
+                self._expected.add(fact)
+                self._append(EXPECT, (fact, str(fact)), (), None)
 
     def record_prim(self, prim: Prim, args: Sequence[object], result: torch.Tensor | None) -> None:
         """Append the application of one of dovetail's own primitives, with the (unrecorded) fake tensor it gives."""

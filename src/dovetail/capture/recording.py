@@ -50,7 +50,7 @@ from dovetail.torch_compat.autograd import set_version, version_of, without_save
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart, is_fake
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
-from dovetail.torch_compat.symbols import guard_count, guard_trees
+from dovetail.torch_compat.symbols import expected_trees, guard_count, guard_trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +106,7 @@ class Recording:
         with self._recording():
             results = list(function(*[stand_in.seen for stand_in in self.stand_ins[: len(self.specs)]]))
             self._note_constants(results)
+            self._expect_sizes()
         self._forward_nodes = len(self.recorder.nodes)
         functional = Functionalizer([s.declared for s in self.stand_ins], self.infer, self.recorder.new_storage)
         for node in self.recorder.nodes:
@@ -134,6 +135,10 @@ class Recording:
         for tensor, value in self.recorder.constants[known:]:
             self.stand_ins.append(constant_stand_in(tensor, value, *self.recorder.met[value]))
         self._forward_constants = len(self.recorder.constants)
+
+    def _expect_sizes(self) -> None:
+        env = self.mode.shape_env
+        self.recorder.expect([] if env is None else [tree_to_scalar(tree) for tree in expected_trees(env)])
 
     def _visible(self, results: Sequence[object]) -> VisibleEffects:
         own = self.stand_ins[: len(self.specs)]
@@ -246,6 +251,7 @@ class Recording:
                 for (index, _), gradient in zip(differentiable, found, strict=True)
                 for layout, tensor in _parts_of(gradient)
             ]
+            self._expect_sizes()
         for _, constant in self.recorder.constants[self._forward_constants :]:
             functional.declare(constant)
         for node in self.recorder.nodes[self._forward_nodes :]:

@@ -4,6 +4,7 @@ the program made of it runs on fakes, so that the two can be compared.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ import torch
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import storage_key
 from dovetail.torch_compat.subclasses import is_wrapper
+
+_DATA_DEPENDENT = re.compile(r"\bu\d+\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class VisibleEffects:
 def visible_effects(inputs: Sequence[object], versions: Sequence[int], outputs: Sequence[object]) -> VisibleEffects:
     """Collect. inputs, outputs: after the call; versions: of the inputs before it (any number where there is none)."""
     number = {id(x): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+    names: dict[str, str] = {}
     homes: dict[int, list[int]] = {}
     found: list[VisibleTensor | None] = []
     for place, tensor in enumerate([*inputs, *outputs]):
@@ -67,12 +71,20 @@ def visible_effects(inputs: Sequence[object], versions: Sequence[int], outputs: 
         home = [] if is_wrapper(tensor) else homes.setdefault(storage_key(tensor), [])
         is_input = number.get(id(tensor), -1) if place >= len(inputs) else -1
         moved = place < len(inputs) and version_of(tensor) != versions[place]
-        found.append(_visible(tensor, is_input, tuple(home), moved))
+        found.append(_visible(tensor, is_input, tuple(home), moved, names))
         home.append(place)
     return VisibleEffects(tuple(found[: len(inputs)]), tuple(found[len(inputs) :]))
 
 
-def _visible(tensor: torch.Tensor, is_input: int, memory: tuple[int, ...], moved: bool) -> VisibleTensor:
-    stride = tuple(str(s) if n != 1 else "-" for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    shape = tuple(map(str, tensor.shape))
+def _visible(
+    tensor: torch.Tensor, is_input: int, memory: tuple[int, ...], moved: bool, names: dict[str, str]
+) -> VisibleTensor:
+    """names: of sizes that depend on data; each run gives them new ones, so they are counted as they come."""
+
+    def spelled(number: object) -> str:
+        return _DATA_DEPENDENT.sub(lambda found: names.setdefault(found[0], f"data_{len(names)}"), str(number))
+
+    is_one = [isinstance(n, int) and n == 1 for n in tensor.shape]  # a symbol stands for more than 1, or for anything
+    stride = tuple("-" if one else spelled(s) for one, s in zip(is_one, tensor.stride(), strict=True))
+    shape = tuple(map(spelled, tensor.shape))
     return VisibleTensor(shape, stride, tensor.dtype, tensor.requires_grad, is_input, memory, moved)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import UnsupportedOutput
 from dovetail.execute.shared_bytes import flat_bytes, followed, withdraw_announcement
 from dovetail.ir.calling import (
     AsLeaf,
@@ -143,7 +144,9 @@ class _WrapperWriter:
         lines = []
         for name in self._needed_symbols():
             source = symbol_source(self.program, SizeExpr("symbol", (name,)))
-            if source is not None and source != name:
+            if source is None:
+                raise UnsupportedOutput(what="a view of a size that is only known when the program runs")
+            if source != name:
                 lines.append(f"    {name} = {source}")
         return lines
 

@@ -25,7 +25,7 @@ from dovetail.capture.module_state import TensorSlot, replaced_tensors, tensor_s
 from dovetail.capture.python_effects import no_tensors_left
 from dovetail.capture.python_state import PythonState, plain_key
 from dovetail.capture.recording import Recording
-from dovetail.errors import BadOptionValue, DovetailWarning
+from dovetail.errors import BadOptionValue, DataDependentControlFlow, DovetailError, DovetailWarning
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
 from dovetail.frontends.size_guard import SizeGuard
@@ -223,8 +223,9 @@ class CompiledFunction:
             arrangement: Arrangement = APART,
             constants: Sequence[torch.Tensor] = (),
             dynamic: bool = False,
+            unknown_sizes: bool = False,
         ) -> Recording:
-            mode = new_fake_mode(new_shape_env() if dynamic else None)
+            mode = new_fake_mode(new_shape_env() if dynamic or unknown_sizes else None)
             own = inputs[: len(sources)]
             specs = [self._input_spec(i, tensor, mode, dynamic) for i, tensor in zip(sources, own, strict=True)]
             specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
@@ -236,7 +237,13 @@ class CompiledFunction:
             with replaced_tensors(self._slots, [inputs[place] for place in slot_places]):
                 return call(inputs)
 
-        recording = record(inputs, dynamic=self._options.dynamic)
+        try:
+            recording = record(inputs, dynamic=self._options.dynamic)
+        except DataDependentControlFlow as error:
+            try:
+                recording = record(inputs, dynamic=self._options.dynamic, unknown_sizes=True)
+            except DovetailError:
+                raise error from None
         hints = size_hints(recording.specs)
         graphs = GraphVariants(recording, record, self._name, self._options, hints, source)
         declared = [stand_in.declared for stand_in in recording.stand_ins]

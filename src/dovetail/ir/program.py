@@ -255,6 +255,18 @@ def meta_symbols(meta: Meta) -> Iterator[str]:
         yield from symbols_in((meta.shape, meta.stride, meta.offset))
 
 
+def made_symbols(program: Program) -> dict[Node, frozenset[str]]:
+    """The nodes whose results have sizes (or are numbers) that are only known once they ran, with those symbols."""
+    known = {name for value in program.inputs for name in meta_symbols(value.meta)}
+    found: dict[Node, frozenset[str]] = {}
+    for node in program.nodes:
+        made = {name for value in node.results() for name in meta_symbols(value.meta)} - known
+        if made:
+            known |= made
+            found[node] = frozenset(made)
+    return found
+
+
 def map_operands(operand: Operand, swap: Callable[[Value], Operand]) -> Operand:
     """The operand with each value replaced; the same object when nothing changed."""
     if isinstance(operand, Value):

@@ -24,7 +24,7 @@ import torch
 
 from dovetail.errors import InvalidProgram
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, symbols_in
-from dovetail.ir.sizes import SizeExpr, number_text
+from dovetail.ir.sizes import SizeExpr, number_text, symbol
 
 Call: TypeAlias = Callable[["Names", Node], str]
 
@@ -125,6 +125,7 @@ class _Writer:
     names: Names
     out: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
+    unbound: dict[str, None] = field(default_factory=dict)
 
     def line(self, text: str, indent: int = 1) -> None:
         self.out.append("    " * indent + text)
@@ -160,13 +161,20 @@ def emit(
         current = wanted
         _write_node(writer, node, 2 if wanted else 1)
         _forget(writer, dying.get(index, ()), 2 if wanted else 1)
+    for name in writer.unbound:
+        raise InvalidProgram(
+            program=program.name, stage=program.stage.value, rule="every size symbol is bound", detail=name
+        )
     outputs = ", ".join(writer.names.text(operand) for operand in program.outputs)
     writer.line(f"return ({outputs}{',' if len(program.outputs) == 1 else ''})")
     return Source("\n".join(writer.out) + "\n", tuple(writer.lines), dict(writer.names.globals))
 
 
 def _bind_symbols(writer: _Writer) -> None:
-    """Assign each size symbol that the program reads from an input number or an input's shape."""
+    """Assign each size symbol that the program reads from an input number or an input's shape.
+
+    The others are numbers that nodes make, or sizes of what they make: `writer.unbound`.
+    """
     program = writer.program
     needed = dict.fromkeys(name for node in program.nodes for name in node.symbols())
     needed.update(dict.fromkeys(symbols_in(program.outputs)))
@@ -175,9 +183,7 @@ def _bind_symbols(writer: _Writer) -> None:
         expr = SizeExpr("symbol", (name,))
         source = symbol_source(program, expr)
         if source is None and expr not in made:
-            raise InvalidProgram(
-                program=program.name, stage=program.stage.value, rule="every size symbol is bound", detail=name
-            )
+            writer.unbound[name] = None
         if source is not None and source != name:
             writer.line(f"{name} = {source}")
 
@@ -187,18 +193,20 @@ def symbol_source(program: Program, expr: SizeExpr) -> str | None:
     for value in program.inputs:
         if isinstance(value.meta, ScalarMeta) and value.meta.expr == expr:
             return value.name
-    for value in program.inputs:
-        if not value.is_tensor:
-            continue
-        for dim, size in enumerate(value.tensor.shape):
-            if size == expr:
-                return f"{value.name}.size({dim})"
-        for dim, stride in enumerate(value.tensor.stride):
-            if stride == expr:
-                return f"{value.name}.stride({dim})"
-        if value.tensor.offset == expr:
-            return f"{value.name}.storage_offset()"
-    return None
+    return next((source for value in program.inputs if (source := size_source(value, expr))), None)
+
+
+def size_source(value: Value, expr: SizeExpr) -> str | None:
+    """Python that reads a size symbol off a tensor (by its name), or None."""
+    if not value.is_tensor:
+        return None
+    for dim, size in enumerate(value.tensor.shape):
+        if size == expr:
+            return f"{value.name}.size({dim})"
+    for dim, stride in enumerate(value.tensor.stride):
+        if stride == expr:
+            return f"{value.name}.stride({dim})"
+    return f"{value.name}.storage_offset()" if value.tensor.offset == expr else None
 
 
 def _write_node(writer: _Writer, node: Node, indent: int) -> None:
@@ -220,6 +228,11 @@ def _write_node(writer: _Writer, node: Node, indent: int) -> None:
         expr = value.meta.expr if isinstance(value.meta, ScalarMeta) else None
         if isinstance(expr, SizeExpr) and expr.op == "symbol" and str(expr) != value.name:
             writer.line(f"{expr} = {value.name}", indent)
+        for name in list(writer.unbound):
+            source = size_source(value, symbol(name))
+            if source is not None:
+                writer.line(f"{name} = {source}", indent)
+                del writer.unbound[name]
 
 
 def _forget(writer: _Writer, values: tuple[Value, ...], indent: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import UnexpectedSize
 from dovetail.ir.text import operator_text
 from dovetail.torch_compat.autograd import below_autograd
 from dovetail.torch_compat.dispatch import Overload, schema_of
@@ -57,6 +58,17 @@ def _manual_seed(seed: int) -> None:
 GET_RNG_STATE = Prim("get_rng_state", _get_rng_state, "prims.GET_RNG_STATE", reads_generator=True)
 SET_RNG_STATE = Prim("set_rng_state", _set_rng_state, "prims.SET_RNG_STATE", draws=True, effect=True)
 MANUAL_SEED = Prim("manual_seed", _manual_seed, "prims.MANUAL_SEED", draws=True, effect=True)
+
+
+# --- sizes that depend on data ----------------------------------------------------------------------------------------
+
+
+def _expect(holds: bool, fact: str) -> None:
+    if not holds:
+        raise UnexpectedSize(fact=fact)
+
+
+EXPECT = Prim("expect", _expect, "prims.EXPECT", effect=True)
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 Two nodes are *twins* when they apply one overload to the same operands, in the same phase, both inside or both outside
 of a checkpoint region that runs again. The later twin goes and its users read the earlier one, unless the program could
 tell the difference: random draws and effects are never merged, nor values whose memory the caller gets (two outputs
-must stay two tensors, and the caller may write them).
+must stay two tensors, and the caller may write them), nor nodes from which the program reads a size that depends on
+data (each has a symbol of its own).
 
     a = exp(x); b = exp(x); c = mul(a, b)   ->   a = exp(x); c = mul(a, a)
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dovetail.analysis.merging import Merging
-from dovetail.ir.program import Node, Operand, Program
+from dovetail.ir.program import Node, Operand, Program, made_symbols
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ops.facts import may_be_merged
 
@@ -38,6 +39,7 @@ class CommonSubexpressionReport:
 def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexpressionReport]:
     """The program with each later twin replaced by the earlier one."""
     escaping = program.output_storages()
+    makers = made_symbols(program)
     merging = Merging()
     first: dict[object, Node] = {}
     kept: list[Node] = []
@@ -45,7 +47,7 @@ def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexp
 
     for original in program.nodes:
         node = merging.rewrite(original)
-        if not may_be_merged(node) or _escapes(node, escaping):
+        if not may_be_merged(node) or original in makers or _escapes(node, escaping):
             kept.append(node)
             continue
         twin = first.setdefault(_number(node), node)

@@ -1,6 +1,6 @@
 """Remove nodes whose results nobody reads.
 
-A node stays when somebody reads one of its results, or when `ops.facts.may_be_removed` says that its running can be
+A node stays when somebody reads one of its results or a size that is only known from them, or when `ops.facts.may_be_removed` says that its running can be
 told: writes, effects, and draws from a random generator (they move its state).
 
     a = add(x, 1); b = mul(x, 2); return a   ->   a = add(x, 1); return a
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.ir.program import Node, Program, Value, meta_symbols, symbols_in, values_in
+from dovetail.ir.program import Node, Program, Value, made_symbols, symbols_in, values_in
 from dovetail.ops.facts import may_be_removed
 
 
@@ -28,20 +28,17 @@ class DeadCodeReport:
 
 def remove_dead_code(program: Program) -> tuple[Program, DeadCodeReport]:
     """The program without nodes that nobody can miss. Not checked: that facts are true (see `ops.facts`)."""
+    made = made_symbols(program)
     needed: set[Value] = set(values_in(program.outputs))
     symbols: set[str] = set(symbols_in(program.outputs))
     kept: list[Node] = []
     removed: list[str] = []
     for node in reversed(program.nodes):
-        if may_be_removed(node) and not any(_is_needed(value, needed, symbols) for value in node.results()):
+        is_needed = not (needed.isdisjoint(node.results()) and symbols.isdisjoint(made.get(node, ())))
+        if may_be_removed(node) and not is_needed:
             removed.append(next((value.name for value in node.results()), "nothing"))
             continue
         needed.update(node.operands())
         symbols.update(node.symbols())
         kept.append(node)
     return program.replace_nodes(tuple(reversed(kept))), DeadCodeReport(tuple(reversed(removed)))
-
-
-def _is_needed(value: Value, needed: set[Value], symbols: set[str]) -> bool:
-    """A number is needed when a size mentions its symbol."""
-    return value in needed or (not value.is_tensor and not symbols.isdisjoint(meta_symbols(value.meta)))

@@ -107,9 +107,13 @@ def has_kernel(op: OpOverload, device_type: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C._dispatch_key_for_device(device_type))
 
 
+@cache
 def is_question(op: OpOverload) -> bool:
-    """Whether the operator asks a tensor about its metadata (`prim.device`): it is no part of a program."""
-    return op.namespace == "prim"
+    """Whether the operator asks a tensor about its metadata (`prim.device`): it is no part of a program.
+
+    So does what was never registered with the dispatcher (`aten.size`, of TorchScript), asked for as a last resort.
+    """
+    return op.namespace == "prim" or not torch._C._dispatch_has_kernel(op.name())
 
 
 def decompose(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:

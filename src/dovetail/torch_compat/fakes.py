@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -96,6 +97,15 @@ class _AllowReal(AbstractContextManager[None]):
 
     def __exit__(self, *error: object) -> None:
         self._mode.allow_non_fake_inputs = self._before
+
+
+def kernels_for_symbolic_sizes() -> AbstractContextManager[None]:
+    """While active, operators on fakes may run kernels written in Python, which take symbolic sizes.
+
+    Some C++ kernels take numbers only (padding by a symbolic amount, for one).
+    """
+    context: AbstractContextManager[None] = enable_python_dispatcher()
+    return context
 
 
 def keep_number(source: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:

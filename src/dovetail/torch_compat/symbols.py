@@ -109,6 +109,12 @@ def guard_trees(shape_env: ShapeEnv) -> list[object]:
     return [expression_tree(guard.expr) for guard in shape_env.guards]
 
 
+def expected_trees(shape_env: ShapeEnv) -> list[object]:
+    """Every fact about sizes that are only known when a program runs which the environment has relied on so far."""
+    facts = {fact.expr: None for facts in shape_env.deferred_runtime_asserts.values() for fact in facts}
+    return [expression_tree(fact) for fact in facts]
+
+
 def guard_count(shape_env: ShapeEnv | None) -> int:
     """How many facts the environment has assumed so far."""
     return 0 if shape_env is None else len(shape_env.guards)

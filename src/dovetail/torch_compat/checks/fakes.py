@@ -119,7 +119,17 @@ def check_fake_apart() -> str | None:
     )
 
 
+def check_kernels_for_symbolic_sizes() -> str | None:
+    """Padding by a symbolic amount has a fake result."""
+    mode = fakes.new_fake_mode(symbols.new_shape_env())
+    twin = fakes.symbolic_fake_of(mode, torch.empty(5, 3), "x")
+    with mode, fakes.kernels_for_symbolic_sizes():
+        padded = torch.ops.aten.constant_pad_nd.default(twin, [0, twin.shape[0] % 4])
+    return first_difference(("the padded size", int(padded.shape[1]), 4))
+
+
 CHECKS = (
+    check_kernels_for_symbolic_sizes,
     check_fake_apart,
     check_symbolic_fake_of,
     check_new_fake_mode,

@@ -98,7 +98,22 @@ def check_guard_trees() -> str | None:
     return first_difference(("the answer", answered, True), ("the number of facts", len(trees), 1))
 
 
+def check_expected_trees() -> str | None:
+    """What is checked of a size that depends on data is remembered."""
+    env = symbols.new_shape_env()
+    with fakes.new_fake_mode(env):
+        count = torch.empty(4).nonzero().shape[0]
+        before, name = symbols.expected_trees(env), symbols.symbol_name(count)
+        torch._check(count == 3)
+    (tree,) = symbols.expected_trees(env)
+    return first_difference(
+        ("facts before", before, []),
+        ("the fact", tree, ("eq", ("symbol", name), 3)),
+    )
+
+
 CHECKS = (
+    check_expected_trees,
     check_guard_trees,
     check_new_shape_env,
     check_symbol_name,

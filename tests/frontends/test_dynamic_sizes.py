@@ -1,0 +1,210 @@
+"""Sizes that change from call to call, and sizes that depend on data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import dovetail
+from dovetail.errors import DataDependentControlFlow, UnexpectedSize
+
+Function = Callable[..., Any]
+
+
+class Attention(nn.Module):
+    """Causal attention with two heads over (batch, steps, 8)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner, self.outer = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, steps, width = x.shape
+        q, k, v = self.inner(self.norm(x)).view(batch, steps, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.outer(mixed.transpose(1, 2).reshape(batch, steps, width))
+
+
+class Experts(nn.Module):
+    """Each row goes to the expert that its router prefers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(4, 3), nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, choice = self.router(x).softmax(-1).topk(1)
+        result = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows, _ = torch.where(choice == number)
+            result.index_add_(0, rows, expert(x[rows]) * weight[rows])
+        return result
+
+
+def outcome(function: Function, x: Tensor) -> list[Any]:
+    """Result and gradients of one call."""
+    torch.manual_seed(3)
+    x = x.clone().requires_grad_(x.is_floating_point())
+    result = function(x)
+    wanted = [x, *(function.parameters() if isinstance(function, nn.Module) else ())]
+    if not result.requires_grad:
+        return [result]
+    return [result.detach(), *torch.autograd.grad(result.square().sum(), wanted[:1])]
+
+
+def assert_same(actual: list[Any], expected: list[Any]) -> None:
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert torch.equal(mine.nan_to_num(77), theirs.nan_to_num(77))
+        assert mine.stride() == theirs.stride()
+
+
+# --- through Dynamo ---------------------------------------------------------------------------------------------------
+
+DRAWN = random.Random(0)
+SIZES = [(DRAWN.randint(2, 20), DRAWN.randint(2, 20)) for _ in range(50)]
+
+
+def padded_and_joined(x: Tensor) -> Tensor:
+    return torch.cat([F.pad(x, (1, x.shape[0] % 3)), x.new_zeros(x.shape[0], 1)], 1).cumsum(1)
+
+
+def random_in_the_middle(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.3) * torch.rand_like(x) + torch.randn(x.shape[1], x.shape[0]).t()
+
+
+def windows(x: Tensor) -> Tensor:
+    return x.reshape(-1).unfold(0, 2, 1).sum(1)[: x.shape[0] * x.shape[1] // 2]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (Attention(), lambda batch, steps: (batch, 5, 8)),
+        (Attention(), lambda batch, steps: (3, steps, 8)),
+        (Attention(), lambda batch, steps: (batch, steps, 8)),
+        (padded_and_joined, lambda rows, columns: (rows, columns)),
+        (random_in_the_middle, lambda rows, columns: (rows, columns)),
+        (windows, lambda rows, columns: (rows, columns)),
+    ],
+    ids=["batch", "steps", "both", "padding", "random", "windows"],
+)
+def test_fifty_sizes_take_two_compilations(function: Function, shape: Callable[..., Any], dynamic: bool | None) -> None:
+    torch.compiler.reset()
+    counters.clear()
+    compiled = torch.compile(function, backend="dovetail", dynamic=dynamic, fullgraph=True)
+    for sizes in SIZES:
+        x = torch.randn(shape(*sizes))
+        assert_same(outcome(compiled, x), outcome(function, x))
+    assert counters["stats"]["unique_graphs"] <= (2 if dynamic is None else 1)
+
+
+@pytest.mark.parametrize("through", ["Dynamo", "dovetail.compile"])
+def test_sizes_zero_and_one(through: str) -> None:
+    torch.compiler.reset()
+    function = Attention()
+    compiled = (
+        torch.compile(function, backend="dovetail", dynamic=True)
+        if through == "Dynamo"
+        else dovetail.compile(function, dynamic=True, max_variants=16)
+    )
+    for sizes in [(3, 4), (5, 6), (1, 7), (7, 1), (0, 3), (3, 0), (1, 1), (0, 1), (2, 2)]:
+        x = torch.randn(*sizes, 8)
+        assert_same(outcome(compiled, x), outcome(function, x))
+
+
+def test_a_marked_size() -> None:
+    torch.compiler.reset()
+    counters.clear()
+    compiled = torch.compile(Attention(), backend="dovetail", dynamic=False)
+    for batch in (4, 9, 6):
+        x = torch.randn(batch, 5, 8)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert compiled(x).shape == x.shape
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+# --- sizes that depend on data ----------------------------------------------------------------------------------------
+
+
+def with_positives(count: int) -> Tensor:
+    """(3, 4), with this many elements above zero."""
+    x = -torch.ones(3, 4)
+    x.view(-1)[:count] = torch.arange(1.0, count + 1)
+    return x
+
+
+DATA_DEPENDENT: list[Function] = [
+    lambda x: x[x > 0] * 2,
+    lambda x: x.masked_select(x > 0).exp(),
+    lambda x: x[(x > 0).any(1)] @ x.t(),
+    lambda x: x[(x > 0).any(1)].t().reshape(-1),
+    lambda x: torch.outer(x[x > 0], x[x > 0]).sum(0),
+    lambda x: x[x > 0].softmax(0),
+    lambda x: x[x > 0].mean() * 2,
+    lambda x: torch.stack([x[x > 0], x[x > 0]]).transpose(0, 1) * 1,
+    lambda x: x[x > 0].expand(2, -1).contiguous().view(-1),
+    lambda x: x.nonzero() + 1,
+    lambda x: torch.unique(x.detach().round()) + 1,
+    lambda x: x.new_ones(x[x > 0].shape[0] + 1).cumsum(0),
+    lambda x: x * x.detach().sum().item(),
+    lambda x: x.repeat_interleave(x.detach().abs().long()[:, 0], 0) * 2,
+    Experts(),
+]
+
+
+@contextmanager
+def dynamo_takes_data() -> Iterator[None]:
+    torch.compiler.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("function", DATA_DEPENDENT)
+def test_one_program_for_sizes_that_depend_on_data(function: Function) -> None:
+    compiled = dovetail.compile(function, verify=1)
+    for count in (5, 0, 1, 2):
+        assert_same(outcome(compiled, with_positives(count)), outcome(function, with_positives(count)))
+    assert len(compiled.graphs) == 1
+
+
+@pytest.mark.parametrize("function", [*DATA_DEPENDENT[:3], DATA_DEPENDENT[7], DATA_DEPENDENT[12]])
+def test_sizes_that_depend_on_data_through_dynamo(function: Function) -> None:
+    with dynamo_takes_data():
+        compiled = torch.compile(function, backend="dovetail", fullgraph=True)
+        for count in (5, 0, 1, 2):
+            assert_same(outcome(compiled, with_positives(count)), outcome(function, with_positives(count)))
+
+
+def test_a_size_that_is_not_as_the_program_takes_it_to_be() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x[x > 0] + torch.ones(2)
+
+    compiled = dovetail.compile(f)
+    assert_same(outcome(compiled, with_positives(2)), outcome(f, with_positives(2)))
+    with pytest.raises(UnexpectedSize, match="== 2|2 =="):
+        compiled(with_positives(1).requires_grad_())
+
+
+def test_a_branch_on_data_is_refused() -> None:
+    with pytest.raises(DataDependentControlFlow, match=r"torch\.where"):
+        dovetail.compile(lambda x: x * 2 if x.sum() > 0 else x)(torch.ones(2))
+
+
+def test_outputs_that_share_memory_of_a_size_that_depends_on_data() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x[x > 0]
+        return y, y[1:]
+
+    whole, rest = dovetail.compile(f)(with_positives(3))
+    assert torch.equal(whole[1:], rest)
+    assert whole[1:].data_ptr() == rest.data_ptr()
