@@ -191,7 +191,7 @@ def test_a_size_that_is_not_as_the_program_takes_it_to_be() -> None:
 
     compiled = dovetail.compile(f)
     assert_same(outcome(compiled, with_positives(2)), outcome(f, with_positives(2)))
-    with pytest.raises(UnexpectedSize, match="== 2|2 =="):
+    with pytest.raises(UnexpectedSize, match=r"== 2|2 =="):
         compiled(with_positives(1).requires_grad_())
 
 

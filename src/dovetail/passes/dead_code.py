@@ -1,7 +1,8 @@
 """Remove nodes whose results nobody reads.
 
-A node stays when somebody reads one of its results or a size that is only known from them, or when `ops.facts.may_be_removed` says that its running can be
-told: writes, effects, and draws from a random generator (they move its state).
+A node stays when somebody reads one of its results or a size that is only known from them, or when
+`ops.facts.may_be_removed` says that its running can be told: writes, effects, and draws from a random generator (they
+move its state).
 
     a = add(x, 1); b = mul(x, 2); return a   ->   a = add(x, 1); return a
 

@@ -102,7 +102,8 @@ def check_expected_trees() -> str | None:
     """What is checked of a size that depends on data is remembered."""
     env = symbols.new_shape_env()
     with fakes.new_fake_mode(env):
-        count = torch.empty(4).nonzero().shape[0]
+        count: object = torch.empty(4).nonzero().shape[0]
+        assert isinstance(count, torch.SymInt), "this size depends on data"
         before, name = symbols.expected_trees(env), symbols.symbol_name(count)
         torch._check(count == 3)
     (tree,) = symbols.expected_trees(env)
