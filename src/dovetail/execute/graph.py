@@ -92,18 +92,22 @@ class CompiledGraph:
     _constant_list: list[torch.Tensor] = field(default_factory=list)
     _copies: list[WriteBack] = field(default_factory=list)
     _copies_overlap: bool = False
+    _is_followed: bool = False
 
     def __post_init__(self) -> None:
         self._constant_list = list(self.constants.values())
         self._copies = [w for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
         metas = [self.forward.program.inputs[w.input].tensor for w in self._copies]
         self._copies_overlap = any(meta.overlaps_itself() for meta in metas) or any(w.steps for w in self._copies)
+        self._is_followed = self.backward_for is not None or self.plan.is_followed_outside()
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run with inputs in the order of the recorded function's arguments."""
-        return self.wrapper(
-            self._run_training if self.backward_for else self._run_inference, [*inputs, *self._constant_list]
-        )
+        run = self._run_training if self.backward_for else self._run_inference
+        if self._is_followed and not torch.is_grad_enabled():
+            with torch.enable_grad():  # the program has a region with gradients in one without
+                return self.wrapper(run, [*inputs, *self._constant_list])
+        return self.wrapper(run, [*inputs, *self._constant_list])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         return self  # holds programs, which never change, and constants, which a copy of the user's module shares
