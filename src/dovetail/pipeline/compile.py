@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
 from dovetail.errors import BadOptionValue, CaptureFailed, LateSizeAssumption
 from dovetail.execute.compiled import CompiledProgram
@@ -145,7 +146,12 @@ class _GraphCompiler:
             if pattern[slot] is not None:
                 raise refusal.__cause__ or refusal
         known = self._backwards.get(pattern)
-        if known is None:
+        if known is not None:
+            return known
+        with RECORDING:
+            known = self._backwards.get(pattern)
+            if known is not None:  # another thread was faster
+                return known
             known = self._backwards[pattern] = self._compile_backward(pattern)
             if len(self._backwards) >= self._options.max_variants and self._graph.any_layout:
                 logger.info(
