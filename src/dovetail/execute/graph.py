@@ -74,7 +74,9 @@ class CompiledGraph:
     constants: tensors passed to forward after the inputs, by name. outputs: how many forward outputs are no residuals.
     residuals: names of the forward outputs after those. backward_for: gives the backward for a pattern, compiling it
     when it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
-    otherwise they are first laid out like their output. residual_inputs: for residuals that are the new contents of an
+    otherwise they are first laid out like their output. unreached: computed inputs that no gradient reaches, which
+    autograd must not see: it would walk on to what they were computed from, and let go of what is saved there.
+    residual_inputs: for residuals that are the new contents of an
     input, by their place: that input.
     """
 
@@ -89,6 +91,7 @@ class CompiledGraph:
     written_in_backward: tuple[int, ...] = ()
     residual_inputs: Mapping[int, int] = field(default_factory=dict)
     any_layout: bool = True
+    unreached: tuple[int, ...] = ()
     _constant_list: list[torch.Tensor] = field(default_factory=list)
     _copies: list[WriteBack] = field(default_factory=list)
     _copies_overlap: bool = False
@@ -148,6 +151,8 @@ class CompiledGraph:
 
     def _run_training(self, inputs: list[Any]) -> tuple[Any, ...]:
         holder = _Call(self)
+        for index in self.unreached:
+            inputs[index] = inputs[index].detach()
         results: tuple[Any, ...] = _CompiledFunction.apply(holder, *inputs)
         inputs.clear()
         return holder.merge(results)
