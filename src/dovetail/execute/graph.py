@@ -22,6 +22,7 @@ from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, S
 from dovetail.ops.prims import copy_into
 from dovetail.ops.views import replay
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, viewed_tensor
+from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
 
 
@@ -220,6 +221,7 @@ class _CompiledFunction(torch.autograd.Function):
         return (*[outputs[i] for i in ctx.slots], *packed)
 
     @staticmethod
+    @not_traced
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """Run the backward program for the gradients that arrived."""
         if torch.is_grad_enabled():

@@ -35,6 +35,7 @@ from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.variants import GraphVariants
+from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
@@ -87,6 +88,7 @@ class CompiledFunction:
         self._variants: dict[tuple[object, ...], list[_Variant]] = {}
         self._warned = False
 
+    @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
         with RECORDING:
