@@ -15,6 +15,8 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
+from tests.models import configured, plain
+
 Batch = dict[str, Tensor]
 VOCABULARY = 61
 BATCH = 3
@@ -252,4 +254,16 @@ ZOO = (
     Entry("resnet", ResNet, lambda: {"images": torch.randn(BATCH, 3, 16, 16), "labels": torch.randint(5, (BATCH,))}),
     Entry("mlp", Mlp, lambda: {"rows": torch.randn(7, 12), "labels": torch.randint(5, (7,))}, drops=True),
     Entry("minilm", SentencePair, _minilm_batch, drops=True),
+    Entry("t5", configured.t5, configured.t5_batch, drops=True),
+    Entry("whisper", configured.whisper, configured.whisper_batch, drops=True),
+    Entry("convnext", configured.convnext, configured.image_batch, drops=True),
+    Entry("mixtral", configured.mixtral, configured.causal_batch),
+    Entry("mamba", configured.mamba, configured.causal_batch),
+    Entry("unet", plain.Segmentation, plain.segmentation_batch, drops=True),
+    Entry("diffusion", plain.Diffusion, lambda: {"images": torch.randn(BATCH, 3, 8, 8)}, drops=True),
+    Entry("autoencoder", plain.VariationalAutoencoder, lambda: {"rows": torch.rand(6, 20)}, drops=True),
+    Entry("lstm", lambda: plain.SequenceClassifier(nn.LSTM), plain.sequence_batch, drops=True),
+    Entry("gru", lambda: plain.SequenceClassifier(nn.GRU), plain.sequence_batch, drops=True),
+    Entry("recommender", plain.Recommender, plain.recommender_batch),
+    Entry("graph network", plain.GraphNetwork, plain.graph_batch),
 )

@@ -13,12 +13,12 @@ from dovetail.analysis.region import extent_bytes
 from dovetail.capture.functionalize import Functionalizer, ViewStep
 from dovetail.capture.inputs import StandIn
 from dovetail.capture.recorder import Recorder
-from dovetail.errors import UnsupportedInputMutation
+from dovetail.errors import PythonSideEffect, UnsupportedInputMutation
 from dovetail.ir.calling import GradientFlag, MetadataChange, ReplayStep
 from dovetail.ir.program import Value, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ops.views import addresses_storage
-from dovetail.torch_compat.autograd import version_counter_classes, version_of
+from dovetail.torch_compat.autograd import has_hooks, version_counter_classes, version_of
 from dovetail.torch_compat.dispatch import Overload
 from dovetail.torch_compat.fakes import is_fake
 
@@ -54,8 +54,9 @@ class InputChanges:
     def of(stand_ins: Sequence[StandIn], recorder: Recorder, functional: Functionalizer) -> InputChanges:
         """Compare each input with what it was before. A stand-in that became a leaf inside gets itself as `leaf`.
 
-        Raises: UnsupportedInputMutation for a change that no compiled program can repeat.
+        Raises: UnsupportedInputMutation or PythonSideEffect for a change that no compiled program can repeat.
         """
+        _refuse_hooks(stand_ins)
         own = _Writes(stand_ins, recorder, functional)
         writes = {
             index: own.kind(stand_in)
@@ -87,6 +88,13 @@ class InputChanges:
             if writes.get(change.input) is WriteKind.TRACKED
         }
         return InputChanges(writes, views, metadata, _gradient_flags(stand_ins), unlike, touched, reshaped)
+
+
+def _refuse_hooks(stand_ins: Sequence[StandIn]) -> None:
+    """In eager, a hook on an input stays, and sees what arrives there from outside of this program as well."""
+    for stand_in in stand_ins:
+        if isinstance(stand_in.seen, torch.Tensor) and is_fake(stand_in.seen) and has_hooks(stand_in.seen):
+            raise PythonSideEffect(what=f"registered a gradient hook on the input {stand_in.declared.name}")
 
 
 def replay_steps(steps: tuple[ViewStep, ...]) -> tuple[ReplayStep, ...]:

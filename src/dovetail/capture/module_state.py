@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import PythonSideEffect
+from dovetail.errors import PythonSideEffect, UnsupportedTensor
 from dovetail.ir.signature import Buffer, InputRole, Parameter
 
 
@@ -44,7 +44,11 @@ class TensorSlot:
 
 
 def tensor_slots(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[TensorSlot]:
-    """Every parameter and buffer of the named modules and their children; a shared module is listed once."""
+    """Every parameter and buffer of the named modules and their children; a shared module is listed once.
+
+    Those on the meta device are left out: they hold the place of what `torch.func.functional_call` puts there.
+    Raises: UnsupportedTensor for a lazy parameter, whose shape is not known before the module ran.
+    """
     slots: list[TensorSlot] = []
     seen: set[int] = set()
     for root_name, root in modules:
@@ -55,8 +59,13 @@ def tensor_slots(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[TensorS
             prefix = ".".join(part for part in (root_name, path) if part)
             for table in ("_parameters", "_buffers"):
                 for key, tensor in module.__dict__.get(table, {}).items():
-                    if tensor is not None:
-                        slots.append(TensorSlot(module, table, key, f"{prefix}.{key}" if prefix else key))
+                    if tensor is None or tensor.device.type == "meta":
+                        continue
+                    name = f"{prefix}.{key}" if prefix else key
+                    if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
+                        hint = "call the module once before it is compiled"
+                        raise UnsupportedTensor(name=name, kind="not initialized yet", hint=hint)
+                    slots.append(TensorSlot(module, table, key, name))
     return slots
 
 

@@ -26,10 +26,16 @@ from dovetail.errors import (
     UnsupportedInputMutation,
     UnsupportedTensor,
 )
-from dovetail.ir.convert import describe, scalar_of
+from dovetail.ir.convert import QUANTIZED, describe, scalar_of, unsupported_kind
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ir.sizes import Scalar, SizeExpr
-from dovetail.ops.facts import counts_writes_one_by_one, facts_of, may_resize, runs_in_grad_mode
+from dovetail.ops.facts import (
+    counts_writes_in_its_kernel,
+    counts_writes_one_by_one,
+    facts_of,
+    may_resize,
+    runs_in_grad_mode,
+)
 from dovetail.ops.prims import EXPECT, Prim, in_grad_mode
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import (
@@ -162,6 +168,9 @@ class Recorder(DispatchMode):
                 if type(argument) in (tuple, list)
                 else [self.operand_of(item) for item in argument]
             )
+        if isinstance(argument, torch.dtype) and argument in QUANTIZED:  # fakes would carry on with floats
+            what, instead = "a quantized tensor", "dequantize it first"
+            raise UnsupportedTensor(name=str(argument), kind=what, hint=instead, origin=self._origins.here())
         return argument
 
     # --- recording ---------------------------------------------------------------------------------------------------
@@ -215,6 +224,8 @@ class Recorder(DispatchMode):
             held = args[position] if position < len(args) else keywords.get(arguments[position].name)
             for tensor in held if isinstance(held, list | tuple) else [held]:
                 if isinstance(tensor, torch.Tensor):
+                    if counts_writes_in_its_kernel(func):
+                        torch.autograd.graph.increment_version(tensor)
                     self.written.append((self.value_of(tensor), tensor, torch.is_grad_enabled()))
 
     def _refuse_leaves(self, args: Sequence[Any]) -> None:
@@ -301,6 +312,10 @@ class Recorder(DispatchMode):
         if isinstance(item, torch.Tensor):
             if id(item) in self._values:
                 return None
+            sizes: tuple[Any, ...] = item.shape
+            symbols = {symbol_name(size) for size in sizes if isinstance(size, SYMBOLIC_TYPES)}
+            if not symbols <= {None, *self.symbols}:
+                raise DataDependentControlFlow(operator=name, origin=self._origins.here())  # a size made of numbers
             return self._bind(item, Value(self._fresh_name(name), self._describe(item, name)))
         if isinstance(item, SYMBOLIC_TYPES):
             self._note_symbols(item)
@@ -345,13 +360,9 @@ class Recorder(DispatchMode):
         return value
 
     def _describe(self, tensor: torch.Tensor, name: str) -> Meta:
-        if tensor.layout != torch.strided:
-            raise UnsupportedTensor(
-                name=name,
-                kind=f"a {tensor.layout} tensor",
-                hint="convert it with .to_dense()",
-                origin=self._origins.here(),
-            )
+        refused = unsupported_kind(tensor)
+        if refused is not None:
+            raise UnsupportedTensor(name=name, kind=refused[0], hint=refused[1], origin=self._origins.here())
         storage = tensor.untyped_storage()
         key = storage_key(tensor)
         if key not in self._storages:

@@ -30,6 +30,7 @@ from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import copy_into
 from dovetail.ops.views import replay
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, viewed_tensor
+from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
 
 
@@ -82,8 +83,10 @@ class CompiledGraph:
     constants: tensors passed to forward after the inputs, by name. outputs: how many forward outputs are no residuals.
     residuals: names of the forward outputs after those. backward_for: gives the backward for a pattern, compiling it
     when it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
-    otherwise they are first laid out like their output. residual_inputs: for residuals that are the new contents of an
-    input, by their place: that input. source: the compiled function itself, where second derivatives are wanted.
+    otherwise they are first laid out like their output. unreached: computed inputs that no gradient reaches, which
+    autograd must not see: it would walk on to what they were computed from, and let go of what is saved there.
+    residual_inputs: for residuals that are the new contents of an input, by their place: that input. source: the
+    compiled function itself, where second derivatives are wanted.
     """
 
     forward: CompiledProgram
@@ -98,21 +101,26 @@ class CompiledGraph:
     residual_inputs: Mapping[int, int] = field(default_factory=dict)
     any_layout: bool = True
     source: Source | None = None
+    unreached: tuple[int, ...] = ()
     _constant_list: list[torch.Tensor] = field(default_factory=list)
     _copies: list[WriteBack] = field(default_factory=list)
     _copies_overlap: bool = False
+    _is_followed: bool = False
 
     def __post_init__(self) -> None:
         self._constant_list = list(self.constants.values())
         self._copies = [w for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
         metas = [self.forward.program.inputs[w.input].tensor for w in self._copies]
         self._copies_overlap = any(meta.overlaps_itself() for meta in metas) or any(w.steps for w in self._copies)
+        self._is_followed = self.backward_for is not None or self.plan.is_followed_outside()
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run with inputs in the order of the recorded function's arguments."""
-        return self.wrapper(
-            self._run_training if self.backward_for else self._run_inference, [*inputs, *self._constant_list]
-        )
+        run = self._run_training if self.backward_for else self._run_inference
+        if self._is_followed and not torch.is_grad_enabled():
+            with torch.enable_grad():  # the program has a region with gradients in one without
+                return self.wrapper(run, [*inputs, *self._constant_list])
+        return self.wrapper(run, [*inputs, *self._constant_list])
 
     @cached_property
     def draws(self) -> bool:
@@ -158,6 +166,8 @@ class CompiledGraph:
 
     def _run_training(self, inputs: list[Any]) -> tuple[Any, ...]:
         holder = _Call(self)
+        for index in self.unreached:
+            inputs[index] = inputs[index].detach()
         results: tuple[Any, ...] = _CompiledFunction.apply(holder, *inputs)
         inputs.clear()
         return holder.merge(results)
@@ -233,6 +243,7 @@ class _CompiledFunction(torch.autograd.Function):
         raise ForwardModeUnsupported()
 
     @staticmethod
+    @not_traced
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         """Run the backward program for the gradients that arrived."""
         arriving: list[Any] = grads[0] if len(grads) == 1 and isinstance(grads[0], list) else list(grads)

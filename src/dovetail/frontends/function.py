@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dovetail.analysis.arrangement import APART, Arrangement
+from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors, tensor_slots
 from dovetail.capture.python_effects import no_tensors_left
@@ -35,6 +37,7 @@ from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.autograd import transform_is_active
+from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
@@ -87,17 +90,28 @@ class CompiledFunction:
         self._variants: dict[tuple[object, ...], list[_Variant]] = {}
         self._warned = False
 
+    @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
         if transform_is_active():  # the program would not see what torch.func wraps around tensors
             return self._target(*args, **kwargs)
+        with RECORDING:
+            chosen = self._choose(args, kwargs)
+        if chosen is None:
+            return self._call_eager(args, kwargs)
+        graph, inputs, output_spec = chosen
+        outputs = graph(*inputs)
+        return unflatten(list(outputs), output_spec)
+
+    def _choose(self, args: Any, kwargs: Any) -> tuple[CompiledGraph, list[Any], TreeSpec] | None:
+        """The graph for a call, compiled when it is new, and its inputs; None when the limit is reached."""
         leaves, spec, tensors, key = self._describe(args, kwargs)
         everything = [*tensors, *leaves]
         variant = self._find(key, everything)
         if variant is None:
             count = sum(map(len, self._variants.values()))
             if count >= self._options.max_variants:
-                return self._call_eager(args, kwargs)
+                return None
             logger.info("%s: variant %d, because %s", self._name, count, self._what_changed(key))
             variant = self._capture(leaves, spec, tensors)
             self._variants.setdefault(key, []).append(variant)
@@ -105,13 +119,14 @@ class CompiledFunction:
         if variant.has_wrappers:
             inputs = with_parts(inputs)
         graph = variant.graphs.select(inputs)
-        if graph is None:
-            return self._call_eager(args, kwargs)
-        outputs = graph(*inputs)
-        return unflatten(list(outputs), variant.output_spec)
+        return None if graph is None else (graph, inputs, variant.output_spec)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""
+        with RECORDING:
+            self._prepare(args, kwargs)
+
+    def _prepare(self, args: Any, kwargs: Any) -> None:
         leaves, spec, tensors, key = self._describe(args, kwargs)
         everything = [*tensors, *leaves]
         if self._find(key, everything) is None:
@@ -121,12 +136,13 @@ class CompiledFunction:
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""
-        leaves, spec, tensors, _ = self._describe(args, kwargs)
-        variant = self._capture(leaves, spec, tensors)
-        everything = [*tensors, *leaves]
-        inputs = [everything[i] for i in variant.sources]
-        counts = tuple(sum(other is tensor for other in everything) for tensor in inputs)
-        return variant.graphs.record_for(with_parts(inputs)), counts
+        with RECORDING:
+            leaves, spec, tensors, _ = self._describe(args, kwargs)
+            variant = self._capture(leaves, spec, tensors)
+            everything = [*tensors, *leaves]
+            inputs = [everything[i] for i in variant.sources]
+            counts = tuple(sum(other is tensor for other in everything) for tensor in inputs)
+            return variant.graphs.record_for(with_parts(inputs)), counts
 
     def __getattr__(self, name: str) -> Any:
         if "_target" not in self.__dict__:  # while it is copied
@@ -276,11 +292,15 @@ class CompiledFunction:
             for path, module in root.named_modules():
                 names[id(module)] = ".".join(part for part in (root_name, path) if part)
 
+        thread = threading.get_ident()  # others may run modules as well
+
         def enter(module: torch.nn.Module, inputs: Any) -> None:
-            recording.origins.enter_module(names.get(id(module), ""))
+            if threading.get_ident() == thread:
+                recording.origins.enter_module(names.get(id(module), ""))
 
         def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            recording.origins.leave_module()
+            if threading.get_ident() == thread:
+                recording.origins.leave_module()
 
         before = register_module_forward_pre_hook(enter)
         after = register_module_forward_hook(leave, always_call=True)
@@ -305,6 +325,8 @@ def _distinct_tensors(items: list[Any]) -> list[int]:
 def _leaf_key(item: Any, first: dict[int, int], place: int, dynamic: bool) -> object:
     if not isinstance(item, torch.Tensor):
         return plain_key(item)
+    if item.layout is not torch.strided:
+        check_tensor(f"tensor {place}", item)  # it may not even have strides
     return (
         first.setdefault(id(item), place),
         item.dim() if dynamic else (item.shape, item.stride()),

@@ -10,6 +10,7 @@ import torch
 
 from dovetail.capture.inputs import InputSpec
 from dovetail.errors import UnsupportedDevice, UnsupportedTensor
+from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.sizes import Number
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name
@@ -19,16 +20,13 @@ _DEVICES = ("cpu", "cuda")
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Raise unless dovetail supports the tensor's layout, class and device."""
+    refused = unsupported_kind(tensor)
+    if refused is not None:
+        raise UnsupportedTensor(name=name, kind=refused[0], hint=refused[1])
     if is_wrapper(tensor):
         for place, part in enumerate(take_apart(tensor)[0]):
             check_tensor(f"{name}.{place}", part)
         return
-    if tensor.layout != torch.strided:
-        raise UnsupportedTensor(name=name, kind=f"a {tensor.layout} tensor", hint="convert it with .to_dense()")
-    if tensor.is_nested:
-        raise UnsupportedTensor(name=name, kind="a nested tensor", hint="use padded tensors")
-    if tensor.is_quantized:
-        raise UnsupportedTensor(name=name, kind="a quantized tensor", hint="dequantize it first")
     if tensor.device.type not in _DEVICES:
         raise UnsupportedDevice(name=name, device=str(tensor.device))
 

@@ -184,3 +184,14 @@ class CallPlan:
     flags: tuple[GradientFlag, ...] = ()
     packs: tuple[Pack, ...] = ()
     touched: tuple[int, ...] = ()
+
+    def is_followed_outside(self) -> bool:
+        """Whether autograd follows something that is done to arguments outside of the program: a view or a write."""
+        views = [rule for rule in map(_innermost, self.outputs) if isinstance(rule, FromView)]
+        return any(not view.detach for view in views) or any(w.kind is WriteKind.TRACKED for w in self.writes)
+
+
+def _innermost(rule: OutputRule) -> OutputRule:
+    while isinstance(rule, AsLeaf | Rewritten):
+        rule = rule.of if isinstance(rule, AsLeaf) else rule.view
+    return rule

@@ -41,6 +41,20 @@ def size_of(number: int | torch.SymInt) -> Size:
     return size
 
 
+QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+
+
+def unsupported_kind(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """Why no program can hold a tensor: what it is and what to do instead; None for a tensor of bytes at strides."""
+    if tensor.is_nested:
+        return "a nested tensor", "use padded tensors"
+    if tensor.layout is not torch.strided:
+        return f"a {tensor.layout} tensor", "convert it with .to_dense()"
+    if tensor.dtype in QUANTIZED:
+        return "a quantized tensor", "dequantize it first"
+    return None
+
+
 def describe(tensor: torch.Tensor, storage: int) -> TensorMeta:
     """The description of a strided tensor whose storage has the number `storage`."""
     return TensorMeta(

@@ -116,6 +116,15 @@ def counts_writes_one_by_one(target: Target) -> bool:
     )
 
 
+def counts_writes_in_its_kernel(target: Target) -> bool:
+    """Whether version counters move where the operator's own kernel writes, which fakes do not run."""
+    return (
+        isinstance(target, Overload)
+        and schema_of(target).is_mutable
+        and schema_of(target).namespace not in _TRANSPARENT_NAMESPACES
+    )
+
+
 _RESIZING = frozenset({"set_", "resize_", "resize_as_"})
 
 

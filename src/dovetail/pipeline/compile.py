@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
 from dovetail.errors import BadOptionValue, CaptureFailed, LateSizeAssumption
 from dovetail.execute.compiled import CompiledProgram
@@ -17,7 +18,7 @@ from dovetail.execute.protocol import Executor, ExecutorList
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan, Pattern
 from dovetail.ir.program import Program
-from dovetail.ir.signature import InputMutation, Tangent, WriteKind
+from dovetail.ir.signature import Gradient, InputMutation, Tangent, WriteKind
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.check import verify_split
@@ -89,12 +90,27 @@ class _GraphCompiler:
             backward_for=self._backward_for if trains else None,
             late_constants=self._constant,
             any_layout=not self._recording.is_symbolic,
+            unreached=self._unreached(split.backward),
             residual_inputs=_residual_inputs(split.forward, plan),
             written_in_backward=tuple(
                 r.input for r in signature.outputs if isinstance(r, InputMutation) and not r.constant
             ),
         )
         return self._graph
+
+    def _unreached(self, backward: Program) -> tuple[int, ...]:
+        """Inputs that are computed outside and get no gradient whatever arrives, while others do."""
+        pairs = zip(backward.signature.outputs, backward.outputs, strict=True)
+        made = {role.input: value for role, value in pairs if isinstance(role, Gradient)}
+        if self._refused or all(value is None for value in made.values()):
+            return ()
+        stand_ins = self._recording.stand_ins
+        written = {write.input for write in self._recording.outputs.plan.writes}
+        return tuple(
+            index
+            for index, value in made.items()
+            if value is None and index not in written and not (stand_ins[index].was_leaf or stand_ins[index].is_wrapper)
+        )
 
     def _without_refused(self, full: Pattern, error: CaptureFailed) -> Pattern:
         """The gradients that eager takes: as in eager, forward works, and backward raises for the others."""
@@ -145,7 +161,12 @@ class _GraphCompiler:
             if pattern[slot] is not None:
                 raise refusal.__cause__ or refusal
         known = self._backwards.get(pattern)
-        if known is None:
+        if known is not None:
+            return known
+        with RECORDING:
+            known = self._backwards.get(pattern)
+            if known is not None:  # another thread was faster
+                return known
             known = self._backwards[pattern] = self._compile_backward(pattern)
             if len(self._backwards) >= self._options.max_variants and self._graph.any_layout:
                 logger.info(

@@ -16,6 +16,7 @@ import torch
 
 from dovetail.analysis.arrangement import APART, Accesses, Arrangement, arrange
 from dovetail.analysis.region import extent_bytes
+from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
 from dovetail.errors import PassChangedMeaning
 from dovetail.execute.alias_guard import AliasGuard, size_of
@@ -92,7 +93,10 @@ class GraphVariants:
         known = self._known.get(self._guard.fingerprint(arguments)) if self._guard is not None else None
         if known is not None and self._options.verify:
             self._verify_known(known, arguments)
-        return known or self._select_anew(arguments)
+        if known is None:
+            with RECORDING:
+                known = self._select_anew(arguments)
+        return known
 
     def _verify_known(self, known: CompiledGraph, arguments: list[Any]) -> None:
         """The guard's answer is a shortcut for the whole analysis; hold them against each other."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dovetail.torch_compat.checks import autograd, dispatch, fakes, profiler, pytree, rng, subclasses, symbols
+from dovetail.torch_compat.checks import autograd, dispatch, dynamo, fakes, profiler, pytree, rng, subclasses, symbols
 
 Check = Callable[[], str | None]
 
@@ -23,6 +23,7 @@ Check = Callable[[], str | None]
 COMPILER_CHECKS: tuple[Check, ...] = (
     *autograd.CHECKS,
     *dispatch.CHECKS,
+    *dynamo.CHECKS,
     *fakes.CHECKS,
     *pytree.CHECKS,
     *rng.CHECKS,

@@ -1,0 +1,42 @@
+"""Checks of `torch_compat.dynamo`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch._dynamo.eval_frame import set_eval_frame
+from torch._dynamo.types import ConvertFrameReturn
+
+from dovetail.torch_compat import dynamo
+from dovetail.torch_compat.checks.difference import first_difference
+
+
+def check_not_traced() -> str | None:
+    """Dynamo is not asked about a marked function, nor about what it calls."""
+    asked: list[str] = []
+
+    def note(frame: Any, *_: object) -> ConvertFrameReturn:
+        asked.append(frame.f_code.co_name)
+        return ConvertFrameReturn(apply_to_code=False)  # ask again next time
+
+    def called() -> int:
+        return 1
+
+    @dynamo.not_traced
+    def marked() -> int:
+        return called()
+
+    def unmarked() -> int:
+        return marked() + called()
+
+    callback: Any = note
+    before = set_eval_frame(callback)
+    try:
+        unmarked()
+    finally:
+        set_eval_frame(before)
+    wanted = [name for name in asked if name in ("called", "marked", "unmarked")]
+    return first_difference(("what Dynamo was asked about", wanted, ["unmarked", "called"]))
+
+
+CHECKS = (check_not_traced,)

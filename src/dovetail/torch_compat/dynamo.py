@@ -1,0 +1,22 @@
+"""Keeping Dynamo out of dovetail's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from torch._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def not_traced(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: where `torch.compile` runs or inlines code that calls this function, it leaves alone the function and
+    all that it calls. The function itself stays, so that a call costs nothing more."""
+    marked: Any = function
+    set_code_exec_strategy(marked.__code__, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+    marked._torchdynamo_disable = True
+    marked._torchdynamo_disable_msg = "dovetail compiles by itself"
+    return function
