@@ -196,7 +196,7 @@ class Functionalizer:
         if overwrites(node.target):
             self._write(written[0], self._copied(written[0], self._read_operand(node.args[1])))
             return
-        twin = functional_twin(node.target, writes)
+        twin = functional_twin(node.target, writes, written[0].tensor.dtype if written else None)
         args, kwargs = self._twin_arguments(node, twin)
         metas = self._twin_metas(node, twin, args, kwargs, written)
         results = self._emit(twin.target, args, kwargs, metas, twin.returns_list)

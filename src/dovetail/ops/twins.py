@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+import torch
+
 from dovetail.ir.program import Operand, Target
-from dovetail.ops.facts import facts_of
+from dovetail.ops.facts import facts_of, rounds_otherwise_in_place
 from dovetail.ops.prims import functional_form
 from dovetail.torch_compat.dispatch import Argument, Overload, Schema, overloads, schema_of
 
@@ -31,14 +33,15 @@ class Twin:
 
 
 @cache
-def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
-    """The functional twin of `op`, which writes the arguments at positions `writes`. Never fails.
+def functional_twin(op: Overload, writes: tuple[int, ...], dtype: torch.dtype | None = None) -> Twin:
+    """The functional twin of `op`, which writes the arguments at positions `writes`, tensors of `dtype`. Never fails.
 
     A draw has no twin among the operators: which numbers it draws depends on the strides of what it writes, and a twin
     writes a tensor of its own.
     """
     schema = schema_of(op)
-    finders = () if facts_of(op).draws else (_out_twin, _inplace_twin, _functional_twin)
+    without_twin = facts_of(op).draws or rounds_otherwise_in_place(op, dtype)
+    finders = () if without_twin else (_out_twin, _inplace_twin, _functional_twin)
     for find in finders:
         twin = find(schema, writes)
         if twin is not None:
@@ -47,8 +50,8 @@ def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
 
 
 @cache
-def inplace_twin(op: Overload) -> Overload | None:
-    """The operator that does what `op` does and leaves the result in its first argument, if there is one.
+def inplace_twin(op: Overload, dtype: torch.dtype | None = None) -> Overload | None:
+    """The operator that does what `op` does and leaves the result, of `dtype`, in its first argument, if there is one.
 
     `op` is the functional twin of what is returned, with equal defaults.
     """
@@ -59,7 +62,7 @@ def inplace_twin(op: Overload) -> Overload | None:
             (a.type, a.kwarg_only, a.default) for a in schema.arguments
         ]
         writes = tuple(i for i, a in enumerate(other.arguments) if a.is_write)
-        if same and writes == (0,) and functional_twin(candidate, writes).target is op:
+        if same and writes == (0,) and functional_twin(candidate, writes, dtype).target is op:
             return candidate
     return None
 

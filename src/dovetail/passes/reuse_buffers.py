@@ -112,7 +112,7 @@ class _Reuse:
             return None
         if result.dtype.is_complex:
             return None
-        return inplace_twin(node.target)
+        return inplace_twin(node.target, result.dtype)
 
     def _is_free(self, operand: Value, index: int) -> bool:
         if not operand.is_tensor:
