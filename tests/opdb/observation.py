@@ -42,7 +42,7 @@ def _note(seen: Observation, label: str, value: object) -> None:
     seen[f"{label} requires_grad"] = value.requires_grad
     seen[f"{label} {VALUES}"] = _values(value)
     if value.layout == torch.strided:
-        seen[f"{label} strides"] = value.stride()
+        seen[f"{label} strides"] = value.stride() if value.numel() else "none: it is empty"
         seen[f"{label} conjugate and negative bits"] = (value.is_conj(), value.is_neg())
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from dovetail.capture.inputs import InputSpec
 from dovetail.errors import UnsupportedDevice, UnsupportedTensor
@@ -27,6 +28,9 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         raise UnsupportedTensor(name=name, kind=f"a {tensor.layout} tensor", hint="convert it with .to_dense()")
     if tensor.is_nested:
         raise UnsupportedTensor(name=name, kind="a nested tensor", hint="use padded tensors")
+    if is_lazy(tensor):
+        hint = "call the module once in eager mode first"
+        raise UnsupportedTensor(name=name, kind="a parameter of a lazy module, which has no shape yet", hint=hint)
     if tensor.is_quantized:
         raise UnsupportedTensor(name=name, kind="a quantized tensor", hint="dequantize it first")
     if tensor.device.type not in _DEVICES:
