@@ -133,11 +133,16 @@ _NARROW = frozenset({torch.bfloat16, torch.float16})
 
 
 def rounds_otherwise_in_place(target: Target, dtype: torch.dtype | None) -> bool:
-    """Whether an operator over tensors of this dtype, and its namesake that writes or does not, give unequal bits."""
-    if dtype not in _NARROW or not isinstance(target, Overload):
+    """Whether an operator over tensors of this dtype, and its namesake that writes or does not, may give unequal bits.
+
+    The rounding of complex products and quotients depends on whether the result lies where an operand lies.
+    """
+    if dtype is None or not isinstance(target, Overload):
         return False
+    if dtype.is_complex:
+        return True
     schema = schema_of(target)
-    return (schema.namespace, schema.name, schema.overload) in _OTHERWISE_IN_PLACE
+    return dtype in _NARROW and (schema.namespace, schema.name, schema.overload) in _OTHERWISE_IN_PLACE
 
 
 # --- operators that look at the grad mode ---------------------------------------------------------------------

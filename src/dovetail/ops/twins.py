@@ -37,10 +37,11 @@ def functional_twin(op: Overload, writes: tuple[int, ...], dtype: torch.dtype | 
     """The functional twin of `op`, which writes the arguments at positions `writes`, tensors of `dtype`. Never fails.
 
     A draw has no twin among the operators: which numbers it draws depends on the strides of what it writes, and a twin
-    writes a tensor of its own.
+    writes a tensor of its own. Nor has an operator whose rounding depends on where its result lies.
     """
     schema = schema_of(op)
-    without_twin = facts_of(op).draws or rounds_otherwise_in_place(op, dtype)
+    in_place = schema.name.endswith("_")
+    without_twin = facts_of(op).draws or (in_place and rounds_otherwise_in_place(op, dtype))
     finders = () if without_twin else (_out_twin, _inplace_twin, _functional_twin)
     for find in finders:
         twin = find(schema, writes)
