@@ -150,7 +150,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_run_goes_on_where_it_stopped(few: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state.jsonl"
-    arguments = ["--only", "exp,abs,sin", "--dtypes", "float32", "--state", str(state)]
+    arguments = ["--only", "exp,abs,sin", "--kinds", "operator", "--dtypes", "float32", "--state", str(state)]
     assert run.main([*arguments, "--shard", "1/2"]) == 0
     assert len(few) == 1
     assert run.main(arguments) == 0
@@ -166,7 +166,8 @@ def test_an_entry_that_ended_the_process_is_a_crash(few: list[str], tmp_path: Pa
     state.begin(_entry("exp"), "eager")
     state.begin(_entry("exp"), "dovetail")
     out = tmp_path / "table.md"
-    assert run.main(["--only", "exp,abs", "--dtypes", "float32", "--state", str(path), "--table", str(out)]) == 1
+    arguments = ["--only", "operator/exp/float32,operator/abs/float32", "--state", str(path), "--table", str(out)]
+    assert run.main(arguments) == 1
     assert few == ["abs"]
     assert "| operators, float32 | dovetail | 1 | 0 | 0 | 0 | 0 | 1 |" in out.read_text()
     records = [json.loads(line) for line in path.read_text().splitlines()]

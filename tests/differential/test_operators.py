@@ -23,11 +23,12 @@ def _every(step: int, entries: Iterable[Entry], first: int = 0) -> list[Entry]:
 
 
 CHOSEN = [
-    *_every(4, operator_entries([torch.float32])),
+    *_every(5, operator_entries([torch.float32])),
     *_every(24, operator_entries([torch.float64]), 1),
     *_every(16, operator_entries([torch.bfloat16]), 2),
     *_every(16, operator_entries([torch.complex64]), 3),
     *_every(16, operator_entries([torch.int64]), 5),
+    *_every(12, operator_entries([torch.float32], transposed=True), 6),
     *_every(4, module_entries([torch.float32])),
 ]
 
@@ -49,5 +50,5 @@ def _shortfall(entry: Entry) -> Verdict | None:
 
 
 def test_entries_have_keys_of_their_own() -> None:
-    keys = [entry.key for entry in (*operator_entries(), *module_entries())]
-    assert len(keys) == len(set(keys)) > 3000
+    keys = [entry.key for entry in (*operator_entries(), *operator_entries(transposed=True), *module_entries())]
+    assert len(keys) == len(set(keys)) > 6000

@@ -58,12 +58,13 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def operator_entries(dtypes: Sequence[torch.dtype] = OPERATOR_DTYPES) -> Iterator[Entry]:
-    """Every operator that has a dtype on the CPU, dtype by dtype."""
+def operator_entries(dtypes: Sequence[torch.dtype] = OPERATOR_DTYPES, transposed: bool = False) -> Iterator[Entry]:
+    """Every operator that has a dtype on the CPU, dtype by dtype. transposed: dense inputs lie in memory backwards."""
+    kind = "transposed" if transposed else "operator"
     for dtype in dtypes:
         for op in op_db:
             if dtype in op.supported_dtypes("cpu"):
-                yield Entry("operator", op.formatted_name, dtype, _OperatorSamples(op, dtype))
+                yield Entry(kind, op.formatted_name, dtype, _OperatorSamples(op, dtype, transposed))
 
 
 def module_entries(dtypes: Sequence[torch.dtype] = MODULE_DTYPES) -> Iterator[Entry]:
@@ -123,6 +124,15 @@ class _Copier:
         return made.requires_grad_(tensor.requires_grad)
 
 
+def _transposed(tensor: Tensor) -> Tensor:
+    """The same numbers with dimensions in the opposite order in memory, if the tensor is contiguous."""
+    if tensor.layout != torch.strided or tensor.dim() < 2 or not tensor.is_contiguous():
+        return tensor
+    backwards = tuple(reversed(range(tensor.dim())))
+    made = tensor.detach().permute(backwards).clone(memory_format=torch.contiguous_format).permute(backwards)
+    return made.requires_grad_(tensor.requires_grad)
+
+
 def _tensors(tree: Any, prefix: str) -> dict[str, Tensor]:
     leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
     return {f"{prefix} {place}": leaf for place, leaf in enumerate(leaves)}
@@ -141,6 +151,7 @@ class _OperatorSamples:
 
     op: Any
     dtype: torch.dtype
+    transposed: bool
 
     def __call__(self, count: int) -> list[Sample]:
         with_gradients = self.op.supports_autograd and self.dtype in self.op.supported_backward_dtypes("cpu")
@@ -150,6 +161,7 @@ class _OperatorSamples:
         in_place = self.op.inplace_variant
         for place, sample in _spread(made, count):
             tree = (sample.input, tuple(sample.args), dict(sample.kwargs))
+            tree = pytree.tree_map_only(Tensor, _transposed, tree) if self.transposed else tree
             found.append(Sample(f"sample {place}", _OperatorCall(self.op.op, tree)))
             if in_place is not None and isinstance(sample.input, Tensor) and not sample.broadcasts_input:
                 rooted = with_gradients and self.op.supports_inplace_autograd and place % 2 == 1

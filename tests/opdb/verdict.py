@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,7 +74,12 @@ def _dynamo(target: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(target, backend="dovetail", fullgraph=True)
 
 
-ARMS: dict[str, CompileFunction] = {"dovetail": dovetail.compile, "aot": _aot, "dynamo": _dynamo}
+ARMS: dict[str, CompileFunction] = {
+    "dovetail": dovetail.compile,
+    "aot": _aot,
+    "dynamo": _dynamo,
+    "dynamic": partial(dovetail.compile, dynamic=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
