@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dovetail.ir.convert import describe
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import Prim
-from dovetail.ops.twins import functional_twin, inplace_twin, spell_out_defaults
+from dovetail.ops.twins import exact_twin, functional_twin, inplace_twin, spell_out_defaults
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from tests.ops.operators import aten_overloads
 
@@ -248,5 +249,13 @@ def test_a_product_with_a_number_rounds_otherwise_in_place(dtype: torch.dtype) -
     x = _random((37,), dtype)
     assert not torch.equal(aten.mul.Scalar(x, 0.6), aten.mul_.Scalar(x.clone(), 0.6)), "the exception is not needed"
     assert inplace_twin(aten.mul.Scalar, dtype) is None
-    assert isinstance(functional_twin(aten.mul_.Scalar, (0,), dtype).target, Prim)
+    assert isinstance(exact_twin(aten.mul_.Scalar, (0,), [describe(x, 0)]).target, Prim)
+    assert exact_twin(aten.mul_.Scalar, (0,), [describe(x.float(), 0)]).target is aten.mul.Scalar
     assert inplace_twin(aten.mul.Scalar, torch.float32) is aten.mul_.Scalar
+
+
+def test_a_write_into_another_layout_keeps_its_operator_unless_it_is_elementwise() -> None:
+    rows, columns = describe(_f(2, 3), 0), describe(_f(3, 2).t(), 0)
+    assert exact_twin(aten.addmm_.default, (0,), [rows]).target is aten.addmm.default
+    assert isinstance(exact_twin(aten.addmm_.default, (0,), [columns]).target, Prim)
+    assert exact_twin(aten.exp_.default, (0,), [columns]).target is aten.exp.default

@@ -6,12 +6,14 @@ same types, or `<name>_functional`. Where no twin exists, `ops.prims.functional_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 
-from dovetail.ir.program import Operand, Target
+from dovetail.ir.program import Operand, Target, TensorMeta
+from dovetail.ir.sizes import Size, product
 from dovetail.ops.facts import facts_of, rounds_otherwise_in_place
 from dovetail.ops.prims import functional_form
 from dovetail.torch_compat.dispatch import Argument, Overload, Schema, overloads, schema_of
@@ -32,22 +34,48 @@ class Twin:
     drops_out: bool = False
 
 
+def exact_twin(op: Overload, writes: tuple[int, ...], written: Sequence[TensorMeta]) -> Twin:
+    """The functional twin that gives, bit by bit, what `op` writes into these tensors. Never fails.
+
+    An operator that is not elementwise may add up in another order where the result is laid out otherwise.
+    """
+    facts, in_place = facts_of(op), schema_of(op).name.endswith("_")
+    for meta in written:
+        rounds_otherwise = in_place and rounds_otherwise_in_place(op, meta.dtype)
+        if rounds_otherwise or not (facts.pointwise or _is_contiguous(meta)):
+            return _own_form(op, writes)
+    return functional_twin(op, writes)
+
+
 @cache
-def functional_twin(op: Overload, writes: tuple[int, ...], dtype: torch.dtype | None = None) -> Twin:
-    """The functional twin of `op`, which writes the arguments at positions `writes`, tensors of `dtype`. Never fails.
+def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
+    """The functional twin of `op`, which writes the arguments at positions `writes`. Never fails.
 
     A draw has no twin among the operators: which numbers it draws depends on the strides of what it writes, and a twin
-    writes a tensor of its own. Nor has an operator whose rounding depends on where its result lies.
+    writes a tensor of its own.
     """
     schema = schema_of(op)
-    in_place = schema.name.endswith("_")
-    without_twin = facts_of(op).draws or (in_place and rounds_otherwise_in_place(op, dtype))
-    finders = () if without_twin else (_out_twin, _inplace_twin, _functional_twin)
+    finders = () if facts_of(op).draws else (_out_twin, _inplace_twin, _functional_twin)
     for find in finders:
         twin = find(schema, writes)
         if twin is not None:
             return twin
-    return Twin(functional_form(op, writes), fresh=_fresh_count(schema), returns_list=True)
+    return _own_form(op, writes)
+
+
+def _own_form(op: Overload, writes: tuple[int, ...]) -> Twin:
+    """The operator itself, on copies."""
+    return Twin(functional_form(op, writes), fresh=_fresh_count(schema_of(op)), returns_list=True)
+
+
+def _is_contiguous(meta: TensorMeta) -> bool:
+    """Whether the elements lie in order without gaps; may say no where sizes are symbolic."""
+    step: Size = 1
+    for size, stride in reversed(list(zip(meta.shape, meta.stride, strict=True))):
+        if size != 1 and stride != step:
+            return False
+        step = product((step, size))
+    return True
 
 
 @cache
@@ -56,6 +84,8 @@ def inplace_twin(op: Overload, dtype: torch.dtype | None = None) -> Overload | N
 
     `op` is the functional twin of what is returned, with equal defaults.
     """
+    if rounds_otherwise_in_place(op, dtype):
+        return None
     schema = schema_of(op)
     for candidate in overloads(schema.namespace, f"{schema.name}_"):
         other = schema_of(candidate)
@@ -63,7 +93,7 @@ def inplace_twin(op: Overload, dtype: torch.dtype | None = None) -> Overload | N
             (a.type, a.kwarg_only, a.default) for a in schema.arguments
         ]
         writes = tuple(i for i, a in enumerate(other.arguments) if a.is_write)
-        if same and writes == (0,) and functional_twin(candidate, writes, dtype).target is op:
+        if same and writes == (0,) and functional_twin(candidate, writes).target is op:
             return candidate
     return None
 
