@@ -15,6 +15,7 @@ from dovetail.torch_compat.dispatch import storage_key
 from tests.opdb.calls import Call
 
 VALUES = "values"
+BACKWARD_RAISES = "backward raises"
 
 
 def observe(call: Call, function: Callable[..., Any]) -> Observation:
@@ -42,8 +43,15 @@ def _note(seen: Observation, label: str, value: object) -> None:
     seen[f"{label} requires_grad"] = value.requires_grad
     seen[f"{label} {VALUES}"] = _values(value)
     if value.layout == torch.strided:
-        seen[f"{label} strides"] = value.stride() if value.numel() else "none: it is empty"
+        seen[f"{label} strides"] = _strides(value)
         seen[f"{label} conjugate and negative bits"] = (value.is_conj(), value.is_neg())
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """Strides, with 0 where they say nothing: in dimensions of one element, and in a tensor of none."""
+    return tuple(
+        step if size > 1 and tensor.numel() else 0 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
 
 
 def _values(tensor: Tensor) -> Tensor:
@@ -80,16 +88,15 @@ def _note_gradients(seen: Observation, call: Call, results: list[Tensor]) -> Non
     arriving = [torch.randn(end.shape, generator=generator, dtype=end.dtype) for end in ends]
     try:
         gradients = torch.autograd.grad(ends, list(call.leaves.values()), arriving, allow_unused=True)
-    except RuntimeError as error:
-        seen["backward raises"] = _Raised(type(error).__name__, str(error))
+    except Exception as error:
+        seen[BACKWARD_RAISES] = Raised(error)
         return
     for label, gradient in zip(call.leaves, gradients, strict=True):
         _note(seen, f"gradient of {label}", gradient)
 
 
 @dataclass(frozen=True, slots=True)
-class _Raised:
-    """An error; its words may differ."""
+class Raised:
+    """Any error is as good as another."""
 
-    kind: str
-    message: str = field(compare=False)
+    error: Exception = field(compare=False)

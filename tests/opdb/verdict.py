@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ import dovetail
 from dovetail.errors import DovetailError
 from dovetail.testing.agreement import Observation, first_difference
 from tests.opdb.calls import Entry, Sample
-from tests.opdb.observation import observe
+from tests.opdb.observation import BACKWARD_RAISES, Raised, observe
 
 PASS, FAIL, ROUNDING, REFUSED, SKIPPED, CRASH = STATUSES = ("pass", "fail", "rounding", "refused", "skipped", "crash")
 _M_PERTURB = -6  # from malloc.h
@@ -153,6 +153,8 @@ def _judge_call(reference: Reference, compile_function: CompileFunction) -> tupl
     call = reference.sample.fresh()
     try:
         seen = observe(call, compile_function(call.target))
+        if BACKWARD_RAISES in seen and BACKWARD_RAISES not in reference.seen:
+            raise cast("Raised", seen[BACKWARD_RAISES]).error
     except DovetailError as error:
         status = FAIL if error.code.startswith("DT-INTERNAL") else REFUSED
         return status, f"{error.code}: {_first_line(error.__cause__ or error)}"
