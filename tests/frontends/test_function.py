@@ -253,12 +253,23 @@ def test_something_that_cannot_be_called_is_refused() -> None:
         dovetail.compile(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_tensors_of_other_kinds_are_refused() -> None:
     compiled = dovetail.compile(lambda x: x * 2)
     with pytest.raises(UnsupportedTensor, match="to_dense"):
         compiled(torch.eye(2).to_sparse())
+    with pytest.raises(UnsupportedTensor, match=r"arg_0 is a torch\.sparse_csr"):
+        compiled(torch.eye(2).to_sparse_csr())
     with pytest.raises(UnsupportedDevice, match="meta"):
         compiled(torch.ones(2, device="meta"))
+    with pytest.raises(UnsupportedTensor, match="weight is a parameter of a lazy module"):
+        dovetail.compile(torch.nn.LazyLinear(3))(torch.ones(2, 2))
+
+
+def test_a_size_is_returned_as_a_size() -> None:
+    size, doubled = dovetail.compile(lambda x: (x.shape, x * 2))(torch.ones(2, 3))
+    assert type(size) is torch.Size
+    assert size == doubled.shape
 
 
 def test_each_way_in_which_written_inputs_share_memory_gets_a_graph_of_its_own() -> None:

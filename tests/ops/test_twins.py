@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from dovetail.ir.convert import describe
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import Prim
-from dovetail.ops.twins import functional_twin, spell_out_defaults
+from dovetail.ops.twins import exact_twin, functional_twin, inplace_twin, spell_out_defaults
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from tests.ops.operators import aten_overloads
 
@@ -203,3 +204,58 @@ def test_defaults_that_differ_are_spelled_out() -> None:
             schema_of(op).arguments[len(spelled) :], schema_of(twin.target).arguments[len(spelled) :], strict=True
         ):
             assert mine.default == other.default, op
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(len(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def _random_arguments(op: Overload, dtype: torch.dtype, second: tuple[int, ...]) -> list[Any] | None:
+    """Arguments for an operator over tensors and numbers; None where others are needed."""
+    made: list[Any] = []
+    for place, argument in enumerate(schema_of(op).arguments):
+        if argument.type == "Tensor":
+            made.append(_random((37,) if place == 0 else second, dtype))
+        elif argument.type in ("number", "Scalar", "float"):
+            made.append(0.6)
+        elif not argument.has_default:
+            return None
+        else:
+            break
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_an_elementwise_operator_gives_the_same_bits_in_place(dtype: torch.dtype) -> None:
+    compared = 0
+    for op in aten_overloads():
+        twin = inplace_twin(op, dtype) if facts_of(op).pointwise and not facts_of(op).draws else None
+        for second in ((37,), ()) if twin is not None else ():
+            arguments = _random_arguments(op, dtype, second)
+            try:
+                result = op(*(arguments or ()))
+            except RuntimeError:  # it has no kernel for the dtype, or needs arguments of other kinds
+                continue
+            if arguments is not None and result.dtype == dtype:
+                assert twin is not None
+                assert _equal(twin(*arguments), result), f"{twin} with a second operand of shape {second}"
+                compared += 1
+    assert compared > 100
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_product_with_a_number_rounds_otherwise_in_place(dtype: torch.dtype) -> None:
+    x = _random((37,), dtype)
+    assert not torch.equal(aten.mul.Scalar(x, 0.6), aten.mul_.Scalar(x.clone(), 0.6)), "the exception is not needed"
+    assert inplace_twin(aten.mul.Scalar, dtype) is None
+    assert isinstance(exact_twin(aten.mul_.Scalar, (0,), [describe(x, 0)]).target, Prim)
+    assert exact_twin(aten.mul_.Scalar, (0,), [describe(x.float(), 0)]).target is aten.mul.Scalar
+    assert inplace_twin(aten.mul.Scalar, torch.float32) is aten.mul_.Scalar
+
+
+def test_a_write_into_another_layout_keeps_its_operator_unless_it_is_elementwise() -> None:
+    rows, columns = describe(_f(2, 3), 0), describe(_f(3, 2).t(), 0)
+    assert exact_twin(aten.addmm_.default, (0,), [rows]).target is aten.addmm.default
+    assert isinstance(exact_twin(aten.addmm_.default, (0,), [columns]).target, Prim)
+    assert exact_twin(aten.exp_.default, (0,), [columns]).target is aten.exp.default

@@ -32,7 +32,7 @@ from dovetail.ir.sizes import difference
 from dovetail.ir.text import identifier
 from dovetail.ops.facts import facts_of, hidden_writes, overwrites
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
-from dovetail.ops.twins import Twin, functional_twin, spell_out_defaults
+from dovetail.ops.twins import Twin, exact_twin, spell_out_defaults
 from dovetail.ops.views import BASE, SOURCE, addresses_storage, replayed_args, write_through
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
@@ -196,7 +196,7 @@ class Functionalizer:
         if overwrites(node.target):
             self._write(written[0], self._copied(written[0], self._read_operand(node.args[1])))
             return
-        twin = functional_twin(node.target, writes)
+        twin = exact_twin(node.target, writes, [value.tensor for value in written])
         args, kwargs = self._twin_arguments(node, twin)
         metas = self._twin_metas(node, twin, args, kwargs, written)
         results = self._emit(twin.target, args, kwargs, metas, twin.returns_list)

@@ -39,7 +39,7 @@ from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
-from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
+from dovetail.torch_compat.pytree import TreeSpec, flatten, flatten_results, unflatten
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 from dovetail.torch_compat.symbols import new_shape_env
 from dovetail.torch_compat.version import ensure_supported_torch
@@ -170,9 +170,13 @@ class CompiledFunction:
             self._slots = tensor_slots(self._state.modules)
             tensors = [slot.read() for slot in self._slots]
         first: dict[int, int] = {}
-        described = tuple(
-            _leaf_key(item, first, place, self._options.dynamic) for place, item in enumerate([*tensors, *leaves])
-        )
+        everything = [*tensors, *leaves]
+        try:
+            described = tuple(_leaf_key(x, first, place, self._options.dynamic) for place, x in enumerate(everything))
+        except RuntimeError:  # it has no strides, or no shape yet
+            for place, item in enumerate(everything):
+                self._check(place, item)
+            raise
         return leaves, spec, tensors, (spec, described, self._state.snapshot())
 
     def _find(self, key: tuple[object, ...], everything: list[Any]) -> _Variant | None:
@@ -221,7 +225,7 @@ class CompiledFunction:
                 item if place is None else inputs[place] for item, place in zip(arguments, leaf_places, strict=True)
             ]
             args, kwargs = unflatten(shown, spec)
-            results, structure = flatten(self._target(*args, **kwargs))
+            results, structure = flatten_results(self._target(*args, **kwargs))
             output_spec[:] = [structure]
             return results
 
@@ -267,13 +271,9 @@ class CompiledFunction:
         return _Variant(graphs, tuple(sources), any(map(is_wrapper, inputs)), output_spec[0], guard)
 
     def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any, dynamic: bool) -> InputSpec:
-        if index < len(self._slots):
-            slot = self._slots[index]
-            name, role = identifier(slot.name.replace(".", "_")), slot.role
-        else:
-            position = index - len(self._slots)
-            name, role = f"arg_{position}", UserInput(position)
-        check_tensor(name, tensor)
+        position = index - len(self._slots)
+        role = self._slots[index].role if position < 0 else UserInput(position)
+        name = self._check(index, tensor)
         symbolic = dynamic and index >= len(self._slots)
         return InputSpec(
             f"{name}_{index}" if index < len(self._slots) else name,
@@ -283,6 +283,14 @@ class CompiledFunction:
             is_leaf=tensor.is_leaf,
             is_parameter=isinstance(tensor, torch.nn.Parameter),
         )
+
+    def _check(self, index: int, item: Any) -> str:
+        """The name of a tensor of a call; raises unless it is supported."""
+        position = index - len(self._slots)
+        name = f"arg_{position}" if position >= 0 else identifier(self._slots[index].name.replace(".", "_"))
+        if isinstance(item, torch.Tensor):
+            check_tensor(name, item)
+        return name
 
     @contextmanager
     def _module_names(self, recording: Recording) -> Iterator[None]:

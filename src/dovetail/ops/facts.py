@@ -133,6 +133,27 @@ def may_resize(target: Target) -> bool:
     return isinstance(target, Overload) and schema_of(target).name in _RESIZING
 
 
+# --- operators that round otherwise in place ------------------------------------------------------------------
+
+# `mul_` by a number hands the two factors to the kernel the other way round, and a number that comes first is rounded
+# to the tensor's dtype, while one that comes second is multiplied in the wider dtype of the arithmetic.
+_OTHERWISE_IN_PLACE = frozenset({("aten", "mul", "Scalar"), ("aten", "mul_", "Scalar")})
+_NARROW = frozenset({torch.bfloat16, torch.float16})
+
+
+def rounds_otherwise_in_place(target: Target, dtype: torch.dtype | None) -> bool:
+    """Whether an operator over tensors of this dtype, and its namesake that writes or does not, may give unequal bits.
+
+    The rounding of complex products and quotients depends on whether the result lies where an operand lies.
+    """
+    if dtype is None or not isinstance(target, Overload):
+        return False
+    if dtype.is_complex:
+        return True
+    schema = schema_of(target)
+    return dtype in _NARROW and (schema.namespace, schema.name, schema.overload) in _OTHERWISE_IN_PLACE
+
+
 # --- operators that look at the grad mode ---------------------------------------------------------------------
 
 # The kernel prepares its workspace for backward only when the grad mode is on.

@@ -6,11 +6,15 @@ same types, or `<name>_functional`. Where no twin exists, `ops.prims.functional_
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from dovetail.ir.program import Operand, Target
-from dovetail.ops.facts import facts_of
+import torch
+
+from dovetail.ir.program import Operand, Target, TensorMeta
+from dovetail.ir.sizes import Size, product
+from dovetail.ops.facts import facts_of, rounds_otherwise_in_place
 from dovetail.ops.prims import functional_form
 from dovetail.torch_compat.dispatch import Argument, Overload, Schema, overloads, schema_of
 
@@ -30,6 +34,19 @@ class Twin:
     drops_out: bool = False
 
 
+def exact_twin(op: Overload, writes: tuple[int, ...], written: Sequence[TensorMeta]) -> Twin:
+    """The functional twin that gives, bit by bit, what `op` writes into these tensors. Never fails.
+
+    An operator that is not elementwise may add up in another order where the result is laid out otherwise.
+    """
+    facts, in_place = facts_of(op), schema_of(op).name.endswith("_")
+    for meta in written:
+        rounds_otherwise = in_place and rounds_otherwise_in_place(op, meta.dtype)
+        if rounds_otherwise or not (facts.pointwise or _is_contiguous(meta)):
+            return _own_form(op, writes)
+    return functional_twin(op, writes)
+
+
 @cache
 def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
     """The functional twin of `op`, which writes the arguments at positions `writes`. Never fails.
@@ -43,15 +60,32 @@ def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
         twin = find(schema, writes)
         if twin is not None:
             return twin
-    return Twin(functional_form(op, writes), fresh=_fresh_count(schema), returns_list=True)
+    return _own_form(op, writes)
+
+
+def _own_form(op: Overload, writes: tuple[int, ...]) -> Twin:
+    """The operator itself, on copies."""
+    return Twin(functional_form(op, writes), fresh=_fresh_count(schema_of(op)), returns_list=True)
+
+
+def _is_contiguous(meta: TensorMeta) -> bool:
+    """Whether the elements lie in order without gaps; may say no where sizes are symbolic."""
+    step: Size = 1
+    for size, stride in reversed(list(zip(meta.shape, meta.stride, strict=True))):
+        if size != 1 and stride != step:
+            return False
+        step = product((step, size))
+    return True
 
 
 @cache
-def inplace_twin(op: Overload) -> Overload | None:
-    """The operator that does what `op` does and leaves the result in its first argument, if there is one.
+def inplace_twin(op: Overload, dtype: torch.dtype | None = None) -> Overload | None:
+    """The operator that does what `op` does and leaves the result, of `dtype`, in its first argument, if there is one.
 
     `op` is the functional twin of what is returned, with equal defaults.
     """
+    if rounds_otherwise_in_place(op, dtype):
+        return None
     schema = schema_of(op)
     for candidate in overloads(schema.namespace, f"{schema.name}_"):
         other = schema_of(candidate)

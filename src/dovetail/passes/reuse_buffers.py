@@ -4,11 +4,10 @@
 
 The result takes over the operand's storage, so nothing is allocated. Conditions, all of them:
 
-- the operator is elementwise and has an in-place twin with the same arguments;
+- the operator is elementwise and has an in-place twin with the same arguments, which rounds alike;
 - the first operand looks exactly like the result, fills its storage, and was made by an ATen operator of this program
   (the memory of inputs belongs to somebody else);
-- no value on the operand's storage is read later, or returned, and no other operand lies on it;
-- the numbers are real: the rounding of a complex product depends on whether the result lies where an operand lies.
+- no value on the operand's storage is read later, or returned, and no other operand lies on it.
 
 The same kernel runs on the same numbers, so results are the same, bit by bit. What eager ran in place (`relu_`, `+=`),
 and functionalization took apart, is in place again. Source: the last-use rule of destructive updates, as in Hudak and
@@ -110,9 +109,7 @@ class _Reuse:
             return None
         if result.storage == operand.tensor.storage or not _is_alike(result, operand.tensor):
             return None
-        if result.dtype.is_complex:
-            return None
-        return inplace_twin(node.target)
+        return inplace_twin(node.target, result.dtype)
 
     def _is_free(self, operand: Value, index: int) -> bool:
         if not operand.is_tensor:

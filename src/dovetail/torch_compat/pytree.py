@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.utils._pytree as torch_pytree
 
 TreeSpec = torch_pytree.TreeSpec
@@ -12,6 +13,15 @@ TreeSpec = torch_pytree.TreeSpec
 def flatten(tree: object) -> tuple[list[object], TreeSpec]:
     """The leaves of a nested container and the structure to rebuild it."""
     return torch_pytree.tree_flatten(tree)
+
+
+def flatten_results(tree: object) -> tuple[list[object], TreeSpec]:
+    """As `flatten`; a `torch.Size` of fixed numbers stays whole, because torch would rebuild it as a tuple."""
+    return torch_pytree.tree_flatten(tree, is_leaf=_is_fixed_size)
+
+
+def _is_fixed_size(item: object) -> bool:
+    return isinstance(item, torch.Size) and all(type(number) is int for number in item)
 
 
 def unflatten(leaves: list[object], spec: TreeSpec) -> Any:

@@ -55,7 +55,8 @@ def cheapest_call(names: Names, node: Node) -> str:
         return f"{node.args[0].name}.{name}({names.arguments(node, skip=1)})"
     for prefix, function in python_bindings(name):
         if prefix == binding:
-            callee = f"torch.{name}" if prefix == "torch" else names.constant(function, f"{prefix}_{name}")
+            public = prefix == "torch" and getattr(torch, name, None) is function
+            callee = f"torch.{name}" if public else names.constant(function, f"{prefix}_{name}")
             return f"{callee}({names.arguments(node)})"
     raise AssertionError(f"the binding {binding} of {name} is gone")
 

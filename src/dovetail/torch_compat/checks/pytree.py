@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import torch
+
 from dovetail.torch_compat import pytree
 from dovetail.torch_compat.checks.difference import first_difference
 
@@ -19,6 +21,15 @@ def check_flatten() -> str | None:
     )
 
 
+def check_flatten_results() -> str | None:
+    """A size is one leaf."""
+    leaves, spec = pytree.flatten_results([torch.Size((2, 3)), 1])
+    return first_difference(
+        ("the leaves", leaves, [torch.Size((2, 3)), 1]),
+        ("the type of a size", type(pytree.unflatten(leaves, spec)[0]), torch.Size),
+    )
+
+
 def check_unflatten() -> str | None:
     """A container is rebuilt with other leaves, and with its types."""
     _, spec = pytree.flatten({"a": [1, (2, OrderedDict(b=3))]})
@@ -29,4 +40,4 @@ def check_unflatten() -> str | None:
     )
 
 
-CHECKS = (check_flatten, check_unflatten)
+CHECKS = (check_flatten, check_flatten_results, check_unflatten)

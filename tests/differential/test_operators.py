@@ -1,0 +1,54 @@
+"""A fixed sample of torch's databases of operators and modules equals eager; `make sweep` runs all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+
+import pytest
+import torch
+
+from tests.opdb.calls import Entry, module_entries, operator_entries
+from tests.opdb.verdict import ARMS, PASS, REFUSED, ROUNDING, SKIPPED, Verdict, judge, references
+
+SAMPLES = 3
+BLOCK = 25
+
+# Refused or rounded here, and in aot_eager as well.
+AS_AOT_EAGER = (REFUSED, ROUNDING)
+
+
+def _every(step: int, entries: Iterable[Entry], first: int = 0) -> list[Entry]:
+    return list(islice(entries, first, None, step))
+
+
+CHOSEN = [
+    *_every(5, operator_entries([torch.float32])),
+    *_every(24, operator_entries([torch.float64]), 1),
+    *_every(16, operator_entries([torch.bfloat16]), 2),
+    *_every(16, operator_entries([torch.complex64]), 3),
+    *_every(16, operator_entries([torch.int64]), 5),
+    *_every(12, operator_entries([torch.float32], transposed=True), 6),
+    *_every(4, module_entries([torch.float32])),
+]
+
+
+@pytest.mark.parametrize("first", range(0, len(CHOSEN), BLOCK))
+@pytest.mark.usefixtures("alone")
+def test_operators_and_modules_equal_eager(first: int) -> None:
+    wrong = {entry.key: verdict for entry in CHOSEN[first : first + BLOCK] if (verdict := _shortfall(entry))}
+    assert not wrong
+
+
+def _shortfall(entry: Entry) -> Verdict | None:
+    """What is wrong with an entry, unless aot_eager does no better."""
+    found = references(entry, SAMPLES)
+    verdict = judge(found, ARMS["dovetail"])
+    if verdict.status in AS_AOT_EAGER and judge(found, ARMS["aot"]).status != PASS:
+        return None
+    return None if verdict.status in (PASS, SKIPPED) else verdict
+
+
+def test_entries_have_keys_of_their_own() -> None:
+    keys = [entry.key for entry in (*operator_entries(), *operator_entries(transposed=True), *module_entries())]
+    assert len(keys) == len(set(keys)) > 6000
