@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from dovetail.analysis.arrangement import Arrangement
 from dovetail.capture.recording import Recording
-from dovetail.errors import BadOptionValue
 from dovetail.frontends.function import CompiledFunction
+from dovetail.frontends.targets import as_callable
 from dovetail.ir.calling import (
     AsLeaf,
     FromConstant,
@@ -103,20 +105,18 @@ class AnalysisReport:
         return "\n".join(lines)
 
 
-def analyse(target: Callable[..., Any], *args: Any, **kwargs: Any) -> AnalysisReport:
+def analyse(target: Callable[..., Any] | torch.export.ExportedProgram, *args: Any, **kwargs: Any) -> AnalysisReport:
     """Analyse one call of a function or module.
 
     The function runs once on fake tensors, as if it were compiled with `dovetail.compile`; its arguments, parameters
     and buffers stay as they are.
     Args:
-        target: a function over tensors, or a module. args, kwargs: what it is called with.
+        target: a function over tensors, a module, or an exported program. args, kwargs: what it is called with.
     Returns: what happens to each input and where each output comes from.
     Raises: DovetailError when the target cannot be recorded, or changes an input in a way no program can repeat.
     """
     ensure_supported_torch()
-    if not callable(target):
-        raise BadOptionValue(option="target", value=target, reason="it is called", expected="a function or a module")
-    compiled = CompiledFunction(target, resolve_options({}, PASS_NAMES))
+    compiled = CompiledFunction(as_callable(target), resolve_options({}, PASS_NAMES))
     recording, places = compiled.record(*args, **kwargs)
     return AnalysisReport(
         _input_reports(recording, places),

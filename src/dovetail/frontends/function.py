@@ -27,10 +27,11 @@ from dovetail.capture.module_state import TensorSlot, replaced_tensors, tensor_s
 from dovetail.capture.python_effects import no_tensors_left
 from dovetail.capture.python_state import PythonState, plain_key
 from dovetail.capture.recording import Recording
-from dovetail.errors import BadOptionValue, DataDependentControlFlow, DovetailError, DovetailWarning
+from dovetail.errors import DataDependentControlFlow, DovetailError, DovetailWarning
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
 from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.targets import as_callable, default_options
 from dovetail.ir.signature import UserInput
 from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
@@ -48,22 +49,23 @@ logger = logging.getLogger("dovetail")
 
 
 def compile(
-    target: Callable[..., Any], example_inputs: Sequence[Any] | None = None, **options: Any
+    target: Callable[..., Any] | torch.export.ExportedProgram,
+    example_inputs: Sequence[Any] | None = None,
+    **options: Any,
 ) -> CompiledFunction:
     """Compile a function or module without Dynamo.
 
     Args:
-        target: a function over tensors, or a module. It stays as it is and is still usable.
+        target: a function over tensors, a module (an `fx.GraphModule`, too), or an exported program, whose dynamic
+            sizes are kept. It stays as it is and is still usable.
         example_inputs: arguments to compile for at once; without them, the first call compiles.
         options: see `dovetail.pipeline.options`.
     Returns: a callable with the target's arguments; attributes of a module are reachable through it.
     Raises: DovetailError for an unknown option, or when the target cannot be recorded.
     """
     ensure_supported_torch()
-    resolved = resolve_options(options, PASS_NAMES)
-    if not callable(target):
-        raise BadOptionValue(option="target", value=target, reason="it is called", expected="a function or a module")
-    compiled = CompiledFunction(target, resolved)
+    resolved = resolve_options({**default_options(target), **options}, PASS_NAMES)
+    compiled = CompiledFunction(as_callable(target), resolved)
     if example_inputs is not None:
         compiled.prepare(*example_inputs)
     return compiled

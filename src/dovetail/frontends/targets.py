@@ -1,0 +1,30 @@
+"""What can be compiled without Dynamo: functions, modules (an `fx.GraphModule` is one) and exported programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dovetail.errors import BadOptionValue
+
+
+def as_callable(target: Any) -> Callable[..., Any]:
+    """The target as something that can be called; an exported program as its module, which shares its weights.
+
+    Raises: BadOptionValue.
+    """
+    if isinstance(target, torch.export.ExportedProgram):
+        return target.module()
+    if not callable(target):
+        expected = "a function, a module or an exported program"
+        raise BadOptionValue(option="target", value=target, reason="it is called", expected=expected)
+    called: Callable[..., Any] = target
+    return called
+
+
+def default_options(target: Any) -> Mapping[str, object]:
+    """Options that a target brings along: one that was exported with dynamic sizes is compiled for them."""
+    is_dynamic = isinstance(target, torch.export.ExportedProgram) and bool(target.range_constraints)
+    return {"dynamic": True} if is_dynamic else {}
