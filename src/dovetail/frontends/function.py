@@ -25,10 +25,11 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors, tensor_slots
 from dovetail.capture.python_effects import no_tensors_left
-from dovetail.capture.python_state import PythonState, plain_key
+from dovetail.capture.python_state import PythonState
 from dovetail.capture.recording import Recording
 from dovetail.errors import DataDependentControlFlow, DovetailError, DovetailWarning
 from dovetail.execute.graph import CompiledGraph
+from dovetail.frontends.call_kind import SameKind, leaf_key
 from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.targets import as_callable, default_options
@@ -41,7 +42,7 @@ from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.pytree import TreeSpec, flatten, flatten_results, unflatten
-from dovetail.torch_compat.subclasses import is_wrapper, take_apart
+from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.symbols import new_shape_env
 from dovetail.torch_compat.version import ensure_supported_torch
 
@@ -80,6 +81,17 @@ class _Variant:
     guard: SizeGuard | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """leaves: the arguments, flat. tensors: what the modules hold. snapshot: of the Python values that can be read."""
+
+    leaves: list[Any]
+    spec: TreeSpec
+    tensors: list[torch.Tensor]
+    everything: list[Any]
+    snapshot: tuple[object, ...]
+
+
 class CompiledFunction:
     """A compiled function or module; see `compile`."""
 
@@ -90,6 +102,7 @@ class CompiledFunction:
         self._state: PythonState | None = None
         self._slots: list[TensorSlot] = []
         self._variants: dict[tuple[object, ...], list[_Variant]] = {}
+        self._last: tuple[SameKind, _Variant] | None = None
         self._warned = False
 
     @not_traced
@@ -107,21 +120,34 @@ class CompiledFunction:
 
     def _choose(self, args: Any, kwargs: Any) -> tuple[CompiledGraph, list[Any], TreeSpec] | None:
         """The graph for a call, compiled when it is new, and its inputs; None when the limit is reached."""
-        leaves, spec, tensors, key = self._describe(args, kwargs)
-        everything = [*tensors, *leaves]
-        variant = self._find(key, everything)
-        if variant is None:
-            count = sum(map(len, self._variants.values()))
-            if count >= self._options.max_variants:
+        call = self._describe(args, kwargs)
+        everything = call.everything
+        if self._last is not None and self._last[0].holds(call.spec, everything, call.snapshot):
+            variant = self._last[1]
+        else:
+            found = self._variant_for(call)
+            if found is None:
                 return None
-            logger.info("%s: variant %d, because %s", self._name, count, self._what_changed(key))
-            variant = self._capture(leaves, spec, tensors)
-            self._variants.setdefault(key, []).append(variant)
+            variant = found
         inputs = [everything[i] for i in variant.sources]
         if variant.has_wrappers:
             inputs = with_parts(inputs)
         graph = variant.graphs.select(inputs)
         return None if graph is None else (graph, inputs, variant.output_spec)
+
+    def _variant_for(self, call: _Call) -> _Variant | None:
+        key = self._key(call)
+        variant = self._find(key, call.everything)
+        if variant is None:
+            count = sum(map(len, self._variants.values()))
+            if count >= self._options.max_variants:
+                return None
+            logger.info("%s: variant %d, because %s", self._name, count, self._what_changed(key))
+            variant = self._capture(call)
+            self._variants.setdefault(key, []).append(variant)
+        if not self._options.dynamic and SameKind.can_tell(call.everything):
+            self._last = SameKind(call.spec, call.everything, call.snapshot), variant
+        return variant
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""
@@ -129,21 +155,20 @@ class CompiledFunction:
             self._prepare(args, kwargs)
 
     def _prepare(self, args: Any, kwargs: Any) -> None:
-        leaves, spec, tensors, key = self._describe(args, kwargs)
-        everything = [*tensors, *leaves]
+        call = self._describe(args, kwargs)
+        key, everything = self._key(call), call.everything
         if self._find(key, everything) is None:
-            variant = self._capture(leaves, spec, tensors)
+            variant = self._capture(call)
             self._variants.setdefault(key, []).append(variant)
             variant.graphs.select(with_parts([everything[i] for i in variant.sources]))
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""
         with RECORDING:
-            leaves, spec, tensors, _ = self._describe(args, kwargs)
-            variant = self._capture(leaves, spec, tensors)
-            everything = [*tensors, *leaves]
-            inputs = [everything[i] for i in variant.sources]
-            counts = tuple(sum(other is tensor for other in everything) for tensor in inputs)
+            call = self._describe(args, kwargs)
+            variant = self._capture(call)
+            inputs = [call.everything[i] for i in variant.sources]
+            counts = tuple(sum(other is tensor for other in call.everything) for tensor in inputs)
             return variant.graphs.record_for(with_parts(inputs)), counts
 
     def __getattr__(self, name: str) -> Any:
@@ -162,7 +187,7 @@ class CompiledFunction:
 
     # --- describing a call ----------------------------------------------------------------------------------
 
-    def _describe(self, args: Any, kwargs: Any) -> tuple[list[Any], TreeSpec, list[torch.Tensor], tuple[object, ...]]:
+    def _describe(self, args: Any, kwargs: Any) -> _Call:
         if self._state is None:
             self._state = PythonState(self._target)
             self._slots = tensor_slots(self._state.modules)
@@ -171,15 +196,19 @@ class CompiledFunction:
         if any(not isinstance(tensor, torch.Tensor) for tensor in tensors):
             self._slots = tensor_slots(self._state.modules)
             tensors = [slot.read() for slot in self._slots]
+        return _Call(leaves, spec, tensors, [*tensors, *leaves], self._state.snapshot())
+
+    def _key(self, call: _Call) -> tuple[object, ...]:
         first: dict[int, int] = {}
-        everything = [*tensors, *leaves]
         try:
-            described = tuple(_leaf_key(x, first, place, self._options.dynamic) for place, x in enumerate(everything))
+            described = tuple(
+                leaf_key(x, first, place, self._options.dynamic) for place, x in enumerate(call.everything)
+            )
         except RuntimeError:  # it has no strides, or no shape yet
-            for place, item in enumerate(everything):
+            for place, item in enumerate(call.everything):
                 self._check(place, item)
             raise
-        return leaves, spec, tensors, (spec, described, self._state.snapshot())
+        return (call.spec, described, call.snapshot)
 
     def _find(self, key: tuple[object, ...], everything: list[Any]) -> _Variant | None:
         for variant in self._variants.get(key, ()):
@@ -212,7 +241,8 @@ class CompiledFunction:
 
     # --- capturing ------------------------------------------------------------------------------------------
 
-    def _capture(self, leaves: list[Any], spec: TreeSpec, tensors: list[torch.Tensor]) -> _Variant:
+    def _capture(self, described: _Call) -> _Variant:
+        leaves, spec, tensors = described.leaves, described.spec, described.tensors
         everything = [*tensors, *leaves]
         sources = _distinct_tensors(everything)
         inputs = [everything[i] for i in sources]
@@ -330,27 +360,3 @@ def _distinct_tensors(items: list[Any]) -> list[int]:
             seen.add(id(item))
             found.append(index)
     return found
-
-
-def _leaf_key(item: Any, first: dict[int, int], place: int, dynamic: bool) -> object:
-    if not isinstance(item, torch.Tensor):
-        return plain_key(item)
-    if item.layout is not torch.strided:
-        check_tensor(f"tensor {place}", item)  # it may not even have strides
-    return (
-        first.setdefault(id(item), place),
-        item.dim() if dynamic else (item.shape, item.stride()),
-        item.dtype,
-        item.device,
-        item.requires_grad,
-        item.is_leaf,
-        item.is_conj(),
-        item.is_neg(),
-        type(item),
-        _parts_key(item) if is_wrapper(item) else None,
-    )
-
-
-def _parts_key(wrapper: torch.Tensor) -> object:
-    parts, layout = take_apart(wrapper)
-    return (layout.key(), tuple((part.shape, part.stride(), part.dtype, part.device) for part in parts))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from dovetail.capture.inputs import InputSpec
 from dovetail.errors import UnsupportedDevice, UnsupportedTensor
@@ -21,9 +20,6 @@ _DEVICES = ("cpu", "cuda")
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Raise unless dovetail supports the tensor's layout, class and device."""
-    if is_lazy(tensor):
-        hint = "call the module once in eager mode first"
-        raise UnsupportedTensor(name=name, kind="a parameter of a lazy module, which has no shape yet", hint=hint)
     refused = unsupported_kind(tensor)
     if refused is not None:
         raise UnsupportedTensor(name=name, kind=refused[0], hint=refused[1])

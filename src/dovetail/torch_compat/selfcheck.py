@@ -15,7 +15,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from dovetail.torch_compat.checks import autograd, dispatch, dynamo, fakes, profiler, pytree, rng, subclasses, symbols
+from dovetail.torch_compat.checks import (
+    autograd,
+    dispatch,
+    dynamo,
+    fakes,
+    guards,
+    profiler,
+    pytree,
+    rng,
+    subclasses,
+    symbols,
+)
 
 Check = Callable[[], str | None]
 
@@ -25,6 +36,7 @@ COMPILER_CHECKS: tuple[Check, ...] = (
     *dispatch.CHECKS,
     *dynamo.CHECKS,
     *fakes.CHECKS,
+    *guards.CHECKS,
     *pytree.CHECKS,
     *rng.CHECKS,
     *subclasses.CHECKS,

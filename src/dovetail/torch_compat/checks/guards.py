@@ -1,0 +1,39 @@
+"""Checks of `torch_compat.guards`."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.torch_compat import guards
+from dovetail.torch_compat.checks.difference import first_difference
+
+
+def check_same_tensors() -> str | None:
+    """A tensor like the first is recognised, one that differs in any way is not."""
+    example = torch.ones(2, 3)
+    same = guards.SameTensors([example])
+    others = {
+        "sizes": torch.ones(2, 4),
+        "strides": torch.ones(3, 2).t(),
+        "dtype": torch.ones(2, 3, dtype=torch.float64),
+        "device": torch.ones(2, 3, device="meta"),
+        "requires_grad": torch.ones(2, 3, requires_grad=True),
+        "class": torch.nn.Parameter(torch.ones(2, 3), requires_grad=False),
+    }
+    wrong = [name for name, tensor in others.items() if same.are([tensor])]
+    number = torch.ones(2, dtype=torch.complex64)
+    complex_numbers = guards.SameTensors([number])
+    return first_difference(
+        ("the claim that an equal tensor is the same", same.are([torch.zeros(2, 3)]), True),
+        ("differences that are not seen", wrong, []),
+        ("what is said of a conjugate view", complex_numbers.are([number.conj()]), False),
+        ("what is said of a tensor in inference mode's grad mode", _without_gradients(same), True),
+    )
+
+
+def _without_gradients(same: guards.SameTensors) -> bool:
+    with torch.no_grad():
+        return same.are([torch.ones(2, 3)])
+
+
+CHECKS = (check_same_tensors,)

@@ -1,0 +1,26 @@
+"""Asking many tensors at once whether they are as they were, in C++: what Dynamo's guards do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import TensorGuards
+
+
+class SameTensors:
+    """Recognises tensors of the same classes, dtypes, devices, sizes, strides, requires_grad and conjugate bits.
+
+    Not asked: whether a tensor is a leaf, and which tensors are one.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Remember what these are like; not the tensors themselves."""
+        sizes: list[Any] = [list(tensor.shape) for tensor in tensors]
+        strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
+        self._guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+
+    def are(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are like those, one by one."""
+        return bool(self._guards.check(*tensors))
