@@ -35,6 +35,7 @@ from dovetail.ops.facts import (
     runs_in_grad_mode,
 )
 from dovetail.ops.prims import Prim, in_grad_mode
+from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import (
     DispatchMode,
@@ -70,6 +71,8 @@ class Recorder(DispatchMode):
     with what they stood for and the grad mode; metadata_changes, what changed shape and strides of a tensor in place:
     the tensor, the operator, its other arguments.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -175,7 +178,7 @@ class Recorder(DispatchMode):
             return NotImplemented  # the wrapper's own class takes the operator apart; its parts come here
         keywords = dict(kwargs or {})
         if isinstance(func, HigherOrder):
-            raise UnsupportedHigherOrderOperator(operator=str(func), origin=self._origins.here())
+            return self._record_sub_programs(func, args, keywords)
         if is_question(func):
             return func(*args, **keywords)
         if is_composite(func) and not has_kernel(func, _device_type(args)):
@@ -207,6 +210,14 @@ class Recorder(DispatchMode):
         as_recorded = in_grad_mode(func) if runs_in_grad_mode(func) and torch.is_grad_enabled() else func
         self._append(as_recorded, operands, keyword_operands, result)
         self._note_writes(func, args, keywords)
+        return result
+
+    def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
+        made = run_with_sub_programs(func, args, keywords, lambda x: isinstance(x, torch.Tensor | torch.SymInt))
+        if made is None:
+            raise UnsupportedHigherOrderOperator(operator=str(func), origin=self._origins.here())
+        prim, operands, result = made
+        self._append(prim, tuple(map(self.operand_of, operands)), (), result)
         return result
 
     def _note_writes(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
