@@ -178,12 +178,15 @@ class UnsupportedOutput(DovetailError):
 
 
 class UnsupportedHigherOrderOperator(DovetailError):
-    """A higher-order operator (cond, while_loop, ...) whose sub-programs are not captured yet."""
+    """A higher-order operator (cond, scan, ...) whose sub-programs cannot be captured."""
 
     code = "DT-CAPTURE-006"
     summary = "the higher-order operator {operator} is not supported yet."
-    because = "its sub-programs would have to be captured as programs of their own"
-    way_out = "keep this part outside of the compiled function"
+    because = (
+        "sub-programs are captured for cond, map and while_loop, where Dynamo hands them over and they write nothing "
+        "that they are given"
+    )
+    way_out = 'for these use torch.compile(backend="dovetail"), or keep this part outside of the compiled function'
     rows = ("origin", "stage")
 
 

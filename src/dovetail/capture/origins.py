@@ -80,6 +80,17 @@ class OriginTracker:
         code = found.tb_frame.f_code
         return Origin(code.co_filename, found.tb_lineno, code.co_name, self._modules[-1] if self._modules else "")
 
+    @staticmethod
+    def higher_order_operator(error: BaseException) -> str:
+        """The name of the operator over sub-programs whose implementation in torch raised; "" for any other error."""
+        trace, found = error.__traceback__, ""
+        while trace is not None:
+            path = Path(trace.tb_frame.f_code.co_filename)
+            if path.parent.name == "_higher_order_ops":
+                found = found or path.stem
+            trace = trace.tb_next
+        return found
+
     def _python_origin(self) -> Origin:
         module = self._modules[-1] if self._modules else ""
         frame: FrameType | None = sys._getframe(1)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.operators import device_type, must_be_kept, short_name
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
 from dovetail.errors import (
@@ -37,6 +38,7 @@ from dovetail.ops.facts import (
     runs_in_grad_mode,
 )
 from dovetail.ops.prims import EXPECT, Prim, in_grad_mode
+from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import (
     DispatchMode,
@@ -77,6 +79,8 @@ class Recorder(DispatchMode):
     with what they stood for and the grad mode; metadata_changes, what changed shape and strides of a tensor in place:
     the tensor, the operator, its other arguments.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -183,10 +187,10 @@ class Recorder(DispatchMode):
             return NotImplemented  # the wrapper's own class takes the operator apart; its parts come here
         keywords = dict(kwargs or {})
         if isinstance(func, HigherOrder):
-            raise UnsupportedHigherOrderOperator(operator=str(func), origin=self._origins.here())
+            return self._record_sub_programs(func, args, keywords)
         if is_question(func):
             return func(*args, **keywords)
-        if is_composite(func) and not has_kernel(func, _device_type(args)):
+        if is_composite(func) and not has_kernel(func, device_type(args)):
             with self:
                 return decompose(func, args, keywords)
         if func is aten.lift_fresh.default and not is_fake(args[0]):
@@ -216,6 +220,14 @@ class Recorder(DispatchMode):
         as_recorded = in_grad_mode(func) if runs_in_grad_mode(func) and torch.is_grad_enabled() else func
         self._append(as_recorded, operands, keyword_operands, result)
         self._note_writes(func, args, keywords)
+        return result
+
+    def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
+        made = run_with_sub_programs(func, args, keywords, lambda x: isinstance(x, torch.Tensor | torch.SymInt))
+        if made is None:
+            raise UnsupportedHigherOrderOperator(operator=str(func), origin=self._origins.here())
+        prim, operands, result = made
+        self._append(prim, tuple(map(self.operand_of, operands)), (), result)
         return result
 
     def _note_writes(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
@@ -276,9 +288,9 @@ class Recorder(DispatchMode):
         unpack = isinstance(result, tuple | list)
         items = list(result) if isinstance(result, tuple | list) else [result]
         self._alias_written(target, args, kwargs, items)
-        name = _short_name(target)
+        name = short_name(target)
         outputs = tuple(self._result_value(item, name) for item in items)
-        if all(output is None for output in outputs) and not _must_be_kept(target):
+        if all(output is None for output in outputs) and not must_be_kept(target):
             return  # a question about metadata, or an alias that is the operand itself
         self.nodes.append(
             Node(
@@ -383,20 +395,3 @@ class Recorder(DispatchMode):
     def _fresh_name(self, base: str) -> str:
         self._names += 1
         return f"{base}_{self._names}"
-
-
-def _short_name(target: Target) -> str:
-    return (
-        target.name if isinstance(target, Prim) else schema_of(target).name if isinstance(target, Overload) else "call"
-    )
-
-
-def _device_type(args: Sequence[object]) -> str:
-    """The kind of device of the first tensor among an operator's arguments; the CPU when there is none."""
-    return next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
-
-
-def _must_be_kept(target: Target) -> bool:
-    if isinstance(target, Prim):
-        return target.effect
-    return isinstance(target, Overload) and (schema_of(target).is_mutable or not schema_of(target).returns)

@@ -29,6 +29,7 @@ from dovetail.errors import (
     DataDependentControlFlow,
     DovetailError,
     GeneratorMadeInside,
+    UnsupportedHigherOrderOperator,
     UnsupportedInputMutation,
 )
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, Pattern
@@ -374,6 +375,9 @@ class Recording:
         except DATA_DEPENDENT_ERRORS as error:
             raise DataDependentControlFlow(origin=self.origins.of_error(error)) from error
         except Exception as error:
+            operator = self.origins.higher_order_operator(error) if isinstance(error, AssertionError) else ""
+            if operator:
+                raise UnsupportedHigherOrderOperator(operator=operator, origin=self.origins.of_error(error)) from error
             raise CaptureFailed(
                 error=f"{type(error).__name__}: {error}", origin=self.origins.of_error(error)
             ) from error
