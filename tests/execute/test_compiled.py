@@ -263,7 +263,7 @@ def test_wrapper_with_writes_views_and_constants() -> None:
             arg_0 = args[0]
             outs = run(args)
             withdraw_announcement(arg_0)
-            followed(arg_0).copy_(outs[1])
+            followed(arg_0, outs[1]).copy_(outs[1])
             result_0 = torch.ops.aten.view.default(arg_0, [-1])
             return (result_0, arg_0, torch.ops.aten.select.int(outs[0], 0, 0), outs[0], 5, result_0, None, )
         """)

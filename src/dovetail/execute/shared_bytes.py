@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.torch_compat.autograd import set_version, version_of
+from dovetail.torch_compat.autograd import has_hooks, set_version, version_of, viewed_tensor
 
 
 def flat_bytes(leader: torch.Tensor, dtype: torch.dtype, length: int, back: int) -> torch.Tensor:
@@ -39,11 +39,15 @@ def withdraw_announcement(tensor: torch.Tensor) -> None:
     set_version(tensor, version_of(tensor) - 1)
 
 
-def followed(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, ready for a write that autograd follows.
+def followed(tensor: torch.Tensor, contents: torch.Tensor) -> torch.Tensor:
+    """The tensor, ready for `contents` to be written to it in a way that autograd follows.
 
     A view of a tensor that such a write has just given a gradient passes for a leaf until its gradient function is
-    looked at.
+    looked at. A tensor's own path is cut, where nobody hooks onto it, if the contents bring one that leads there: else
+    copying would send zeros down the old path, to be added to the gradients that arrive there.
     """
-    _ = tensor.grad_fn
+    path = tensor.grad_fn
+    alone = viewed_tensor(tensor) is tensor and not has_hooks(tensor) and not tensor.retains_grad
+    if path is not None and contents.requires_grad and alone:
+        tensor.detach_()
     return tensor

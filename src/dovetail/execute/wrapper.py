@@ -8,7 +8,7 @@ One Python function per compiled graph, generated from its `CallPlan`, readable 
         args[2:2] = [flat_bytes(x, torch.float32, 6, 0), viewed_tensor(x)]
         outs = run(args)
         withdraw_announcement(x)
-        followed(x).copy_(outs[1])
+        followed(x, outs[1]).copy_(outs[1])
         return (outs[0], )
 """
 
@@ -159,8 +159,8 @@ class _WrapperWriter:
         for write in self.plan.writes:
             if write.kind is WriteKind.TRACKED:
                 value = self.program.inputs[write.input]
-                target = f"followed({value.name})"
                 contents = f"outs[{write.slot}]"
+                target = f"followed({value.name}, {contents})"
                 overlaps = value.tensor.overlaps_itself()
                 lines.append(f"    copy_into({target}, {contents})" if overlaps else f"    {target}.copy_({contents})")
         return lines
