@@ -33,6 +33,9 @@ NOT_RECORDED = {
     "aten.alias.default": "another name of the same value",
 }
 
+# The others make tensors of Python numbers (a program has a copy of those) or pick operators by the mode they run in.
+TRACED = ("gpt2", "llama", "bert", "vit", "resnet", "mlp", "minilm", "unet", "autoencoder")
+
 # Runs of operators, per way in, that Dynamo does not hand over.
 DROPPED_BY_DYNAMO = {
     ("aten.unsqueeze.default",) * 3: "masks in transformers are functions of batch, head and places; none reads the "
@@ -242,7 +245,7 @@ def _fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way_in", ["backend", "function"])
-@pytest.mark.parametrize("entry", ZOO, ids=str)
+@pytest.mark.parametrize("entry", [entry for entry in ZOO if entry.name in TRACED], ids=str)
 def test_recorded_operators_are_eagers(entry: Entry, way_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (batch,) = entry.batches(1)
     expected = eager_steps(entry.model(), batch, monkeypatch)
