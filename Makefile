@@ -28,10 +28,10 @@ lint: $(VENV)/.installed-dev ## ruff and mypy --strict
 	$(RUN)/ruff format --check .
 	$(RUN)/mypy
 
-sweep: $(VENV)/.installed-dev ## search for wrong results: random views, all operators, random programs for MINUTES=10
+sweep: $(VENV)/.installed-dev ## search for wrong results: random views, random programs for MINUTES=10, all operators
 	$(RUN)/python -m tests.overlap_sweep --pairs 100000
-	$(RUN)/python -m tests.opdb
 	$(RUN)/python -m tests.sweep --minutes $(MINUTES)
+	$(RUN)/python -m tests.opdb
 
 bench: $(VENV)/.installed-dev ## measure against eager and other compilers
 	$(RUN)/python -m benchmarks $(ARGS)
