@@ -1,8 +1,9 @@
 """Measure what a call costs beyond its operators: wrapper and guards of dovetail next to those of other backends.
 
-The functions add tensors of eight elements, so that nearly all of a call is overhead. All backends take their turns
-within a round. A turn is a number of calls, timed one by one, and gives their median; a backend's figure is its least
-turn, and what it adds to another one is the difference of these figures.
+The functions add tensors of eight elements, so that nearly all of a call is overhead; with gradients, a call is forward
+and backward. Beside them stands an `autograd.Function` of as many inputs that computes nothing: what autograd asks of
+everybody. All backends take their turns within a round. A turn is a number of calls, timed one by one, and gives their
+median; a backend's figure is its least turn, and what it adds to another one is the difference of these figures.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -24,11 +25,17 @@ from dovetail.execute.alias_guard import AliasGuard
 from dovetail.frontends.function import compile as compile_directly
 
 DIRECT = "dovetail.compile"
-BACKENDS = (EAGER, DYNAMO, "aot_eager", "dovetail", DIRECT, "inductor")
+BARE = "bare Function"
+BACKENDS = (EAGER, DYNAMO, BARE, "aot_eager", "dovetail", DIRECT, "inductor")
 LIMIT_US = {False: 25.0, True: 40.0}
-"""What dovetail may add to `torch.compile(backend="eager")`, without and with gradients."""
+"""What dovetail may add to `torch.compile(backend="eager")`, without gradients, and forward and backward with them."""
 
-LIMIT_PER_INPUT_US = 0.2
+LIMIT_PER_INPUT_US = 0.3
+"""What a further input may add without gradients."""
+
+LIMIT_PER_INPUT_TIMES = 1.2
+"""What a further input may add with gradients, in terms of what it costs a bare `autograd.Function`."""
+
 LIMIT_PER_VIEW_US = 1.0
 _ELEMENTS = 8
 _CALLS_PER_GUARD_TURN = 20_000
@@ -40,7 +47,12 @@ class Workload:
 
     function: Callable[..., Any]
     arguments: list[Tensor]
-    has_gradients: bool = False
+    wanted: list[Tensor] = field(default_factory=list)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a call is forward and backward, to the tensors `wanted`."""
+        return bool(self.wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,21 @@ class GuardCost:
 
 
 # --- functions ------------------------------------------------------------------------------------------------------
+
+
+class _Bare(torch.autograd.Function):
+    """Its first input, and the gradient that arrives for all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *xs: Tensor) -> Tensor:
+        """Hand out a view of the first."""
+        ctx.count = len(xs)
+        return xs[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Hand out what arrives."""
+        return (grads[0],) * ctx.count
 
 
 class _Sum(nn.Module):
@@ -112,11 +139,13 @@ def _all_written(count: int) -> Workload:
 
 
 def _gradients(count: int) -> Workload:
-    return Workload(_total, [x.requires_grad_() for x in _tensors(count)], has_gradients=True)
+    inputs = [x.requires_grad_() for x in _tensors(count)]
+    return Workload(_total, inputs, inputs)
 
 
 def _parameters(count: int) -> Workload:
-    return Workload(_Sum(count), _tensors(1), has_gradients=True)
+    module = _Sum(count)
+    return Workload(module, _tensors(1), list(module.parameters()))
 
 
 KINDS: dict[str, Callable[[int], Workload]] = {
@@ -183,8 +212,18 @@ def _measure_one(
 
 def _ready(backend: str, workload: Workload) -> Callable[[], Any]:
     """A call without arguments, compiled and warm."""
-    compiled = compile_directly(workload.function) if backend == DIRECT else compile_for(backend, workload.function)
-    call = partial(compiled, *workload.arguments)
+    if backend == BARE:
+        forward = partial(_Bare.apply, *(workload.wanted or workload.arguments))
+    elif backend == DIRECT:
+        forward = partial(compile_directly(workload.function), *workload.arguments)
+    else:
+        forward = partial(compile_for(backend, workload.function), *workload.arguments)
+    gradient = torch.ones(_ELEMENTS)
+
+    def both() -> None:
+        torch.autograd.grad(forward(), workload.wanted, gradient)
+
+    call = both if workload.wanted else forward
     for _ in range(3):
         call()
     return call
@@ -202,12 +241,23 @@ def _turn_us(call: Callable[[], Any], calls: int) -> float:
 
 def per_input_us(rows: Sequence[CallCost], kind: str, backend: str) -> float | None:
     """What one more input adds beyond `backend="eager"`, from the least to the largest number of inputs."""
-    chosen = [r for r in rows if (r.kind, r.backend) == (kind, backend) and r.added_us is not None]
-    chosen.sort(key=lambda row: row.inputs)
-    if len(chosen) < 2 or chosen[0].inputs == chosen[-1].inputs:
+    return _slope([(r.inputs, r.added_us) for r in rows if (r.kind, r.backend) == (kind, backend)])
+
+
+def limit_per_input_us(rows: Sequence[CallCost], kind: str) -> float | None:
+    """What it may add: a fixed time, or with gradients a multiple of what it costs a bare `autograd.Function`."""
+    of_kind = [row for row in rows if row.kind == kind]
+    if not any(row.has_gradients for row in of_kind):
+        return LIMIT_PER_INPUT_US
+    bare = _slope([(row.inputs, row.us) for row in of_kind if row.backend == BARE])
+    return None if bare is None else LIMIT_PER_INPUT_TIMES * bare
+
+
+def _slope(points: Sequence[tuple[int, float | None]]) -> float | None:
+    known = sorted((inputs, us) for inputs, us in points if us is not None)
+    if len(known) < 2 or known[0][0] == known[-1][0]:
         return None
-    first, last = chosen[0], chosen[-1]
-    return ((last.added_us or 0.0) - (first.added_us or 0.0)) / (last.inputs - first.inputs)
+    return (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0])
 
 
 # --- the guard ------------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from typing import Any
 
 from benchmarks.overhead import (
     DIRECT,
-    LIMIT_PER_INPUT_US,
     LIMIT_PER_VIEW_US,
     LIMIT_US,
     CallCost,
     GuardCost,
+    limit_per_input_us,
     per_input_us,
 )
 from benchmarks.tables import Rows, write_tables
@@ -49,9 +49,12 @@ def _added_table(rows: Sequence[CallCost]) -> tuple[list[str], Rows]:
         limit = LIMIT_US[chosen[0].has_gradients]
         slope = per_input_us(rows, kind, backend)
         added = [row.added_us for row in chosen]
-        verdict = _verdict(added[0], limit), _verdict(slope, LIMIT_PER_INPUT_US)
+        per_input = limit_per_input_us(rows, kind)
+        verdict = _verdict(added[0], limit), _verdict(slope, per_input)
         shown = ", ".join(f"{row.inputs}: {_number(row.added_us)}" for row in chosen)
-        cells.append([kind, backend, shown, f"{limit:g}", verdict[0], _number(slope, 2), verdict[1]])
+        cells.append(
+            [kind, backend, shown, f"{limit:g}", verdict[0], _number(slope, 2), _number(per_input, 2), verdict[1]]
+        )
     head = [
         "function",
         "through",
@@ -59,7 +62,8 @@ def _added_table(rows: Sequence[CallCost]) -> tuple[list[str], Rows]:
         "limit",
         "one input",
         "per extra input",
-        f"<= {LIMIT_PER_INPUT_US:g}",
+        "limit",
+        "per input",
     ]
     return head, cells
 
@@ -79,8 +83,8 @@ def _guard_table(rows: Sequence[GuardCost]) -> tuple[list[str], Rows]:
     return ["written views", "count", "us a call", "us a view", "same tensors again", "limit"], cells
 
 
-def _verdict(value: float | None, limit: float) -> str:
-    return "-" if value is None else "within" if value <= limit else "beyond"
+def _verdict(value: float | None, limit: float | None) -> str:
+    return "-" if value is None or limit is None else "within" if value <= limit else "beyond"
 
 
 def _number(value: float | None, digits: int = 1) -> str:

@@ -13,8 +13,9 @@ from dovetail.capture.recording import Recording
 from dovetail.errors import BadOptionValue, CaptureFailed, LateSizeAssumption
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.aten import AtenExecutor
-from dovetail.execute.graph import CompiledBackward, CompiledGraph
+from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.protocol import Executor, ExecutorList
+from dovetail.execute.training import CompiledBackward
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan, Pattern
 from dovetail.ir.program import Program
@@ -186,7 +187,8 @@ class _GraphCompiler:
             if self._recording.size_facts != facts:
                 raise LateSizeAssumption(pattern=pattern)
         tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
-        return CompiledBackward.of(CompiledProgram(split.backward, self._executors), tangents)
+        compiled = CompiledProgram(split.backward, self._executors)
+        return CompiledBackward.of(compiled, tangents, self._graph.residuals)
 
 
 def _residual_inputs(forward: Program, plan: CallPlan) -> dict[int, int]:

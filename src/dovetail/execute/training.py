@@ -1,0 +1,311 @@
+"""Forward and backward of a compiled graph under one `torch.autograd.Function`.
+
+Residuals go through `save_for_backward`, so version checks and the user's saved-tensor hooks apply, and are released
+when backward starts unless the graph is kept. What a backward for some outputs does not read stays for one for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dovetail.errors import (
+    BackwardNeedsUnsavedValue,
+    DoubleBackwardUnsupported,
+    ForwardModeUnsupported,
+    UnsupportedTensor,
+)
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.second_order import HINT, Kept, differentiable_gradients
+from dovetail.ir.calling import LIKE_OUTPUT, Arrival
+from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature
+from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, version_of, viewed_tensor
+from dovetail.torch_compat.dynamo import not_traced
+from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
+
+if TYPE_CHECKING:
+    from dovetail.execute.graph import CompiledGraph
+
+
+def run_under_autograd(graph: CompiledGraph, inputs: list[Any]) -> tuple[Any, ...]:
+    """Run forward so that autograd can run backward. Empties the list of inputs."""
+    holder = _Call(graph)
+    results: tuple[Any, ...] = _CompiledFunction.apply(holder, *inputs)
+    inputs.clear()
+    return holder.merge(results)
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledBackward:
+    """A backward program for one pattern of arriving gradients.
+
+    residuals: places among the residuals of forward. unsaved: names of residuals that forward does not save.
+    gradients: for each output the input whose gradient it is, or -1. wrapped: inputs whose gradient is a wrapper of
+    several outputs.
+    """
+
+    program: CompiledProgram
+    residuals: tuple[int, ...]
+    unsaved: tuple[str, ...]
+    constants: tuple[str, ...]
+    tangents: tuple[int, ...]
+    gradients: tuple[int, ...]
+    wrapped: tuple[tuple[int, WrapperLayout, tuple[int, ...]], ...]
+    writes: tuple[tuple[int, InputMutation], ...]
+
+    @staticmethod
+    def of(compiled: CompiledProgram, tangents: Sequence[int], saved: Sequence[str]) -> CompiledBackward:
+        """Read the roles off the program's signature.
+
+        tangents: forward outputs whose gradient it takes. saved: names of what forward saves.
+        """
+        signature = compiled.program.signature
+        residuals = [r.name for r in signature.inputs if isinstance(r, Residual)]
+        place = {name: k for k, name in enumerate(saved)}
+        return CompiledBackward(
+            program=compiled,
+            residuals=tuple(place.get(name, -1) for name in residuals),
+            unsaved=tuple(name for name in residuals if name not in place),
+            constants=tuple(r.name for r in signature.inputs if isinstance(r, Constant)),
+            tangents=tuple(tangents),
+            gradients=tuple(
+                r.input if isinstance(r, Gradient) and r.wrapper is None else -1 for r in signature.outputs
+            ),
+            wrapped=_wrapped(signature),
+            writes=tuple((i, r) for i, r in enumerate(signature.outputs) if isinstance(r, InputMutation)),
+        )
+
+
+def _wrapped(signature: Signature) -> tuple[tuple[int, WrapperLayout, tuple[int, ...]], ...]:
+    """Gradients that are wrappers: of which input, how they are put together, and places of their parts."""
+    found: dict[int, tuple[WrapperLayout, list[int]]] = {}
+    for place, role in enumerate(signature.outputs):
+        if isinstance(role, Gradient) and role.wrapper is not None:
+            found.setdefault(role.input, (role.wrapper, []))[1].append(place)
+    return tuple((index, layout, tuple(places)) for index, (layout, places) in found.items())
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call: outputs that are no tensors travel here, around autograd."""
+
+    graph: CompiledGraph
+    others: dict[int, Any] = field(default_factory=dict)
+
+    def merge(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not self.others:
+            return tensors
+        arriving = iter(tensors)
+        outputs = [self.others[i] if i in self.others else next(arriving) for i in range(self.graph.outputs)]
+        return (*outputs, *arriving)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What backward needs of a call besides the tensors that autograd keeps.
+
+    numbers, live: residuals that autograd does not keep, by place: numbers, and inputs that backward reads as they are
+    then. strides: of the outputs. second: for second derivatives. left: after a backward that let
+    the graph go, the residuals that it did not read, by place, with their versions: like the nodes that eager has not
+    visited, they serve a backward of other outputs.
+    """
+
+    graph: CompiledGraph
+    inputs: int
+    saved: int
+    strides: list[tuple[int, ...] | None]
+    numbers: dict[int, Any]
+    live: dict[int, torch.Tensor]
+    inputs_written_late: dict[int, torch.Tensor]
+    second: Kept | None
+    left: dict[int, tuple[Any, int]] | None = None
+
+    def residuals(self, saved: Sequence[torch.Tensor]) -> Sequence[Any]:
+        """All residuals, in order."""
+        if not (self.numbers or self.live):
+            return saved
+        others, left = {**self.numbers, **self.live}, iter(saved)
+        return [others[k] if k in others else next(left) for k in range(len(self.graph.residuals))]
+
+
+class _CompiledFunction(torch.autograd.Function):
+    """Forward and backward of a compiled graph, as autograd sees them."""
+
+    boxed_grads_call = True  # gradients arrive in a list that may be emptied (torch 2.13); before, one by one
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        """Run the forward program; save its residuals."""
+        graph = call.graph
+        second = Kept.of(graph.plan, inputs, draws=graph.draws) if graph.source else None
+        results = graph.run_forward(list(inputs))
+        outputs, saved = [results[i] for i in graph.slots], results[graph.outputs :]
+        numbers: dict[int, Any] = {}
+        live: dict[int, torch.Tensor] = {}
+        late = {index: inputs[index] for index in graph.written_in_backward}
+        if late or graph.has_numbers:
+            own = {id(x) for x in late.values()}
+            numbers = {k: r for k, r in enumerate(saved) if not isinstance(r, torch.Tensor)}
+            live = {k: r for k, r in enumerate(saved) if id(r) in own}
+            saved = [r for k, r in enumerate(saved) if k not in numbers and k not in live]
+        strides = [o.stride() if isinstance(o, torch.Tensor) else None for o in results[: graph.outputs]]
+        ctx.kept = _Kept(graph, len(inputs), len(saved), strides, numbers, live, late, second)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*_as_data(saved, inputs), *(second.to_save(inputs) if second else ()))
+        if graph.silent_slots:
+            ctx.mark_non_differentiable(*[results[i] for i in graph.silent_slots])
+        if graph.other_slots:
+            call.others = {i: results[i] for i in graph.other_slots}
+        return (*outputs, *graph.packed(results))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Refuse: there is no forward-mode derivative."""
+        raise ForwardModeUnsupported()
+
+    @staticmethod
+    @not_traced
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """Run the backward program for the gradients that arrived."""
+        arriving: list[Any] = grads[0] if len(grads) == 1 and isinstance(grads[0], list) else list(grads)
+        del grads
+        kept: _Kept = ctx.kept
+        graph = kept.graph
+        assert graph.backward_for is not None, "graphs without gradients do not come here"
+        pattern, arrived = _arrivals(graph, kept.strides, arriving)
+        del arriving
+        results: list[Any] = [None] * (1 + kept.inputs)
+        if not arrived:
+            return tuple(results)
+        if torch.is_grad_enabled():
+            return (None, *_second_order(ctx, kept, arrived))
+        backward = graph.backward_for(tuple(pattern))
+        inputs = _backward_inputs(ctx, kept, backward, arrived)
+        del arrived
+        made = backward.program(inputs)
+        for index, gradient in zip(backward.gradients, made, strict=True):
+            if index >= 0:
+                results[1 + index] = gradient
+        for index, layout, places in backward.wrapped:
+            results[1 + index] = put_together(layout, [made[place] for place in places])
+        for position, role in backward.writes:
+            (target,) = graph.tensors_of([role.constant]) if role.constant else [kept.inputs_written_late[role.input]]
+            target.copy_(made[position])
+        return tuple(results)
+
+
+def _arrivals(
+    graph: CompiledGraph, strides: Sequence[tuple[int, ...] | None], arriving: list[Any]
+) -> tuple[list[Arrival], dict[int, torch.Tensor]]:
+    """How gradients arrive, by output slot, and those that do. Empties the list."""
+    pattern: list[Arrival] = [None] * graph.outputs
+    arrived: dict[int, torch.Tensor] = {}
+    for place, slot in enumerate(graph.slots):
+        grad, arriving[place] = arriving[place], None
+        if grad is not None and graph.plan.differentiable[slot]:
+            pattern[slot], arrived[slot] = _arrival(grad, strides[slot], graph.any_layout)
+    for place, pack in enumerate(graph.plan.packs, len(graph.slots)):
+        grad, arriving[place] = arriving[place], None
+        if grad is not None:
+            for slot, part in zip(pack.slots, _parts(grad, len(pack.slots)), strict=True):
+                pattern[slot], arrived[slot] = _arrival(part, strides[slot], graph.any_layout)
+    return pattern, arrived
+
+
+def _second_order(ctx: Any, kept: _Kept, arrived: Mapping[int, torch.Tensor]) -> list[torch.Tensor | None]:
+    """The gradients of the inputs, computed so that they can be differentiated again."""
+    graph = kept.graph
+    if graph.source is None or kept.second is None:
+        hint = f'compile with options={{"double_backward": True}}, which keeps the inputs of each call; or {HINT}'
+        raise DoubleBackwardUnsupported(reason="nothing was kept to compute it with", hint=hint)
+    inputs = kept.second.inputs(ctx.saved_tensors[kept.saved :])
+    constants = len(graph.constants)
+    return differentiable_gradients(graph.source, graph.plan, inputs, kept.second.circumstances, constants, arrived)
+
+
+def _arrival(grad: torch.Tensor, strides: tuple[int, ...] | None, any_layout: bool) -> tuple[Arrival, torch.Tensor]:
+    """How a gradient arrives, and the gradient to hand on."""
+    if grad.stride() == strides:
+        return LIKE_OUTPUT, grad
+    if any_layout or strides is None:
+        return grad.stride(), grad
+    return LIKE_OUTPUT, torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
+
+
+def _as_data(residuals: list[torch.Tensor], inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """The residuals, those that are views made by forward without what autograd knows of views.
+
+    It would refuse to look at them once their base was written, or not name the write as eager does.
+    """
+    if not any(viewed_tensor(residual) is not residual for residual in residuals):
+        return residuals
+    own = {id(x) for x in inputs}
+    return [r if viewed_tensor(r) is r or id(r) in own else r.detach() for r in residuals]
+
+
+def _parts(grad: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """The plain tensors of an arriving gradient, as many as its output has."""
+    parts = take_apart(grad)[0] if is_wrapper(grad) else [grad]
+    if len(parts) != count:
+        raise UnsupportedTensor(
+            name="gradient that arrives for a tensor subclass",
+            kind=f"a {type(grad).__name__} of {len(parts)} tensors where {count} are expected",
+            hint="let the gradient be of the output's own class",
+        )
+    return parts
+
+
+def _backward_inputs(
+    ctx: Any, kept: _Kept, backward: CompiledBackward, arrived: Mapping[int, torch.Tensor]
+) -> list[Any]:
+    """Residuals, constants and tangents, in the order of the backward program. Releases what ctx saved."""
+    if backward.unsaved:
+        raise BackwardNeedsUnsavedValue(pattern=list(arrived), names=", ".join(backward.unsaved))
+    if kept.left is None:
+        residuals = kept.residuals(ctx.saved_tensors[: kept.saved])
+        inputs = [residuals[place] for place in backward.residuals]
+        if not backward_keeps_graph():
+            kept.left = _unread(residuals, backward.residuals)
+            drop_saved_tensors(ctx)
+    else:
+        inputs = _left_over(kept.left, backward.residuals)
+    if backward.constants:
+        inputs += kept.graph.tensors_of(backward.constants)
+    inputs += [arrived[slot] for slot in backward.tangents]
+    return inputs
+
+
+def _unread(residuals: Sequence[Any], read: Sequence[int]) -> dict[int, tuple[Any, int]]:
+    if len(residuals) == len(read):
+        return {}
+    known = set(read)
+    return {k: (r, _version(r)) for k, r in enumerate(residuals) if k not in known}
+
+
+def _left_over(left: dict[int, tuple[Any, int]], wanted: Sequence[int]) -> list[Any]:
+    """Residuals that an earlier backward left; they are let go.
+
+    Raises: RuntimeError, as eager does, where they are gone, or were written since.
+    """
+    found = [left.pop(place, None) for place in wanted]
+    if None in found:
+        raise RuntimeError(
+            "Trying to backward through the graph a second time: what this backward reads was freed by an earlier one. "
+            "Specify retain_graph=True where backward (or autograd.grad) is called first."
+        )
+    inputs = []
+    for residual, version in filter(None, found):
+        if _version(residual) != version:
+            raise RuntimeError(
+                f"one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"a tensor of shape {list(residual.shape)} is at version {_version(residual)}; expected {version}."
+            )
+        inputs.append(residual)
+    return inputs
+
+
+def _version(residual: Any) -> int:
+    return version_of(residual) if isinstance(residual, torch.Tensor) else 0
