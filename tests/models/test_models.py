@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.frontends.backend import dovetail_backend
-from tests.models.zoo import ZOO, Batch, Entry, loss_of
+from tests.models.zoo import MORE, ZOO, Batch, Entry, loss_of
 
 STEPS = 5
 SEED = 11
-BITWISE = tuple(entry for entry in ZOO if not entry.tolerance)
-TOLERANT = tuple(entry for entry in ZOO if entry.tolerance)
+BITWISE = tuple(entry for entry in ZOO + MORE if not entry.tolerance)
+TOLERANT = tuple(entry for entry in ZOO + MORE if entry.tolerance)
 SMALLEST = tuple(entry for entry in ZOO if entry.name in ("mlp", "resnet"))
 MODES = (torch.no_grad, torch.inference_mode)
 FIRST = ("gpt2", "llama", "bert", "vit", "resnet", "mlp", "lstm", "recommender")
@@ -233,7 +233,7 @@ class _Stopped(Exception):
 
 
 @pytest.mark.parametrize("way_in", [_compile_by_backend, _compile_by_function], ids=["backend", "function"])
-@pytest.mark.parametrize("entry", [entry for entry in ZOO if entry.name in FIRST], ids=str)
+@pytest.mark.parametrize("entry", [entry for entry in ZOO + MORE if entry.name in FIRST], ids=str)
 def test_compiling_changes_nothing(entry: Entry, way_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture runs the model's code, on tensors without numbers: the real ones and the generator stay as they are."""
     model = entry.model()

@@ -254,6 +254,10 @@ ZOO = (
     Entry("resnet", ResNet, lambda: {"images": torch.randn(BATCH, 3, 16, 16), "labels": torch.randint(5, (BATCH,))}),
     Entry("mlp", Mlp, lambda: {"rows": torch.randn(7, 12), "labels": torch.randint(5, (7,))}, drops=True),
     Entry("minilm", SentencePair, _minilm_batch, drops=True),
+)
+
+# Further kinds, for what concerns whole models only.
+MORE = (
     Entry("t5", configured.t5, configured.t5_batch, drops=True),
     Entry("whisper", configured.whisper, configured.whisper_batch, drops=True),
     Entry("convnext", configured.convnext, configured.image_batch, drops=True),
