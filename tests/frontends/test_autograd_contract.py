@@ -108,6 +108,39 @@ def gradients_for_some_outputs(wrap: Wrap) -> list[Any]:
     return found
 
 
+def one_output_after_the_other(wrap: Wrap) -> list[Any]:
+    call = wrap(lambda x, w: ((x * w).exp().sum(), x.sin().sum(), w.cos().sum()))
+    x, w = batch(), batch()
+    found = []
+    for output in call(x, w):
+        output.backward()
+        found += [x.grad.clone(), None if w.grad is None else w.grad.clone()]
+    return found
+
+
+def outputs_that_share_what_was_saved(wrap: Wrap) -> list[Any]:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp()
+        return y.sum(), (y * 2).sum()
+
+    x = batch()
+    first, second = wrap(f)(x)
+    first.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        second.backward()
+    return [x.grad]
+
+
+def an_input_that_changes_between_two_backwards(wrap: Wrap) -> list[Any]:
+    x, scale = batch(), torch.ones(2, 4)
+    first, second = wrap(lambda x, scale: (x.sin().sum(), (x * scale).sum()))(x, scale)
+    first.backward()
+    scale.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        second.backward()
+    return [x.grad]
+
+
 def gradients_of_every_layout(wrap: Wrap) -> list[Any]:
     call, found = wrap(lambda x: (x * 2).t() @ x), []
     for arriving in (torch.ones(4, 4), torch.arange(16.0).reshape(4, 4).t(), torch.ones(1).expand(4, 4)):
@@ -217,6 +250,9 @@ STORIES: list[Story] = [
     backward_into_some_inputs,
     an_input_that_is_not_used,
     gradients_for_some_outputs,
+    one_output_after_the_other,
+    outputs_that_share_what_was_saved,
+    an_input_that_changes_between_two_backwards,
     gradients_of_every_layout,
     accumulation_over_calls,
     two_calls_in_one_loss,

@@ -324,10 +324,6 @@ class Recorder(DispatchMode):
         if isinstance(item, torch.Tensor):
             if id(item) in self._values:
                 return None
-            sizes: tuple[Any, ...] = item.shape
-            symbols = {symbol_name(size) for size in sizes if isinstance(size, SYMBOLIC_TYPES)}
-            if not symbols <= {None, *self.symbols}:
-                raise DataDependentControlFlow(operator=name, origin=self._origins.here())  # a size made of numbers
             return self._bind(item, Value(self._fresh_name(name), self._describe(item, name)))
         if isinstance(item, SYMBOLIC_TYPES):
             self._note_symbols(item)
