@@ -61,6 +61,7 @@ class CompiledGraph:
     other_slots: tuple[int, ...] = ()
     silent_slots: tuple[int, ...] = ()
     has_numbers: bool = False
+    input_residuals: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         self._constant_list = list(self.constants.values())
@@ -78,6 +79,9 @@ class CompiledGraph:
         self.slots = tuple(seen)
         self.other_slots = tuple(i for i in range(self.outputs) if i not in seen)
         self.silent_slots = tuple(i for i in seen if not self.plan.differentiable[i])
+        inputs = {id(value) for value in self.forward.program.inputs}
+        saved = operands[self.outputs :]
+        self.input_residuals = frozenset(k for k, value in enumerate(saved) if id(value) in inputs)
         self.has_numbers = not all(map(_is_tensor, operands[self.outputs :]))
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:

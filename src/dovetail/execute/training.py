@@ -6,7 +6,7 @@ when backward starts unless the graph is kept. What a backward for some outputs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -268,7 +268,7 @@ def _backward_inputs(
         residuals = kept.residuals(ctx.saved_tensors[: kept.saved])
         inputs = [residuals[place] for place in backward.residuals]
         if not backward_keeps_graph():
-            kept.left = _unread(residuals, backward.residuals)
+            kept.left = _unread(kept.graph, residuals, backward.residuals, arrived)
             drop_saved_tensors(ctx)
     else:
         inputs = _left_over(kept.left, backward.residuals)
@@ -278,11 +278,22 @@ def _backward_inputs(
     return inputs
 
 
-def _unread(residuals: Sequence[Any], read: Sequence[int]) -> dict[int, tuple[Any, int]]:
-    if len(residuals) == len(read):
+def _unread(
+    graph: CompiledGraph, residuals: Sequence[Any], read: Sequence[int], arrived: Collection[int]
+) -> dict[int, tuple[Any, int]]:
+    """What stays for a backward of the outputs that received nothing: what was not read, and inputs that are leaves.
+
+    Somebody holds those anyway. In eager, each operator keeps what it needs of intermediate results by itself, and what
+    two of them need stays until both have run; here it is gone with the first.
+    """
+    if len(arrived) == sum(graph.plan.differentiable):
         return {}
-    known = set(read)
-    return {k: (r, _version(r)) for k, r in enumerate(residuals) if k not in known}
+    gone = {k for k in read if k not in graph.input_residuals or not _is_leaf(residuals[k])}
+    return {k: (r, _version(r)) for k, r in enumerate(residuals) if k not in gone}
+
+
+def _is_leaf(residual: Any) -> bool:
+    return isinstance(residual, torch.Tensor) and residual.is_leaf
 
 
 def _left_over(left: dict[int, tuple[Any, int]], wanted: Sequence[int]) -> list[Any]:
