@@ -66,7 +66,7 @@ class AliasGuard:
         found: Fingerprint = ()
         if self._only_place is None or not self._is_alone(starts, self._only_place):
             clusters = self._clusters(sorted(zip(starts, self._static_sizes, self._order, strict=True)))
-            found = tuple([self._described_cluster(cluster, arguments) for cluster in clusters])
+            found = tuple([self._description(cluster, arguments) for cluster in clusters])
         if not found:  # the relation of views is part of the answer otherwise, and addresses do not show it
             self._seen = (starts, found)
         return self._with_sizes(found, arguments)
@@ -88,7 +88,7 @@ class AliasGuard:
             ranges = self._ranges(arguments)
         ranges.sort()
         clusters = self._clusters(ranges)
-        found: Fingerprint = tuple([self._described_cluster(cluster, arguments) for cluster in clusters])
+        found: Fingerprint = tuple([self._description(cluster, arguments) for cluster in clusters])
         offsets = tuple(int(arguments[i].storage_offset()) for i in self._reach)
         is_one_cluster = any(len(cluster) == len(ranges) for cluster in clusters)
         if self._tracked and not is_one_cluster:
@@ -151,21 +151,14 @@ class AliasGuard:
             return False
         return not self._written.isdisjoint([index for index, _ in cluster])
 
-    def _described_cluster(self, cluster: list[Placed], arguments: Sequence[Any]) -> Hashable:
-        dtype = arguments[cluster[0][0]].dtype
-        for index, _ in cluster:
-            tensor = arguments[index]
-            if tensor.dtype is not dtype or viewed_tensor(tensor).dtype is not dtype:
-                leader = arguments[min(index for index, _ in cluster)]
-                unit = leader.element_size()
-                room = leader.untyped_storage().nbytes() - leader.storage_offset() * unit
-                around = (leader.storage_offset() * unit % 16, min(room, 1 << 40))
-                return (around, self._description(cluster, arguments))
-        return self._description(cluster, arguments)
-
     def _description(self, run: list[Placed], arguments: Sequence[Any]) -> Hashable:
-        """Where tensors lie, from the first one on, and what autograd knows of each."""
+        """Where tensors lie, from the first one on, and what autograd knows of each.
+
+        Where dtypes differ, they are taken for views of bytes, and it matters what room there is around the first.
+        """
         first = run[0][1]
+        dtype = arguments[run[0][0]].dtype
+        is_mixed = False
         rank: dict[int, int] = {}
         bases: list[torch.Tensor] = []
         places: list[Hashable] = []  # of each: index, distance, number of what it is a view of, whether it is that
@@ -176,6 +169,8 @@ class AliasGuard:
             if number is None:
                 number = rank[id(base)] = len(bases)
                 bases.append(base)
+                is_mixed |= base.dtype is not dtype
+            is_mixed |= tensor.dtype is not dtype
             places += (index, start - first, number, base is tensor)  # one flat tuple is the quickest to hash
         described: list[Hashable] = [tuple(places), tuple([_described(base, first) for base in bases])]
         members = [arguments[index] for index, _ in run]
@@ -184,6 +179,10 @@ class AliasGuard:
             classes = version_counter_classes(bases) if len(bases) > 1 else []
             described.append(tuple([first_of.setdefault(number, place) for place, number in enumerate(classes)]))
             described.append(tuple([member.is_leaf for member in members]))
+        if is_mixed:
+            leader = arguments[min(index for index, _ in run)]
+            offset = leader.storage_offset() * leader.element_size()
+            described.append((offset % 16, min(leader.untyped_storage().nbytes() - offset, 1 << 40)))
         reread = tuple([i for i, member in enumerate(members) if member.is_conj() or member.is_neg()])
         if reread:
             described.append(("conjugate or negative", reread))
