@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any
@@ -27,13 +27,13 @@ _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 @contextlib.contextmanager
-def no_tensors_left(target: Callable[..., Any]) -> Iterator[None]:
-    """Refuse code that leaves a fake tensor in a Python object that `target` reaches.
+def no_tensors_left(target: Callable[..., Any], arguments: Iterable[Any] = ()) -> Iterator[None]:
+    """Refuse code that leaves a fake tensor in a Python object that `target` reaches, or in one of its arguments.
 
     Whatever is raised, the contents of those objects are put back.
     Raises: PythonSideEffect.
     """
-    held = _Held(target)
+    held = _Held(target, arguments)
     try:
         yield
         found = held.where_a_fake_is()
@@ -54,8 +54,10 @@ class _Before:
 
 
 class _Held:
-    def __init__(self, target: Callable[..., Any]) -> None:
+    def __init__(self, target: Callable[..., Any], arguments: Iterable[Any]) -> None:
         self._containers: dict[int, _Before] = {}
+        for item in arguments:
+            self._add("an argument", item)
         state = PythonState(target)
         for function in state.functions:
             self._add_function(function)

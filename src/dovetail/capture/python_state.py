@@ -3,18 +3,19 @@
 Looked at: closure cells, default arguments, globals that the code names (through the user's own helper functions and
 module hooks, too), attributes and hook tables of reached modules, attributes of the user's own objects, and the ambient
 modes of torch. A plain value (number, string, None) is compared by value, lists, tuples and dictionaries item by item,
-any other object by identity. Not looked at: containers of more than 200 items or more than 4 levels deep, and objects
-that are only reached through other objects.
+any other object by identity. Not looked at: containers and objects of more than 200 items, and what is inside of more
+than a few others (4 levels).
 """
 
 from __future__ import annotations
 
+import argparse
 import dis
 import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ class PythonState:
         for function in self.functions:
             key.extend(_function_key(function))
         for _, item in self.objects:
-            key.append(tuple([(name, plain_key(value)) for name, value in vars(item).items()]))
+            key.append(plain_key(item))
         return tuple(key)
 
     def _reach(self, item: Any, name: str) -> None:
@@ -103,6 +104,8 @@ def is_user_object(item: object) -> bool:
     """Whether an object with attributes is of a class that the user wrote."""
     if isinstance(item, type | ModuleType | FunctionType | MethodType | torch.Tensor | torch.nn.Module):
         return False
+    if isinstance(item, SimpleNamespace | argparse.Namespace):
+        return True
     return hasattr(item, "__dict__") and not _is_library_module(type(item).__module__)
 
 
@@ -166,6 +169,8 @@ def plain_key(value: Any, depth: int = _MAX_DEPTH) -> object:
     if depth and isinstance(value, tuple | list | dict) and len(value) <= _MAX_ITEMS:
         items = value if not isinstance(value, dict) else [part for pair in value.items() for part in pair]
         return (type(value).__name__, tuple([plain_key(item, depth - 1) for item in items]))
+    if depth > 1 and is_user_object(value) and len(vars(value)) <= _MAX_ITEMS:
+        return ("object", id(value), plain_key(vars(value), depth - 1))
     return ("object", id(value))
 
 

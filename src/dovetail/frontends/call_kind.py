@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from dovetail.capture.python_state import plain_key
+from dovetail.frontends.structure import Structure
 from dovetail.torch_compat.guards import SameTensors
-from dovetail.torch_compat.pytree import TreeSpec
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 
 
@@ -39,7 +39,7 @@ def _parts_key(wrapper: torch.Tensor) -> object:
 class SameKind:
     """Recognises calls of the kind of one call, for a part of what the key costs."""
 
-    def __init__(self, spec: TreeSpec, everything: Sequence[Any], snapshot: object) -> None:
+    def __init__(self, spec: Structure, everything: Sequence[Any], snapshot: object) -> None:
         """Remember a call. everything: its tensors and other arguments; see `can_tell`."""
         self._spec = spec
         self._snapshot = snapshot
@@ -56,7 +56,7 @@ class SameKind:
         tensors = [item for item in everything if isinstance(item, torch.Tensor)]
         return len(set(map(id, tensors))) == len(tensors) and not any(map(is_wrapper, tensors))
 
-    def holds(self, spec: TreeSpec, everything: Sequence[Any], snapshot: object) -> bool:
+    def holds(self, spec: Structure, everything: Sequence[Any], snapshot: object) -> bool:
         """Whether a call is of this kind. False may be wrong."""
         if len(everything) != len(self._places) + len(self._plain):
             return False

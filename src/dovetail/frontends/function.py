@@ -27,11 +27,12 @@ from dovetail.capture.module_state import TensorSlot, replaced_tensors, tensor_s
 from dovetail.capture.python_effects import no_tensors_left
 from dovetail.capture.python_state import PythonState
 from dovetail.capture.recording import Recording
-from dovetail.errors import DataDependentControlFlow, DovetailError, DovetailWarning
+from dovetail.errors import DataDependentControlFlow, DovetailError, DovetailWarning, PythonSideEffect
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_kind import SameKind, leaf_key
 from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
 from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.frontends.targets import as_callable, default_options
 from dovetail.ir.signature import UserInput
 from dovetail.ir.text import identifier
@@ -41,7 +42,6 @@ from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
-from dovetail.torch_compat.pytree import TreeSpec, flatten, flatten_results, unflatten
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.symbols import new_shape_env
 from dovetail.torch_compat.version import ensure_supported_torch
@@ -77,7 +77,7 @@ class _Variant:
     graphs: GraphVariants
     sources: tuple[int, ...]
     has_wrappers: bool
-    output_spec: TreeSpec
+    output_spec: Structure
     guard: SizeGuard | None
 
 
@@ -86,7 +86,7 @@ class _Call:
     """leaves: the arguments, flat. tensors: what the modules hold. snapshot: of the Python values that can be read."""
 
     leaves: list[Any]
-    spec: TreeSpec
+    spec: Structure
     tensors: list[torch.Tensor]
     everything: list[Any]
     snapshot: tuple[object, ...]
@@ -118,7 +118,7 @@ class CompiledFunction:
         outputs = graph(*inputs)
         return unflatten(list(outputs), output_spec)
 
-    def _choose(self, args: Any, kwargs: Any) -> tuple[CompiledGraph, list[Any], TreeSpec] | None:
+    def _choose(self, args: Any, kwargs: Any) -> tuple[CompiledGraph, list[Any], Structure] | None:
         """The graph for a call, compiled when it is new, and its inputs; None when the limit is reached."""
         call = self._describe(args, kwargs)
         everything = call.everything
@@ -250,21 +250,23 @@ class CompiledFunction:
         leaf_places = [place_of[id(item)] if isinstance(item, torch.Tensor) else None for item in leaves]
         slot_places = [place_of[id(tensor)] for tensor in tensors]
         arguments = [None if isinstance(item, torch.Tensor) else item for item in leaves]
-        output_spec: list[TreeSpec] = []
+        output_spec: list[Structure] = []
 
         def call(inputs: Sequence[Any]) -> list[Any]:
             shown = [
                 item if place is None else inputs[place] for item, place in zip(arguments, leaf_places, strict=True)
             ]
             args, kwargs = unflatten(shown, spec)
-            results, structure = flatten_results(self._target(*args, **kwargs))
+            results, structure = flatten(self._target(*args, **kwargs), results=True)
             output_spec[:] = [structure]
+            if changes((args, kwargs), shown, spec):
+                raise PythonSideEffect(what="changed a container among its arguments")
             return results
 
         @contextmanager
         def around(recording: Recording) -> Iterator[None]:
             with (
-                no_tensors_left(self._target),
+                no_tensors_left(self._target, arguments),
                 replaced_tensors(self._slots, [recording.stand_ins[place].seen for place in slot_places]),
                 self._module_names(recording),
             ):
