@@ -41,7 +41,7 @@ CHEAP: list[tuple[Any, tuple[Any, ...], str]] = [
     (aten.squeeze.dim, (_t(1, 2), 0), "x.squeeze(0)"),
     (aten.squeeze.dims, (_t(1, 2), [0]), "x.squeeze([0])"),
     (aten.select.int, (_t(2, 3), 0, 1), "x.select(0, 1)"),
-    (aten.split.Tensor, (_t(4), 2), "x.split(2)"),
+    (aten.split.Tensor, (_t(4), 2), "torch_split(x, 2)"),
     (aten.sum.default, (_t(2),), "x.sum()"),
     (aten.sum.dim_IntList, (_t(2, 3), [1], True), "x.sum([1], True)"),
     (aten.mean.dim, (_t(2, 3), [1]), "x.mean([1])"),

@@ -161,6 +161,25 @@ DATA_DEPENDENT: list[Function] = [
 ]
 
 
+def written_where(x: Tensor, values: Tensor) -> Tensor:
+    y = x.clone()
+    y[x > 0] = values
+    return y.sin()
+
+
+@pytest.mark.parametrize("wrap", [dovetail.compile, lambda f: torch.compile(f, backend="dovetail", fullgraph=True)])
+def test_a_size_that_only_backward_meets(wrap: Callable[..., Any]) -> None:
+    """Without any of Dynamo's settings: forward has no size that depends on data."""
+    torch.compiler.reset()
+    compiled = wrap(written_where)
+    for count in (3, 0, 5):
+        found = []
+        for function in (compiled, written_where):
+            x, values = with_positives(count).requires_grad_(), torch.arange(float(count)).requires_grad_()
+            found.append(torch.autograd.grad(function(x, values).sum(), [x, values]))
+        assert_same(list(found[0]), list(found[1]))
+
+
 @contextmanager
 def dynamo_takes_data() -> Iterator[None]:
     torch.compiler.reset()

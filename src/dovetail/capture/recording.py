@@ -51,7 +51,7 @@ from dovetail.torch_compat.autograd import set_version, version_of, without_save
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart, is_fake
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
-from dovetail.torch_compat.symbols import expected_trees, guard_count, guard_trees
+from dovetail.torch_compat.symbols import data_dependent_sizes, expected_trees, guard_count, guard_trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +356,7 @@ class Recording:
                 torch.autograd.set_multithreading_enabled(False),
                 torch.autograd.set_detect_anomaly(False),  # it looks for NaN among numbers, which are not there
                 without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
+                data_dependent_sizes(self.mode.shape_env),
                 self.mode,
                 replaced_default_generator(RecordedGenerator(self.recorder)),
                 refused_generators(self._refuse_generator),

@@ -143,7 +143,7 @@ class CompiledFunction:
             if count >= self._options.max_variants:
                 return None
             logger.info("%s: variant %d, because %s", self._name, count, self._what_changed(key))
-            variant = self._capture(call)
+            variant = self._compile(call)
             self._variants.setdefault(key, []).append(variant)
         if not self._options.dynamic and SameKind.can_tell(call.everything):
             self._last = SameKind(call.spec, call.everything, call.snapshot), variant
@@ -158,15 +158,13 @@ class CompiledFunction:
         call = self._describe(args, kwargs)
         key, everything = self._key(call), call.everything
         if self._find(key, everything) is None:
-            variant = self._capture(call)
-            self._variants.setdefault(key, []).append(variant)
-            variant.graphs.select(with_parts([everything[i] for i in variant.sources]))
+            self._variants.setdefault(key, []).append(self._compile(call))
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""
         with RECORDING:
             call = self._describe(args, kwargs)
-            variant = self._capture(call)
+            variant = self._capture(call, unknown_sizes=True)
             inputs = [call.everything[i] for i in variant.sources]
             counts = tuple(sum(other is tensor for other in call.everything) for tensor in inputs)
             return variant.graphs.record_for(with_parts(inputs)), counts
@@ -241,7 +239,22 @@ class CompiledFunction:
 
     # --- capturing ------------------------------------------------------------------------------------------
 
-    def _capture(self, described: _Call) -> _Variant:
+    def _compile(self, call: _Call) -> _Variant:
+        """A variant with its graph for a call."""
+        try:
+            return self._capture_and_select(call)
+        except DataDependentControlFlow as error:
+            try:  # with symbols for sizes that depend on data, which costs more to record
+                return self._capture_and_select(call, unknown_sizes=True)
+            except DovetailError:
+                raise error from None
+
+    def _capture_and_select(self, call: _Call, *, unknown_sizes: bool = False) -> _Variant:
+        variant = self._capture(call, unknown_sizes)
+        variant.graphs.select(with_parts([call.everything[i] for i in variant.sources]))
+        return variant
+
+    def _capture(self, described: _Call, unknown_sizes: bool) -> _Variant:
         leaves, spec, tensors = described.leaves, described.spec, described.tensors
         everything = [*tensors, *leaves]
         sources = _distinct_tensors(everything)
@@ -277,7 +290,6 @@ class CompiledFunction:
             arrangement: Arrangement = APART,
             constants: Sequence[torch.Tensor] = (),
             dynamic: bool = False,
-            unknown_sizes: bool = False,
         ) -> Recording:
             mode = new_fake_mode(new_shape_env() if dynamic or unknown_sizes else None)
             own = inputs[: len(sources)]
@@ -291,13 +303,7 @@ class CompiledFunction:
             with replaced_tensors(self._slots, [inputs[place] for place in slot_places]):
                 return call(inputs)
 
-        try:
-            recording = record(inputs, dynamic=self._options.dynamic)
-        except DataDependentControlFlow as error:
-            try:
-                recording = record(inputs, dynamic=self._options.dynamic, unknown_sizes=True)
-            except DovetailError:
-                raise error from None
+        recording = record(inputs, dynamic=self._options.dynamic)
         hints = size_hints(recording.specs)
         graphs = GraphVariants(recording, record, self._name, self._options, hints, source)
         declared = [stand_in.declared for stand_in in recording.stand_ins]

@@ -21,6 +21,7 @@ from dovetail.ir.program import (
     ScalarMeta,
     Stage,
     Value,
+    made_symbols,
     meta_symbols,
     symbols_in,
     values_in,
@@ -58,7 +59,9 @@ def split_by_phase(program: Program) -> Split:
     inputs = list(zip(program.signature.inputs, program.inputs, strict=True))
     primals = [(role, value) for role, value in inputs if not isinstance(role, Tangent) and value not in direct]
     tangents = [(role, value) for role, value in inputs if isinstance(role, Tangent)]
-    numbers = _residual_numbers(backward_nodes, [v for _, v in tangents], [o for _, o in backward_outputs])
+    made = made_symbols(program)
+    made_late = {name for node in backward_nodes for name in made.get(node, ())}
+    numbers = _residual_numbers(backward_nodes, made_late, [o for _, o in backward_outputs])
     handed = [*saved, *(Value(name, ScalarMeta(symbol(name))) for name in numbers)]
     forward = _program(
         f"{program.name}_forward",
@@ -95,8 +98,8 @@ def _residuals(program: Program, backward: tuple[Node, ...], outputs: list[Opera
     return list(saved), list(direct)
 
 
-def _residual_numbers(backward: tuple[Node, ...], tangents: list[Value], outputs: list[Operand]) -> list[str]:
-    """Size symbols that backward mentions."""
+def _residual_numbers(backward: tuple[Node, ...], made_late: set[str], outputs: list[Operand]) -> list[str]:
+    """Size symbols that backward mentions, without those that its own nodes make."""
     names: dict[str, None] = {}
     for node in backward:
         names.update(dict.fromkeys(node.symbols()))
@@ -104,7 +107,7 @@ def _residual_numbers(backward: tuple[Node, ...], tangents: list[Value], outputs
             if not value.is_tensor:
                 names.update(dict.fromkeys(meta_symbols(value.meta)))
     names.update(dict.fromkeys(symbols_in(outputs)))
-    return list(names)
+    return [name for name in names if name not in made_late]
 
 
 def _program(

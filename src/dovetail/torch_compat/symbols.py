@@ -6,6 +6,10 @@ This module knows sympy and torch's own sympy functions; the rest of dovetail se
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -102,6 +106,20 @@ def concrete_layout(tensor: torch.Tensor) -> tuple[tuple[object, ...], tuple[obj
 def new_shape_env() -> ShapeEnv:
     """A fresh environment of size symbols."""
     return ShapeEnv()
+
+
+@contextmanager
+def data_dependent_sizes(shape_env: ShapeEnv | None) -> Iterator[None]:
+    """While active, the environment makes symbols for what depends on data, even if it was made not to."""
+    if shape_env is None:
+        yield
+        return
+    settings = shape_env.settings
+    shape_env.settings = dataclasses.replace(settings, allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    try:
+        yield
+    finally:
+        shape_env.settings = settings
 
 
 def guard_trees(shape_env: ShapeEnv) -> list[object]:

@@ -9,6 +9,7 @@ of arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MethodDescriptorType
 from typing import Any
 
 import torch
@@ -77,7 +78,8 @@ def _probe(node: Node, target: Overload) -> str | None:
         return None
     method = getattr(torch.Tensor, name, None)
     candidates: list[tuple[str, Any]] = []
-    if callable(method) and node.args and isinstance(node.args[0], Value):
+    is_binding = isinstance(method, MethodDescriptorType)  # one written in Python may do something with the result
+    if is_binding and node.args and isinstance(node.args[0], Value):
         candidates.append((_METHOD, method))
     candidates += python_bindings(name)
     for label, function in candidates:

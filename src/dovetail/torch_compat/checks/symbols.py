@@ -113,7 +113,25 @@ def check_expected_trees() -> str | None:
     )
 
 
+def check_data_dependent_sizes() -> str | None:
+    """A size that depends on data is a symbol while this is active, and refused before and after."""
+    env = ShapeEnv(allow_dynamic_output_shape_ops=False)
+
+    def found() -> bool:
+        with fakes.new_fake_mode(env):
+            try:
+                return isinstance(torch.empty(4).nonzero().shape[0], torch.SymInt)
+            except fakes.DATA_DEPENDENT_ERRORS:
+                return False
+
+    before = found()
+    with symbols.data_dependent_sizes(env):
+        during = found()
+    return first_difference(("a symbol before, while and after", (before, during, found()), (False, True, False)))
+
+
 CHECKS = (
+    check_data_dependent_sizes,
     check_expected_trees,
     check_guard_trees,
     check_new_shape_env,
