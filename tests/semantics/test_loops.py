@@ -168,6 +168,84 @@ def case_scan_without_a_gradient_in_the_middle() -> Case:
     return Case(lambda x: scan(step, x[0], x), (leaf(4, 3),))
 
 
+def _four_times(step: Callable[[Tensor], Tensor], x: Tensor) -> Any:
+    return while_loop(lambda i, x: i < 4, lambda i, x: (i + 1, step(x)), (torch.tensor(0), x))
+
+
+def case_while_loop() -> Case:
+    return Case(lambda x: _four_times(lambda x: (x * 1.5).sin(), x), (leaf(3),))
+
+
+def case_while_loop_that_ends_at_once() -> Case:
+    def f(x: Tensor) -> Any:
+        return while_loop(lambda i, x: i < 0, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))
+
+    return Case(f, (leaf(3),))
+
+
+def case_while_loop_as_long_as_data_says() -> Case:
+    def f(x: Tensor) -> Any:
+        return while_loop(lambda x: x.sum() < 20, lambda x: (x.abs() * 1.5 + 1,), (x,))
+
+    return Case(f, (leaf(3),))
+
+
+def case_while_loop_with_parameters() -> Case:
+    net = nn.Linear(3, 3)
+    return Case(lambda x: _four_times(lambda x: net(x).tanh(), x), (leaf(2, 3),), module=net)
+
+
+def case_while_loop_of_intermediates() -> Case:
+    def f(x: Tensor) -> Tensor:
+        scale = x.exp()
+        _, result = _four_times(lambda x: (x * scale).tanh(), x + 1)
+        return (result * scale).cos()
+
+    return Case(f, (leaf(3),))
+
+
+def case_while_loop_of_two_carries() -> Case:
+    def f(x: Tensor, y: Tensor) -> Any:
+        step = (lambda i, x, y: (i + 1, (x * y).tanh(), x + y))  # fmt: skip
+        return while_loop(lambda i, x, y: i < 4, step, (torch.tensor(0), x, y))
+
+    return Case(f, (leaf(3), leaf(3)))
+
+
+def case_while_loop_of_a_number() -> Case:
+    def f(x: Tensor) -> Any:
+        return while_loop(lambda i, x: i < 4, lambda i, x: (i + 1, x * 1.5 + i), (0, x))
+
+    return Case(f, (torch.randn(3),))
+
+
+def case_while_loop_after_another() -> Case:
+    def f(x: Tensor) -> Any:
+        _, once = _four_times(lambda x: x.sin() * 1.1, x)
+        return _four_times(lambda y: (y * x).cos(), once * 2)
+
+    return Case(f, (leaf(3),))
+
+
+def case_while_loop_in_a_while_loop() -> Case:
+    return Case(lambda x: _four_times(lambda x: _four_times(lambda y: y.sin() * 1.1, x)[1], x), (torch.randn(3),))
+
+
+def case_while_loop_that_draws() -> Case:
+    def f(x: Tensor) -> Any:
+        return _four_times(lambda x: x + torch.rand(3), x)[1] * torch.rand(3)
+
+    return Case(f, (leaf(3),))
+
+
+def case_while_loop_then_a_scan() -> Case:
+    def f(x: Tensor) -> Any:
+        rows = _four_times(lambda x: x.sin() * 1.1, x)[1] * 2
+        return scan(lambda c, r: ((c * r).sin(), c + r), rows[0], rows)
+
+    return Case(f, (leaf(4, 3),))
+
+
 CASES = [make for name, make in globals().items() if name.startswith("case_")]
 
 
@@ -237,3 +315,29 @@ def test_a_scan_in_a_checkpoint() -> None:
     compiled = torch.compile(f, backend="dovetail", fullgraph=True)
     wanted = list(cell.parameters())
     assert_same(outcome(compiled, ((4,), (5, 3)), wanted), outcome(cell, ((4,), (5, 3)), wanted))  # eager fails on `f`
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_while_loop_over_changing_sizes(dynamic: bool | None) -> None:
+    net = nn.Linear(3, 3)
+
+    def f(x: Tensor) -> Any:
+        count, result = _four_times(lambda x: net(x).tanh() * x.shape[0], x)
+        return (result.cos(),)
+
+    torch.compiler.reset()
+    compiled = torch.compile(f, backend="dovetail", dynamic=dynamic, fullgraph=True)
+    for rows in (4, 6, 2, 9):
+        assert_same(outcome(compiled, ((rows, 3),), net.parameters()), outcome(f, ((rows, 3),), net.parameters()))
+
+
+def test_while_loop_whose_length_changes() -> None:
+    def f(limit: Tensor, x: Tensor) -> Any:
+        return while_loop(lambda i, x: i < limit, lambda i, x: (i + 1, (x * 1.5).sin()), (torch.tensor(0), x))
+
+    compiled = torch.compile(f, backend="dovetail", fullgraph=True)
+    for limit in (3, 0, 7, 1):
+        length = torch.tensor(limit)
+        assert_same(
+            outcome(lambda x, n=length: compiled(n, x)[1:], ((3,),)), outcome(lambda x, n=length: f(n, x)[1:], ((3,),))
+        )
