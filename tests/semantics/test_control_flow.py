@@ -105,12 +105,6 @@ def test_refused_by_themselves(program: Callable[[Tensor], Any]) -> None:
         dovetail.compile(program)(leaf(3, 3))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # scan does, by itself
-def test_scan_is_refused() -> None:
-    with pytest.raises(Exception, match=r"UnsupportedHigherOrderOperator: the higher-order operator scan"):
-        torch.compile(_scan, backend="dovetail")(leaf(3, 3))
-
-
 def test_a_branch_that_writes_what_it_is_given_is_refused() -> None:
     def write(x: Tensor) -> Tensor:
         x.add_(1)

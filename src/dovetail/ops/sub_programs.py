@@ -1,4 +1,4 @@
-"""Operators over sub-programs (`cond`, `while_loop`, `map`) as primitives of a program.
+"""Operators over sub-programs (`cond`, `map`, `scan`, `while_loop`) as primitives of a program.
 
 Their sub-programs stay what torch made of them, graphs of operators, and run as eager runs them: below autograd, which
 has been recorded already as another such operator with sub-programs of its own.
@@ -19,7 +19,7 @@ from dovetail.torch_compat.dispatch import DispatchMode, HigherOrder, storage_ke
 from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
 
 # Of these torch promises that they only run their sub-programs; others write, or look into them.
-_SUPPORTED = frozenset({"cond", "map_impl", "while_loop", "while_loop_stack_output"})
+_SUPPORTED = frozenset({"cond", "map_impl", "scan", "while_loop", "while_loop_stack_output"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +73,7 @@ class _Watch(DispatchMode):
     def __init__(self, operands: Sequence[object]) -> None:
         super().__init__()
         self.writes = self.draws = self.effect = False
-        self._outside = {storage_key(operand) for operand in operands if isinstance(operand, torch.Tensor)}
+        self._outside = _storages_of(operands)
 
     def run(self, operator: HigherOrder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
         """Run the operator with each of its sub-programs watched."""
@@ -84,8 +84,13 @@ class _Watch(DispatchMode):
 
     def _around(self, sub_program: Callable[..., object]) -> Callable[..., object]:
         def run(*args: object) -> object:
-            with self:
-                return sub_program(*args)
+            before = self._outside
+            self._outside = before | _storages_of(args)  # on fakes, rows and carries are copies of the operands
+            try:
+                with self:
+                    return sub_program(*args)
+            finally:
+                self._outside = before
 
         return run
 
@@ -100,3 +105,7 @@ class _Watch(DispatchMode):
             written = args[position] if position < len(args) else None
             self.writes |= not isinstance(written, torch.Tensor) or storage_key(written) in self._outside
         return func(*args, **(kwargs or {}))
+
+
+def _storages_of(values: Sequence[object]) -> frozenset[int]:
+    return frozenset(storage_key(value) for value in values if isinstance(value, torch.Tensor))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from dovetail.torch_compat.checks import (
     autograd,
+    control_flow,
     dispatch,
     dynamo,
     fakes,
@@ -33,6 +34,7 @@ Check = Callable[[], str | None]
 # What compiling and running programs relies on.
 COMPILER_CHECKS: tuple[Check, ...] = (
     *autograd.CHECKS,
+    *control_flow.CHECKS,
     *dispatch.CHECKS,
     *dynamo.CHECKS,
     *fakes.CHECKS,
