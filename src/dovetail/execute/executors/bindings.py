@@ -1,15 +1,15 @@
 """The cheapest Python call that reaches exactly one operator overload.
 
 `torch.add(a, b)` takes about two thirds of the time of `torch.ops.aten.add.Tensor(a, b)`, a method too. Whether a
-binding calls the wanted overload, with the wanted arguments and nothing around it, is not guessed: it is called once on
-meta tensors under a dispatch mode that notes what arrives and stops it there. The answer is kept per overload and kinds
-of arguments.
+binding calls the wanted overload, with the wanted arguments, is not guessed: it is called once on meta tensors under a
+dispatch mode that notes what arrives and stops it there. The answer is kept per overload and kinds of arguments. Bindings
+that are written in Python are left out: they may make something else of the results (`unique_consecutive` drops some).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MethodDescriptorType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -78,12 +78,11 @@ def _probe(node: Node, target: Overload) -> str | None:
         return None
     method = getattr(torch.Tensor, name, None)
     candidates: list[tuple[str, Any]] = []
-    is_binding = isinstance(method, MethodDescriptorType)  # one written in Python may do something with the result
-    if is_binding and node.args and isinstance(node.args[0], Value):
+    if callable(method) and node.args and isinstance(node.args[0], Value):
         candidates.append((_METHOD, method))
     candidates += python_bindings(name)
     for label, function in candidates:
-        if _reaches(function, target, args, kwargs):
+        if not isinstance(function, FunctionType) and _reaches(function, target, args, kwargs):
             return label
     return None
 
