@@ -14,7 +14,7 @@ import dis
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -32,7 +32,11 @@ _MAX_DEPTH = 4
 
 
 class PythonState:
-    """What `target` can read. Attributes: modules, the reached modules by name."""
+    """What `target` can read.
+
+    Attributes: modules, the reached modules by name; functions, objects: what else was reached; reads_gradients:
+    whether code reads `.grad` of something.
+    """
 
     def __init__(self, target: Callable[..., Any]) -> None:
         self.modules: list[tuple[str, torch.nn.Module]] = []
@@ -41,6 +45,7 @@ class PythonState:
         self._seen: set[int] = set()
         self._kept: list[object] = []
         self._reach(target, "")
+        self.reads_gradients = any(reads_attribute(function, "grad") for function in self.functions)
         self._children = [child for _, module in self.modules for child in module.modules()]
 
     def snapshot(self) -> tuple[object, ...]:
@@ -135,21 +140,28 @@ def named_globals(function: FunctionType) -> list[str]:
 
 def assigned_globals(function: FunctionType) -> set[str]:
     """The global variables that a function's own code, or code inside of it, assigns."""
-    stack: list[CodeType] = [function.__code__]
-    found: set[str] = set()
-    while stack:
-        code = stack.pop()
-        found.update(i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL")
-        stack += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return found
+    instructions = (i for code in _codes(function.__code__) for i in dis.get_instructions(code))
+    return {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
 
 
 def _names(code: CodeType) -> set[str]:
-    names = set(code.co_names)
+    return {name for part in _codes(code) for name in part.co_names}
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions defined inside of it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
+            yield from _codes(constant)
+
+
+def reads_attribute(function: FunctionType, name: str) -> bool:
+    """Whether a function's code, or code inside of it, reads an attribute of this name, other than to call it."""
+    if name not in _names(function.__code__):
+        return False
+    instructions = (i for code in _codes(function.__code__) for i in dis.get_instructions(code))
+    return any(i.opname == "LOAD_ATTR" and i.argval == name and "NULL" not in i.argrepr for i in instructions)
 
 
 def _function_key(function: FunctionType) -> Iterable[object]:

@@ -27,7 +27,13 @@ from dovetail.capture.module_state import TensorSlot, replaced_tensors, tensor_s
 from dovetail.capture.python_effects import no_tensors_left
 from dovetail.capture.python_state import PythonState
 from dovetail.capture.recording import Recording
-from dovetail.errors import DataDependentControlFlow, DovetailError, DovetailWarning, PythonSideEffect
+from dovetail.errors import (
+    DataDependentControlFlow,
+    DovetailError,
+    DovetailWarning,
+    PythonSideEffect,
+    UnsupportedTensor,
+)
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_kind import SameKind, leaf_key
 from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
@@ -145,7 +151,8 @@ class CompiledFunction:
             logger.info("%s: variant %d, because %s", self._name, count, self._what_changed(key))
             variant = self._compile(call)
             self._variants.setdefault(key, []).append(variant)
-        if not self._options.dynamic and SameKind.can_tell(call.everything):
+        reads_gradients = self._state is not None and self._state.reads_gradients
+        if not (self._options.dynamic or reads_gradients) and SameKind.can_tell(call.everything):
             self._last = SameKind(call.spec, call.everything, call.snapshot), variant
         return variant
 
@@ -206,7 +213,14 @@ class CompiledFunction:
             for place, item in enumerate(call.everything):
                 self._check(place, item)
             raise
-        return (call.spec, described, call.snapshot)
+        return (call.spec, described, call.snapshot, self._held_gradients(call))
+
+    def _held_gradients(self, call: _Call) -> tuple[int, ...]:
+        """Tensors with a gradient, by place, when the code reads `.grad`: stand-ins have none."""
+        if self._state is None or not self._state.reads_gradients:
+            return ()
+        leaves = ((place, x) for place, x in enumerate(call.everything) if isinstance(x, torch.Tensor) and x.is_leaf)
+        return tuple(place for place, x in leaves if x.grad is not None)
 
     def _find(self, key: tuple[object, ...], everything: list[Any]) -> _Variant | None:
         for variant in self._variants.get(key, ()):
@@ -219,7 +233,12 @@ class CompiledFunction:
         if not self._variants:
             return "it is the first call"
         newest = list(self._variants)[-1]
-        labels = ("the structure of the arguments", "a tensor or argument", "a Python value that the function reads")
+        labels = (
+            "the structure of the arguments",
+            "a tensor or argument",
+            "a Python value that the function reads",
+            "which tensors have a gradient",
+        )
         for label, old, new in zip(labels, newest, key, strict=True):
             if old != new:
                 pairs = zip(old, new, strict=False) if isinstance(old, tuple) and isinstance(new, tuple) else ()
@@ -256,6 +275,9 @@ class CompiledFunction:
 
     def _capture(self, described: _Call, unknown_sizes: bool) -> _Variant:
         leaves, spec, tensors = described.leaves, described.spec, described.tensors
+        for place in self._held_gradients(described):
+            name = f"the gradient (`.grad`) of {self._check(place, described.everything[place])}"
+            raise UnsupportedTensor(name=name, kind="read by the function", hint="pass it as an argument of its own")
         everything = [*tensors, *leaves]
         sources = _distinct_tensors(everything)
         inputs = [everything[i] for i in sources]
