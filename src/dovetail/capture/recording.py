@@ -48,7 +48,7 @@ from dovetail.ir.signature import (
 from dovetail.ir.sizes import Scalar
 from dovetail.ops.views import replay
 from dovetail.torch_compat.autograd import set_version, version_of, without_saved_tensor_hooks
-from dovetail.torch_compat.control_flow import traced_apart
+from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart, is_fake
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
@@ -358,6 +358,7 @@ class Recording:
                 torch.autograd.set_detect_anomaly(False),  # it looks for NaN among numbers, which are not there
                 without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
                 traced_apart(),
+                sub_programs_by_dynamo(lambda graph, inputs: torch.fx.Interpreter(graph).run(*inputs)),
                 self.mode,
                 replaced_default_generator(RecordedGenerator(self.recorder)),
                 refused_generators(self._refuse_generator),
