@@ -378,7 +378,8 @@ class Recording:
         except DATA_DEPENDENT_ERRORS as error:
             raise DataDependentControlFlow(origin=self.origins.of_error(error)) from error
         except Exception as error:
-            operator = self.origins.higher_order_operator(error) if isinstance(error, AssertionError) else ""
+            is_refusal = isinstance(error, AssertionError | NotImplementedError)
+            operator = self.origins.higher_order_operator(error) if is_refusal else ""
             if operator:
                 raise UnsupportedHigherOrderOperator(operator=operator, origin=self.origins.of_error(error)) from error
             raise CaptureFailed(
