@@ -365,11 +365,11 @@ class CompiledFunction:
         thread = threading.get_ident()  # others may run modules as well
 
         def enter(module: torch.nn.Module, inputs: Any) -> None:
-            if threading.get_ident() == thread:
+            if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
                 recording.origins.enter_module(names.get(id(module), ""))
 
         def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
+            if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
                 recording.origins.leave_module()
 
         before = register_module_forward_pre_hook(enter)
