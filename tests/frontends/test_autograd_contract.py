@@ -349,6 +349,69 @@ def test_second_derivatives_of_outputs_that_share_memory_are_refused(wrap: Calla
         torch.autograd.grad(row.sum(), x, create_graph=True)
 
 
+def test_second_derivatives_beside_a_written_input(wrap: Callable[..., Any]) -> None:
+    def f(buffer: Tensor, x: Tensor) -> Tensor:
+        buffer.add_(x)
+        return (x**3 * buffer).sum()
+
+    found = []
+    for call in (f, wrap(f, double_backward=True)):
+        x, buffer = batch().detach().requires_grad_(), torch.ones(2, 4)
+        (first,) = torch.autograd.grad(call(buffer, x), x, create_graph=True)
+        found.append((first, torch.autograd.grad(first.sum(), x)[0], buffer))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs)
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_second_derivatives_through_a_written_input_are_refused(wrap: Callable[..., Any], is_leaf: bool) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        with torch.set_grad_enabled(not is_leaf):
+            x.mul_(2)
+        return (x * w**3).sum()
+
+    w, x = batch(), batch()
+    total = wrap(f, double_backward=True)(x if is_leaf else x * 1, w)
+    with pytest.raises(DoubleBackwardUnsupported, match="writes an input"):
+        torch.autograd.grad(total, w, create_graph=True)
+
+
+def test_second_derivatives_of_a_function_that_writes_what_it_closes_over_are_refused() -> None:
+    count, x = torch.zeros(()), batch()
+
+    def f(x: Tensor) -> Tensor:
+        count.add_(1)
+        return (x**3 * count).sum()
+
+    total = dovetail.compile(f, double_backward=True)(x)
+    with pytest.raises(DoubleBackwardUnsupported, match="closes over"):
+        torch.autograd.grad(total, x, create_graph=True)
+    assert count == 1
+
+
+def test_second_derivatives_draw_the_numbers_of_the_users_generator_again() -> None:
+    def f(x: Tensor, generator: torch.Generator) -> Tensor:
+        return (x**3 * torch.rand(2, 4, generator=generator)).sum()
+
+    found, x = [], batch()
+    for call in (f, dovetail.compile(f, double_backward=True)):
+        generator = torch.Generator().manual_seed(1)
+        (first,) = torch.autograd.grad(call(x, generator), x, create_graph=True)
+        found.append((first, generator.get_state()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_a_module_that_changed_before_the_second_derivative() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), batch()
+    total = dovetail.compile(net, double_backward=True)(x).sum()
+    net.eval()
+    with pytest.raises(DoubleBackwardUnsupported, match="has changed since"):
+        torch.autograd.grad(total, x, create_graph=True)
+    net.train()
+    assert torch.autograd.grad(total, x, create_graph=True)[0].requires_grad
+
+
 def test_a_weight_that_changed_before_the_second_derivative(wrap: Callable[..., Any]) -> None:
     linear, x = nn.Linear(4, 3), batch()
     total = wrap(linear, double_backward=True)(x).sum()

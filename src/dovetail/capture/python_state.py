@@ -293,6 +293,11 @@ def _module_key(module: torch.nn.Module, met: list[object] | None) -> object:
     return (id(module), plain, tensors, others)
 
 
+def without_modes(snapshot: tuple[object, ...]) -> tuple[object, ...]:
+    """What a snapshot says of Python values, without the modes."""
+    return (snapshot[0], *snapshot[2:])
+
+
 def ambient_modes() -> tuple[object, ...]:
     """Torch's modes that decide what operators a program runs."""
     autocast = tuple(

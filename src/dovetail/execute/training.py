@@ -19,7 +19,7 @@ from dovetail.errors import (
     UnsupportedTensor,
 )
 from dovetail.execute.compiled import CompiledProgram
-from dovetail.execute.second_order import HINT, Kept, differentiable_gradients
+from dovetail.execute.second_order import HINT, Circumstances, Kept, differentiable_gradients
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival
 from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, version_of, viewed_tensor
@@ -140,7 +140,9 @@ class _CompiledFunction(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, *inputs: Any) -> tuple[torch.Tensor, ...]:
         """Run the forward program; save its residuals."""
         graph = call.graph
-        second = Kept.of(graph.plan, inputs, draws=graph.draws) if graph.source else None
+        second = None
+        if graph.source:
+            second = Kept.of(graph.plan, inputs, Circumstances.now(draws=graph.draws, own=graph.generators))
         results = graph.run_forward(list(inputs))
         outputs, saved = [results[i] for i in graph.slots], results[graph.outputs :]
         numbers: dict[int, Any] = {}
@@ -223,7 +225,7 @@ def _second_order(ctx: Any, kept: _Kept, arrived: Mapping[int, torch.Tensor]) ->
         raise DoubleBackwardUnsupported(reason="nothing was kept to compute it with", hint=hint)
     inputs = kept.second.inputs(ctx.saved_tensors[kept.saved :])
     constants = len(graph.constants)
-    return differentiable_gradients(graph.source, graph.plan, inputs, kept.second.circumstances, constants, arrived)
+    return differentiable_gradients(graph.source, graph.plan, inputs, kept.second, constants, arrived)
 
 
 def _arrival(grad: torch.Tensor, strides: tuple[int, ...] | None, any_layout: bool) -> tuple[Arrival, torch.Tensor]:

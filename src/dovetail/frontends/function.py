@@ -280,8 +280,8 @@ class CompiledFunction:
     def _capture(self, described: _Call, unknown_sizes: bool) -> _Variant:
         leaves, spec, tensors, slots = described.leaves, described.spec, described.tensors, described.reach.slots
         everything = [*tensors, *leaves]
-        modules, met = described.reach.state.modules, list[object]()
-        described.reach.state.snapshot(met)
+        reach, read, met = described.reach, described.snapshot, list[object]()
+        reach.state.snapshot(met)
         sources = _distinct_tensors(everything)
         inputs = [everything[i] for i in sources]
         place_of = {id(tensor): place for place, tensor in enumerate(inputs)}
@@ -306,7 +306,7 @@ class CompiledFunction:
             with (
                 no_tensors_left(self._target, arguments),
                 replaced_tensors(slots, [recording.stand_ins[place].seen for place in slot_places]),
-                self._module_names(recording, modules),
+                self._module_names(recording, reach.state.modules),
             ):
                 yield
 
@@ -325,7 +325,8 @@ class CompiledFunction:
             return recording
 
         def source(inputs: Sequence[Any]) -> list[Any]:
-            with replaced_tensors(slots, [inputs[place] for place in slot_places]):
+            reach.refuse_changes(read)
+            with RECORDING, replaced_tensors(slots, [inputs[place] for place in slot_places]):
                 return call(inputs)
 
         recording = record(inputs, dynamic=self._options.dynamic)
