@@ -5,8 +5,10 @@ A story takes `wrap`, which compiles, and returns what it saw: tensors, and plai
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -441,3 +443,48 @@ def test_forward_mode_through_dynamos_graph_is_refused_by_name() -> None:
     call = torch.compile(net(), backend="dovetail")
     with forward_ad.dual_level(), pytest.raises(ForwardModeUnsupported, match="forward-mode"):
         call(forward_ad.make_dual(torch.ones(2, 4), torch.ones(2, 4)))
+
+
+# --- one output after the other ---------------------------------------------------------------------------------------
+
+
+def _two_parts(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return (x * x).sum(), w.exp().sum()
+
+
+def test_a_backward_of_an_output_whose_graph_is_gone_is_refused_as_in_eager(wrap: Callable[..., Any]) -> None:
+    for call in (_two_parts, wrap(_two_parts)):
+        first, second = call(batch(), batch())
+        first.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            first.backward()
+        second.backward()
+
+
+def test_what_another_backward_left_can_be_kept(wrap: Callable[..., Any]) -> None:
+    for call in (_two_parts, wrap(_two_parts)):
+        w = batch()
+        first, second = call(batch(), w)
+        first.backward()
+        second.backward(retain_graph=True)
+        second.backward()
+        assert w.grad is not None
+        assert torch.equal(w.grad, 2 * w.exp())
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            second.backward()
+
+
+def test_what_another_backward_left_dies_with_the_call() -> None:
+    call = dovetail.compile(lambda x, w: (x.exp(), w.exp()))
+    for _ in range(2):
+        x, w = batch(), batch()
+        gc.collect()
+        gc.disable()
+        try:
+            first, second = call(x, w)
+            first.sum().backward()
+            alive = [weakref.ref(tensor) for tensor in (x, w, first, second)]
+            del x, w, first, second
+            assert [ref() for ref in alive] == [None] * 4
+        finally:
+            gc.enable()
