@@ -5,8 +5,10 @@ A story takes `wrap`, which compiles, and returns what it saw: tensors, and plai
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -349,6 +351,69 @@ def test_second_derivatives_of_outputs_that_share_memory_are_refused(wrap: Calla
         torch.autograd.grad(row.sum(), x, create_graph=True)
 
 
+def test_second_derivatives_beside_a_written_input(wrap: Callable[..., Any]) -> None:
+    def f(buffer: Tensor, x: Tensor) -> Tensor:
+        buffer.add_(x)
+        return (x**3 * buffer).sum()
+
+    found = []
+    for call in (f, wrap(f, double_backward=True)):
+        x, buffer = batch().detach().requires_grad_(), torch.ones(2, 4)
+        (first,) = torch.autograd.grad(call(buffer, x), x, create_graph=True)
+        found.append((first, torch.autograd.grad(first.sum(), x)[0], buffer))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs)
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_second_derivatives_through_a_written_input_are_refused(wrap: Callable[..., Any], is_leaf: bool) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        with torch.set_grad_enabled(not is_leaf):
+            x.mul_(2)
+        return (x * w**3).sum()
+
+    w, x = batch(), batch()
+    total = wrap(f, double_backward=True)(x if is_leaf else x * 1, w)
+    with pytest.raises(DoubleBackwardUnsupported, match="writes an input"):
+        torch.autograd.grad(total, w, create_graph=True)
+
+
+def test_second_derivatives_of_a_function_that_writes_what_it_closes_over_are_refused() -> None:
+    count, x = torch.zeros(()), batch()
+
+    def f(x: Tensor) -> Tensor:
+        count.add_(1)
+        return (x**3 * count).sum()
+
+    total = dovetail.compile(f, double_backward=True)(x)
+    with pytest.raises(DoubleBackwardUnsupported, match="closes over"):
+        torch.autograd.grad(total, x, create_graph=True)
+    assert count == 1
+
+
+def test_second_derivatives_draw_the_numbers_of_the_users_generator_again() -> None:
+    def f(x: Tensor, generator: torch.Generator) -> Tensor:
+        return (x**3 * torch.rand(2, 4, generator=generator)).sum()
+
+    found, x = [], batch()
+    for call in (f, dovetail.compile(f, double_backward=True)):
+        generator = torch.Generator().manual_seed(1)
+        (first,) = torch.autograd.grad(call(x, generator), x, create_graph=True)
+        found.append((first, generator.get_state()))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_a_module_that_changed_before_the_second_derivative() -> None:
+    net, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), batch()
+    total = dovetail.compile(net, double_backward=True)(x).sum()
+    net.eval()
+    with pytest.raises(DoubleBackwardUnsupported, match="has changed since"):
+        torch.autograd.grad(total, x, create_graph=True)
+    net.train()
+    assert torch.autograd.grad(total, x, create_graph=True)[0].requires_grad
+
+
 def test_a_weight_that_changed_before_the_second_derivative(wrap: Callable[..., Any]) -> None:
     linear, x = nn.Linear(4, 3), batch()
     total = wrap(linear, double_backward=True)(x).sum()
@@ -378,3 +443,48 @@ def test_forward_mode_through_dynamos_graph_is_refused_by_name() -> None:
     call = torch.compile(net(), backend="dovetail")
     with forward_ad.dual_level(), pytest.raises(ForwardModeUnsupported, match="forward-mode"):
         call(forward_ad.make_dual(torch.ones(2, 4), torch.ones(2, 4)))
+
+
+# --- one output after the other ---------------------------------------------------------------------------------------
+
+
+def _two_parts(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return (x * x).sum(), w.exp().sum()
+
+
+def test_a_backward_of_an_output_whose_graph_is_gone_is_refused_as_in_eager(wrap: Callable[..., Any]) -> None:
+    for call in (_two_parts, wrap(_two_parts)):
+        first, second = call(batch(), batch())
+        first.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            first.backward()
+        second.backward()
+
+
+def test_what_another_backward_left_can_be_kept(wrap: Callable[..., Any]) -> None:
+    for call in (_two_parts, wrap(_two_parts)):
+        w = batch()
+        first, second = call(batch(), w)
+        first.backward()
+        second.backward(retain_graph=True)
+        second.backward()
+        assert w.grad is not None
+        assert torch.equal(w.grad, 2 * w.exp())
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            second.backward()
+
+
+def test_what_another_backward_left_dies_with_the_call() -> None:
+    call = dovetail.compile(lambda x, w: (x.exp(), w.exp()))
+    for _ in range(2):
+        x, w = batch(), batch()
+        gc.collect()
+        gc.disable()
+        try:
+            first, second = call(x, w)
+            first.sum().backward()
+            alive = [weakref.ref(tensor) for tensor in (x, w, first, second)]
+            del x, w, first, second
+            assert [ref() for ref in alive] == [None] * 4
+        finally:
+            gc.enable()

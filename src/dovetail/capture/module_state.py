@@ -33,10 +33,9 @@ class TensorSlot:
         """What an input that comes from here is."""
         return Parameter(self.name) if self.table == "_parameters" else Buffer(self.name)
 
-    def read(self) -> torch.Tensor:
-        """The tensor that is there now."""
-        tensor: torch.Tensor = self.module.__dict__[self.table][self.key]
-        return tensor
+    def read(self) -> Any:
+        """The tensor that is there now; None when there is none any more."""
+        return self.module.__dict__[self.table].get(self.key)
 
     def place(self, tensor: Any) -> None:
         """Put a tensor there."""

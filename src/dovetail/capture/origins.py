@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dovetail.ir.program import Origin
 from dovetail.torch_compat.autograd import next_sequence_number, running_sequence_number
@@ -99,6 +102,32 @@ class OriginTracker:
         if frame is None:
             return Origin(module=module)
         return Origin(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, module)
+
+
+@contextlib.contextmanager
+def module_names(origins: OriginTracker, modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[None]:
+    """While active, operators inside of these modules, which have names, and of their children say so."""
+    names = {}
+    for root_name, root in modules:
+        for path, module in root.named_modules():
+            names[id(module)] = ".".join(part for part in (root_name, path) if part)
+    thread = threading.get_ident()  # others may run modules as well
+
+    def enter(module: torch.nn.Module, inputs: Any) -> None:
+        if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
+            origins.enter_module(names.get(id(module), ""))
+
+    def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
+            origins.leave_module()
+
+    before = register_module_forward_pre_hook(enter)
+    after = register_module_forward_hook(leave, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
 
 
 @cache

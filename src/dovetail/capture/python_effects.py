@@ -79,7 +79,7 @@ class _Held:
     def _add(self, label: str, value: Any, depth: int = _MAX_DEPTH) -> None:
         if id(value) in self._containers or depth == 0:
             return
-        attributes = isinstance(value, torch.nn.Module) or is_user_object(value)
+        attributes = hasattr(value, "__dict__") and (isinstance(value, torch.nn.Module) or is_user_object(value))
         container = vars(value) if attributes else value
         if isinstance(container, dict | list | deque | set) and len(container) <= _MAX_ITEMS:
             self._containers[id(value)] = _Before(label, container, _contents(container))

@@ -1,10 +1,10 @@
 """The Python values that a function can read, so that a compiled program is not used after one of them changed.
 
-Looked at: closure cells, default arguments, globals that the code names (through the user's own helper functions and
-module hooks, too), attributes and hook tables of reached modules, attributes of the user's own objects, and the ambient
-modes of torch. A plain value (number, string, None) is compared by value, lists, tuples and dictionaries item by item,
-any other object by identity. Not looked at: containers and objects of more than 200 items, and what is inside of more
-than a few others (4 levels).
+Looked at: closure cells, default arguments, globals that the code names (through the user's own helper functions,
+methods, modules of Python and hooks, too), children, attributes and hook tables of reached modules, attributes of the
+user's own objects and classes, and the ambient modes of torch. A plain value (number, string, None) is compared by
+value, lists, tuples, sets and dictionaries item by item, any other object by identity. Not looked at: containers and
+objects of more than 200 items, what is inside of more than a few others (4 levels), and what a library's objects hold.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import dis
 import functools
-import inspect
+import numbers
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -22,13 +23,17 @@ import torch
 
 from dovetail.capture.origins import is_library_file
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_READABLE = (*_PLAIN, tuple, list, dict)
+_PLAIN = (bool, int, float, complex, str, bytes, range, type(None), torch.dtype, torch.device)
+_CONTAINERS = (tuple, list, dict, set, frozenset)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN = frozenset(vars(torch.nn.Module())) - {"training"}
+_TABLES = ("_parameters", "_buffers")
+_OTHER_TABLES = (*_HOOKS, "_modules")
+_NEVER_CALLED = ("__init__", "__new__", "__repr__")
 _MAX_FUNCTIONS = 200
 _MAX_ITEMS = 200
 _MAX_DEPTH = 4
+_MISSING = object()
 
 
 class PythonState:
@@ -39,31 +44,48 @@ class PythonState:
     """
 
     def __init__(self, target: Callable[..., Any]) -> None:
+        """Look at what can be reached now."""
         self.modules: list[tuple[str, torch.nn.Module]] = []
         self.functions: list[FunctionType] = []
         self.objects: list[tuple[str, object]] = []
+        self._class_attributes: list[tuple[type, str]] = []
+        self._partials: list[functools.partial[Any]] = []
         self._seen: set[int] = set()
         self._kept: list[object] = []
         self._reach(target, "")
+        self._children = list({id(m): m for _, module in self.modules for m in module.modules()}.values())
+        self._reach_methods()
         self.reads_gradients = any(reads_attribute(function, "grad") for function in self.functions)
-        self._children = [child for _, module in self.modules for child in module.modules()]
 
-    def snapshot(self) -> tuple[object, ...]:
-        """Everything readable, as a hashable key: equal snapshots mean nothing visible changed."""
-        key: list[object] = [ambient_modes()]
+    @property
+    def reached(self) -> tuple[int, ...]:
+        """Equal for two states that reach the same objects."""
+        return tuple(map(id, self._kept))
+
+    def snapshot(self, met: list[object] | None = None) -> tuple[object, ...]:
+        """Everything readable, as a hashable key: equal snapshots mean nothing visible changed.
+
+        met: gets the objects that the key knows by identity; it holds for as long as they live.
+        """
+        key: list[object] = [id(self), ambient_modes()]
         for module in self._children:
-            key.append(_module_key(module))
+            key.append(_module_key(module, met))
         for function in self.functions:
-            key.extend(_function_key(function))
+            key.append(function.__code__)
+            key.extend(_function_key(function, met))
         for _, item in self.objects:
-            key.append(plain_key(item))
+            here = [(k, id(v) if id(v) in self._seen else plain_key(v, met=met)) for k, v in _attributes(item)]
+            key.append(tuple(here))
+        for partial in self._partials:
+            key.append(plain_key([*partial.args, partial.keywords], met=met))
+        for owner, name in self._class_attributes:
+            key.append(plain_key(vars(owner).get(name), met=met))
         return tuple(key)
 
     def _reach(self, item: Any, name: str) -> None:
-        if id(item) in self._seen or len(self.functions) > _MAX_FUNCTIONS:
+        if id(item) in self._seen or len(self._kept) > _MAX_FUNCTIONS + len(self.modules):
             return
         if isinstance(item, torch.nn.Module):
-            self._note(item)
             self.modules.append((name, item))
             for child in item.modules():
                 self._note(child)
@@ -71,6 +93,7 @@ class PythonState:
                 self._reach_module(child)
         elif isinstance(item, functools.partial):
             self._note(item)
+            self._partials.append(item)
             for part in (item.func, *item.args, *item.keywords.values()):
                 self._reach(part, name)
         elif isinstance(item, MethodType):
@@ -87,9 +110,13 @@ class PythonState:
                 if isinstance(part, torch.nn.Module | FunctionType | MethodType):
                     self._reach(part, f"{name}.{index}")
         elif is_user_object(item):
-            self._note(item)
-            self.objects.append((name, item))
-            self._reach(inspect.getattr_static(type(item), "__call__", None), name)
+            self._reach_object(item, name)
+
+    def _reach_object(self, item: Any, name: str) -> None:
+        self._note(item)
+        self.objects.append((name, item))
+        for attribute, value in _attributes(item):
+            self._reach(value, attribute)
 
     def _reach_module(self, module: torch.nn.Module) -> None:
         self._reach(type(module).forward, "")
@@ -97,12 +124,45 @@ class PythonState:
             for hook in module.__dict__.get(table, {}).values():
                 self._reach(hook, table)
         for name, value in module.__dict__.items():
-            if is_user_object(value):
+            if name not in _OWN:
                 self._reach(value, name)
+
+    def _reach_methods(self) -> None:
+        """What the code names of the classes that the user wrote, their special methods included."""
+        done: set[tuple[type, str]] = set()
+        before = -1
+        while before != len(done):
+            before = len(done)
+            named = {name for function in self.functions for name in _names(function.__code__)}
+            items = [*self._children, *(item for _, item in self.objects)]
+            owners = {owner: None for item in items for owner in type(item).__mro__ if not _is_library_class(owner)}
+            for owner in owners:
+                for name, value in vars(owner).items():
+                    if (name in named or _is_special(name, value)) and (owner, name) not in done:
+                        done.add((owner, name))
+                        self._class_attributes.append((owner, name))
+                        self._reach(_unwrapped(value), name)
 
     def _note(self, item: object) -> None:
         self._seen.add(id(item))
         self._kept.append(item)
+
+
+class Alive:
+    """Whether all of some objects still live, so that no other object can be taken for one of them."""
+
+    def __init__(self, objects: Iterable[object]) -> None:
+        """Watch these; those that cannot be watched are kept alive."""
+        self.holds = True
+        self._kept: list[object] = []
+        for item in {id(item): item for item in objects}.values():
+            try:
+                self._kept.append(weakref.ref(item, self._died))
+            except TypeError:
+                self._kept.append(item)
+
+    def _died(self, _: object) -> None:
+        self.holds = False
 
 
 def is_user_object(item: object) -> bool:
@@ -111,12 +171,38 @@ def is_user_object(item: object) -> bool:
         return False
     if isinstance(item, SimpleNamespace | argparse.Namespace):
         return True
-    return hasattr(item, "__dict__") and not _is_library_module(type(item).__module__)
+    kind = type(item)
+    return (hasattr(item, "__dict__") or hasattr(kind, "__slots__")) and not _is_library_class(kind)
+
+
+def _is_library_class(kind: type) -> bool:
+    return _is_library_module(kind.__module__)
 
 
 @functools.cache
 def _is_library_module(name: str) -> bool:
     return is_library_file(getattr(sys.modules.get(name), "__file__", None) or "<frozen")
+
+
+def _attributes(item: object) -> Iterator[tuple[str, Any]]:
+    """Names and values of an object's attributes, slots included."""
+    yield from list(getattr(item, "__dict__", {}).items())
+    for owner in type(item).__mro__:
+        slots = vars(owner).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(item, name):
+                yield name, getattr(item, name)
+
+
+def _is_special(name: str, value: object) -> bool:
+    return name.startswith("__") and isinstance(value, FunctionType) and name not in _NEVER_CALLED
+
+
+def _unwrapped(value: Any) -> Any:
+    """The function behind a property or the like."""
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
 
 
 def readable(function: FunctionType) -> Iterable[tuple[str, Any]]:
@@ -129,13 +215,19 @@ def readable(function: FunctionType) -> Iterable[tuple[str, Any]]:
     for index, default in enumerate(function.__defaults__ or ()):
         yield f"default_{index}", default
     yield from (function.__kwdefaults__ or {}).items()
-    for name in named_globals(function):
-        yield name, function.__globals__[name]
+    names = _names(function.__code__)
+    for name in names:
+        value = function.__globals__.get(name, _MISSING)
+        if value is _MISSING:
+            continue
+        yield name, value
+        if isinstance(value, ModuleType) and not _is_library_module(value.__name__):
+            yield from ((f"{name}.{part}", vars(value)[part]) for part in names if part in vars(value))
 
 
 def named_globals(function: FunctionType) -> list[str]:
     """The global variables that a function's code names and that exist."""
-    return sorted(name for name in _names(function.__code__) if name in function.__globals__)
+    return [name for name in _names(function.__code__) if name in function.__globals__]
 
 
 def assigned_globals(function: FunctionType) -> set[str]:
@@ -144,8 +236,9 @@ def assigned_globals(function: FunctionType) -> set[str]:
     return {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
 
 
-def _names(code: CodeType) -> set[str]:
-    return {name for part in _codes(code) for name in part.co_names}
+@functools.lru_cache(4096)
+def _names(code: CodeType) -> tuple[str, ...]:
+    return tuple(sorted({name for part in _codes(code) for name in part.co_names}))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -164,33 +257,57 @@ def reads_attribute(function: FunctionType, name: str) -> bool:
     return any(i.opname == "LOAD_ATTR" and i.argval == name and "NULL" not in i.argrepr for i in instructions)
 
 
-def _function_key(function: FunctionType) -> Iterable[object]:
+def _function_key(function: FunctionType, met: list[object] | None) -> Iterable[object]:
     for name, value in readable(function):
         if not isinstance(value, ModuleType | type):
-            yield (name, plain_key(value))
+            yield (name, plain_key(value, met=met))
 
 
-def plain_key(value: Any, depth: int = _MAX_DEPTH) -> object:
-    """A hashable key of a value: by value when it is plain, item by item for containers, else by identity."""
+def plain_key(value: Any, depth: int = _MAX_DEPTH, met: list[object] | None = None) -> object:
+    """A hashable key of a value: by value when it is plain, item by item for containers, else by identity.
+
+    met: see `PythonState.snapshot`.
+    """
     if isinstance(value, _PLAIN):
         return (
             (type(value).__name__, repr(value)) if isinstance(value, float | complex) else (type(value).__name__, value)
         )
     if isinstance(value, torch.Tensor):
         return ("tensor", id(value), value.requires_grad, value.shape, value.stride(), value.dtype)
-    if depth and isinstance(value, tuple | list | dict) and len(value) <= _MAX_ITEMS:
+    if depth and isinstance(value, _CONTAINERS) and len(value) <= _MAX_ITEMS:
         items = value if not isinstance(value, dict) else [part for pair in value.items() for part in pair]
-        return (type(value).__name__, tuple([plain_key(item, depth - 1) for item in items]))
-    if depth > 1 and is_user_object(value) and len(vars(value)) <= _MAX_ITEMS:
-        return ("object", id(value), plain_key(vars(value), depth - 1))
+        keys = [plain_key(item, depth - 1, met) for item in items]
+        return (type(value).__name__, frozenset(keys) if isinstance(value, set | frozenset) else tuple(keys))
+    if isinstance(value, slice):
+        return ("slice", *(plain_key(part, depth, met) for part in (value.start, value.stop, value.step)))
+    if isinstance(value, MethodType):
+        return ("method", plain_key(value.__self__, 0, met), plain_key(value.__func__, 0, met))
+    if isinstance(value, numbers.Number):  # of NumPy, for instance
+        return (type(value).__name__, repr(value))
+    if met is not None:
+        met.append(value)
+    if depth > 1 and is_user_object(value):
+        held = dict(_attributes(value))
+        if len(held) <= _MAX_ITEMS:
+            return ("object", id(value), plain_key(held, depth - 1, met))
     return ("object", id(value))
 
 
-def _module_key(module: torch.nn.Module) -> object:
+def _module_key(module: torch.nn.Module, met: list[object] | None) -> object:
     held = module.__dict__
-    plain = tuple([(k, plain_key(v)) for k, v in held.items() if k not in _OWN and isinstance(v, _READABLE)])
-    hooks = tuple(tuple(map(id, held[table].values())) for table in _HOOKS if held.get(table))
-    return (id(module), plain, hooks)
+    plain = tuple([(k, plain_key(v, _MAX_DEPTH, met)) for k, v in held.items() if k not in _OWN])
+    # whose values are tensors, and read as such: how many there are, and which are None
+    tensors = tuple([tuple(map(type, held[table].values())) for table in _TABLES if held.get(table)])
+    others = tuple([tuple(map(id, held[table].values())) for table in _OTHER_TABLES if held.get(table)])
+    if met is not None:
+        for table in _OTHER_TABLES:
+            met += held.get(table, {}).values()
+    return (id(module), plain, tensors, others)
+
+
+def without_modes(snapshot: tuple[object, ...]) -> tuple[object, ...]:
+    """What a snapshot says of Python values, without the modes."""
+    return (snapshot[0], *snapshot[2:])
 
 
 def ambient_modes() -> tuple[object, ...]:

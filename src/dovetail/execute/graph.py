@@ -97,6 +97,14 @@ class CompiledGraph:
         """Whether forward draws random numbers."""
         return any(facts_of(node.target).draws for node in self.forward.program.nodes)
 
+    @cached_property
+    def generators(self) -> tuple[torch.Generator, ...]:
+        """The random generators of the user's that forward draws from."""
+        given = [
+            operand for node in self.forward.program.nodes for operand in (*node.args, *(a for _, a in node.kwargs))
+        ]
+        return tuple({id(g): g for g in given if isinstance(g, torch.Generator)}.values())
+
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         return self  # holds programs, which never change, and constants, which a copy of the user's module shares
 

@@ -17,7 +17,6 @@ import torch
 
 from dovetail.errors import DoubleBackwardUnsupported
 from dovetail.ir.calling import CallPlan, FromSlot, Rewritten
-from dovetail.ir.signature import WriteKind
 
 Source: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """The compiled function in eager mode: takes the inputs of the call, then constants; returns the outputs, flat."""
@@ -30,16 +29,18 @@ class Circumstances:
     """What a run depends on besides its inputs: the random generators and autocast, as they were before it."""
 
     generators: tuple[tuple[str, torch.Tensor], ...]
+    own: tuple[tuple[torch.Generator, torch.Tensor], ...]
     autocast: tuple[tuple[str, torch.dtype], ...]
 
     @staticmethod
-    def now(*, draws: bool) -> Circumstances:
-        """Those of this moment. draws: random numbers are drawn, so that the generators matter."""
+    def now(*, draws: bool, own: Sequence[torch.Generator] = ()) -> Circumstances:
+        """Those of this moment. draws: random numbers are drawn, so that the generators matter. own: the user's."""
         generators = [("cpu", torch.get_rng_state())] if draws else []
         if draws and torch.cuda.is_available():
             generators.append(("cuda", torch.cuda.get_rng_state()))
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        return Circumstances(tuple(generators), tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds))
+        autocast = tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
+        return Circumstances(tuple(generators), tuple((g, g.get_state()) for g in own), autocast)
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
@@ -49,6 +50,9 @@ class Circumstances:
                 stack.enter_context(torch.random.fork_rng(enabled=True))
                 for kind, state in self.generators:
                     torch.set_rng_state(state) if kind == "cpu" else torch.cuda.set_rng_state(state)
+            for generator, before in self.own:
+                stack.callback(generator.set_state, generator.get_state())
+                generator.set_state(before)
             for kind in ("cpu", "cuda"):
                 dtype = dict(self.autocast).get(kind)
                 if dtype is not None or torch.is_autocast_enabled(kind):
@@ -60,21 +64,26 @@ class Circumstances:
 class Kept:
     """What forward keeps of a call besides the tensors themselves, which autograd keeps.
 
-    copies: by place, what inputs held that the program writes. numbers: by place, inputs that are no tensors.
+    copies: by place, what inputs held that the program changes. numbers: by place, inputs that are no tensors. lost:
+    such inputs whose gradient path the copies do not have.
     """
 
     circumstances: Circumstances
     copies: Mapping[int, torch.Tensor]
     numbers: Mapping[int, Any]
+    lost: tuple[int, ...]
 
     @staticmethod
-    def of(plan: CallPlan, inputs: Sequence[Any], *, draws: bool) -> Kept:
-        """Keep what the program is about to write, and the circumstances."""
-        written = [w.input for w in plan.writes if w.kind is not WriteKind.TRACKED]
+    def of(plan: CallPlan, inputs: Sequence[Any], circumstances: Circumstances) -> Kept:
+        """Keep what the program is about to change."""
+        changed = (
+            {w.input for w in plan.writes} | {c.input for c in plan.metadata} | {flag.input for flag in plan.flags}
+        )
         return Kept(
-            Circumstances.now(draws=draws),
-            {place: inputs[place].detach().clone() for place in written},
+            circumstances,
+            {place: inputs[place].detach().clone() for place in sorted(changed)},
             {place: value for place, value in enumerate(inputs) if not isinstance(value, torch.Tensor)},
+            tuple(sorted(place for place in changed if inputs[place].requires_grad)),
         )
 
     def to_save(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -92,15 +101,15 @@ def differentiable_gradients(
     source: Source,
     plan: CallPlan,
     inputs: Sequence[Any],
-    circumstances: Circumstances,
+    kept: Kept,
     constants: int,
     arrived: Mapping[int, torch.Tensor],
 ) -> list[torch.Tensor | None]:
     """The gradient of each input, with a graph of its own.
 
-    source: the compiled function. inputs: what forward was called with; they carry their gradient paths. constants: how
-    many of them, the last ones, are tensors that the function closes over. arrived: the gradients that arrive, by
-    output slot.
+    source: the compiled function. inputs: what forward was called with; they carry their gradient paths. kept: what
+    forward kept besides. constants: how many of the inputs, the last ones, are tensors that the function closes over.
+    arrived: the gradients that arrive, by output slot.
     Raises: DoubleBackwardUnsupported.
     """
     position = {rule.slot: place for place, rule in enumerate(plan.outputs) if isinstance(rule, FromSlot | Rewritten)}
@@ -109,8 +118,12 @@ def differentiable_gradients(
             reason="a gradient arrives for a written input, for outputs that share memory, or for a subclass", hint=HINT
         )
     own = len(inputs) - constants
+    if kept.lost or any(place >= own for place in kept.copies):
+        raise DoubleBackwardUnsupported(
+            reason="it writes an input that requires a gradient, or a tensor that it closes over", hint=HINT
+        )
     shown = [_own_path(value) if place < own else value for place, value in enumerate(inputs)]
-    with torch.enable_grad(), circumstances.again():
+    with torch.enable_grad(), kept.circumstances.again():
         outputs = source(shown)
         wanted = [place for place, value in enumerate(shown) if isinstance(value, torch.Tensor) and value.requires_grad]
         found = torch.autograd.grad(

@@ -19,7 +19,7 @@ from dovetail.errors import (
     UnsupportedTensor,
 )
 from dovetail.execute.compiled import CompiledProgram
-from dovetail.execute.second_order import HINT, Kept, differentiable_gradients
+from dovetail.execute.second_order import HINT, Circumstances, Kept, differentiable_gradients
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival
 from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, version_of, viewed_tensor
@@ -110,7 +110,7 @@ class _Kept:
     numbers, live: residuals that autograd does not keep, by place: numbers, and inputs that backward reads as they are
     then. strides: of the outputs. second: for second derivatives. left: after a backward that let
     the graph go, the residuals that it did not read, by place, with their versions: like the nodes that eager has not
-    visited, they serve a backward of other outputs.
+    visited, they serve a backward of other outputs. done: outputs whose backward let go of something.
     """
 
     graph: CompiledGraph
@@ -122,6 +122,7 @@ class _Kept:
     inputs_written_late: dict[int, torch.Tensor]
     second: Kept | None
     left: dict[int, tuple[Any, int]] | None = None
+    done: set[int] = field(default_factory=set)
 
     def residuals(self, saved: Sequence[torch.Tensor]) -> Sequence[Any]:
         """All residuals, in order."""
@@ -140,7 +141,9 @@ class _CompiledFunction(torch.autograd.Function):
     def forward(ctx: Any, call: _Call, *inputs: Any) -> tuple[torch.Tensor, ...]:
         """Run the forward program; save its residuals."""
         graph = call.graph
-        second = Kept.of(graph.plan, inputs, draws=graph.draws) if graph.source else None
+        second = None
+        if graph.source:
+            second = Kept.of(graph.plan, inputs, Circumstances.now(draws=graph.draws, own=graph.generators))
         results = graph.run_forward(list(inputs))
         outputs, saved = [results[i] for i in graph.slots], results[graph.outputs :]
         numbers: dict[int, Any] = {}
@@ -223,7 +226,7 @@ def _second_order(ctx: Any, kept: _Kept, arrived: Mapping[int, torch.Tensor]) ->
         raise DoubleBackwardUnsupported(reason="nothing was kept to compute it with", hint=hint)
     inputs = kept.second.inputs(ctx.saved_tensors[kept.saved :])
     constants = len(graph.constants)
-    return differentiable_gradients(graph.source, graph.plan, inputs, kept.second.circumstances, constants, arrived)
+    return differentiable_gradients(graph.source, graph.plan, inputs, kept.second, constants, arrived)
 
 
 def _arrival(grad: torch.Tensor, strides: tuple[int, ...] | None, any_layout: bool) -> tuple[Arrival, torch.Tensor]:
@@ -270,8 +273,16 @@ def _backward_inputs(
         if not backward_keeps_graph():
             kept.left = _unread(kept.graph, residuals, backward.residuals, arrived)
             drop_saved_tensors(ctx)
+            kept.done.update(arrived if backward.residuals else ())
     else:
+        if backward.residuals and not kept.done.isdisjoint(arrived):
+            raise _freed()
         inputs = _left_over(kept.left, backward.residuals)
+        if not backward_keeps_graph():
+            for place in backward.residuals:
+                if not _is_leaf_input(kept.graph, place, kept.left[place][0]):
+                    del kept.left[place]
+            kept.done.update(arrived if backward.residuals else ())
     if backward.constants:
         inputs += kept.graph.tensors_of(backward.constants)
     inputs += [arrived[slot] for slot in backward.tangents]
@@ -288,25 +299,35 @@ def _unread(
     """
     if len(arrived) == sum(graph.plan.differentiable):
         return {}
-    gone = {k for k in read if k not in graph.input_residuals or not _is_leaf(residuals[k])}
-    return {k: (r, _version(r)) for k, r in enumerate(residuals) if k not in gone}
+    gone = {k for k in read if not _is_leaf_input(graph, k, residuals[k])}
+    return {k: (_without_graph(r), _version(r)) for k, r in enumerate(residuals) if k not in gone}
 
 
-def _is_leaf(residual: Any) -> bool:
-    return isinstance(residual, torch.Tensor) and residual.is_leaf
+def _is_leaf_input(graph: CompiledGraph, place: int, residual: Any) -> bool:
+    return place in graph.input_residuals and isinstance(residual, torch.Tensor) and residual.is_leaf
 
 
-def _left_over(left: dict[int, tuple[Any, int]], wanted: Sequence[int]) -> list[Any]:
-    """Residuals that an earlier backward left; they are let go.
+def _without_graph(residual: Any) -> Any:
+    """A residual that keeps no graph alive: that of an output would keep this call, which keeps the residual."""
+    is_computed = isinstance(residual, torch.Tensor) and not residual.is_leaf
+    return residual.detach() if is_computed else residual
+
+
+def _freed() -> RuntimeError:
+    return RuntimeError(
+        "Trying to backward through the graph a second time: what this backward reads was freed by an earlier one. "
+        "Specify retain_graph=True where backward (or autograd.grad) is called first."
+    )
+
+
+def _left_over(left: Mapping[int, tuple[Any, int]], wanted: Sequence[int]) -> list[Any]:
+    """Residuals that an earlier backward left.
 
     Raises: RuntimeError, as eager does, where they are gone, or were written since.
     """
-    found = [left.pop(place, None) for place in wanted]
+    found = [left.get(place) for place in wanted]
     if None in found:
-        raise RuntimeError(
-            "Trying to backward through the graph a second time: what this backward reads was freed by an earlier one. "
-            "Specify retain_graph=True where backward (or autograd.grad) is called first."
-        )
+        raise _freed()
     inputs = []
     for residual, version in filter(None, found):
         if _version(residual) != version:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dovetail.capture.module_state import TensorSlot
 from dovetail.capture.python_state import plain_key
+from dovetail.frontends.inputs import check_tensor
+from dovetail.frontends.reach import Reach
 from dovetail.frontends.structure import Structure
+from dovetail.ir.text import identifier
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 
@@ -82,3 +87,47 @@ class SameKind:
 def _may_be_both(tensor: torch.Tensor) -> bool:
     """Whether tensors like this may be leaves or not."""
     return tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """leaves: the arguments, flat. tensors: what the modules hold. snapshot: of the Python values that can be read."""
+
+    reach: Reach
+    leaves: list[Any]
+    spec: Structure
+    tensors: list[torch.Tensor]
+    everything: list[Any]
+    snapshot: tuple[object, ...]
+
+    def key(self, dynamic: bool) -> tuple[object, ...]:
+        """The kind of call. dynamic: sizes do not matter. Raises: DovetailError for tensors that are not supported."""
+        first: dict[int, int] = {}
+        try:
+            described = tuple(leaf_key(x, first, place, dynamic) for place, x in enumerate(self.everything))
+        except RuntimeError:  # it has no strides, or no shape yet
+            for place, item in enumerate(self.everything):
+                checked_name(self.reach.slots, place, item)
+            raise
+        return (self.spec, described, self.snapshot, self.held_gradients())
+
+    def held_gradients(self) -> tuple[int, ...]:
+        """Tensors with a gradient, by place, when the code reads `.grad`: stand-ins have none."""
+        if not self.reach.state.reads_gradients:
+            return ()
+        leaves = ((place, x) for place, x in enumerate(self.everything) if isinstance(x, torch.Tensor) and x.is_leaf)
+        return tuple(place for place, x in leaves if x.grad is not None)
+
+    def distinct_tensors(self) -> list[int]:
+        """Places of the tensors, each object once."""
+        first = {id(x): k for k, x in reversed(list(enumerate(self.everything))) if isinstance(x, torch.Tensor)}
+        return sorted(first.values())
+
+
+def checked_name(slots: Sequence[TensorSlot], place: int, item: Any) -> str:
+    """The name of what is at a place of a call. Raises: DovetailError for a tensor that is not supported."""
+    position = place - len(slots)
+    name = f"arg_{position}" if position >= 0 else identifier(slots[place].name.replace(".", "_"))
+    if isinstance(item, torch.Tensor):
+        check_tensor(name, item)
+    return name

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,14 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dovetail.analysis.arrangement import APART, Arrangement
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
-from dovetail.capture.module_state import TensorSlot, replaced_tensors, tensor_slots
+from dovetail.capture.module_state import TensorSlot, replaced_tensors
+from dovetail.capture.origins import module_names
 from dovetail.capture.python_effects import no_tensors_left
-from dovetail.capture.python_state import PythonState
+from dovetail.capture.python_state import Alive
 from dovetail.capture.recording import Recording
 from dovetail.errors import (
     DataDependentControlFlow,
@@ -35,8 +34,9 @@ from dovetail.errors import (
     UnsupportedTensor,
 )
 from dovetail.execute.graph import CompiledGraph
-from dovetail.frontends.call_kind import SameKind, leaf_key
-from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
+from dovetail.frontends.call_kind import Call, SameKind, checked_name
+from dovetail.frontends.inputs import size_hints, specs_with_parts, with_parts
+from dovetail.frontends.reach import Reach
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.frontends.targets import as_callable, default_options
@@ -85,17 +85,7 @@ class _Variant:
     has_wrappers: bool
     output_spec: Structure
     guard: SizeGuard | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """leaves: the arguments, flat. tensors: what the modules hold. snapshot: of the Python values that can be read."""
-
-    leaves: list[Any]
-    spec: Structure
-    tensors: list[torch.Tensor]
-    everything: list[Any]
-    snapshot: tuple[object, ...]
+    alive: Alive
 
 
 class CompiledFunction:
@@ -105,8 +95,8 @@ class CompiledFunction:
         self._target = target
         self._options = options
         self._name = identifier(getattr(target, "__name__", type(target).__name__))
-        self._state: PythonState | None = None
-        self._slots: list[TensorSlot] = []
+        self._reach: Reach | None = None
+        self._known: list[Reach] = []
         self._variants: dict[tuple[object, ...], list[_Variant]] = {}
         self._last: tuple[SameKind, _Variant] | None = None
         self._warned = False
@@ -127,34 +117,50 @@ class CompiledFunction:
     def _choose(self, args: Any, kwargs: Any) -> tuple[CompiledGraph, list[Any], Structure] | None:
         """The graph for a call, compiled when it is new, and its inputs; None when the limit is reached."""
         call = self._describe(args, kwargs)
-        everything = call.everything
-        if self._last is not None and self._last[0].holds(call.spec, everything, call.snapshot):
-            variant = self._last[1]
+        last = self._last
+        if last is not None and last[1].alive.holds and last[0].holds(call.spec, call.everything, call.snapshot):
+            variant = last[1]
         else:
-            found = self._variant_for(call)
+            found, call = self._variant_for(call, args, kwargs)
             if found is None:
                 return None
             variant = found
+        everything = call.everything
         inputs = [everything[i] for i in variant.sources]
         if variant.has_wrappers:
             inputs = with_parts(inputs)
         graph = variant.graphs.select(inputs)
         return None if graph is None else (graph, inputs, variant.output_spec)
 
-    def _variant_for(self, call: _Call) -> _Variant | None:
-        key = self._key(call)
+    def _variant_for(self, call: Call, args: Any, kwargs: Any) -> tuple[_Variant | None, Call]:
+        """The variant for a call, recorded when it is new; and the call, described by what can be reached now."""
+        key = call.key(self._options.dynamic)
         variant = self._find(key, call.everything)
+        if variant is None and self._look_again():
+            call = self._describe(args, kwargs)
+            key = call.key(self._options.dynamic)
+            variant = self._find(key, call.everything)
         if variant is None:
             count = sum(map(len, self._variants.values()))
             if count >= self._options.max_variants:
-                return None
+                return None, call
             logger.info("%s: variant %d, because %s", self._name, count, self._what_changed(key))
             variant = self._compile(call)
             self._variants.setdefault(key, []).append(variant)
-        reads_gradients = self._state is not None and self._state.reads_gradients
+        reads_gradients = call.reach.state.reads_gradients
         if not (self._options.dynamic or reads_gradients) and SameKind.can_tell(call.everything):
             self._last = SameKind(call.spec, call.everything, call.snapshot), variant
-        return variant
+        return variant, call
+
+    def _look_again(self) -> bool:
+        """Whether something else can be reached than before: a module, a function, an object was put into a place."""
+        now = Reach.of(self._target)
+        if self._reach is not None and now.is_same_as(self._reach):
+            return False
+        self._reach = next((known for known in self._known if now.is_same_as(known)), now)
+        if self._reach is now:
+            self._known = [*self._known[-self._options.max_variants :], now]
+        return True
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""
@@ -162,8 +168,9 @@ class CompiledFunction:
             self._prepare(args, kwargs)
 
     def _prepare(self, args: Any, kwargs: Any) -> None:
+        self._look_again()
         call = self._describe(args, kwargs)
-        key, everything = self._key(call), call.everything
+        key, everything = call.key(self._options.dynamic), call.everything
         if self._find(key, everything) is None:
             self._variants.setdefault(key, []).append(self._compile(call))
 
@@ -192,37 +199,21 @@ class CompiledFunction:
 
     # --- describing a call ----------------------------------------------------------------------------------
 
-    def _describe(self, args: Any, kwargs: Any) -> _Call:
-        if self._state is None:
-            self._state = PythonState(self._target)
-            self._slots = tensor_slots(self._state.modules)
-        leaves, spec = flatten((args, kwargs))
-        tensors = [slot.read() for slot in self._slots]
+    def _describe(self, args: Any, kwargs: Any) -> Call:
+        if self._reach is None:
+            self._look_again()
+        assert self._reach is not None, "just looked"
+        tensors = [slot.read() for slot in self._reach.slots]
         if any(not isinstance(tensor, torch.Tensor) for tensor in tensors):
-            self._slots = tensor_slots(self._state.modules)
-            tensors = [slot.read() for slot in self._slots]
-        return _Call(leaves, spec, tensors, [*tensors, *leaves], self._state.snapshot())
-
-    def _key(self, call: _Call) -> tuple[object, ...]:
-        first: dict[int, int] = {}
-        try:
-            described = tuple(
-                leaf_key(x, first, place, self._options.dynamic) for place, x in enumerate(call.everything)
-            )
-        except RuntimeError:  # it has no strides, or no shape yet
-            for place, item in enumerate(call.everything):
-                self._check(place, item)
-            raise
-        return (call.spec, described, call.snapshot, self._held_gradients(call))
-
-    def _held_gradients(self, call: _Call) -> tuple[int, ...]:
-        """Tensors with a gradient, by place, when the code reads `.grad`: stand-ins have none."""
-        if self._state is None or not self._state.reads_gradients:
-            return ()
-        leaves = ((place, x) for place, x in enumerate(call.everything) if isinstance(x, torch.Tensor) and x.is_leaf)
-        return tuple(place for place, x in leaves if x.grad is not None)
+            self._look_again()
+            tensors = [slot.read() for slot in self._reach.slots]
+        leaves, spec = flatten((args, kwargs))
+        return Call(self._reach, leaves, spec, tensors, [*tensors, *leaves], self._reach.state.snapshot())
 
     def _find(self, key: tuple[object, ...], everything: list[Any]) -> _Variant | None:
+        self._variants = {
+            k: alive for k, found in self._variants.items() if (alive := [v for v in found if v.alive.holds])
+        }
         for variant in self._variants.get(key, ()):
             if variant.guard is None or variant.guard.holds([everything[i] for i in variant.sources]):
                 return variant
@@ -258,7 +249,7 @@ class CompiledFunction:
 
     # --- capturing ------------------------------------------------------------------------------------------
 
-    def _compile(self, call: _Call) -> _Variant:
+    def _compile(self, call: Call) -> _Variant:
         """A variant with its graph for a call."""
         try:
             return self._capture_and_select(call)
@@ -268,18 +259,20 @@ class CompiledFunction:
             except DovetailError:
                 raise error from None
 
-    def _capture_and_select(self, call: _Call, *, unknown_sizes: bool = False) -> _Variant:
+    def _capture_and_select(self, call: Call, *, unknown_sizes: bool = False) -> _Variant:
         variant = self._capture(call, unknown_sizes)
         variant.graphs.select(with_parts([call.everything[i] for i in variant.sources]))
         return variant
 
-    def _capture(self, described: _Call, unknown_sizes: bool) -> _Variant:
-        leaves, spec, tensors = described.leaves, described.spec, described.tensors
-        for place in self._held_gradients(described):
-            name = f"the gradient (`.grad`) of {self._check(place, described.everything[place])}"
+    def _capture(self, described: Call, unknown_sizes: bool) -> _Variant:
+        leaves, spec, tensors, slots = described.leaves, described.spec, described.tensors, described.reach.slots
+        everything = [*tensors, *leaves]  # no function below may hold these: they are kept with the variant
+        for place in described.held_gradients():
+            name = f"the gradient (`.grad`) of {checked_name(slots, place, everything[place])}"
             raise UnsupportedTensor(name=name, kind="read by the function", hint="pass it as an argument of its own")
-        everything = [*tensors, *leaves]
-        sources = _distinct_tensors(everything)
+        reach, read, met = described.reach, described.snapshot, list[object]()
+        reach.state.snapshot(met)
+        sources = described.distinct_tensors()
         inputs = [everything[i] for i in sources]
         place_of = {id(tensor): place for place, tensor in enumerate(inputs)}
         leaf_places = [place_of[id(item)] if isinstance(item, torch.Tensor) else None for item in leaves]
@@ -302,8 +295,8 @@ class CompiledFunction:
         def around(recording: Recording) -> Iterator[None]:
             with (
                 no_tensors_left(self._target, arguments),
-                replaced_tensors(self._slots, [recording.stand_ins[place].seen for place in slot_places]),
-                self._module_names(recording),
+                replaced_tensors(slots, [recording.stand_ins[place].seen for place in slot_places]),
+                module_names(recording.origins, reach.state.modules),
             ):
                 yield
 
@@ -315,14 +308,15 @@ class CompiledFunction:
         ) -> Recording:
             mode = new_fake_mode(new_shape_env() if dynamic or unknown_sizes else None)
             own = inputs[: len(sources)]
-            specs = [self._input_spec(i, tensor, mode, dynamic) for i, tensor in zip(sources, own, strict=True)]
+            specs = [self._input_spec(slots, i, tensor, mode, dynamic) for i, tensor in zip(sources, own, strict=True)]
             specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
             recording = Recording(mode, specs, around, arrangement, constants)
             recording.run_forward(lambda *_: call([s.seen for s in recording.stand_ins]))
             return recording
 
         def source(inputs: Sequence[Any]) -> list[Any]:
-            with replaced_tensors(self._slots, [inputs[place] for place in slot_places]):
+            reach.refuse_changes(read)
+            with RECORDING, replaced_tensors(slots, [inputs[place] for place in slot_places]):
                 return call(inputs)
 
         recording = record(inputs, dynamic=self._options.dynamic)
@@ -330,63 +324,20 @@ class CompiledFunction:
         graphs = GraphVariants(recording, record, self._name, self._options, hints, source)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         guard = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
-        return _Variant(graphs, tuple(sources), any(map(is_wrapper, inputs)), output_spec[0], guard)
+        return _Variant(graphs, tuple(sources), any(map(is_wrapper, inputs)), output_spec[0], guard, Alive(met))
 
-    def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any, dynamic: bool) -> InputSpec:
-        position = index - len(self._slots)
-        role = self._slots[index].role if position < 0 else UserInput(position)
-        name = self._check(index, tensor)
-        symbolic = dynamic and index >= len(self._slots)
+    def _input_spec(
+        self, slots: Sequence[TensorSlot], index: int, tensor: torch.Tensor, mode: Any, dynamic: bool
+    ) -> InputSpec:
+        position = index - len(slots)
+        role = slots[index].role if position < 0 else UserInput(position)
+        name = checked_name(slots, index, tensor)
+        symbolic = dynamic and index >= len(slots)
         return InputSpec(
-            f"{name}_{index}" if index < len(self._slots) else name,
+            f"{name}_{index}" if index < len(slots) else name,
             role,
             None if is_wrapper(tensor) else symbolic_fake_of(mode, tensor, name) if symbolic else fake_of(mode, tensor),
             requires_grad=tensor.requires_grad,
             is_leaf=tensor.is_leaf,
             is_parameter=isinstance(tensor, torch.nn.Parameter),
         )
-
-    def _check(self, index: int, item: Any) -> str:
-        """The name of a tensor of a call; raises unless it is supported."""
-        position = index - len(self._slots)
-        name = f"arg_{position}" if position >= 0 else identifier(self._slots[index].name.replace(".", "_"))
-        if isinstance(item, torch.Tensor):
-            check_tensor(name, item)
-        return name
-
-    @contextmanager
-    def _module_names(self, recording: Recording) -> Iterator[None]:
-        assert self._state is not None, "described before captured"
-        names = {}
-        for root_name, root in self._state.modules:
-            for path, module in root.named_modules():
-                names[id(module)] = ".".join(part for part in (root_name, path) if part)
-
-        thread = threading.get_ident()  # others may run modules as well
-
-        def enter(module: torch.nn.Module, inputs: Any) -> None:
-            if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
-                recording.origins.enter_module(names.get(id(module), ""))
-
-        def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
-                recording.origins.leave_module()
-
-        before = register_module_forward_pre_hook(enter)
-        after = register_module_forward_hook(leave, always_call=True)
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
-
-
-def _distinct_tensors(items: list[Any]) -> list[int]:
-    """Indices of the tensors, each object once."""
-    seen: set[int] = set()
-    found = []
-    for index, item in enumerate(items):
-        if isinstance(item, torch.Tensor) and id(item) not in seen:
-            seen.add(id(item))
-            found.append(index)
-    return found
