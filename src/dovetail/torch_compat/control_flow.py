@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._dynamo import config
@@ -30,49 +29,87 @@ from dovetail.torch_compat.symbols import new_shape_env
 _PATIENCE = 5.0
 
 
+class _Here(threading.local):
+    """What holds in a thread. apart: `traced_apart`. cut: a sub-program is being cut in two. run: what runs graphs."""
+
+    apart = False
+    cut = False
+    run: Callable[[GraphModule, Sequence[Any]], Any] | None = None
+
+
+_HERE = _Here()
+_REPLACING = threading.Lock()
+_USERS: list[int] = []  # threads that want torch's functions replaced, once for each time
+
+
+@contextmanager
+def _replaced() -> Iterator[None]:
+    """While active in any thread, torch's functions ask `_HERE` first; several threads may record at a time."""
+    user = threading.get_ident()
+    with _REPLACING:
+        _USERS.append(user)
+        if len(_USERS) == 1:
+            _put(_partitioned, _functionalized, _compiled_and_called)
+    try:
+        yield
+    finally:
+        with _REPLACING:
+            _USERS.remove(user)
+            if not _USERS:
+                _put(_PARTITION, _FUNCTIONALIZE, _COMPILE_AND_CALL)
+
+
+_PARTITION: Any = HopGraphMinCutPartitioner.create_partitioned_graph
+_FUNCTIONALIZE: Any = torch.func.functionalize
+_COMPILE_AND_CALL: Any = utils._hop_compile_and_call
+
+
+def _put(partition: Any, functionalize: Any, compile_and_call: Any) -> None:
+    places: Any = (HopGraphMinCutPartitioner, torch.func, utils)
+    places[0].create_partitioned_graph = staticmethod(partition)
+    places[1].functionalize = functionalize
+    places[2]._hop_compile_and_call = compile_and_call
+
+
 @contextmanager
 def traced_apart() -> Iterator[None]:
     """While active, this thread's modes, but for a fake mode, do not see how `scan` cuts its sub-program in two.
 
     That is a compilation of torch's own, over fake tensors of its own: no part of what the user's program runs.
     """
-    original = HopGraphMinCutPartitioner.create_partitioned_graph
-    thread = threading.get_ident()
-
-    def create_partitioned_graph(*args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return original(*args, **kwargs)
-        fake_mode = active_fake_mode()
-        with ExitStack() as stack:
-            stack.enter_context(_disable_current_modes())
-            stack.enter_context(without_saved_tensor_hooks())
-            if fake_mode is not None:
-                stack.enter_context(fake_mode)
-            stack.enter_context(mock.patch("torch.func.functionalize", functionalize))
-            try:
-                return original(*args, **kwargs)
-            except RuntimeError as error:  # a kernel that takes no symbols, for one
-                raise NotImplementedError("the gradient of the sub-program could not be traced") from error
-
-    functionalize_as_torch = torch.func.functionalize
-
-    def functionalize(graph: Any, **options: Any) -> Any:
-        """The last pass over the graph; here its operators may need kernels in Python, which take symbolic sizes."""
-        pure = functionalize_as_torch(graph, **options)
-        is_here = threading.get_ident() == thread
-
-        def run(*args: Any) -> Any:
-            with kernels_for_symbolic_sizes() if is_here else nullcontext():
-                return pure(*args)
-
-        return run
-
-    owner: Any = HopGraphMinCutPartitioner
-    owner.create_partitioned_graph = staticmethod(create_partitioned_graph)
+    before, _HERE.apart = _HERE.apart, True
     try:
-        yield
+        with _replaced():
+            yield
     finally:
-        owner.create_partitioned_graph = staticmethod(original)
+        _HERE.apart = before
+
+
+def _partitioned(*args: Any, **kwargs: Any) -> Any:
+    if not _HERE.apart:
+        return _PARTITION(*args, **kwargs)
+    fake_mode = active_fake_mode()
+    before, _HERE.cut = _HERE.cut, True
+    try:
+        with _disable_current_modes(), without_saved_tensor_hooks(), fake_mode or nullcontext():
+            return _PARTITION(*args, **kwargs)
+    except RuntimeError as error:  # a kernel that takes no symbols, for one
+        raise NotImplementedError("the gradient of the sub-program could not be traced") from error
+    finally:
+        _HERE.cut = before
+
+
+def _functionalized(graph: Any, **options: Any) -> Any:
+    """The last pass over a step and its gradient: now operators may run kernels in Python, for symbolic sizes."""
+    pure = _FUNCTIONALIZE(graph, **options)
+    if not _HERE.cut:
+        return pure
+
+    def run(*args: Any) -> Any:
+        with kernels_for_symbolic_sizes():
+            return pure(*args)
+
+    return run
 
 
 @contextmanager
@@ -83,34 +120,32 @@ def sub_programs_by_dynamo(run: Callable[[GraphModule, Sequence[Any]], Any]) -> 
     `run` gets Dynamo's graph and its inputs, with the modes entered again, and gives what the graph gives. What Dynamo
     takes for granted of symbolic sizes is taken for granted by the caller's symbols from then on.
     """
-    original = utils._hop_compile_and_call
-    thread = threading.get_ident()
-
-    def compile_and_call(fn: Any, args: Any, kwargs: Any = None) -> Any:
-        if threading.get_ident() != thread:
-            return original(fn, args, kwargs)
-        modes = _get_current_dispatch_mode_stack()
-        with _disable_current_modes():
-            frame, captured = _captured(fn, tuple(args), dict(kwargs or {}))
-            _rely_on(captured.graph_capture_output.output_graph.shape_env, frame)
-            if captured.backend_input is None:
-                raise NotImplementedError("Dynamo found nothing to compute")
-            graph = captured.backend_input.graph_module
-
-            def call(*inputs: Any) -> Any:
-                with ExitStack() as stack:
-                    for mode in modes:
-                        stack.enter_context(mode)
-                    return run(graph, inputs)
-
-            return captured.forward_callable(compiled_fn=call, extra_globals=fn.__globals__)(*args, **(kwargs or {}))
-
-    place: Any = utils
-    place._hop_compile_and_call = compile_and_call
+    before, _HERE.run = _HERE.run, run
     try:
-        yield
+        with _replaced():
+            yield
     finally:
-        place._hop_compile_and_call = original
+        _HERE.run = before
+
+
+def _compiled_and_called(fn: Any, args: Any, kwargs: Any = None) -> Any:
+    run, modes = _HERE.run, _get_current_dispatch_mode_stack()
+    if run is None:
+        return _COMPILE_AND_CALL(fn, args, kwargs)
+    with _disable_current_modes():
+        frame, captured = _captured(fn, tuple(args), dict(kwargs or {}))
+        _rely_on(captured.graph_capture_output.output_graph.shape_env, frame)
+        if captured.backend_input is None:
+            raise NotImplementedError("Dynamo found nothing to compute")
+        graph = captured.backend_input.graph_module
+
+        def call(*inputs: Any) -> Any:
+            with ExitStack() as stack:
+                for mode in modes:
+                    stack.enter_context(mode)
+                return run(graph, inputs)
+
+        return captured.forward_callable(compiled_fn=call, extra_globals=fn.__globals__)(*args, **(kwargs or {}))
 
 
 def _captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[FrameInfo, CaptureOutput]:
