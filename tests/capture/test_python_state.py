@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
 
 import dovetail
 
@@ -262,4 +266,82 @@ def test_what_was_reached_before_is_found_again() -> None:
     for _ in range(5):
         for net.act in (torch.relu, torch.neg):
             compiled(torch.ones(3))
+    assert len(compiled.graphs) == 2
+
+
+class _SineForExponential(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return torch.sin(*args) if func is torch.exp else func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _hook_on_all_modules() -> Iterator[None]:
+    handle = register_module_forward_hook(lambda module, inputs, output: (output[0] * 3, output[1]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize(
+    "around",
+    [_SineForExponential, _hook_on_all_modules, lambda: torch.device("meta"), lambda: sdpa_kernel(SDPBackend.MATH)],
+)
+def test_modes_around_a_call_are_seen(around: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return nn.functional.scaled_dot_product_attention(x, x, x.exp()), torch.zeros(2)
+
+    torch.manual_seed(0)
+    net, x = Attention(), torch.randn(1, 2, 16, 4)
+    compiled = dovetail.compile(net)
+    for context in (contextlib.nullcontext(), around(), contextlib.nullcontext()):
+        with context:
+            (value, fresh), (expected, made) = compiled(x), net(x)
+        assert torch.equal(value, expected)
+        assert fresh.device == made.device
+
+
+def _module_argument() -> tuple[Any, list[Callable[[], object]]]:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+
+    def other_weight() -> None:
+        net[0].weight = nn.Parameter(torch.ones(3, 3))
+
+    return net, [net.eval, other_weight, lambda: net.requires_grad_(False), lambda: net.append(nn.Tanh())]
+
+
+def _function_argument() -> tuple[Any, list[Callable[[], object]]]:
+    scales = [2.0]
+    return lambda x: x * scales[0], [lambda: scales.append(3.0), lambda: scales.pop(0)]
+
+
+def _object_argument() -> tuple[Any, list[Callable[[], object]]]:
+    config = _Config(2.0)
+    return config.apply, [_set(config, scale=3.0), _here(GLOBAL=3.0)]
+
+
+@pytest.mark.parametrize("make", [_module_argument, _function_argument, _object_argument])
+def test_a_change_of_an_argument_is_seen(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "GLOBAL", GLOBAL)
+    argument, changes = make()
+    compiled, x = dovetail.compile(lambda call, x: call(x)), torch.tensor([-1.0, 2.0, 3.0])
+    for change in [lambda: None, *changes, lambda: None]:
+        change()
+        torch.manual_seed(0)
+        expected = argument(x)
+        torch.manual_seed(0)
+        actual = compiled(argument, x)
+        assert torch.equal(actual, expected)
+        assert actual.requires_grad == expected.requires_grad
+
+
+def test_the_weights_of_a_module_that_is_passed_get_gradients() -> None:
+    net, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    compiled = dovetail.compile(lambda net, x: net(x).square().sum())
+    for module in (net, other, net):
+        module.zero_grad()
+        compiled(module, torch.ones(3)).backward()
+        expected = torch.autograd.grad(module(torch.ones(3)).square().sum(), module.weight)[0]
+        assert torch.equal(module.weight.grad, expected)
     assert len(compiled.graphs) == 2
