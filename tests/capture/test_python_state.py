@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
 
 import dovetail
 
@@ -263,3 +267,36 @@ def test_what_was_reached_before_is_found_again() -> None:
         for net.act in (torch.relu, torch.neg):
             compiled(torch.ones(3))
     assert len(compiled.graphs) == 2
+
+
+class _SineForExponential(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return torch.sin(*args) if func is torch.exp else func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def _hook_on_all_modules() -> Iterator[None]:
+    handle = register_module_forward_hook(lambda module, inputs, output: (output[0] * 3, output[1]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize(
+    "around",
+    [_SineForExponential, _hook_on_all_modules, lambda: torch.device("meta"), lambda: sdpa_kernel(SDPBackend.MATH)],
+)
+def test_modes_around_a_call_are_seen(around: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    class Attention(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return nn.functional.scaled_dot_product_attention(x, x, x.exp()), torch.zeros(2)
+
+    torch.manual_seed(0)
+    net, x = Attention(), torch.randn(1, 2, 16, 4)
+    compiled = dovetail.compile(net)
+    for context in (contextlib.nullcontext(), around(), contextlib.nullcontext()):
+        with context:
+            (value, fresh), (expected, made) = compiled(x), net(x)
+        assert torch.equal(value, expected)
+        assert fresh.device == made.device
