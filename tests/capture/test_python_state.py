@@ -300,3 +300,48 @@ def test_modes_around_a_call_are_seen(around: Callable[[], contextlib.AbstractCo
             (value, fresh), (expected, made) = compiled(x), net(x)
         assert torch.equal(value, expected)
         assert fresh.device == made.device
+
+
+def _module_argument() -> tuple[Any, list[Callable[[], object]]]:
+    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+
+    def other_weight() -> None:
+        net[0].weight = nn.Parameter(torch.ones(3, 3))
+
+    return net, [net.eval, other_weight, lambda: net.requires_grad_(False), lambda: net.append(nn.Tanh())]
+
+
+def _function_argument() -> tuple[Any, list[Callable[[], object]]]:
+    scales = [2.0]
+    return lambda x: x * scales[0], [lambda: scales.append(3.0), lambda: scales.pop(0)]
+
+
+def _object_argument() -> tuple[Any, list[Callable[[], object]]]:
+    config = _Config(2.0)
+    return config.apply, [_set(config, scale=3.0), _here(GLOBAL=3.0)]
+
+
+@pytest.mark.parametrize("make", [_module_argument, _function_argument, _object_argument])
+def test_a_change_of_an_argument_is_seen(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "GLOBAL", GLOBAL)
+    argument, changes = make()
+    compiled, x = dovetail.compile(lambda call, x: call(x)), torch.tensor([-1.0, 2.0, 3.0])
+    for change in [lambda: None, *changes, lambda: None]:
+        change()
+        torch.manual_seed(0)
+        expected = argument(x)
+        torch.manual_seed(0)
+        actual = compiled(argument, x)
+        assert torch.equal(actual, expected)
+        assert actual.requires_grad == expected.requires_grad
+
+
+def test_the_weights_of_a_module_that_is_passed_get_gradients() -> None:
+    net, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    compiled = dovetail.compile(lambda net, x: net(x).square().sum())
+    for module in (net, other, net):
+        module.zero_grad()
+        compiled(module, torch.ones(3)).backward()
+        expected = torch.autograd.grad(module(torch.ones(3)).square().sum(), module.weight)[0]
+        assert torch.equal(module.weight.grad, expected)
+    assert len(compiled.graphs) == 2

@@ -35,13 +35,14 @@ _MAX_FUNCTIONS = 200
 _MAX_ITEMS = 200
 _MAX_DEPTH = 4
 _MISSING = object()
+_REACHED = (torch.nn.Module, FunctionType, MethodType, functools.partial)
 
 
 class PythonState:
     """What `target` can read. Attributes: modules, the reached modules by name; functions; objects, by name."""
 
-    def __init__(self, target: Callable[..., Any]) -> None:
-        """Look at what can be reached now."""
+    def __init__(self, target: Callable[..., Any], arguments: Iterable[object] = ()) -> None:
+        """Look at what can be reached now, from `target` and from arguments of a call."""
         self.modules: list[tuple[str, torch.nn.Module]] = []
         self.functions: list[FunctionType] = []
         self.objects: list[tuple[str, object]] = []
@@ -50,6 +51,8 @@ class PythonState:
         self._seen: set[int] = set()
         self._kept: list[object] = []
         self._reach(target, "")
+        for place, argument in enumerate(arguments):
+            self._reach(argument, f"argument_{place}")
         self._children = list({id(m): m for _, module in self.modules for m in module.modules()}.values())
         self._reach_methods()
 
@@ -159,6 +162,13 @@ class Alive:
 
     def _died(self, _: object) -> None:
         self.holds = False
+
+
+def leads_on(argument: object) -> bool:
+    """Whether more than its own value can be reached from an argument."""
+    if isinstance(argument, (torch.Tensor, *_PLAIN)):
+        return False
+    return isinstance(argument, _REACHED) or is_user_object(argument)
 
 
 def is_user_object(item: object) -> bool:

@@ -31,7 +31,7 @@ from dovetail.errors import DataDependentControlFlow, DovetailError, DovetailWar
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_kind import SameKind, leaf_key
 from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
-from dovetail.frontends.reach import Reach
+from dovetail.frontends.reach import Reach, Reaches
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.frontends.targets import as_callable, default_options
@@ -103,8 +103,7 @@ class CompiledFunction:
         self._target = target
         self._options = options
         self._name = identifier(getattr(target, "__name__", type(target).__name__))
-        self._reach: Reach | None = None
-        self._known: list[Reach] = []
+        self._reaches = Reaches(target)
         self._variants: dict[tuple[object, ...], list[_Variant]] = {}
         self._last: tuple[SameKind, _Variant] | None = None
         self._warned = False
@@ -144,8 +143,8 @@ class CompiledFunction:
         """The variant for a call, recorded when it is new; and the call, described by what can be reached now."""
         key = self._key(call)
         variant = self._find(key, call.everything)
-        if variant is None and self._look_again():
-            call = self._describe(args, kwargs)
+        if variant is None and (reach := self._reaches.anew(call.leaves, call.reach)) is not call.reach:
+            call = self._describe(args, kwargs, reach)
             key = self._key(call)
             variant = self._find(key, call.everything)
         if variant is None:
@@ -159,24 +158,14 @@ class CompiledFunction:
             self._last = SameKind(call.spec, call.everything, call.snapshot), variant
         return variant, call
 
-    def _look_again(self) -> bool:
-        """Whether something else can be reached than before: a module, a function, an object was put into a place."""
-        now = Reach.of(self._target)
-        if self._reach is not None and now.is_same_as(self._reach):
-            return False
-        self._reach = next((known for known in self._known if now.is_same_as(known)), now)
-        if self._reach is now:
-            self._known = [*self._known[-self._options.max_variants :], now]
-        return True
-
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""
         with RECORDING:
             self._prepare(args, kwargs)
 
     def _prepare(self, args: Any, kwargs: Any) -> None:
-        self._look_again()
         call = self._describe(args, kwargs)
+        call = self._describe(args, kwargs, self._reaches.anew(call.leaves, call.reach))
         key, everything = self._key(call), call.everything
         if self._find(key, everything) is None:
             self._variants.setdefault(key, []).append(self._compile(call))
@@ -206,16 +195,14 @@ class CompiledFunction:
 
     # --- describing a call ----------------------------------------------------------------------------------
 
-    def _describe(self, args: Any, kwargs: Any) -> _Call:
-        if self._reach is None:
-            self._look_again()
-        assert self._reach is not None, "just looked"
-        tensors = [slot.read() for slot in self._reach.slots]
-        if any(not isinstance(tensor, torch.Tensor) for tensor in tensors):
-            self._look_again()
-            tensors = [slot.read() for slot in self._reach.slots]
+    def _describe(self, args: Any, kwargs: Any, reach: Reach | None = None) -> _Call:
         leaves, spec = flatten((args, kwargs))
-        return _Call(self._reach, leaves, spec, tensors, [*tensors, *leaves], self._reach.state.snapshot())
+        reach = reach or self._reaches.of(leaves)
+        tensors = [slot.read() for slot in reach.slots]
+        if any(not isinstance(tensor, torch.Tensor) for tensor in tensors):
+            reach = self._reaches.anew(leaves, reach)
+            tensors = [slot.read() for slot in reach.slots]
+        return _Call(reach, leaves, spec, tensors, [*tensors, *leaves], reach.state.snapshot())
 
     def _key(self, call: _Call) -> tuple[object, ...]:
         first: dict[int, int] = {}
@@ -276,6 +263,7 @@ class CompiledFunction:
     def _capture_and_select(self, call: _Call, *, unknown_sizes: bool = False) -> _Variant:
         variant = self._capture(call, unknown_sizes)
         variant.graphs.select(with_parts([call.everything[i] for i in variant.sources]))
+        self._reaches.keep(call.leaves, call.reach)
         return variant
 
     def _capture(self, described: _Call, unknown_sizes: bool) -> _Variant:
