@@ -183,10 +183,10 @@ class UnsupportedHigherOrderOperator(DovetailError):
     code = "DT-CAPTURE-006"
     summary = "the higher-order operator {operator} is not supported yet."
     because = (
-        "sub-programs are captured for cond, map and while_loop, where Dynamo hands them over and they write nothing "
-        "that they are given"
+        "sub-programs are captured for cond, map, scan and while_loop, where they write nothing that they are given "
+        "and torch can make a graph of them and of their gradients"
     )
-    way_out = 'for these use torch.compile(backend="dovetail"), or keep this part outside of the compiled function'
+    way_out = "return what is written instead, or keep this part outside of the compiled function"
     rows = ("origin", "stage")
 
 

@@ -381,3 +381,17 @@ def test_shared_memory_and_symbolic_sizes() -> None:
             assert torch.equal(result, f(theirs[:size], theirs[step : step + size], z))
             assert torch.equal(mine, theirs)
     assert len(compiled.graphs) == 5
+
+
+def test_a_gradient_that_the_code_reads_is_refused_and_not_taken_for_none() -> None:
+    def step(weight: torch.Tensor, rate: float) -> torch.Tensor:
+        return weight * 1 if weight.grad is None else weight - rate * weight.grad
+
+    weight = torch.ones(2, requires_grad=True)
+    compiled = dovetail.compile(step)
+    assert torch.equal(compiled(weight, 0.5), torch.ones(2))
+    weight.grad = torch.ones(2)
+    with pytest.raises(UnsupportedTensor, match=r"(?s)gradient \(`\.grad`\) of arg_0.*an argument of its own"):
+        compiled(weight, 0.5)
+    inner = dovetail.compile(lambda x: torch.autograd.grad(x.square().sum(), x)[0])
+    assert torch.equal(inner(weight), torch.full((2,), 2.0))

@@ -1,4 +1,4 @@
-"""Operators over sub-programs: through Dynamo they are captured, gradients included; by themselves they are refused."""
+"""Operators over sub-programs: captured, gradients included, or refused by name. Loops with gradients: `test_loops`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as map_over
-from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
 import dovetail
-from dovetail.errors import UnsupportedHigherOrderOperator
-from tests.doors import through_dynamo
-from tests.semantics.check import Case, Make, assert_like_eager, leaf
+from dovetail.errors import CaptureFailed, UnsupportedHigherOrderOperator
+from tests.doors import Door
+from tests.semantics.check import Case, Make, assert_like_eager, cases_of, leaf
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -72,12 +71,9 @@ def case_while_loop() -> Case:
     return Case(f, (torch.tensor(0), torch.randn(3)))
 
 
-CASES = [make for name, make in globals().items() if name.startswith("case_")]
-
-
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__.removeprefix("case_"))
-def test_like_eager(make: Make) -> None:
-    assert_like_eager(make, through_dynamo)
+@cases_of(globals())
+def test_like_eager(make: Make, door: Door) -> None:
+    assert_like_eager(make, door)
 
 
 def test_another_branch_in_the_next_call() -> None:
@@ -93,25 +89,83 @@ def test_another_branch_in_the_next_call() -> None:
         assert torch.equal(gradient, x.cos() if sign > 0 else torch.full((3,), 3.0))
 
 
-def _scan(x: Tensor) -> Any:
-    return scan(lambda carry, row: ((carry * row).sin(), carry + row), x[0], x)
+def test_a_python_number_that_a_branch_reads() -> None:
+    scale = [2.0]
+
+    def f(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x * scale[0], lambda x: x + scale[0], (x,))
+
+    compiled = dovetail.compile(f)
+    for scale[0] in (2.0, 3.0, 2.0):
+        assert torch.equal(compiled(torch.ones(3)), torch.full((3,), scale[0]))
+    assert len(compiled.graphs) == 2
 
 
+SIZED: list[Callable[[Tensor], Any]] = [
+    lambda x: torch.cond(x.sum() > 0, lambda x: x * x.shape[0], lambda x: x + x.shape[0], (x,)),
+    lambda x: torch.cond(x.sum() > 0, lambda x: x * 2 if x.shape[0] > 4 else x * 3, lambda x: x + 1, (x,)),
+    lambda x: torch.cond(x.sum() > 0, lambda y: y * (2 if x.shape[0] > 4 else 3), lambda y: y + x.shape[0], (x,)),
+    lambda x: map_over(lambda row: row.view(3, -1) * row.shape[0] + 1, x),
+    lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 1, (x[1:],)),
+]
+
+
+@pytest.mark.parametrize("function", SIZED)
+def test_what_sub_programs_take_for_granted_of_sizes(function: Callable[[Tensor], Any]) -> None:
+    compiled = dovetail.compile(function, dynamic=True)
+    for size in (3, 5, 4, 7, 2, 6):
+        x, like = (torch.linspace(-1, 2, size * 3).view(size, 3).requires_grad_() for _ in range(2))
+        mine, theirs = compiled(x), function(like)
+        assert torch.equal(mine, theirs)
+        assert torch.equal(*(torch.autograd.grad(r.square().sum(), i)[0] for r, i in ((mine, x), (theirs, like))))
+
+
+def test_a_size_that_depends_on_data_as_an_operand() -> None:
+    def f(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (x[x > 0],))
+
+    compiled = dovetail.compile(f)
+    for x in (torch.ones(3), torch.tensor([1.0, -5, 2]), torch.tensor([-1.0, 2, 3])):
+        assert torch.equal(compiled(x), f(x))
+
+
+def _write(x: Tensor) -> Tensor:
+    x.add_(1)
+    return x * 2
+
+
+@pytest.mark.parametrize("through", ["Dynamo", "dovetail.compile"])
 @pytest.mark.parametrize(
-    "program", [_scan, lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))], ids=["scan", "cond"]
+    "program",
+    [
+        lambda x: torch.cond(x.sum() > 0, _write, lambda x: x * 1, (x,)),
+        lambda x: while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, _write(x)), (torch.tensor(0), x)),
+    ],
+    ids=["cond", "while_loop"],
 )
-def test_refused_by_themselves(program: Callable[[Tensor], Any]) -> None:
-    with pytest.raises(UnsupportedHigherOrderOperator, match=r"operator (scan|cond) is not"):
-        dovetail.compile(program)(leaf(3, 3))
-
-
-def test_a_branch_that_writes_what_it_is_given_is_refused() -> None:
-    def write(x: Tensor) -> Tensor:
-        x.add_(1)
-        return x * 2
-
-    compiled = torch.compile(
-        lambda x: torch.cond(x.sum() > 0, write, lambda x: x * 1, (x,)), backend="dovetail", fullgraph=True
+def test_a_sub_program_that_writes_what_it_is_given_is_refused(program: Callable[[Tensor], Any], through: str) -> None:
+    compiled = (
+        dovetail.compile(program) if through != "Dynamo" else torch.compile(program, backend="dovetail", fullgraph=True)
     )
-    with torch.no_grad(), pytest.raises(Exception, match="UnsupportedHigherOrderOperator"):
-        compiled(torch.ones(3))
+    x = torch.ones(3)
+    with torch.no_grad(), pytest.raises(Exception, match=r"UnsupportedHigherOrderOperator.*(cond|while_loop)"):
+        compiled(x)
+    assert torch.equal(x, torch.ones(3))
+
+
+def test_the_users_line_is_named() -> None:
+    def program(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, _write, lambda x: x * 1, (x,))
+
+    with torch.no_grad(), pytest.raises(UnsupportedHigherOrderOperator, match=rf"{__file__}:\d+ in program"):
+        dovetail.compile(program)(torch.ones(3))
+
+
+def test_a_branch_that_eager_does_not_take_either() -> None:
+    def program(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x.sum(), lambda x: x * 1, (x,))
+
+    with pytest.raises(Exception, match="cond"):
+        program(torch.ones(3))
+    with pytest.raises(CaptureFailed, match="cond"):
+        dovetail.compile(program)(torch.ones(3))

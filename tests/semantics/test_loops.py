@@ -14,8 +14,9 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import checkpoint
 
-from tests.doors import through_dynamo
-from tests.semantics.check import Case, Make, assert_like_eager, leaf
+import dovetail
+from tests.doors import Door
+from tests.semantics.check import Case, Make, assert_like_eager, cases_of, leaf
 
 # torch's own imports and traces, made when a loop's sub-program is first taken apart, warn by themselves.
 pytestmark = [
@@ -206,7 +207,9 @@ def case_while_loop_of_intermediates() -> Case:
 
 def case_while_loop_of_two_carries() -> Case:
     def f(x: Tensor, y: Tensor) -> Any:
-        step = (lambda i, x, y: (i + 1, (x * y).tanh(), x + y))  # fmt: skip
+        def step(i: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+            return i + 1, (x * y).tanh(), x + y
+
         return while_loop(lambda i, x, y: i < 4, step, (torch.tensor(0), x, y))
 
     return Case(f, (leaf(3), leaf(3)))
@@ -246,12 +249,23 @@ def case_while_loop_then_a_scan() -> Case:
     return Case(f, (leaf(4, 3),))
 
 
-CASES = [make for name, make in globals().items() if name.startswith("case_")]
+@cases_of(globals())
+def test_like_eager(make: Make, door: Door) -> None:
+    assert_like_eager(make, door)
 
 
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__.removeprefix("case_"))
-def test_like_eager(make: Make) -> None:
-    assert_like_eager(make, through_dynamo)
+def by_dynamo(target: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+    torch.compiler.reset()
+    compiled: Callable[..., Any] = torch.compile(target, backend="dovetail", fullgraph=True, dynamic=dynamic)
+    return compiled
+
+
+def directly(target: Callable[..., Any], dynamic: bool | None = None) -> Callable[..., Any]:
+    return dovetail.compile(target, dynamic=bool(dynamic))
+
+
+both_ways = pytest.mark.parametrize("compile_it", [by_dynamo, directly])
+Compile = Callable[..., Callable[..., Any]]
 
 
 def outcome(call: Callable[..., Any], shapes: tuple[tuple[int, ...], ...], wanted: Any = ()) -> list[Tensor]:
@@ -271,10 +285,10 @@ def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"dim": 1}], ids=["plain", "reverse", "dim"])
-def test_scan_over_changing_lengths(options: dict[str, Any], dynamic: bool | None) -> None:
-    torch.compiler.reset()
+@both_ways
+def test_scan_over_changing_lengths(compile_it: Compile, options: dict[str, Any], dynamic: bool | None) -> None:
     cell = Cell(**options)
-    compiled = torch.compile(cell, backend="dovetail", dynamic=dynamic, fullgraph=True)
+    compiled = compile_it(cell, dynamic)
     for length in (4, 6, 2, 9):
         shapes = ((4,), (3, length) if options.get("dim") else (length, 3))
         wanted = list(cell.parameters())
@@ -282,17 +296,18 @@ def test_scan_over_changing_lengths(options: dict[str, Any], dynamic: bool | Non
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_scan_over_changing_widths(dynamic: bool | None) -> None:
+@both_ways
+def test_scan_over_changing_widths(compile_it: Compile, dynamic: bool | None) -> None:
     def f(c: Tensor, x: Tensor) -> Any:
         return scan(lambda c, r: ((c * r).sin() * r.shape[0], torch.cat([c, r])), c, x)
 
-    torch.compiler.reset()
-    compiled = torch.compile(f, backend="dovetail", dynamic=dynamic, fullgraph=True)
+    compiled = compile_it(f, dynamic)
     for length, width in ((4, 3), (6, 5), (2, 7), (9, 2)):
         assert_same(outcome(compiled, ((width,), (length, width))), outcome(f, ((width,), (length, width))))
 
 
-def test_backwards_of_a_scan_one_after_the_other() -> None:
+@both_ways
+def test_backwards_of_a_scan_one_after_the_other(compile_it: Compile) -> None:
     cell = Cell()
     state, rows = leaf(4), leaf(5, 3)
     wanted = [state, rows, *cell.parameters()]
@@ -303,7 +318,7 @@ def test_backwards_of_a_scan_one_after_the_other() -> None:
         second = torch.autograd.grad(carry.sum(), wanted, retain_graph=True)
         return [*first, *second, *torch.autograd.grad(carry.sum() + states.sum(), wanted)]
 
-    assert_same(gradients(torch.compile(cell, backend="dovetail", fullgraph=True)), gradients(cell))
+    assert_same(gradients(compile_it(cell)), gradients(cell))
 
 
 def test_a_scan_in_a_checkpoint() -> None:
@@ -312,30 +327,31 @@ def test_a_scan_in_a_checkpoint() -> None:
     def f(state: Tensor, rows: Tensor) -> Any:
         return checkpoint(cell, state, rows, use_reentrant=False)
 
-    compiled = torch.compile(f, backend="dovetail", fullgraph=True)
+    compiled = by_dynamo(f)
     wanted = list(cell.parameters())
     assert_same(outcome(compiled, ((4,), (5, 3)), wanted), outcome(cell, ((4,), (5, 3)), wanted))  # eager fails on `f`
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
-def test_while_loop_over_changing_sizes(dynamic: bool | None) -> None:
+@both_ways
+def test_while_loop_over_changing_sizes(compile_it: Compile, dynamic: bool | None) -> None:
     net = nn.Linear(3, 3)
 
     def f(x: Tensor) -> Any:
-        count, result = _four_times(lambda x: net(x).tanh() * x.shape[0], x)
+        _, result = _four_times(lambda x: net(x).tanh() * x.shape[0], x)
         return (result.cos(),)
 
-    torch.compiler.reset()
-    compiled = torch.compile(f, backend="dovetail", dynamic=dynamic, fullgraph=True)
+    compiled = compile_it(f, dynamic)
     for rows in (4, 6, 2, 9):
         assert_same(outcome(compiled, ((rows, 3),), net.parameters()), outcome(f, ((rows, 3),), net.parameters()))
 
 
-def test_while_loop_whose_length_changes() -> None:
+@both_ways
+def test_while_loop_whose_length_changes(compile_it: Compile) -> None:
     def f(limit: Tensor, x: Tensor) -> Any:
         return while_loop(lambda i, x: i < limit, lambda i, x: (i + 1, (x * 1.5).sin()), (torch.tensor(0), x))
 
-    compiled = torch.compile(f, backend="dovetail", fullgraph=True)
+    compiled = compile_it(f)
     for limit in (3, 0, 7, 1):
         length = torch.tensor(limit)
         assert_same(

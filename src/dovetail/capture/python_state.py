@@ -39,7 +39,11 @@ _REACHED = (torch.nn.Module, FunctionType, MethodType, functools.partial)
 
 
 class PythonState:
-    """What `target` can read. Attributes: modules, the reached modules by name; functions; objects, by name."""
+    """What `target` can read.
+
+    Attributes: modules, the reached modules by name; functions, objects: what else was reached; reads_gradients:
+    whether code reads `.grad` of something.
+    """
 
     def __init__(self, target: Callable[..., Any], arguments: Iterable[object] = ()) -> None:
         """Look at what can be reached now, from `target` and from arguments of a call."""
@@ -55,6 +59,7 @@ class PythonState:
             self._reach(argument, f"argument_{place}")
         self._children = list({id(m): m for _, module in self.modules for m in module.modules()}.values())
         self._reach_methods()
+        self.reads_gradients = any(reads_attribute(function, "grad") for function in self.functions)
 
     @property
     def reached(self) -> tuple[int, ...]:
@@ -238,13 +243,8 @@ def named_globals(function: FunctionType) -> list[str]:
 
 def assigned_globals(function: FunctionType) -> set[str]:
     """The global variables that a function's own code, or code inside of it, assigns."""
-    stack: list[CodeType] = [function.__code__]
-    found: set[str] = set()
-    while stack:
-        code = stack.pop()
-        found.update(i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL")
-        stack += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return found
+    instructions = (i for code in _codes(function.__code__) for i in dis.get_instructions(code))
+    return {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
 
 
 @functools.lru_cache(4096)
@@ -254,6 +254,22 @@ def _names(code: CodeType) -> tuple[str, ...]:
         if isinstance(constant, CodeType):
             names.update(_names(constant))
     return tuple(sorted(names))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions defined inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def reads_attribute(function: FunctionType, name: str) -> bool:
+    """Whether a function's code, or code inside of it, reads an attribute of this name, other than to call it."""
+    if name not in _names(function.__code__):
+        return False
+    instructions = (i for code in _codes(function.__code__) for i in dis.get_instructions(code))
+    return any(i.opname == "LOAD_ATTR" and i.argval == name and "NULL" not in i.argrepr for i in instructions)
 
 
 def _function_key(function: FunctionType, met: list[object] | None) -> Iterable[object]:

@@ -223,7 +223,9 @@ class Recorder(DispatchMode):
         return result
 
     def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
-        made = run_with_sub_programs(func, args, keywords, lambda x: isinstance(x, torch.Tensor | torch.SymInt))
+        args = [self._without_real(argument) for argument in args]
+        with kernels_for_symbolic_sizes() if self.symbols else nullcontext():
+            made = run_with_sub_programs(func, args, keywords, lambda x: isinstance(x, torch.Tensor | torch.SymInt))
         if made is None:
             raise UnsupportedHigherOrderOperator(operator=str(func), origin=self._origins.here())
         prim, operands, result = made

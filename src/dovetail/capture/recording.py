@@ -48,7 +48,7 @@ from dovetail.ir.signature import (
 from dovetail.ir.sizes import Scalar
 from dovetail.ops.views import replay
 from dovetail.torch_compat.autograd import set_version, version_of, without_saved_tensor_hooks
-from dovetail.torch_compat.control_flow import traced_apart
+from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart, is_fake
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
@@ -359,6 +359,7 @@ class Recording:
                 without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
                 data_dependent_sizes(self.mode.shape_env),
                 traced_apart(),
+                sub_programs_by_dynamo(lambda graph, inputs: torch.fx.Interpreter(graph).run(*inputs)),
                 self.mode,
                 replaced_default_generator(RecordedGenerator(self.recorder)),
                 refused_generators(self._refuse_generator),
@@ -378,7 +379,8 @@ class Recording:
         except DATA_DEPENDENT_ERRORS as error:
             raise DataDependentControlFlow(origin=self.origins.of_error(error)) from error
         except Exception as error:
-            operator = self.origins.higher_order_operator(error) if isinstance(error, AssertionError) else ""
+            is_refusal = isinstance(error, AssertionError | NotImplementedError)
+            operator = self.origins.higher_order_operator(error) if is_refusal else ""
             if operator:
                 raise UnsupportedHigherOrderOperator(operator=operator, origin=self.origins.of_error(error)) from error
             raise CaptureFailed(

@@ -82,3 +82,14 @@ class SameKind:
 def _may_be_both(tensor: torch.Tensor) -> bool:
     """Whether tensors like this may be leaves or not."""
     return tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter)
+
+
+def distinct_tensors(items: Sequence[Any]) -> list[int]:
+    """Indices of the tensors, each object once."""
+    seen: set[int] = set()
+    found = []
+    for index, item in enumerate(items):
+        if isinstance(item, torch.Tensor) and id(item) not in seen:
+            seen.add(id(item))
+            found.append(index)
+    return found

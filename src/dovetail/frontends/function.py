@@ -27,9 +27,15 @@ from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.python_effects import no_tensors_left
 from dovetail.capture.python_state import Alive
 from dovetail.capture.recording import Recording
-from dovetail.errors import DataDependentControlFlow, DovetailError, DovetailWarning, PythonSideEffect
+from dovetail.errors import (
+    DataDependentControlFlow,
+    DovetailError,
+    DovetailWarning,
+    PythonSideEffect,
+    UnsupportedTensor,
+)
 from dovetail.execute.graph import CompiledGraph
-from dovetail.frontends.call_kind import SameKind, leaf_key
+from dovetail.frontends.call_kind import SameKind, distinct_tensors, leaf_key
 from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
 from dovetail.frontends.reach import Reach, Reaches
 from dovetail.frontends.size_guard import SizeGuard
@@ -154,7 +160,7 @@ class CompiledFunction:
             logger.info("%s: variant %d, because %s", self._name, count, self._what_changed(key))
             variant = self._compile(call)
             self._variants.setdefault(key, []).append(variant)
-        if not self._options.dynamic and SameKind.can_tell(call.everything):
+        if not (self._options.dynamic or call.reach.state.reads_gradients) and SameKind.can_tell(call.everything):
             self._last = SameKind(call.spec, call.everything, call.snapshot), variant
         return variant, call
 
@@ -214,7 +220,14 @@ class CompiledFunction:
             for place, item in enumerate(call.everything):
                 self._check(call.reach.slots, place, item)
             raise
-        return (call.spec, described, call.snapshot)
+        return (call.spec, described, call.snapshot, self._held_gradients(call))
+
+    def _held_gradients(self, call: _Call) -> tuple[int, ...]:
+        """Tensors with a gradient, by place, when the code reads `.grad`: stand-ins have none."""
+        if not call.reach.state.reads_gradients:
+            return ()
+        leaves = ((place, x) for place, x in enumerate(call.everything) if isinstance(x, torch.Tensor) and x.is_leaf)
+        return tuple(place for place, x in leaves if x.grad is not None)
 
     def _find(self, key: tuple[object, ...], everything: list[Any]) -> _Variant | None:
         self._variants = {
@@ -230,7 +243,12 @@ class CompiledFunction:
         if not self._variants:
             return "it is the first call"
         newest = list(self._variants)[-1]
-        labels = ("the structure of the arguments", "a tensor or argument", "a Python value that the function reads")
+        labels = (
+            "the structure of the arguments",
+            "a tensor or argument",
+            "a Python value that the function reads",
+            "which tensors have a gradient",
+        )
         for label, old, new in zip(labels, newest, key, strict=True):
             if old != new:
                 pairs = zip(old, new, strict=False) if isinstance(old, tuple) and isinstance(new, tuple) else ()
@@ -268,10 +286,13 @@ class CompiledFunction:
 
     def _capture(self, described: _Call, unknown_sizes: bool) -> _Variant:
         leaves, spec, tensors, slots = described.leaves, described.spec, described.tensors, described.reach.slots
+        for place in self._held_gradients(described):
+            name = f"the gradient (`.grad`) of {self._check(slots, place, described.everything[place])}"
+            raise UnsupportedTensor(name=name, kind="read by the function", hint="pass it as an argument of its own")
         everything = [*tensors, *leaves]
         reach, read, met = described.reach, described.snapshot, list[object]()
         reach.state.snapshot(met)
-        sources = _distinct_tensors(everything)
+        sources = distinct_tensors(everything)
         inputs = [everything[i] for i in sources]
         place_of = {id(tensor): place for place, tensor in enumerate(inputs)}
         leaf_places = [place_of[id(item)] if isinstance(item, torch.Tensor) else None for item in leaves]
@@ -359,11 +380,11 @@ class CompiledFunction:
         thread = threading.get_ident()  # others may run modules as well
 
         def enter(module: torch.nn.Module, inputs: Any) -> None:
-            if threading.get_ident() == thread:
+            if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
                 recording.origins.enter_module(names.get(id(module), ""))
 
         def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
+            if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
                 recording.origins.leave_module()
 
         before = register_module_forward_pre_hook(enter)
@@ -373,14 +394,3 @@ class CompiledFunction:
         finally:
             before.remove()
             after.remove()
-
-
-def _distinct_tensors(items: list[Any]) -> list[int]:
-    """Indices of the tensors, each object once."""
-    seen: set[int] = set()
-    found = []
-    for index, item in enumerate(items):
-        if isinstance(item, torch.Tensor) and id(item) not in seen:
-            seen.add(id(item))
-            found.append(index)
-    return found

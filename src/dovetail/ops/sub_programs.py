@@ -15,6 +15,7 @@ import torch
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import Prim
 from dovetail.torch_compat.autograd import below_autograd
+from dovetail.torch_compat.control_flow import let_sizes_be_unknown
 from dovetail.torch_compat.dispatch import DispatchMode, HigherOrder, storage_key
 from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
 
@@ -55,6 +56,7 @@ def run_with_sub_programs(
         return None  # tensors that are no operands
     places = tuple(place for place, leaf in enumerate(leaves) if is_operand(leaf))
     operands = [leaves[place] for place in places]
+    let_sizes_be_unknown()
     watch = _Watch(operands)
     result = watch.run(operator, args, kwargs)
     if watch.writes:

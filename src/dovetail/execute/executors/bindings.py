@@ -2,9 +2,8 @@
 
 `torch.add(a, b)` takes about two thirds of the time of `torch.ops.aten.add.Tensor(a, b)`, a method too. Whether a
 binding calls the wanted overload, with the wanted arguments, is not guessed: it is called once on meta tensors under a
-dispatch mode that notes what arrives and stops it there. The answer is kept per overload and kinds of arguments.
-Bindings that are written in Python are left out: they may make something else of the results (`unique_consecutive`
-drops some).
+dispatch mode that notes what arrives and stops it there. The answer is kept per overload and kinds of arguments. Those
+written in Python are left out: they may make something else of the results (`unique_consecutive` drops some).
 """
 
 from __future__ import annotations

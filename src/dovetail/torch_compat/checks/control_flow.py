@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._dynamo.convert_frame import fullgraph_capture
+from torch._higher_order_ops.map import map as map_over
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 from dovetail.torch_compat import control_flow, dispatch, fakes
 from dovetail.torch_compat.checks.difference import first_difference
@@ -40,4 +46,50 @@ def check_traced_apart() -> str | None:
     )
 
 
-CHECKS = (check_traced_apart,)
+class _NotHereError(Exception):
+    """Raised in Dynamo's place."""
+
+
+def check_sub_programs_by_dynamo() -> str | None:
+    """What `cond` and its kind hand to Dynamo passes by the function that is replaced; no graph is made here."""
+
+    def capture(*_: object) -> Any:
+        raise _NotHereError
+
+    x, place, passed = torch.ones(2), vars(control_flow), []
+    untyped_map: Any = map_over
+    calls: list[Callable[[], object]] = [
+        lambda: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+        lambda: untyped_map(lambda row: row.sin(), x),
+        lambda: scan(lambda c, r: (c, r), x[0], x),
+        lambda: while_loop(lambda x: x.sum() < 0, lambda x: (x,), (x,)),
+    ]
+    before = place["_captured"]
+    place["_captured"] = capture
+    try:
+        with control_flow.sub_programs_by_dynamo(lambda *_: None):
+            for call in calls:
+                try:
+                    call()
+                except _NotHereError:
+                    passed.append(True)
+    finally:
+        place["_captured"] = before
+    parameters = list(inspect.signature(fullgraph_capture).parameters)[:3]
+    return first_difference(
+        ("how many operators pass by", len(passed), len(calls)),
+        ("what Dynamo's capture takes", parameters, ["mod", "args", "kwargs"]),
+    )
+
+
+def check_let_sizes_be_unknown() -> str | None:
+    """A fake mode without symbols has them afterwards, and sizes that are known stay numbers."""
+    with fakes.new_fake_mode() as mode:
+        control_flow.let_sizes_be_unknown()
+        size = torch.ones(3).size(0)
+    return first_difference(
+        ("whether it has symbols", mode.shape_env is not None, True), ("a known size", type(size), int)
+    )
+
+
+CHECKS = (check_traced_apart, check_sub_programs_by_dynamo, check_let_sizes_be_unknown)
