@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from dovetail.capture.origins import is_library_file
+from dovetail.torch_compat.modes import surroundings
 
 _PLAIN = (bool, int, float, complex, str, bytes, range, type(None), torch.dtype, torch.device)
 _CONTAINERS = (tuple, list, dict, set, frozenset)
@@ -331,4 +332,5 @@ def ambient_modes() -> tuple[object, ...]:
         autocast,
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
+        *surroundings(),
     )

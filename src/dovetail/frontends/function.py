@@ -48,6 +48,7 @@ from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
+from dovetail.torch_compat.modes import function_mode_is_active
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.symbols import new_shape_env
 from dovetail.torch_compat.version import ensure_supported_torch
@@ -103,7 +104,7 @@ class CompiledFunction:
     @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
-        if transform_is_active():  # the program would not see what torch.func wraps around tensors
+        if transform_is_active() or function_mode_is_active():  # the program would not see what they do to tensors
             return self._target(*args, **kwargs)
         with RECORDING:
             chosen = self._choose(args, kwargs)

@@ -1,0 +1,45 @@
+"""Checks of `torch_compat.modes`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+
+from dovetail.torch_compat import modes
+from dovetail.torch_compat.checks.difference import first_difference
+
+
+class _Through(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def check_function_mode_is_active() -> str | None:
+    """A mode is seen while it is active; a default device is not taken for one."""
+    found = [modes.function_mode_is_active()]
+    with torch.device("cpu"):
+        found.append(modes.function_mode_is_active())
+        with _Through():
+            found.append(modes.function_mode_is_active())
+    return first_difference(("nothing, a device, a mode", found, [False, False, True]))
+
+
+def check_surroundings() -> str | None:
+    """Another default device, attention with one kernel, and a hook on all modules each make a difference."""
+    before = modes.surroundings()
+    with torch.device("meta"):
+        found = [modes.surroundings()]
+    with sdpa_kernel(SDPBackend.MATH):
+        found.append(modes.surroundings())
+    handle = register_module_forward_hook(lambda *_: None)
+    found.append(modes.surroundings())
+    handle.remove()
+    differ = [now != before for now in found]
+    return first_difference(("what differs", differ, [True] * 3), ("afterwards", modes.surroundings(), before))
+
+
+CHECKS = (check_function_mode_is_active, check_surroundings)

@@ -1,0 +1,31 @@
+"""What around a call decides which operators torch's own code runs, besides autograd and autocast."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules import module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+_HOOKS = tuple(
+    getattr(module, f"_global_{name}_hooks") for name in ("forward_pre", "forward", "backward_pre", "backward")
+)
+
+
+def function_mode_is_active() -> bool:
+    """Whether a `TorchFunctionMode` of the user's is active; the default device is none."""
+    if not torch._C._len_torch_function_stack():
+        return False
+    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+
+def surroundings() -> tuple[object, ...]:
+    """The default device, the kernels of attention that are allowed, and hooks on all modules; it can be hashed."""
+    modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    return (
+        tuple([str(mode.device) for mode in modes if isinstance(mode, DeviceContext)]),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        tuple([tuple(hooks.values()) for hooks in _HOOKS if hooks]),
+    )
