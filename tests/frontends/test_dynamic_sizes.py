@@ -188,9 +188,18 @@ def dynamo_takes_data() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("function", DATA_DEPENDENT)
+NUMBERS: list[Function] = [
+    lambda x: x.narrow(0, 0, 1 + (x.detach() > 3).sum().item()) * 2,
+    lambda x: torch.zeros((x.detach() > 0).sum().item(), 2) + x.sum(),
+    lambda x: x.clamp(max=(x.detach() > 0).sum().item()),
+    lambda x: x.roll((x.detach() > 0).sum().item()),
+    lambda x: x[x > 0][None].expand(2, -1),
+]
+
+
+@pytest.mark.parametrize("function", [*DATA_DEPENDENT, *NUMBERS])
 def test_one_program_for_sizes_that_depend_on_data(function: Function) -> None:
-    compiled = dovetail.compile(function, verify=1)
+    compiled = dovetail.compile(function, verify=2)
     for count in (5, 0, 1, 2):
         assert_same(outcome(compiled, with_positives(count)), outcome(function, with_positives(count)))
     assert len(compiled.graphs) == 1
@@ -212,6 +221,16 @@ def test_a_size_that_is_not_as_the_program_takes_it_to_be() -> None:
     assert_same(outcome(compiled, with_positives(2)), outcome(f, with_positives(2)))
     with pytest.raises(UnexpectedSize, match=r"== 2|2 =="):
         compiled(with_positives(1).requires_grad_())
+
+
+def test_a_write_that_cannot_be_placed_is_refused_by_name() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x[x > 0]
+        y[1:].add_(5)
+        return y
+
+    with pytest.raises(DataDependentControlFlow):
+        dovetail.compile(f)(with_positives(3))
 
 
 def test_a_branch_on_data_is_refused() -> None:

@@ -395,3 +395,15 @@ def test_a_gradient_that_the_code_reads_is_refused_and_not_taken_for_none() -> N
         compiled(weight, 0.5)
     inner = dovetail.compile(lambda x: torch.autograd.grad(x.square().sum(), x)[0])
     assert torch.equal(inner(weight), torch.full((2,), 2.0))
+
+
+def test_an_attribute_that_is_set_is_the_modules() -> None:
+    net = torch.nn.Dropout(0.5)
+    compiled = dovetail.compile(net)
+    compiled.training = False
+    assert not net.training
+    assert torch.equal(compiled(torch.ones(8)), torch.ones(8))
+    twin = copy.deepcopy(compiled)
+    twin.p = 0.25
+    assert net.p == 0.5
+    assert twin.p == 0.25

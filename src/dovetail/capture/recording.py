@@ -111,10 +111,10 @@ class Recording:
             self._expect_sizes()
         self._forward_nodes = len(self.recorder.nodes)
         functional = Functionalizer([s.declared for s in self.stand_ins], self.infer, self.recorder.new_storage)
-        for node in self.recorder.nodes:
-            functional.consume(node)
-        functional.at_phase(Phase.FORWARD)
         with self._named_errors():  # autograd makes gradient functions of written views when they are looked at
+            for node in self.recorder.nodes:
+                functional.consume(node)
+            functional.at_phase(Phase.FORWARD)
             self._analyse(results, functional)
         self._forward_end = functional
         tensors = [s.seen for s in self.stand_ins if isinstance(s.seen, torch.Tensor) and is_fake(s.seen)]
@@ -256,9 +256,10 @@ class Recording:
             self._expect_sizes()
         for _, constant in self.recorder.constants[self._forward_constants :]:
             functional.declare(constant)
-        for node in self.recorder.nodes[self._forward_nodes :]:
-            functional.consume(node)
-        functional.at_phase(Phase.BACKWARD)
+        with self._named_errors():
+            for node in self.recorder.nodes[self._forward_nodes :]:
+                functional.consume(node)
+            functional.at_phase(Phase.BACKWARD)
         return tangents, [(i, layout, None if g is None else self.recorder.value_of(g)) for i, layout, g in gradients]
 
     def _ends(self, arriving: Mapping[int, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -235,6 +235,8 @@ def _arrival(grad: torch.Tensor, strides: tuple[int, ...] | None, any_layout: bo
         return LIKE_OUTPUT, grad
     if any_layout or strides is None:
         return grad.stride(), grad
+    if any(step == 0 and size > 1 for step, size in zip(strides, grad.shape, strict=True)):
+        return LIKE_OUTPUT, grad  # of an expanded output: no gradient can lie like that
     return LIKE_OUTPUT, torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device).copy_(grad)
 
 

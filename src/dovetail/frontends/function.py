@@ -89,6 +89,9 @@ class _Variant:
     alive: Alive
 
 
+_OWN_ATTRIBUTES = frozenset({"_target", "_options", "_name", "_reaches", "_variants", "_last", "_warned"})
+
+
 class CompiledFunction:
     """A compiled function or module; see `compile`."""
 
@@ -177,6 +180,12 @@ class CompiledFunction:
         if "_target" not in self.__dict__:  # while it is copied
             raise AttributeError(name)
         return getattr(self.__dict__["_target"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN_ATTRIBUTES:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._target, name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
         return CompiledFunction(copy.deepcopy(self._target, memo), self._options)

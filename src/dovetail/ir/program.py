@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import torch
 
-from dovetail.ir.signature import Signature
+from dovetail.ir.signature import Signature, Tangent
 from dovetail.ir.sizes import Scalar, Size, SizeExpr, product
 
 Operand: TypeAlias = object
@@ -257,9 +257,13 @@ def meta_symbols(meta: Meta) -> Iterator[str]:
 
 def made_symbols(program: Program) -> dict[Node, frozenset[str]]:
     """The nodes whose results have sizes (or are numbers) that are only known once they ran, with those symbols."""
-    known = {name for value in program.inputs for name in meta_symbols(value.meta)}
+    roles = list(zip(program.signature.inputs, program.inputs, strict=True))
+    known = {name for role, value in roles if not isinstance(role, Tangent) for name in meta_symbols(value.meta)}
+    arriving = {name for role, value in roles if isinstance(role, Tangent) for name in meta_symbols(value.meta)}
     found: dict[Node, frozenset[str]] = {}
     for node in program.nodes:
+        if node.phase is Phase.BACKWARD:
+            known |= arriving  # they are as large as what forward made
         made = {name for value in node.results() for name in meta_symbols(value.meta)} - known
         if made:
             known |= made

@@ -15,7 +15,7 @@ from dovetail.capture.visible import visible_effects
 from dovetail.errors import PassChangedMeaning
 from dovetail.execute.graph import CompiledGraph
 from dovetail.torch_compat.autograd import version_of, without_saved_tensor_hooks
-from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, allow_real_inputs
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, allow_real_inputs, kernels_for_symbolic_sizes
 
 _UNABLE: tuple[type[Exception], ...] = (*DATA_DEPENDENT_ERRORS, NotImplementedError)
 
@@ -31,7 +31,8 @@ def verify_visible_effects(recording: Recording, graph: CompiledGraph) -> None:
     versions = [version_of(x) if isinstance(x, torch.Tensor) else 0 for x in inputs]
     state = torch.get_rng_state()
     try:
-        with without_saved_tensor_hooks(), recording.mode, allow_real_inputs(recording.mode):
+        kernels = kernels_for_symbolic_sizes() if recording.is_symbolic else contextlib.nullcontext()
+        with without_saved_tensor_hooks(), recording.mode, allow_real_inputs(recording.mode), kernels:
             outputs = graph(*inputs)
     except _UNABLE:
         return
