@@ -8,6 +8,7 @@ strides, parameters, buffers, arguments, and where the generator stands, are the
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -38,10 +39,17 @@ def leaf(*shape: int, **options: Any) -> Tensor:
     return torch.randn(shape, requires_grad=True, **options)
 
 
-def cases_of(names: Mapping[str, Any], in_pieces: Collection[str] = (), only_direct: Collection[str] = ()) -> Any:
+def cases_of(
+    names: Mapping[str, Any],
+    in_pieces: Collection[str] = (),
+    only_direct: Collection[str] = (),
+    *,
+    in_turn: bool = False,
+) -> Any:
     """Decorator: run a test `(make, door)` for each case among `names`, through each door.
 
-    in_pieces: cases of which Dynamo leaves parts to eager. only_direct: those that Dynamo cannot take at all.
+    in_pieces: cases of which Dynamo leaves parts to eager. only_direct: those that Dynamo cannot take at all. in_turn:
+    one door for each case, in turn, unless DOVETAIL_EVERY_DOOR is set.
     """
     made: list[Any] = []
     for name, make in names.items():
@@ -52,6 +60,8 @@ def cases_of(names: Mapping[str, Any], in_pieces: Collection[str] = (), only_dir
         if short not in only_direct:
             door = _in_pieces if short in in_pieces else through_dynamo
             made.append(pytest.param(make, door, id=f"{short}-backend"))
+    if in_turn and not os.environ.get("DOVETAIL_EVERY_DOOR"):
+        made = [pair[number % 2] for number, pair in enumerate(zip(made[::2], made[1::2], strict=True))]
     return pytest.mark.parametrize(("make", "door"), made)
 
 
