@@ -11,6 +11,9 @@ from tests.opdb.verdict import CRASH, FAIL, PASS, REFUSED, ROUNDING, SKIPPED, ST
 _TITLES = ("Wrong, or refused where aot_eager passes", "Refused or rounded, or not equal in aot_eager")
 
 
+_PLURAL = {"operator": "operators", "module": "modules", "transposed": "operators on transposed inputs"}
+
+
 def is_shortfall(record: Record) -> bool:
     """Whether a compiled call was wrong, or was refused or only close to eager's although aot_eager's is equal."""
     statuses = {arm: verdict["status"] for arm, verdict in record["arms"].items()}
@@ -43,7 +46,7 @@ def _counts(records: Sequence[Record], arms: list[str]) -> str:
         own = [record for record in records if (record["kind"], record["dtype"]) == (kind, dtype)]
         for arm in arms:
             counts = Counter(record["arms"][arm]["status"] for record in own if arm in record["arms"])
-            cells = [f"{kind}s, {dtype}", arm, *(str(counts[status]) for status in STATUSES)]
+            cells = [f"{_PLURAL[kind]}, {dtype}", arm, *(str(counts[status]) for status in STATUSES)]
             rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([*_head(["entries", "way", *STATUSES]), *rows])
 
