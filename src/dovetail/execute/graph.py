@@ -82,7 +82,7 @@ class CompiledGraph:
         inputs = {id(value) for value in self.forward.program.inputs}
         saved = operands[self.outputs :]
         self.input_residuals = frozenset(k for k, value in enumerate(saved) if id(value) in inputs)
-        self.has_numbers = not all(map(_is_tensor, operands[self.outputs :]))
+        self.has_numbers = not all(map(_is_tensor, saved))
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run with inputs in the order of the recorded function's arguments."""

@@ -104,7 +104,7 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CallState:
     """What backward needs of a call besides the tensors that autograd keeps.
 
     numbers, live: residuals that autograd does not keep, by place: numbers, and inputs that backward reads as they are
@@ -155,7 +155,7 @@ class _CompiledFunction(torch.autograd.Function):
             live = {k: r for k, r in enumerate(saved) if id(r) in own}
             saved = [r for k, r in enumerate(saved) if k not in numbers and k not in live]
         strides = [o.stride() if isinstance(o, torch.Tensor) else None for o in results[: graph.outputs]]
-        ctx.kept = _Kept(graph, len(inputs), len(saved), strides, numbers, live, late, second)
+        ctx.state = _CallState(graph, len(inputs), len(saved), strides, numbers, live, late, second)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*_as_data(saved, inputs), *(second.to_save(inputs) if second else ()))
         if graph.silent_slots:
@@ -175,18 +175,18 @@ class _CompiledFunction(torch.autograd.Function):
         """Run the backward program for the gradients that arrived."""
         arriving: list[Any] = grads[0] if len(grads) == 1 and isinstance(grads[0], list) else list(grads)
         del grads
-        kept: _Kept = ctx.kept
-        graph = kept.graph
+        state: _CallState = ctx.state
+        graph = state.graph
         assert graph.backward_for is not None, "graphs without gradients do not come here"
-        pattern, arrived = _arrivals(graph, kept.strides, arriving)
+        pattern, arrived = _arrivals(graph, state.strides, arriving)
         del arriving
-        results: list[Any] = [None] * (1 + kept.inputs)
+        results: list[Any] = [None] * (1 + state.inputs)
         if not arrived:
             return tuple(results)
         if torch.is_grad_enabled():
-            return (None, *_second_order(ctx, kept, arrived))
+            return (None, *_second_order(ctx, state, arrived))
         backward = graph.backward_for(tuple(pattern))
-        inputs = _backward_inputs(ctx, kept, backward, arrived)
+        inputs = _backward_inputs(ctx, state, backward, arrived)
         del arrived
         made = backward.program(inputs)
         for index, gradient in zip(backward.gradients, made, strict=True):
@@ -195,7 +195,7 @@ class _CompiledFunction(torch.autograd.Function):
         for index, layout, places in backward.wrapped:
             results[1 + index] = put_together(layout, [made[place] for place in places])
         for position, role in backward.writes:
-            (target,) = graph.tensors_of([role.constant]) if role.constant else [kept.inputs_written_late[role.input]]
+            (target,) = graph.tensors_of([role.constant]) if role.constant else [state.inputs_written_late[role.input]]
             target.copy_(made[position])
         return tuple(results)
 
@@ -218,15 +218,15 @@ def _arrivals(
     return pattern, arrived
 
 
-def _second_order(ctx: Any, kept: _Kept, arrived: Mapping[int, torch.Tensor]) -> list[torch.Tensor | None]:
+def _second_order(ctx: Any, state: _CallState, arrived: Mapping[int, torch.Tensor]) -> list[torch.Tensor | None]:
     """The gradients of the inputs, computed so that they can be differentiated again."""
-    graph = kept.graph
-    if graph.source is None or kept.second is None:
+    graph = state.graph
+    if graph.source is None or state.second is None:
         hint = f'compile with options={{"double_backward": True}}, which keeps the inputs of each call; or {HINT}'
         raise DoubleBackwardUnsupported(reason="nothing was kept to compute it with", hint=hint)
-    inputs = kept.second.inputs(ctx.saved_tensors[kept.saved :])
+    inputs = state.second.inputs(ctx.saved_tensors[state.saved :])
     constants = len(graph.constants)
-    return differentiable_gradients(graph.source, graph.plan, inputs, kept.second, constants, arrived)
+    return differentiable_gradients(graph.source, graph.plan, inputs, state.second, constants, arrived)
 
 
 def _arrival(grad: torch.Tensor, strides: tuple[int, ...] | None, any_layout: bool) -> tuple[Arrival, torch.Tensor]:
@@ -264,29 +264,29 @@ def _parts(grad: torch.Tensor, count: int) -> list[torch.Tensor]:
 
 
 def _backward_inputs(
-    ctx: Any, kept: _Kept, backward: CompiledBackward, arrived: Mapping[int, torch.Tensor]
+    ctx: Any, state: _CallState, backward: CompiledBackward, arrived: Mapping[int, torch.Tensor]
 ) -> list[Any]:
     """Residuals, constants and tangents, in the order of the backward program. Releases what ctx saved."""
     if backward.unsaved:
         raise BackwardNeedsUnsavedValue(pattern=list(arrived), names=", ".join(backward.unsaved))
-    if kept.left is None:
-        residuals = kept.residuals(ctx.saved_tensors[: kept.saved])
+    if state.left is None:
+        residuals = state.residuals(ctx.saved_tensors[: state.saved])
         inputs = [residuals[place] for place in backward.residuals]
         if not backward_keeps_graph():
-            kept.left = _unread(kept.graph, residuals, backward.residuals, arrived)
+            state.left = _unread(state.graph, residuals, backward.residuals, arrived)
             drop_saved_tensors(ctx)
-            kept.done.update(arrived if backward.residuals else ())
+            state.done.update(arrived if backward.residuals else ())
     else:
-        if backward.residuals and not kept.done.isdisjoint(arrived):
+        if backward.residuals and not state.done.isdisjoint(arrived):
             raise _freed()
-        inputs = _left_over(kept.left, backward.residuals)
+        inputs = _left_over(state.left, backward.residuals)
         if not backward_keeps_graph():
             for place in backward.residuals:
-                if not _is_leaf_input(kept.graph, place, kept.left[place][0]):
-                    del kept.left[place]
-            kept.done.update(arrived if backward.residuals else ())
+                if not _is_leaf_input(state.graph, place, state.left[place][0]):
+                    del state.left[place]
+            state.done.update(arrived if backward.residuals else ())
     if backward.constants:
-        inputs += kept.graph.tensors_of(backward.constants)
+        inputs += state.graph.tensors_of(backward.constants)
     inputs += [arrived[slot] for slot in backward.tangents]
     return inputs
 

@@ -38,6 +38,19 @@ class _Here(threading.local):
 
 
 _HERE = _Here()
+
+
+@contextmanager
+def _holding(name: str, value: object) -> Iterator[None]:
+    """While active, something holds in this thread."""
+    before = getattr(_HERE, name)
+    setattr(_HERE, name, value)
+    try:
+        yield
+    finally:
+        setattr(_HERE, name, before)
+
+
 _REPLACING = threading.Lock()
 _USERS: list[int] = []  # threads that want torch's functions replaced, once for each time
 
@@ -77,26 +90,19 @@ def traced_apart() -> Iterator[None]:
 
     That is a compilation of torch's own, over fake tensors of its own: no part of what the user's program runs.
     """
-    before, _HERE.apart = _HERE.apart, True
-    try:
-        with _replaced():
-            yield
-    finally:
-        _HERE.apart = before
+    with _holding("apart", True), _replaced():
+        yield
 
 
 def _partitioned(*args: Any, **kwargs: Any) -> Any:
     if not _HERE.apart:
         return _PARTITION(*args, **kwargs)
     fake_mode = active_fake_mode()
-    before, _HERE.cut = _HERE.cut, True
     try:
-        with _disable_current_modes(), without_saved_tensor_hooks(), fake_mode or nullcontext():
+        with _holding("cut", True), _disable_current_modes(), without_saved_tensor_hooks(), fake_mode or nullcontext():
             return _PARTITION(*args, **kwargs)
     except RuntimeError as error:  # a kernel that takes no symbols, for one
         raise NotImplementedError("the gradient of the sub-program could not be traced") from error
-    finally:
-        _HERE.cut = before
 
 
 def _functionalized(graph: Any, **options: Any) -> Any:
@@ -120,12 +126,8 @@ def sub_programs_by_dynamo(run: Callable[[GraphModule, Sequence[Any]], Any]) -> 
     `run` gets Dynamo's graph and its inputs, with the modes entered again, and gives what the graph gives. What Dynamo
     takes for granted of symbolic sizes is taken for granted by the caller's symbols from then on.
     """
-    before, _HERE.run = _HERE.run, run
-    try:
-        with _replaced():
-            yield
-    finally:
-        _HERE.run = before
+    with _holding("run", run), _replaced():
+        yield
 
 
 def _compiled_and_called(fn: Any, args: Any, kwargs: Any = None) -> Any:
