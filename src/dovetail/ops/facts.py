@@ -176,6 +176,14 @@ def overwrites(target: Target) -> bool:
     return isinstance(target, Overload) and (schema_of(target).namespace, schema_of(target).name) == ("aten", "copy_")
 
 
+_OVERWRITING = frozenset({("aten", "copy"), ("aten", "fill"), ("aten", "zero")})
+
+
+def ignores_first_contents(target: Target) -> bool:
+    """Whether a functional operator reads the layout of its first operand only, not what is in it."""
+    return isinstance(target, Overload) and (schema_of(target).namespace, schema_of(target).name) in _OVERWRITING
+
+
 _COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::lift_fresh_copy"})
 
 

@@ -8,14 +8,14 @@ operator, found by name and schema; any other view has `ops.prims.view_scatter`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from dovetail.ir.calling import ReplayStep
-from dovetail.ir.program import Operand, Target, TensorMeta
-from dovetail.ir.sizes import Size, SizeExpr, shifted
+from dovetail.ir.program import Operand, Target, TensorMeta, symbols_in, values_in
+from dovetail.ir.sizes import Size, SizeExpr, product, shifted
 from dovetail.ops.prims import view_scatter
 from dovetail.torch_compat.dispatch import Overload, overloads, schema_of
 
@@ -128,6 +128,88 @@ _UNDO: dict[str, Callable[[Overload, Sequence[Operand], TensorMeta], WriteThroug
     "permute": _undo_permute,
     "unsqueeze": _undo_unsqueeze,
 }
+
+
+def viewed_meta(
+    view: Overload, index: int | None, args: Sequence[Operand], base: TensorMeta, like: TensorMeta
+) -> TensorMeta | None:
+    """What `view(base, *args)`, item `index` of it, looks like, given a tensor `like` of its shape; None if unknown.
+
+    Unknown are views of symbolic sizes other than slices, selections, diagonals and strided ones.
+    """
+    known = _LAYOUTS.get(schema_of(view).name) if index is None and schema_of(view).namespace == "aten" else None
+    laid = known(args, base, like) if known is not None else None
+    laid = laid or _laid_by_torch(view, index, args, base)
+    if laid is None or laid[0] != like.shape:
+        return None
+    shape, stride, offset = laid
+    return replace(base, shape=shape, stride=stride, offset=offset)
+
+
+_Laid = tuple[tuple[Size, ...], tuple[Size, ...], Size]
+
+
+def _argument(args: Sequence[Operand], place: int, default: Operand) -> Any:
+    return args[place] if len(args) > place else default
+
+
+def _sliced(args: Sequence[Operand], base: TensorMeta, like: TensorMeta) -> _Laid | None:
+    dim, start, step = _argument(args, 0, 0), _argument(args, 1, None), _argument(args, 3, 1)
+    dim %= len(base.shape)
+    start = 0 if start is None else start
+    if isinstance(start, int) and start < 0:
+        size = base.shape[dim]
+        if not isinstance(size, int):
+            return None
+        start = max(0, start + size)
+    strides = list(base.stride)
+    offset = shifted(base.offset, product((start, strides[dim])))
+    strides[dim] = product((strides[dim], step))
+    return like.shape, tuple(strides), offset
+
+
+def _selected(args: Sequence[Operand], base: TensorMeta, like: TensorMeta) -> _Laid | None:
+    dim, index = _argument(args, 0, 0), _argument(args, 1, 0)
+    dim %= len(base.shape)
+    if isinstance(index, int) and index < 0:
+        size = base.shape[dim]
+        if not isinstance(size, int):
+            return None
+        index += size
+    strides = list(base.stride)
+    step = strides.pop(dim)
+    return like.shape, tuple(strides), shifted(base.offset, product((index, step)))
+
+
+def _strided(args: Sequence[Operand], base: TensorMeta, like: TensorMeta) -> _Laid | None:
+    offset = _argument(args, 2, None)
+    stride = args[1]
+    assert isinstance(stride, list | tuple), "as_strided takes a list of strides"
+    return like.shape, tuple(stride), base.offset if offset is None else offset
+
+
+_LAYOUTS: dict[str, Callable[[Sequence[Operand], TensorMeta, TensorMeta], _Laid | None]] = {
+    "slice": _sliced,
+    "select": _selected,
+    "as_strided": _strided,
+}
+
+
+def _laid_by_torch(view: Overload, index: int | None, args: Sequence[Operand], base: TensorMeta) -> _Laid | None:
+    """The layout that torch gives to the view of a tensor without contents; None where a number is symbolic."""
+    numbers = (*base.shape, *base.stride, base.offset)
+    if not all(isinstance(number, int) for number in numbers) or any(symbols_in(args)) or any(values_in(args)):
+        return None
+    shape, stride, offset = _numbers(base.shape), _numbers(base.stride), _numbers((base.offset,))[0]
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
+    memory = torch.empty(offset + reach, dtype=base.dtype, device="meta")
+    made: Any = view(memory.as_strided(shape, stride, offset), *args)
+    made = made if index is None else made[index]
+    return tuple(made.shape), tuple(made.stride()), made.storage_offset()
+
+
+def _numbers(sizes: Sequence[Size]) -> list[int]:
+    return [size for size in sizes if isinstance(size, int)]
 
 
 def replayed_args(view: Overload, args: Sequence[Operand], moved_by: Size) -> tuple[Operand, ...]:

@@ -1,0 +1,224 @@
+"""Who lies where while a functional program is turned into an in-place one, and who still reads what.
+
+A *buffer* is memory that exists when the program runs: that of an input, or what an operator allocates. Every storage
+of the functional program is placed in one buffer, once, at the node that makes it; the storages of inputs are placed
+before. The one invariant: from the node that makes a value to its last read, the bytes of its place hold its contents.
+So a node may write a region of a buffer exactly when no value there that overlaps the region is read later, and that is
+what `Buffers.clashes` answers. Regions are compared, not storages: two halves of one buffer have nothing to do with
+each other.
+
+A read may have a *hole*: `slice_scatter(base, source)` reads of base only what the source does not replace.
+
+Cost: a question costs one comparison for each value of the buffer that is read later.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dovetail.analysis.footprint import Footprint, footprint_of, meet
+from dovetail.analysis.pairs import overlap_of_regions
+from dovetail.analysis.region import Region
+from dovetail.analysis.verdict import Verdict, overlap_from
+from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
+from dovetail.ir.sizes import Size, shifted
+
+# Position of a read by the caller, after the program.
+FOREVER = sys.maxsize
+
+
+class Owner(enum.Enum):
+    """Whose memory a buffer is. UNKNOWN: an operator of another library made it, what it aliases is not known."""
+
+    PROGRAM = "program"
+    CALLER = "caller"
+    DONATED = "donated"
+    UNKNOWN = "unknown"
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """One piece of memory.
+
+    number: the storage that it was made for. root: the description of what was allocated. external: the storage under
+    which the caller knows it, if he can see it. values: those that may still be read, the ones that have died among
+    them at times.
+    """
+
+    number: int
+    root: TensorMeta
+    owner: Owner
+    external: int | None
+    values: list[Value] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read of a value. node: None for the caller. hole: the part of the value that is not read."""
+
+    node: Node | None
+    hole: TensorMeta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """A value that is read later and lies where something is to be written. is_certain: the overlap is proved."""
+
+    value: Value
+    reader: Node | None
+    is_certain: bool
+
+
+class Buffers:
+    """The state: positions of nodes, reads of values, places of storages. Positions may change for later nodes only."""
+
+    def __init__(self, program: Program) -> None:
+        self.order: list[Node] = list(program.nodes)
+        self.position: dict[Node, int] = {node: i for i, node in enumerate(self.order)}
+        self.reads: dict[Value, list[Read]] = {}
+        self.last_read: dict[Value, int] = {}
+        self.values_on: dict[int, list[Value]] = {}
+        self._places: dict[int, tuple[Buffer, Size]] = {}
+        self._regions: dict[Value, Region] = {}
+        self._footprints: dict[Value, Footprint | None] = {}
+        for value in (*program.inputs, *(v for node in program.nodes for v in node.results())):
+            if value.is_tensor:
+                self.values_on.setdefault(value.tensor.storage, []).append(value)
+
+    # --- reads
+
+    def add_read(self, value: Value, read: Read) -> None:
+        """Note that a value is read."""
+        if value.is_tensor:
+            self.reads.setdefault(value, []).append(read)
+            at = self._when(read)
+            if at > self.last_read.get(value, -1):
+                self.last_read[value] = at
+
+    def reorder(self, start: int, nodes: Sequence[Node]) -> None:
+        """Run `nodes` from position `start` on; they are the ones that stood there."""
+        self.order[start : start + len(nodes)] = nodes
+        for offset, node in enumerate(nodes):
+            self.position[node] = start + offset
+        for value in {value for node in nodes for value in node.operands() if value in self.reads}:
+            self.last_read[value] = max(map(self._when, self.reads[value]))
+
+    def _when(self, read: Read) -> int:
+        return FOREVER if read.node is None else self.position[read.node]
+
+    def last_read_of_storage(self, storage: int) -> int:
+        """When any value on a storage is read for the last time; -1 if never."""
+        return max((self.last_read.get(value, -1) for value in self.values_on[storage]), default=-1)
+
+    def end(self, buffer: Buffer) -> int:
+        """When any value in the buffer, as far as placed by now, is read for the last time."""
+        return max((self.last_read.get(value, -1) for value in buffer.values), default=-1)
+
+    # --- places
+
+    def allocate(self, meta: TensorMeta, owner: Owner, external: int | None = None) -> Buffer:
+        """Place a storage in a buffer of its own."""
+        buffer = Buffer(meta.storage, meta, owner, external)
+        self.put(meta.storage, buffer, 0)
+        return buffer
+
+    def put(self, storage: int, buffer: Buffer, shift_bytes: Size) -> None:
+        """Place a storage in a buffer, so that its first byte is byte `shift_bytes` of the buffer."""
+        assert storage not in self._places, "a storage is placed once"
+        self._places[storage] = (buffer, shift_bytes)
+        buffer.values += self.values_on.get(storage, ())
+
+    def lies_at(self, value: Value, region: Region) -> None:
+        """A value that nobody views lies otherwise than its description says."""
+        self._regions[value] = region
+
+    def is_placed(self, storage: int) -> bool:
+        """Whether the storage has a place yet."""
+        return storage in self._places
+
+    def buffer_of(self, value: Value) -> Buffer:
+        """The buffer that a value lies in."""
+        return self._places[value.tensor.storage][0]
+
+    def place_of(self, storage: int) -> tuple[Buffer, Size]:
+        """Buffer and shift in bytes of a storage."""
+        return self._places[storage]
+
+    def region(self, value: Value) -> Region:
+        """Where a value lies in its buffer."""
+        known = self._regions.get(value)
+        if known is None:
+            known = self._regions[value] = self.region_in_place(value.tensor)
+        return known
+
+    def region_in_place(self, meta: TensorMeta) -> Region:
+        """Where a tensor of this description lies, in the buffer of its storage."""
+        buffer, shift = self._places[meta.storage]
+        region = Region.of_meta(meta)
+        storage = ("program", buffer.number)
+        if shift == 0 and region.storage == storage:
+            return region
+        return replace(region, storage=storage, start_bytes=shifted(region.start_bytes, shift))
+
+    def covers(self, region: Region, buffer: Buffer) -> bool:
+        """Whether a region is all that was allocated for a buffer."""
+        root = Region.of_meta(buffer.root)
+        if region == root:
+            return True
+        footprint = footprint_of(region)
+        return footprint is not None and footprint == footprint_of(root)
+
+    # --- questions
+
+    def clashes(self, buffer: Buffer, region: Region, after: int) -> list[Clash]:
+        """Values whose contents would be lost for a later read if `region` were written at position `after`.
+
+        after: the position up to which nodes are settled; values that are not read later are forgotten.
+        """
+        alive = [value for value in buffer.values if self.last_read.get(value, -1) > after]
+        buffer.values = alive
+        found: list[Clash] = []
+        mine: Footprint | None = footprint_of(region) if alive else None
+        for value in alive:
+            verdict = self._overlap(value, region, mine)
+            if verdict is Verdict.DISJOINT:
+                continue
+            for read in self.reads[value]:
+                if self._when(read) > after and not self._is_in_hole(region, read):
+                    found.append(Clash(value, read.node, verdict is Verdict.OVERLAPPING))
+        return found
+
+    def _is_in_hole(self, region: Region, read: Read) -> bool:
+        return read.hole is not None and lies_in(region, self.region_in_place(read.hole))
+
+    def overlap(self, value: Value, region: Region) -> Verdict:
+        """Whether the place of a value shares bytes with a region of the same buffer."""
+        return self._overlap(value, region, footprint_of(region))
+
+    def _overlap(self, value: Value, region: Region, footprint: Footprint | None) -> Verdict:
+        if value not in self._footprints:
+            self._footprints[value] = footprint_of(self.region(value))
+        mine = self._footprints[value]
+        if mine is None or footprint is None:
+            return overlap_of_regions(self.region(value), region).verdict
+        if mine.end <= footprint.start or footprint.end <= mine.start:
+            return Verdict.DISJOINT
+        return overlap_from(meet(mine, footprint)).verdict
+
+
+def lies_in(region: Region, hole: Region) -> bool:
+    """Whether a region is surely within another one of the same buffer."""
+    if region == hole:
+        return True
+    inner, outer = footprint_of(region), footprint_of(hole)
+    if inner is None or outer is None:
+        return False
+    return inner == outer or (not outer.terms and outer.start <= inner.start and inner.end <= outer.end)
+
+
+def returned_values(program: Program) -> Iterable[Value]:
+    """Tensors that the caller gets."""
+    return (value for value in values_in(program.outputs) if value.is_tensor)

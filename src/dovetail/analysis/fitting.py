@@ -1,0 +1,218 @@
+"""May a result live at a place that is there already, and may the node that makes it write there?
+
+See `analysis.inplace` for the conditions. A *fit* is the answer: an obstacle, or what has to be copied first. Where only
+reads of the old contents stand in the way, it says who would have to run first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, lies_in
+from dovetail.analysis.destinations import Destinations
+from dovetail.analysis.inplace_plan import Kept, Reason
+from dovetail.analysis.pairs import overlaps_itself
+from dovetail.analysis.region import Region
+from dovetail.analysis.verdict import Verdict
+from dovetail.ir.program import Node, Program, TensorMeta, Value
+from dovetail.ir.sizes import difference
+from dovetail.ops.facts import is_reinterpretation
+from dovetail.ops.views import addresses_storage
+from dovetail.torch_compat.dispatch import Overload
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a result can live somewhere. readers: nodes that stand in the way, unless they run first."""
+
+    obstacle: Kept | None = None
+    first_copy: tuple[Value, ...] = ()
+    readers: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A result of the node at position `at` that should live at `onto`, a tensor on a storage that has a place.
+
+    writes: the part of that place that the node writes; None: nothing, the contents are there. others: the node's other
+    operands, which the write must not disturb. elementwise: the node reads no other element than the one it writes.
+    may_copy: operands in the way may be copied first, where they are smaller than what is saved. any_layout: nobody can
+    tell how the result is laid out.
+    """
+
+    node: Node
+    at: int
+    result: Value
+    onto: TensorMeta
+    writes: TensorMeta | None
+    others: Sequence[Value] = ()
+    elementwise: bool = False
+    may_copy: bool = True
+    any_layout: bool = False
+
+
+class Fitting:
+    """Answers wishes. last_check: the last node that can fail, if nothing outside may be written before it."""
+
+    def __init__(
+        self, program: Program, buffers: Buffers, destinations: Destinations, last_check: Node | None
+    ) -> None:
+        self._buffers = buffers
+        self._destinations = destinations
+        self._last_check = last_check
+        self._escaping = program.output_storages()
+        self._reread = _storages_of_results(program, lambda node: is_reinterpretation(node.target))
+        self._addressed = _storages_of_results(program, _is_addressed)
+        self._self_overlaps: dict[object, bool] = {}
+
+    def fit(self, wish: Wish) -> Fit:
+        """Whether the wish can be granted, as things stand."""
+        buffer, _ = self._buffers.place_of(wish.onto.storage)
+        region = self._buffers.region_in_place(wish.onto)
+        reason = self._misfit(wish, buffer, region)
+        if reason is not None:
+            return Fit(Kept(reason))
+        if wish.writes is None:
+            return Fit()
+        written = region if wish.writes is wish.onto else self._buffers.region_in_place(wish.writes)
+        if buffer.owner is not Owner.PROGRAM:
+            reason = self._not_ours(wish, buffer, written)
+            if reason is Reason.COMMIT and self._last_check is not None:
+                return Fit(Kept(reason), readers=(self._last_check,))
+            if reason is not None:
+                return Fit(Kept(reason))
+        clashes = self._buffers.clashes(buffer, written, wish.at)
+        if clashes:
+            return _clashing(clashes)
+        return self._undisturbed(wish, buffer, written)
+
+    def put(self, result: Value, onto: TensorMeta) -> None:
+        """Place the storage of a result so that it lies at `onto`."""
+        buffer, _ = self._buffers.place_of(onto.storage)
+        shift = difference(self._buffers.region_in_place(onto).start_bytes, Region.of_meta(result.tensor).start_bytes)
+        if result.tensor.storage in self._escaping:
+            buffer.external = result.tensor.storage
+        self._buffers.put(result.tensor.storage, buffer, shift)
+        if result.tensor.stride != onto.stride:
+            self._buffers.lies_at(result, self._buffers.region_in_place(onto))
+
+    # --- places
+
+    def _misfit(self, wish: Wish, buffer: Buffer, region: Region) -> Reason | None:
+        """Why the result cannot live there, whatever is read later."""
+        result, storage = wish.result.tensor, wish.result.tensor.storage
+        if buffer.owner is Owner.UNKNOWN:
+            return Reason.UNKNOWN_MEMORY
+        if storage in self._reread or buffer.number in self._reread or wish.onto.storage in self._reread:
+            return Reason.READ_OTHERWISE
+        if wish.writes is not None and (self._overlaps_itself(wish.onto) or self._overlaps_itself(wish.writes)):
+            return Reason.OVERLAPS_ITSELF
+        if result.layout() != wish.onto.layout() and not wish.any_layout:
+            return Reason.LAYOUT
+        if not self._keeps_absolute_places(result, buffer, region):
+            return Reason.ADDRESSED
+        escapes = storage in self._escaping
+        if escapes and buffer.external not in (None, storage):
+            return Reason.TWO_TENSORS
+        if buffer.owner is not Owner.CALLER and not self._buffers.covers(region, buffer):
+            outlives = self._buffers.last_read_of_storage(storage) > self._buffers.end(buffer)
+            if escapes or (outlives and buffer.external is None):
+                return Reason.KEEPS_MORE
+        if buffer.owner is Owner.CALLER and not self._read_before_copy_back(wish, buffer):
+            return Reason.READ_LATER
+        return None
+
+    def _overlaps_itself(self, meta: TensorMeta) -> bool:
+        known = self._self_overlaps.get(meta.layout()[:2])
+        if known is None:
+            is_static = all(isinstance(number, int) for number in (*meta.shape, *meta.stride))
+            known = meta.overlaps_itself() if is_static else overlaps_itself(meta).may_overlap
+            self._self_overlaps[meta.layout()[:2]] = known
+        return known
+
+    def _keeps_absolute_places(self, result: TensorMeta, buffer: Buffer, region: Region) -> bool:
+        """Whether views that name places in the result's storage, or read it in other units, can be moved there."""
+        moved = difference(region.start_bytes, Region.of_meta(result).start_bytes)
+        if result.storage in self._addressed and buffer.owner is not Owner.PROGRAM:
+            return False  # where the caller's memory begins is not fixed
+        sizes = {value.tensor.dtype.itemsize for value in self._buffers.values_on[result.storage]}
+        if len(sizes) == 1 and buffer.root.dtype.itemsize in sizes:
+            return True
+        return isinstance(moved, int) and all(moved % size == 0 for size in sizes)
+
+    def _read_before_copy_back(self, wish: Wish, buffer: Buffer) -> bool:
+        """Whether nobody reads the result after the caller's memory, where it would live, gets other contents."""
+        storage = wish.result.tensor.storage
+        last = self._buffers.last_read_of_storage(storage)
+        for node in self._destinations.copy_backs_of.get(buffer.number, ()):
+            new = node.args[1]
+            assert isinstance(new, Value), "a copy back copies a value"
+            if new.tensor.storage != storage and self._buffers.position[node] < last:
+                return False
+        return True
+
+    # --- writes
+
+    def _not_ours(self, wish: Wish, buffer: Buffer, written: Region) -> Reason | None:
+        """Why memory that was there before the program cannot be written now."""
+        if buffer.owner is Owner.CALLER:
+            if self._destinations.chain.get(wish.result.tensor.storage) != buffer.number:
+                return Reason.CALLERS_MEMORY
+            covered = map(self._buffers.region_in_place, self._destinations.covered[buffer.number])
+            if not any(lies_in(written, region) for region in covered):
+                return Reason.CALLERS_MEMORY
+        if self._last_check is not None and wish.at < self._buffers.position[self._last_check]:
+            return Reason.COMMIT
+        return None
+
+    def _undisturbed(self, wish: Wish, buffer: Buffer, written: Region) -> Fit:
+        """Whether the node's other operands can be read while the region is written."""
+        disturbed: list[Value] = []
+        for value in wish.others:
+            if not value.is_tensor or self._buffers.buffer_of(value) is not buffer:
+                continue
+            verdict = self._buffers.overlap(value, written)
+            if verdict is Verdict.DISJOINT or value in disturbed:
+                continue
+            is_same = value.tensor.dtype == wish.onto.dtype and self._buffers.region(value) == written
+            if wish.elementwise and is_same:
+                continue
+            disturbed.append(value)
+        if not disturbed:
+            return Fit()
+        if wish.may_copy and _bytes_of(disturbed) < _bytes_of([wish.result]):
+            return Fit(first_copy=tuple(disturbed))
+        return Fit(Kept(Reason.OPERAND_OVERLAPS, disturbed[0].name))
+
+
+def _clashing(clashes: Sequence[Clash]) -> Fit:
+    first = next((clash for clash in clashes if clash.is_certain), clashes[0])
+    if not first.is_certain:
+        kept = Kept(Reason.MAY_OVERLAP, first.value.name)
+    elif first.reader is None:
+        kept = Kept(Reason.RETURNED, first.value.name)
+    else:
+        reader = next((value.name for value in first.reader.results()), str(first.reader.target))
+        kept = Kept(Reason.READ_LATER, f"{first.value.name} by {reader}")
+    readers = tuple(clash.reader for clash in clashes if clash.reader is not None)
+    return Fit(kept, readers=readers if len(readers) == len(clashes) else ())
+
+
+def _bytes_of(values: Sequence[Value]) -> int:
+    """Bytes of the elements; a symbolic size counts as more than any number."""
+    sizes = [value.tensor.size_bytes() for value in values]
+    return sum(size if isinstance(size, int) else FOREVER for size in sizes)
+
+
+def _storages_of_results(program: Program, is_meant: Callable[[Node], bool]) -> Collection[int]:
+    return frozenset(v.tensor.storage for node in program.nodes if is_meant(node) for v in tensors_of(node))
+
+
+def _is_addressed(node: Node) -> bool:
+    return isinstance(node.target, Overload) and addresses_storage(node.target, node.args)
+
+
+def tensors_of(node: Node) -> Iterator[Value]:
+    """Results that are tensors."""
+    return (value for value in node.results() if value.is_tensor)

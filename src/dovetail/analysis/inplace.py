@@ -1,0 +1,403 @@
+"""Decide, node by node, what a functional program can do in memory that is there already, and why not elsewhere.
+
+One sweep in program order. When a node is settled, its operands lie somewhere: it may write over an operand, into the
+part of a buffer to which its result is going to be copied, into the input that receives it, or into memory that has
+just died; else its results get memory of their own. Each choice keeps the invariant of `analysis.buffers` (the bytes of
+a value hold its contents up to its last read), so that none has to be taken back. Where a copy could only be avoided if
+reads of the old contents came first, they are let first (`analysis.postpone`).
+
+Conditions for writing region W of buffer B at node N, all of them (`analysis.fitting` asks):
+
+- B is the program's own, donated, or an input whose copy-back covers W and whose new contents come this way;
+- result and memory are laid out alike, and no element of the memory shares bytes with another;
+- no value in B that overlaps W is read after N; N's other operands lie apart from W, or N is elementwise and they lie
+  exactly on it;
+- the caller gets B under one name at most, and not a small part of a larger buffer;
+- the operator has a form that writes, and rounds alike.
+
+Source: the read-after-write conflicts of destination-passing style, as in Bik et al., "Composable and Modular Code
+Generation in MLIR" (2022), on bufferization; with regions in place of buffers. Cost: O(nodes + operands) plus one
+overlap question for each value that is read later and lies in a buffer that is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TypeAlias
+
+import torch
+
+from dovetail.analysis.buffers import Buffers, Owner, Read
+from dovetail.analysis.destinations import copied_value, find_destinations
+from dovetail.analysis.fitting import Fit, Fitting, Wish, tensors_of
+from dovetail.analysis.inplace_plan import (
+    Absorb,
+    Action,
+    DropCopyBack,
+    InplacePlan,
+    Kept,
+    Reason,
+    Share,
+    WriteCast,
+    WriteOperands,
+    WriteOut,
+    WritePart,
+)
+from dovetail.analysis.postpone import order_after
+from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols, values_in
+from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
+from dovetail.ops.views import viewed_meta
+from dovetail.ops.writing_forms import (
+    makes_new_memory,
+    out_form,
+    replaces_a_part,
+    view_of_copy,
+    writing_form,
+    written_operands,
+)
+from dovetail.torch_compat.dispatch import Overload, schema_of
+
+expand = torch.ops.aten.expand.default
+_MOST_POSTPONEMENTS = 2
+_Attempt: TypeAlias = "Action | Fit | None"
+
+
+def decide_in_place(program: Program, donated: Collection[int] = (), *, commit: bool = False) -> InplacePlan:
+    """The plan for a functional program, which may copy new contents back into its inputs.
+
+    donated: numbers of inputs whose memory may be used. commit: keep one point before which nothing outside is written
+    and after which no check of the program can fail.
+    """
+    return _Planner(program, donated, commit).run()
+
+
+class _Planner:
+    def __init__(self, program: Program, donated: Collection[int], commit: bool) -> None:
+        self.program = program
+        self.buffers = Buffers(program)
+        self.destinations = find_destinations(program)
+        self.actions: dict[Node, Action] = {}
+        self.kept: dict[Node, Kept] = {}
+        self.escaping = program.output_storages()
+        self.postponed: dict[Node, int] = {}
+        self.just_died: list[Value] = []
+        self.readers = _readers(program)
+        self.backs = frozenset(self.destinations.copy_backs)
+        self.stay = self.backs | made_symbols(program).keys()
+        self.fitting = Fitting(program, self.buffers, self.destinations, self._last_check() if commit else None)
+        self._place_inputs(donated)
+        self._note_reads()
+
+    def _last_check(self) -> Node | None:
+        """The last node that can fail; copies back move behind it."""
+        order = self.buffers.order
+        self.buffers.reorder(0, [*(n for n in order if n not in self.backs), *self.destinations.copy_backs])
+        checks = [n for n in order if facts_of(n.target).effect and not facts_of(n.target).writes and not n.outputs]
+        return checks[-1] if checks else None
+
+    def _place_inputs(self, donated: Collection[int]) -> None:
+        kept = {v.tensor.storage for i, v in enumerate(self.program.inputs) if v.is_tensor and i not in donated}
+        for value in self.program.inputs:
+            if value.is_tensor and not self.buffers.is_placed(value.tensor.storage):
+                storage = value.tensor.storage
+                if storage in kept:
+                    self.buffers.allocate(value.tensor, Owner.CALLER, storage)
+                else:
+                    self.buffers.allocate(value.tensor, Owner.DONATED, storage if storage in self.escaping else None)
+
+    def _note_reads(self) -> None:
+        parts = self.destinations.parts
+        for node in self.program.nodes:
+            skips_first = ignores_first_contents(node.target) or node in self.backs or is_view(node)
+            for place, operand in enumerate((*node.args, *(a for _, a in node.kwargs))):
+                if place == 0 and skips_first:
+                    continue
+                hole = parts[node].meta if place == 0 and node in parts else None
+                for value in values_in(operand):
+                    self.buffers.add_read(value, Read(node, hole))
+        for value in values_in(self.program.outputs):
+            if value.is_tensor and value.tensor.storage not in self.destinations.covered:
+                self.buffers.add_read(value, Read(None))
+
+    # --- the sweep
+
+    def run(self) -> InplacePlan:
+        """Settle every node."""
+        at = 0
+        while at < len(self.buffers.order):
+            node = self.buffers.order[at]
+            if node in self.backs:
+                self._copy_back(node)
+            elif not self._is_settled(node) and self._decide(node, at):
+                continue  # another node stands here now
+            self._allocate(node, at)
+            at += 1
+        places = {storage: self.buffers.place_of(storage) for storage in self.buffers.values_on}
+        order, postponed = tuple(self.buffers.order), tuple(self.postponed)
+        return InplacePlan(self.program, order, self.actions, self.kept, places, postponed)
+
+    def _is_settled(self, node: Node) -> bool:
+        return all(self.buffers.is_placed(value.tensor.storage) for value in tensors_of(node))
+
+    def _decide(self, node: Node, at: int) -> bool:
+        """Choose an action, or note why there is none; True when the node was postponed instead."""
+        for attempt in (
+            self._share,
+            self._write_part,
+            self._write_cast,
+            self._write_destination,
+            self._write_operands,
+            self._write_over_any,
+        ):
+            outcome = attempt(node, at)
+            if isinstance(outcome, Fit):
+                if outcome.readers and self._postpone(node, outcome.readers):
+                    return True
+                if outcome.obstacle is not None:
+                    self.kept.setdefault(node, outcome.obstacle)
+            elif outcome is not None:
+                self.actions[node] = outcome
+                self.kept.pop(node, None)
+                return False
+        return False
+
+    def _postpone(self, node: Node, readers: Sequence[Node]) -> bool:
+        if self.postponed.get(node, 0) >= _MOST_POSTPONEMENTS:
+            return False
+        order = order_after(self.buffers, node, readers, self.stay)
+        if order is None:
+            return False
+        self.buffers.reorder(self.buffers.position[node], order)
+        self.postponed[node] = self.postponed.get(node, 0) + 1
+        return True
+
+    def _allocate(self, node: Node, at: int) -> None:
+        """Memory for the results that have none; what dies at the node is free from then on."""
+        is_new = False
+        for value in tensors_of(node):
+            storage = value.tensor.storage
+            if not self.buffers.is_placed(storage):
+                owner = Owner.PROGRAM if makes_new_memory(node, value) else Owner.UNKNOWN
+                self.buffers.allocate(value.tensor, owner, storage if storage in self.escaping else None)
+                is_new = True
+        if is_new:
+            self.just_died.clear()
+        if not is_view(node):
+            self.just_died += [v for v in node.operands() if self.buffers.last_read.get(v, -1) == at]
+
+    # --- what can be done with a node
+
+    def _copy_back(self, node: Node) -> None:
+        target, new = node.args[:2]
+        assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
+        home = self.buffers.buffer_of(target)
+        is_there = self.buffers.buffer_of(new) is home and self.buffers.region(new) == self.buffers.region(target)
+        if is_there and new.tensor.dtype == target.tensor.dtype and target.tensor.shape == new.tensor.shape:
+            self.actions[node] = DropCopyBack()
+            return
+        self.kept[node] = self._why_elsewhere(new, target)
+
+    def _why_elsewhere(self, new: Value, target: Value) -> Kept:
+        """Why new contents were not made in the memory of their input."""
+        makers = [n for n in self.program.nodes if new in n.outputs] if new not in self.program.inputs else []
+        if not makers or new.tensor.storage in self.escaping:
+            return Kept(Reason.IS_NEW, new.name)
+        if new.tensor.layout() != target.tensor.layout():
+            return Kept(Reason.LAYOUT, new.name)
+        return self.kept.get(makers[0], Kept(Reason.NO_FORM, new.name))
+
+    def _share(self, node: Node, at: int) -> _Attempt:
+        """A copy that protects nothing: its result is its operand, or a view of that."""
+        view, result = view_of_copy(node.target), _only_result(node)
+        source = node.args[0] if view is not None else copied_value(node)
+        if not isinstance(source, Value) or result is None:
+            return None
+        onto: TensorMeta | None = source.tensor
+        args = node.args[1:]
+        if view is not None:
+            onto = viewed_meta(view, None, args, source.tensor, result.tensor)
+        elif source.tensor.shape != result.tensor.shape:
+            view, args = expand, (list(result.tensor.shape),)
+            onto = viewed_meta(view, None, args, source.tensor, result.tensor)
+        if onto is None:
+            return Fit(Kept(Reason.UNKNOWN_PLACE))
+        any_layout = all(self._only_copies(reader, result) for reader in self.readers.get(result, [None]))
+        fit = self.fitting.fit(Wish(node, at, result, onto, None, any_layout=any_layout))
+        if fit.obstacle is not None:
+            return fit
+        self.fitting.put(result, onto)
+        return Share(source, view, args)
+
+    def _only_copies(self, reader: Node | None, value: Value) -> bool:
+        """Whether a reader only copies the value, so that it does not matter how it is laid out."""
+        if reader is None:
+            return False
+        use = self.destinations.parts.get(reader)
+        return reader in self.backs or (use is not None and use.source is value and use.base is not value)
+
+    def _write_part(self, node: Node, at: int) -> _Attempt:
+        """A part of the first operand is replaced: write it there."""
+        use = self.destinations.parts.get(node)
+        if use is None:
+            return Fit(Kept(Reason.UNKNOWN_PLACE)) if replaces_a_part(node.target) and _is_scatter(node) else None
+        result = _only_result(node)
+        assert result is not None, "a part replaced gives a tensor"
+        place, source = self.buffers.region_in_place(use.meta), use.source
+        is_there = (
+            self.buffers.buffer_of(source) is self.buffers.buffer_of(use.base)
+            and self.buffers.region(source) == place
+            and source.tensor.dtype == use.base.tensor.dtype
+        )
+        others = () if is_there else (source,)
+        fit = self.fitting.fit(Wish(node, at, result, use.base.tensor, use.meta, others))
+        if fit.obstacle is not None:
+            return fit
+        self.fitting.put(result, use.base.tensor)
+        return WritePart(use.part, use.args, use.meta, is_there, fit.first_copy)
+
+    def _write_cast(self, node: Node, at: int) -> _Attempt:
+        """A comparison whose result is only converted back: what the comparison in place gives."""
+        result, first = _only_result(node), node.args[0] if node.args else None
+        if result is None or result.tensor.dtype is not torch.bool or not isinstance(first, Value):
+            return None
+        readers = self.readers.get(result, [])
+        form = writing_form(node.target, first.tensor.dtype) if len(readers) == 1 and first.is_tensor else None
+        if form is None or not facts_of(node.target).pointwise or form.written != (0,):
+            return None
+        cast = readers[0]
+        made = _only_result(cast) if cast is not None and is_copy(cast.target) else None
+        if made is None or cast is None or made.tensor.dtype is torch.bool:
+            return None
+        wish = Wish(node, at, made, first.tensor, first.tensor, _others(node, first), True, False)
+        fit = self.fitting.fit(wish)
+        if fit.obstacle is not None:
+            return None
+        self.fitting.put(made, first.tensor)
+        self.buffers.allocate(result.tensor, Owner.UNKNOWN)  # never made
+        self.actions[cast] = Absorb()
+        return WriteCast(form, cast)
+
+    def _write_operands(self, node: Node, at: int) -> _Attempt:
+        """The in-place twin, or the operator of which this is the functional form."""
+        tensor = next(tensors_of(node), None)
+        form = writing_form(node.target, None if tensor is None else tensor.tensor.dtype)
+        written = written_operands(form, node) if form is not None else None
+        if form is None or written is None:
+            return Fit(Kept(Reason.NO_FORM)) if replaces_a_part(node.target) else None
+        results = node.outputs[form.fresh :]
+        if any(r is None or r.tensor.layout() != w.tensor.layout() for r, w in zip(results, written, strict=True)):
+            return Fit(Kept(Reason.LAYOUT))
+        elementwise = facts_of(node.target).pointwise and len(written) == 1
+        may_copy = not elementwise and replaces_a_part(node.target)
+        slots: list[Kept | None] = []
+        first_copy: list[Value] = []
+        for result, operand in zip(results, written, strict=True):
+            assert result is not None, "checked"
+            others = _others(node, operand)
+            wish = Wish(node, at, result, operand.tensor, operand.tensor, others, elementwise, may_copy)
+            fit = self.fitting.fit(wish)
+            if fit.readers and (may_copy or not self._is_ours(operand)):
+                return fit
+            slots.append(fit.obstacle)
+            if fit.obstacle is None:
+                first_copy += [v for v in fit.first_copy if v not in first_copy]
+                self.fitting.put(result, operand.tensor)
+        if all(slot is not None for slot in slots):
+            return Fit(slots[0])
+        return WriteOperands(form, tuple(slots), tuple(first_copy))
+
+    def _write_destination(self, node: Node, at: int) -> _Attempt:
+        """Make the result where it is going to be copied: in an input, or in a part of a buffer."""
+        result = _only_result(node)
+        form = out_form(node.target, result.tensor.device.type) if result is not None else None
+        if result is None or form is None:
+            return None
+        others = tuple(value for value in node.operands() if value.is_tensor)
+        elementwise = facts_of(node.target).pointwise
+        into = self.destinations.into.get(result.tensor.storage)
+        if into is not None and not self._twin_leads_to(node, into):
+            wish = Wish(node, at, result, into.tensor, into.tensor, others, elementwise, False)
+            fit = self.fitting.fit(wish)
+            if fit.obstacle is not None:
+                return fit
+            self.fitting.put(result, into.tensor)
+            return WriteOut(form, into)
+        use = self.destinations.part_of_source.get(result)
+        if use is None or not self.buffers.is_placed(use.meta.storage) or self._twin_leads_to(node, use.base):
+            return None
+        fit = self.fitting.fit(Wish(node, at, result, use.meta, use.meta, others, elementwise, False))
+        if fit.obstacle is not None:
+            return None
+        self.fitting.put(result, use.meta)
+        return WriteOut(form, use.base, use.part, use.args, use.meta)
+
+    def _write_over_any(self, node: Node, at: int) -> _Attempt:
+        """Write over another operand that dies here, or into memory that died since something was last allocated."""
+        result = _only_result(node)
+        form = out_form(node.target, result.tensor.device.type) if result is not None else None
+        if result is None or form is None:
+            return None
+        others = tuple(value for value in node.operands() if value.is_tensor)
+        pointwise = facts_of(node.target).pointwise
+        over_operands = others if pointwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype) else ()
+        for place in (*over_operands, *reversed(self.just_died)):
+            if place.tensor.layout() != result.tensor.layout():
+                continue
+            if self.buffers.buffer_of(place).owner is Owner.CALLER and not self._leads_home(result, place):
+                continue
+            wish = Wish(node, at, result, place.tensor, place.tensor, others, pointwise, False)
+            if self.fitting.fit(wish).obstacle is None:
+                self.fitting.put(result, place.tensor)
+                return WriteOut(form, place)
+        return None
+
+    def _is_ours(self, value: Value) -> bool:
+        return self.buffers.buffer_of(value).owner is Owner.PROGRAM
+
+    def _leads_home(self, result: Value, place: Value) -> bool:
+        return self.destinations.chain.get(result.tensor.storage) == self.buffers.buffer_of(place).number
+
+    def _twin_leads_to(self, node: Node, place: Value) -> bool:
+        """Whether the in-place twin would write the buffer that `place` lies in anyway."""
+        first = node.args[0] if node.args else None
+        if not isinstance(first, Value) or not first.is_tensor:
+            return False
+        is_there = self.buffers.buffer_of(first) is self.buffers.buffer_of(place)
+        return is_there and writing_form(node.target, first.tensor.dtype) is not None
+
+
+def is_view(node: Node) -> bool:
+    """Whether all the node does is to show its first operand otherwise."""
+    first = node.args[0] if node.args else None
+    if not isinstance(first, Value) or not first.is_tensor or facts_of(node.target).writes:
+        return False
+    results = list(tensors_of(node))
+    return bool(results) and all(value.tensor.storage == first.tensor.storage for value in results)
+
+
+def _readers(program: Program) -> dict[Value, list[Node | None]]:
+    """Who reads each value, None for the caller."""
+    found: dict[Value, list[Node | None]] = {}
+    for node in program.nodes:
+        for value in node.operands():
+            found.setdefault(value, []).append(node)
+    for value in values_in(program.outputs):
+        found.setdefault(value, []).append(None)
+    return found
+
+
+def _only_result(node: Node) -> Value | None:
+    result = node.outputs[0] if len(node.outputs) == 1 and not node.unpack else None
+    return result if result is not None and result.is_tensor else None
+
+
+def _others(node: Node, written: Value) -> tuple[Value, ...]:
+    """The tensors that the node reads besides the one at the place that it writes."""
+    values = [value for value in node.operands() if value.is_tensor]
+    values.remove(written)
+    return tuple(values)
+
+
+def _is_scatter(node: Node) -> bool:
+    return isinstance(node.target, Overload) and schema_of(node.target).name.endswith("_scatter")
+

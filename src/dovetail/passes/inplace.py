@@ -1,0 +1,271 @@
+"""Rewrite a functional program into one that works in the memory it has, as `analysis.inplace` decides.
+
+    r = index_put(x, [i], v); copy_(x, r)          ->   x.index_put_([i], v)
+    s = slice(b, 0, 2, 4); t = add(s, 1)
+    r = slice_scatter(b, t, 0, 2, 4)               ->   s = slice(b, 0, 2, 4); t = s.add_(1)
+    t = mm(a, w); r = slice_scatter(e, t, 0, 0, 2) ->   p = slice(e, 0, 0, 2); t = mm(a, w, out=p)
+    c = clone(a); r = relu(c)                      ->   r = a.relu_()
+
+The rewrite decides nothing. Values keep their names where they still exist; a value whose contents are in place is the
+operand that it replaced. Views that nobody reads any more go. Bitwise: the operators run on the same numbers, laid out
+alike. Can lower the peak of live bytes and never raises it, except where reads had to be let first.
+Cost: O(nodes + operands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+
+import torch
+
+from dovetail.analysis.inplace import decide_in_place, is_view
+from dovetail.analysis.inplace_plan import (
+    Absorb,
+    Action,
+    DropCopyBack,
+    InplacePlan,
+    Share,
+    WriteCast,
+    WriteOperands,
+    WriteOut,
+    WritePart,
+)
+from dovetail.ir.program import Node, Operand, Program, Stage, Target, TensorMeta, Value, map_operands, values_in
+from dovetail.ir.sizes import Size, SizeExpr, shifted
+from dovetail.ops.prims import COPY_TO_LAYOUT
+from dovetail.ops.views import replayed_args
+from dovetail.ops.writing_forms import Part
+from dovetail.passes.inplace_report import InplaceReport, report_of
+from dovetail.torch_compat.dispatch import Overload
+
+aten = torch.ops.aten
+
+
+def work_in_place(
+    program: Program, donated: Collection[int] = (), *, commit: bool = True
+) -> tuple[Program, InplaceReport]:
+    """The program of stage IN_PLACE, and what was decided; the program itself where nothing was.
+
+    donated: numbers of inputs whose memory may be used. commit: see `analysis.inplace.decide_in_place`.
+    """
+    plan = decide_in_place(program, donated, commit=commit)
+    return apply_plan(plan), report_of(plan)
+
+
+def apply_plan(plan: InplacePlan) -> Program:
+    """The program that a plan describes."""
+    return _Rewriter(plan).run() if plan.actions else plan.program
+
+
+class _Rewriter:
+    def __init__(self, plan: InplacePlan) -> None:
+        self.plan = plan
+        self.nodes: list[Node] = []
+        self.now: dict[Value, Value] = {value: value for value in plan.program.inputs}
+        self.hoisted: set[Node] = set()
+        self.storages = max(plan.places, default=-1)
+        self.producers = plan.program.producers()
+        self.names = {value.name for value in plan.program.inputs}
+        self.names.update(value.name for node in plan.program.nodes for value in node.results())
+
+    def run(self) -> Program:
+        """Write every node."""
+        for node in self.plan.order:
+            action = self.plan.actions.get(node)
+            if action is not None:
+                self._act(node, action)
+            elif node not in self.hoisted:
+                self._emit(node)
+        program = self.plan.program
+        outputs = tuple(map_operands(operand, self._value) for operand in program.outputs)
+        nodes = _without_unread_views(self.nodes, outputs, program)
+        return replace(program, stage=Stage.IN_PLACE, nodes=nodes, outputs=outputs)
+
+    def _act(self, node: Node, action: Action) -> None:
+        if isinstance(action, WriteOperands):
+            self._write_operands(node, action)
+        elif isinstance(action, WritePart):
+            self._write_part(node, action)
+        elif isinstance(action, Share):
+            self._share(node, action)
+        elif isinstance(action, WriteOut):
+            self._write_out(node, action)
+        elif isinstance(action, WriteCast):
+            moved = node.with_operands(self._value)
+            made = action.cast.outputs[0]
+            self.nodes.append(replace(moved, target=action.form.target, outputs=(self._renew(made),)))
+        elif isinstance(action, DropCopyBack):
+            target = node.args[0]
+            assert isinstance(target, Value), "a copy back has a target"
+            self.now.update(dict.fromkeys(node.results(), self._value(target)))
+        else:
+            assert isinstance(action, Absorb), "every action is handled"
+
+    # --- actions
+
+    def _write_operands(self, node: Node, action: WriteOperands) -> None:
+        swaps = {value: self._copy(node, value) for value in action.first_copy}
+        moved = node.with_operands(self._value)
+        args = list(moved.args)
+        places = iter(action.slots)
+        written: list[Value] = []
+        for position in range(len(args)):
+            if position not in action.form.written:
+                args[position] = map_operands(node.args[position], lambda v: swaps.get(v) or self._value(v))
+                continue
+            operands = [
+                self._value(v) if slot is None else self._copy(node, v)
+                for v, slot in zip(values_in(node.args[position]), places, strict=False)
+            ]
+            written += operands
+            args[position] = map_operands(node.args[position], _each(operands))
+        moved = replace(moved, target=action.form.target, args=tuple(args))
+        if action.form.returns_written:
+            self.nodes.append(replace(moved, outputs=tuple(map(self._renew, node.outputs))))
+            return
+        fresh, contents = node.outputs[: action.form.fresh], node.outputs[action.form.fresh :]
+        outputs = tuple(map(self._renew, fresh))
+        self.nodes.append(replace(moved, outputs=outputs, unpack=node.unpack and len(fresh) > 1))
+        self.now.update({r: w for r, w in zip(contents, written, strict=True) if r is not None})
+
+    def _write_part(self, node: Node, action: WritePart) -> None:
+        base, source = node.args[:2]
+        assert isinstance(base, Value) and isinstance(source, Value), "a part is replaced by a value"
+        if not action.is_there:
+            part = self._view(node, action.part, self._value(base), action.args, action.meta)
+            new = self._copy(node, source) if action.first_copy else self._value(source)
+            self.nodes.append(replace(node, target=aten.copy_.default, args=(part, new), kwargs=(), outputs=()))
+        self.now.update(dict.fromkeys(node.results(), self._value(base)))
+
+    def _share(self, node: Node, action: Share) -> None:
+        if action.view is None:
+            self.now.update(dict.fromkeys(node.results(), self._value(action.source)))
+            return
+        args = (self._value(action.source), *action.args)
+        self.nodes.append(replace(node, target=action.view, args=args, outputs=tuple(map(self._renew, node.outputs))))
+
+    def _write_out(self, node: Node, action: WriteOut) -> None:
+        self._hoist(action.out)
+        out = self._value(action.out)
+        if action.part is not None:
+            assert action.meta is not None, "a part has a place"
+            out = self._view(node, action.part, out, action.args, action.meta)
+        moved = node.with_operands(self._value)
+        outputs = tuple(map(self._renew, node.outputs))
+        self.nodes.append(replace(moved, target=action.form, kwargs=(*moved.kwargs, ("out", out)), outputs=outputs))
+
+    # --- nodes and values
+
+    def _emit(self, node: Node) -> None:
+        outputs = tuple(map(self._renew, node.outputs))
+        moved = node.with_operands(self._value)
+        first = node.args[0] if node.args else None
+        if isinstance(node.target, Overload) and is_view(node) and isinstance(first, Value):
+            shift = self._shift(first.tensor)
+            if shift != 0:
+                moved = replace(moved, args=(moved.args[0], *replayed_args(node.target, node.args, shift)[1:]))
+        self.nodes.append(moved if outputs == node.outputs else replace(moved, outputs=outputs))
+
+    def _hoist(self, value: Value) -> None:
+        """Make a view of an input now, if it has not been made yet."""
+        if value in self.now:
+            return
+        node = self.producers[value]
+        for operand in node.operands():
+            self._hoist(operand)
+        self.hoisted.add(node)
+        self._emit(node)
+
+    def _value(self, value: Value) -> Value:
+        return self.now[value]
+
+    def _renew(self, value: Value | None) -> Value | None:
+        """A result, described at its place."""
+        if value is None:
+            return None
+        made = value
+        if value.is_tensor:
+            meta = self._in_place(value.tensor)
+            made = value if meta is value.tensor else Value(value.name, meta)
+        self.now[value] = made
+        return made
+
+    def _in_place(self, meta: TensorMeta) -> TensorMeta:
+        buffer, _ = self.plan.places[meta.storage]
+        shift = self._shift(meta)
+        if buffer.number == meta.storage and shift == 0:
+            return meta
+        return replace(meta, storage=buffer.number, offset=shifted(meta.offset, shift))
+
+    def _shift(self, meta: TensorMeta) -> Size:
+        """By how many elements the storage of a value has moved."""
+        shift = self.plan.places[meta.storage][1]
+        if isinstance(shift, int):
+            return shift // meta.dtype.itemsize
+        return SizeExpr("floordiv", (shift, meta.dtype.itemsize))
+
+    def _view(self, node: Node, part: Part, base: Value, args: tuple[Operand, ...], meta: TensorMeta) -> Value:
+        """A view of `base`, made for `node`."""
+        shift = self._shift(meta)
+        made = Value(self._name("part"), self._in_place(meta))
+        args = tuple(map_operands(args, self._value))  # type: ignore[arg-type]
+        operands = replayed_args(part.view, (base, *args), shift)
+        outputs: tuple[Value | None, ...] = (made,)
+        if part.index is not None:
+            outputs = (*(None for _ in range(part.index)), made)
+        view = replace(node, target=part.view, args=operands, kwargs=(), outputs=outputs, unpack=part.index is not None)
+        self.nodes.append(view)
+        return made
+
+    def _copy(self, node: Node, value: Value) -> Value:
+        """A copy of an operand, laid out like it, made for `node`."""
+        source = self._value(value)
+        meta = value.tensor
+        self.storages += 1
+        made = Value(self._name("copy"), replace(meta, storage=self.storages, offset=0))
+        args: tuple[Operand, ...] = (source, list(meta.shape), list(meta.stride), meta.dtype, meta.device)
+        target: Target = COPY_TO_LAYOUT
+        if _is_dense(meta):
+            target, args = aten.clone.default, (source,)
+        self.nodes.append(replace(node, target=target, args=args, kwargs=(), outputs=(made,), unpack=False))
+        return made
+
+    def _name(self, wish: str) -> str:
+        name, count = wish, 1
+        while name in self.names:
+            count += 1
+            name = f"{wish}_{count}"
+        self.names.add(name)
+        return name
+
+
+def _each(values: Iterable[Value]) -> Callable[[Value], Value]:
+    """One value after the other, whatever is asked for."""
+    left = iter(values)
+    return lambda _: next(left)
+
+
+def _is_dense(meta: TensorMeta) -> bool:
+    """Whether `clone` keeps the strides: the elements fill their memory without gaps."""
+    step = 1
+    dims = [(s, n) for s, n in zip(meta.stride, meta.shape, strict=True) if n != 1]
+    for stride, size in sorted((s, n) for s, n in dims if isinstance(s, int) and isinstance(n, int)):
+        if stride != step:
+            return False
+        step *= size
+    return all(isinstance(number, int) for dim in dims for number in dim)
+
+
+def _without_unread_views(nodes: list[Node], outputs: tuple[Operand, ...], before: Program) -> tuple[Node, ...]:
+    """The nodes but for views that were read before, or are new, and are not read now."""
+    never_read = {v.name for node in before.nodes for v in node.results()} - {v.name for v in before.use_counts()}
+    read = set(values_in(outputs))
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        results = list(node.results())
+        if is_view(node) and read.isdisjoint(results) and not any(v.name in never_read for v in results):
+            continue
+        read.update(node.operands())
+        kept.append(node)
+    return tuple(reversed(kept))

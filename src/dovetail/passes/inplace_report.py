@@ -1,0 +1,225 @@
+"""What re-inplacing decided, in words and bytes: the report beside `passes.inplace`.
+
+Every node that writes in place, and every copy that is left, is a row. `missed_bytes` counts the copies that are not
+proved to be needed: no reason is given for them that no order and no choice of places could remove.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dovetail.analysis.inplace_plan import (
+    Absorb,
+    DropCopyBack,
+    InplacePlan,
+    Kept,
+    Reason,
+    Share,
+    WriteCast,
+    WriteOperands,
+    WriteOut,
+    WritePart,
+)
+from dovetail.ir.program import Node, Value, symbols_in
+from dovetail.ir.sizes import Number, evaluate
+from dovetail.ops.facts import ignores_first_contents, is_copy, overwrites
+from dovetail.ops.prims import Prim
+from dovetail.ops.writing_forms import out_form, replaces_a_part, view_of_copy
+
+
+@dataclass(frozen=True, slots=True)
+class InplaceRow:
+    """One decision. node: name of the result. operator: of the functional program. because: why it is a copy, else "".
+
+    copied_bytes: bytes copied although nothing new is computed; is_needed: whether that is proved to be needed.
+    saved_bytes: bytes of results that need no memory of their own.
+    """
+
+    node: str
+    operator: str
+    decision: str
+    because: str = ""
+    copied_bytes: int = 0
+    saved_bytes: int = 0
+    is_needed: bool = True
+    origin: str = ""
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the node works in memory that was there."""
+        return self.decision != COPY
+
+    def __str__(self) -> str:
+        text = f"{self.node} = {self.operator}: {self.decision}"
+        text += f", because {self.because}" if self.because else ""
+        text += f"; {self.copied_bytes} bytes copied" if self.copied_bytes else ""
+        text += "" if self.is_needed or not self.copied_bytes else " (not proved to be needed)"
+        return text + (f"   {self.origin}" if self.origin else "")
+
+
+COPY = "copy"
+
+
+@dataclass(frozen=True, slots=True)
+class InplaceReport:
+    """The rows in program order. postponed: names of results that are computed later than they stood."""
+
+    rows: tuple[InplaceRow, ...] = ()
+    postponed: tuple[str, ...] = ()
+
+    @property
+    def in_place(self) -> int:
+        """How many nodes work in memory that was there."""
+        return sum(1 for row in self.rows if row.is_in_place)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that are copied although nothing new is computed."""
+        return sum(row.copied_bytes for row in self.rows)
+
+    @property
+    def missed_bytes(self) -> int:
+        """Bytes of copies that are not proved to be needed."""
+        return sum(row.copied_bytes for row in self.rows if not row.is_needed)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of results that need no memory of their own."""
+        return sum(row.saved_bytes for row in self.rows)
+
+    def explain(self) -> str:
+        """One line for each row, and the sums."""
+        lines = [str(row) for row in self.rows]
+        lines += [f"{name}: computed later, after the reads of what it replaces" for name in self.postponed]
+        return "\n".join([*lines, str(self)])
+
+    def __str__(self) -> str:
+        return (
+            f"{self.in_place} nodes in place, {self.saved_bytes} bytes not allocated; "
+            f"{self.copied_bytes} bytes copied, {self.missed_bytes} of them not proved to be needed"
+        )
+
+
+def report_of(plan: InplacePlan, hints: Mapping[str, Number] | None = None) -> InplaceReport:
+    """The report of a plan. hints: a number for each size symbol (default 1 each)."""
+    rows: list[InplaceRow] = []
+    producers = plan.program.producers()
+    for node in plan.order:
+        rows += _Rows(plan, node, producers, hints or {}).made()
+    return InplaceReport(tuple(rows), tuple(_name(node) for node in plan.postponed))
+
+
+class _Rows:
+    """The rows of one node."""
+
+    def __init__(
+        self, plan: InplacePlan, node: Node, producers: Mapping[Value, Node], hints: Mapping[str, Number]
+    ) -> None:
+        self.plan, self.node, self.producers, self.hints = plan, node, producers, hints
+
+    def made(self) -> list[InplaceRow]:
+        """None, one, or one for each written operand."""
+        action = self.plan.actions.get(self.node)
+        if action is None:
+            kept = self.plan.kept.get(self.node)
+            if kept is None or not _is_a_copy(self.node):
+                return []
+            return [self._copy(kept, self._bytes(self.node.results()))]
+        if isinstance(action, WriteOperands):
+            return self._operands(action)
+        if isinstance(action, WritePart):
+            if action.is_there:
+                return [self._done("in place: the part is there")]
+            source = self.node.args[1]
+            assert isinstance(source, Value), "a part is replaced by a value"
+            reason = self._why_moved(source, action)
+            row = self._done("in place: the part is written")
+            return [_with_copy(row, reason, self._bytes([source]))]
+        if isinstance(action, Share):
+            return [self._done("in place: nothing is copied")]
+        if isinstance(action, WriteOut):
+            return [self._done(f"in place: made in the memory of {action.out.name}")]
+        if isinstance(action, WriteCast):
+            return [self._done("in place: written as numbers of the operand's type")]
+        if isinstance(action, DropCopyBack):
+            return [self._done("in place: the input holds it already", saves=False)]
+        assert isinstance(action, Absorb), "every action is handled"
+        return []
+
+    def _operands(self, action: WriteOperands) -> list[InplaceRow]:
+        results = self.node.outputs[action.form.fresh :]
+        rows: list[InplaceRow] = []
+        copied = self._bytes(action.first_copy)
+        for result, slot in zip(results, action.slots, strict=True):
+            assert result is not None, "written operands give results"
+            if slot is None:
+                row = self._done("in place", [result])
+                if copied:
+                    row = _with_copy(row, Kept(Reason.OPERAND_OVERLAPS, action.first_copy[0].name), copied)
+                    copied = 0
+                rows.append(row)
+            else:
+                rows.append(self._copy(slot, self._bytes([result]), result.name))
+        return rows
+
+    def _why_moved(self, source: Value, action: WritePart) -> Kept:
+        """Why the source of a part was not made in its place."""
+        maker = self.producers.get(source)
+        if maker is None:
+            return Kept(Reason.IS_NEW, source.name)
+        if action.first_copy:
+            return Kept(Reason.OPERAND_OVERLAPS, source.name)
+        if source.tensor.layout() != action.meta.layout():
+            return Kept(Reason.LAYOUT, source.name)
+        if out_form(maker.target, source.tensor.device.type) is None:
+            return Kept(Reason.NO_FORM, source.name)
+        return Kept(Reason.IS_NEW, source.name)
+
+    def _done(self, decision: str, results: Iterable[Value] | None = None, *, saves: bool = True) -> InplaceRow:
+        made = list(self.node.results() if results is None else results)
+        saved = self._bytes(made) if saves else 0
+        name = made[0].name if made else _name(self.node)
+        return InplaceRow(name, _operator(self.node), decision, saved_bytes=saved, origin=str(self.node.origin))
+
+    def _copy(self, kept: Kept, copied: int, name: str = "") -> InplaceRow:
+        row = InplaceRow(name or _name(self.node), _operator(self.node), COPY, origin=str(self.node.origin))
+        return _with_copy(row, kept, copied)
+
+    def _bytes(self, values: Iterable[Value]) -> int:
+        total = 0
+        for value in values:
+            if value.is_tensor:
+                size = value.tensor.size_bytes()
+                total += int(evaluate(size, {name: self.hints.get(name, 1) for name in symbols_in(size)}))
+        return total
+
+
+def _with_copy(row: InplaceRow, kept: Kept, copied: int) -> InplaceRow:
+    return InplaceRow(
+        row.node,
+        row.operator,
+        row.decision,
+        str(kept),
+        copied,
+        row.saved_bytes,
+        kept.reason.proves_need,
+        row.origin,
+    )
+
+
+def _is_a_copy(node: Node) -> bool:
+    """Whether the node, as it is, copies more than it computes."""
+    target = node.target
+    moves = is_copy(target) or ignores_first_contents(target) or overwrites(target) or view_of_copy(target) is not None
+    return moves or replaces_a_part(target)
+
+
+def _name(node: Node) -> str:
+    if overwrites(node.target) and isinstance(node.args[0], Value):
+        return node.args[0].name
+    return next((value.name for value in node.results()), "nothing")
+
+
+def _operator(node: Node) -> str:
+    return node.target.name if isinstance(node.target, Prim) else str(node.target)
