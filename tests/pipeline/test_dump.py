@@ -110,8 +110,8 @@ def test_facts_are_those_of_the_step(dump: Path) -> None:
         **dict.fromkeys(("functional", *PASS_NAMES), "functional"),
         "forward": "split",
         "backward": "split",
-        "reuse_buffers-forward": "split",
-        "reuse_buffers-backward": "split",
+        "reinplace-forward": "split",
+        "reinplace-backward": "split",
     }
     for before, name in zip(["functional", *PASS_NAMES], PASS_NAMES, strict=False):
         step = facts[name]["step"]

@@ -65,7 +65,9 @@ class CompiledGraph:
 
     def __post_init__(self) -> None:
         self._constant_list = list(self.constants.values())
-        self._copies = [w for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
+        returned = self.forward.program.outputs
+        copies = [w for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
+        self._copies = [w for w in copies if returned[w.slot] is not None]  # the program carries out the others
         metas = [self.forward.program.inputs[w.input].tensor for w in self._copies]
         self._copies_overlap = any(meta.overlaps_itself() for meta in metas) or any(w.steps for w in self._copies)
         self._sort_outputs()

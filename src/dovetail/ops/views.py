@@ -131,16 +131,18 @@ _UNDO: dict[str, Callable[[Overload, Sequence[Operand], TensorMeta], WriteThroug
 
 
 def viewed_meta(
-    view: Overload, index: int | None, args: Sequence[Operand], base: TensorMeta, like: TensorMeta
+    view: Overload, index: int | None, args: Sequence[Operand], base: TensorMeta, like: TensorMeta | None
 ) -> TensorMeta | None:
     """What `view(base, *args)`, item `index` of it, looks like, given a tensor `like` of its shape; None if unknown.
+
+    Without `like`, only views of sizes that are known are.
 
     Unknown are views of symbolic sizes other than slices, selections, diagonals and strided ones.
     """
     known = _LAYOUTS.get(schema_of(view).name) if index is None and schema_of(view).namespace == "aten" else None
-    laid = known(args, base, like) if known is not None else None
+    laid = known(args, base, like) if known is not None and like is not None else None
     laid = laid or _laid_by_torch(view, index, args, base)
-    if laid is None or laid[0] != like.shape:
+    if laid is None or (like is not None and laid[0] != like.shape):
         return None
     shape, stride, offset = laid
     return replace(base, shape=shape, stride=stride, offset=offset)

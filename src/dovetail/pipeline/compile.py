@@ -24,6 +24,7 @@ from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.check import verify_split
 from dovetail.partition.split import Split, split_by_phase
+from dovetail.pipeline.copies_back import carry_out_writes
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.driver import run_half_passes, run_passes, writes
 from dovetail.pipeline.dump import Dump
@@ -141,9 +142,8 @@ class _GraphCompiler:
                 verify_program(half, writes)
         dump.step("forward", split.forward)
         dump.step("backward", split.backward)
-        forward, backward = (
-            run_half_passes(half, self._options, dump, self._hints) for half in (split.forward, split.backward)
-        )
+        written = carry_out_writes(split.forward, self._recording.outputs.plan)
+        forward, backward = (run_half_passes(half, self._options, dump, self._hints) for half in (written, split.backward))
         split = replace(split, forward=forward, backward=backward)
         self._dump_code(dump, split)
         return split
@@ -195,7 +195,8 @@ def _residual_inputs(forward: Program, plan: CallPlan) -> dict[int, int]:
     """Residuals that are what an input holds once forward has written it: place among the residuals -> input."""
     written = {id(forward.outputs[w.slot]): w.input for w in plan.writes if w.kind is not WriteKind.TRACKED}
     residuals = forward.outputs[len(plan.differentiable) :]
-    return {place: written[id(value)] for place, value in enumerate(residuals) if id(value) in written}
+    tensors = [(place, value) for place, value in enumerate(residuals) if value is not None]
+    return {place: written[id(value)] for place, value in tensors if id(value) in written}
 
 
 def make_executors(options: Options) -> ExecutorList:

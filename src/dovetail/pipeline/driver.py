@@ -20,8 +20,8 @@ from dovetail.ir.text import emit, plain_call
 from dovetail.ops.facts import facts_of
 from dovetail.passes.common_subexpressions import merge_common_subexpressions
 from dovetail.passes.dead_code import remove_dead_code
+from dovetail.passes.inplace import work_in_place
 from dovetail.passes.no_ops import remove_no_ops
-from dovetail.passes.reuse_buffers import reuse_buffers
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.options import Options
@@ -33,7 +33,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("no_ops", remove_no_ops),
     ("common_subexpressions", merge_common_subexpressions),
 )
-HALF_PASSES: tuple[tuple[str, Pass], ...] = (("reuse_buffers", reuse_buffers),)
+HALF_PASSES: tuple[tuple[str, Pass], ...] = (("reinplace", work_in_place),)
 PASS_NAMES = tuple(name for name, _ in (*PASSES, *HALF_PASSES))
 
 
