@@ -16,18 +16,23 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dovetail.analysis.footprint import Footprint, footprint_of, meet
 from dovetail.analysis.pairs import overlap_of_regions
 from dovetail.analysis.region import Region
 from dovetail.analysis.verdict import Verdict, overlap_from
-from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
+from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, shifted
 
 # Position of a read by the caller, after the program.
 FOREVER = sys.maxsize
+
+# From how many values on a buffer is searched by place, and which part of it a value occupies at most then.
+_MANY = 32
+_SMALL_PART = 16
 
 
 class Owner(enum.Enum):
@@ -44,8 +49,8 @@ class Buffer:
     """One piece of memory.
 
     number: the storage that it was made for. root: the description of what was allocated. external: the storage under
-    which the caller knows it, if he can see it. values: those that may still be read, the ones that have died among
-    them at times.
+    which the caller knows it, if he can see it. values: those that may still be read, dead ones among them at times; of
+    many, those that lie in a small part of the buffer are in `narrow`. end: see `Buffers.end`, and for which order.
     """
 
     number: int
@@ -53,6 +58,29 @@ class Buffer:
     owner: Owner
     external: int | None
     values: list[Value] = field(default_factory=list)
+    narrow: Narrow | None = None
+    end: tuple[int, int] = (-1, -1)
+
+
+@dataclass(slots=True)
+class Narrow:
+    """Values by where they begin. longest: how far one reaches at most, in bytes."""
+
+    starts: list[int] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    longest: int = 0
+
+    def add(self, value: Value, start: int, end: int) -> None:
+        """Take in a value that occupies [start, end)."""
+        place = bisect_left(self.starts, start)
+        self.starts.insert(place, start)
+        self.values.insert(place, value)
+        self.longest = max(self.longest, end - start)
+
+    def near(self, start: int, end: int) -> list[Value]:
+        """Values that may reach into [start, end)."""
+        first = bisect_left(self.starts, start - self.longest)
+        return self.values[first : bisect_left(self.starts, end)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +112,7 @@ class Buffers:
         self._places: dict[int, tuple[Buffer, Size]] = {}
         self._regions: dict[Value, Region] = {}
         self._footprints: dict[Value, Footprint | None] = {}
+        self._order_number = 0
         for value in (*program.inputs, *(v for node in program.nodes for v in node.results())):
             if value.is_tensor:
                 self.values_on.setdefault(value.tensor.storage, []).append(value)
@@ -101,6 +130,7 @@ class Buffers:
     def reorder(self, start: int, nodes: Sequence[Node]) -> None:
         """Run `nodes` from position `start` on; they are the ones that stood there."""
         self.order[start : start + len(nodes)] = nodes
+        self._order_number += 1
         for offset, node in enumerate(nodes):
             self.position[node] = start + offset
         for value in {value for node in nodes for value in node.operands() if value in self.reads}:
@@ -115,7 +145,10 @@ class Buffers:
 
     def end(self, buffer: Buffer) -> int:
         """When any value in the buffer, as far as placed by now, is read for the last time."""
-        return max((self.last_read.get(value, -1) for value in buffer.values), default=-1)
+        if buffer.end[0] != self._order_number:
+            values = [*buffer.values, *(buffer.narrow.values if buffer.narrow is not None else ())]
+            buffer.end = (self._order_number, max((self.last_read.get(value, -1) for value in values), default=-1))
+        return buffer.end[1]
 
     # --- places
 
@@ -129,11 +162,29 @@ class Buffers:
         """Place a storage in a buffer, so that its first byte is byte `shift_bytes` of the buffer."""
         assert storage not in self._places, "a storage is placed once"
         self._places[storage] = (buffer, shift_bytes)
-        buffer.values += self.values_on.get(storage, ())
+        values = self.values_on.get(storage, [])
+        if buffer.end[0] == self._order_number:
+            last = max([self.last_read.get(value, -1) for value in values], default=-1)
+            buffer.end = (self._order_number, max(buffer.end[1], last))
+        if buffer.narrow is None and len(values) + len(buffer.values) <= _MANY:
+            buffer.values += values
+            return
+        buffer.narrow = buffer.narrow or Narrow()
+        values, buffer.values = [*buffer.values, *values], []
+        for value in values:
+            self._sort_in(buffer, buffer.narrow, value)
+
+    def _sort_in(self, buffer: Buffer, narrow: Narrow, value: Value) -> None:
+        footprint, root = self._footprint(value), footprint_of(Region.of_meta(buffer.root))
+        if footprint is None or root is None or (footprint.end - footprint.start) * _SMALL_PART > root.end - root.start:
+            buffer.values.append(value)
+        else:
+            narrow.add(value, footprint.start, footprint.end)
 
     def lies_at(self, value: Value, region: Region) -> None:
         """A value that nobody views lies otherwise than its description says."""
         self._regions[value] = region
+        self._footprints.pop(value, None)
 
     def is_placed(self, storage: int) -> bool:
         """Whether the storage has a place yet."""
@@ -163,33 +214,45 @@ class Buffers:
             return region
         return replace(region, storage=storage, start_bytes=shifted(region.start_bytes, shift))
 
-    def covers(self, region: Region, buffer: Buffer) -> bool:
-        """Whether a region is all that was allocated for a buffer."""
-        root = Region.of_meta(buffer.root)
-        if region == root:
+    def covers(self, meta: TensorMeta, buffer: Buffer) -> bool:
+        """Whether a tensor lies on all that was allocated for its buffer."""
+        root_meta = buffer.root
+        is_moved = self._places[meta.storage][1] != 0 or meta.offset != root_meta.offset
+        if not is_moved and meta.layout() == root_meta.layout():
             return True
+        region, root = self.region_in_place(meta), Region.of_meta(buffer.root)
         footprint = footprint_of(region)
-        return footprint is not None and footprint == footprint_of(root)
+        return region == root or (footprint is not None and footprint == footprint_of(root))
 
     # --- questions
 
-    def clashes(self, buffer: Buffer, region: Region, after: int) -> list[Clash]:
-        """Values whose contents would be lost for a later read if `region` were written at position `after`.
+    def clashes(self, meta: TensorMeta, after: int) -> list[Clash]:
+        """Values whose contents would be lost for a later read if the place of `meta` were written at `after`.
 
         after: the position up to which nodes are settled; values that are not read later are forgotten.
         """
-        alive = [value for value in buffer.values if self.last_read.get(value, -1) > after]
-        buffer.values = alive
+        buffer = self._places[meta.storage][0]
+        buffer.values = [value for value in buffer.values if self.last_read.get(value, -1) > after]
+        if not buffer.values and buffer.narrow is None:
+            return []
+        region = self.region_in_place(meta)
+        footprint = footprint_of(region)
         found: list[Clash] = []
-        mine: Footprint | None = footprint_of(region) if alive else None
-        for value in alive:
-            verdict = self._overlap(value, region, mine)
+        for value in self._alive_near(buffer, footprint, after):
+            verdict = self._overlap(value, region, footprint)
             if verdict is Verdict.DISJOINT:
                 continue
             for read in self.reads[value]:
                 if self._when(read) > after and not self._is_in_hole(region, read):
                     found.append(Clash(value, read.node, verdict is Verdict.OVERLAPPING))
         return found
+
+    def _alive_near(self, buffer: Buffer, footprint: Footprint | None, after: int) -> list[Value]:
+        if buffer.narrow is None:
+            return buffer.values
+        narrow = buffer.narrow
+        near = narrow.values if footprint is None else narrow.near(footprint.start, footprint.end)
+        return [*buffer.values, *(value for value in near if self.last_read.get(value, -1) > after)]
 
     def _is_in_hole(self, region: Region, read: Read) -> bool:
         return read.hole is not None and lies_in(region, self.region_in_place(read.hole))
@@ -198,10 +261,13 @@ class Buffers:
         """Whether the place of a value shares bytes with a region of the same buffer."""
         return self._overlap(value, region, footprint_of(region))
 
-    def _overlap(self, value: Value, region: Region, footprint: Footprint | None) -> Verdict:
+    def _footprint(self, value: Value) -> Footprint | None:
         if value not in self._footprints:
             self._footprints[value] = footprint_of(self.region(value))
-        mine = self._footprints[value]
+        return self._footprints[value]
+
+    def _overlap(self, value: Value, region: Region, footprint: Footprint | None) -> Verdict:
+        mine = self._footprint(value)
         if mine is None or footprint is None:
             return overlap_of_regions(self.region(value), region).verdict
         if mine.end <= footprint.start or footprint.end <= mine.start:
@@ -218,7 +284,3 @@ def lies_in(region: Region, hole: Region) -> bool:
         return False
     return inner == outer or (not outer.terms and outer.start <= inner.start and inner.end <= outer.end)
 
-
-def returned_values(program: Program) -> Iterable[Value]:
-    """Tensors that the caller gets."""
-    return (value for value in values_in(program.outputs) if value.is_tensor)

@@ -13,10 +13,9 @@ from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, li
 from dovetail.analysis.destinations import Destinations
 from dovetail.analysis.inplace_plan import Kept, Reason
 from dovetail.analysis.pairs import overlaps_itself
-from dovetail.analysis.region import Region
 from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
-from dovetail.ir.sizes import difference
+from dovetail.ir.sizes import Size, difference, product, shifted
 from dovetail.ops.facts import is_reinterpretation
 from dovetail.ops.views import addresses_storage
 from dovetail.torch_compat.dispatch import Overload
@@ -69,28 +68,25 @@ class Fitting:
     def fit(self, wish: Wish) -> Fit:
         """Whether the wish can be granted, as things stand."""
         buffer, _ = self._buffers.place_of(wish.onto.storage)
-        region = self._buffers.region_in_place(wish.onto)
-        reason = self._misfit(wish, buffer, region)
+        reason = self._misfit(wish, buffer)
         if reason is not None:
             return Fit(Kept(reason))
         if wish.writes is None:
             return Fit()
-        written = region if wish.writes is wish.onto else self._buffers.region_in_place(wish.writes)
         if buffer.owner is not Owner.PROGRAM:
-            reason = self._not_ours(wish, buffer, written)
+            reason = self._not_ours(wish, buffer, wish.writes)
             if reason is Reason.COMMIT and self._last_check is not None:
                 return Fit(Kept(reason), readers=(self._last_check,))
             if reason is not None:
                 return Fit(Kept(reason))
-        clashes = self._buffers.clashes(buffer, written, wish.at)
+        clashes = self._buffers.clashes(wish.writes, wish.at)
         if clashes:
             return _clashing(clashes)
-        return self._undisturbed(wish, buffer, written)
+        return self._undisturbed(wish, buffer, wish.writes)
 
     def put(self, result: Value, onto: TensorMeta) -> None:
         """Place the storage of a result so that it lies at `onto`."""
-        buffer, _ = self._buffers.place_of(onto.storage)
-        shift = difference(self._buffers.region_in_place(onto).start_bytes, Region.of_meta(result.tensor).start_bytes)
+        buffer, shift = self._moved(result.tensor, onto)
         if result.tensor.storage in self._escaping:
             buffer.external = result.tensor.storage
         self._buffers.put(result.tensor.storage, buffer, shift)
@@ -99,7 +95,13 @@ class Fitting:
 
     # --- places
 
-    def _misfit(self, wish: Wish, buffer: Buffer, region: Region) -> Reason | None:
+    def _moved(self, result: TensorMeta, onto: TensorMeta) -> tuple[Buffer, Size]:
+        """The buffer, and by how many bytes the result's storage is shifted in it, if the result lies at `onto`."""
+        buffer, shift = self._buffers.place_of(onto.storage)
+        elements = difference(onto.offset, result.offset)
+        return buffer, shift if elements == 0 else shifted(shift, product((elements, onto.dtype.itemsize)))
+
+    def _misfit(self, wish: Wish, buffer: Buffer) -> Reason | None:
         """Why the result cannot live there, whatever is read later."""
         result, storage = wish.result.tensor, wish.result.tensor.storage
         if buffer.owner is Owner.UNKNOWN:
@@ -110,12 +112,12 @@ class Fitting:
             return Reason.OVERLAPS_ITSELF
         if result.layout() != wish.onto.layout() and not wish.any_layout:
             return Reason.LAYOUT
-        if not self._keeps_absolute_places(result, buffer, region):
+        if not self._keeps_absolute_places(result, wish.onto):
             return Reason.ADDRESSED
         escapes = storage in self._escaping
         if escapes and buffer.external not in (None, storage):
             return Reason.TWO_TENSORS
-        if buffer.owner is not Owner.CALLER and not self._buffers.covers(region, buffer):
+        if buffer.owner is not Owner.CALLER and not self._buffers.covers(wish.onto, buffer):
             outlives = self._buffers.last_read_of_storage(storage) > self._buffers.end(buffer)
             if escapes or (outlives and buffer.external is None):
                 return Reason.KEEPS_MORE
@@ -124,22 +126,24 @@ class Fitting:
         return None
 
     def _overlaps_itself(self, meta: TensorMeta) -> bool:
-        known = self._self_overlaps.get(meta.layout()[:2])
+        key = (meta.shape, meta.stride)
+        known = self._self_overlaps.get(key)
         if known is None:
             is_static = all(isinstance(number, int) for number in (*meta.shape, *meta.stride))
             known = meta.overlaps_itself() if is_static else overlaps_itself(meta).may_overlap
-            self._self_overlaps[meta.layout()[:2]] = known
+            self._self_overlaps[key] = known
         return known
 
-    def _keeps_absolute_places(self, result: TensorMeta, buffer: Buffer, region: Region) -> bool:
+    def _keeps_absolute_places(self, result: TensorMeta, onto: TensorMeta) -> bool:
         """Whether views that name places in the result's storage, or read it in other units, can be moved there."""
-        moved = difference(region.start_bytes, Region.of_meta(result).start_bytes)
+        values = self._buffers.values_on[result.storage]
+        buffer, moved = self._moved(result, onto)
         if result.storage in self._addressed and buffer.owner is not Owner.PROGRAM:
             return False  # where the caller's memory begins is not fixed
-        sizes = {value.tensor.dtype.itemsize for value in self._buffers.values_on[result.storage]}
-        if len(sizes) == 1 and buffer.root.dtype.itemsize in sizes:
+        if len(values) == 1 or moved == 0:
             return True
-        return isinstance(moved, int) and all(moved % size == 0 for size in sizes)
+        sizes = {value.tensor.dtype.itemsize for value in values}
+        return len(sizes) == 1 or (isinstance(moved, int) and all(moved % size == 0 for size in sizes))
 
     def _read_before_copy_back(self, wish: Wish, buffer: Buffer) -> bool:
         """Whether nobody reads the result after the caller's memory, where it would live, gets other contents."""
@@ -154,24 +158,27 @@ class Fitting:
 
     # --- writes
 
-    def _not_ours(self, wish: Wish, buffer: Buffer, written: Region) -> Reason | None:
+    def _not_ours(self, wish: Wish, buffer: Buffer, written: TensorMeta) -> Reason | None:
         """Why memory that was there before the program cannot be written now."""
         if buffer.owner is Owner.CALLER:
             if self._destinations.chain.get(wish.result.tensor.storage) != buffer.number:
                 return Reason.CALLERS_MEMORY
-            covered = map(self._buffers.region_in_place, self._destinations.covered[buffer.number])
-            if not any(lies_in(written, region) for region in covered):
+            covered = self._destinations.covered[buffer.number]
+            region = self._buffers.region_in_place(written)
+            if not any(lies_in(region, self._buffers.region_in_place(whole)) for whole in covered):
                 return Reason.CALLERS_MEMORY
         if self._last_check is not None and wish.at < self._buffers.position[self._last_check]:
             return Reason.COMMIT
         return None
 
-    def _undisturbed(self, wish: Wish, buffer: Buffer, written: Region) -> Fit:
-        """Whether the node's other operands can be read while the region is written."""
+    def _undisturbed(self, wish: Wish, buffer: Buffer, writes: TensorMeta) -> Fit:
+        """Whether the node's other operands can be read while the place is written."""
+        near = [value for value in wish.others if self._buffers.buffer_of(value) is buffer]
+        if not near:
+            return Fit()
         disturbed: list[Value] = []
-        for value in wish.others:
-            if not value.is_tensor or self._buffers.buffer_of(value) is not buffer:
-                continue
+        written = self._buffers.region_in_place(writes)
+        for value in near:
             verdict = self._buffers.overlap(value, written)
             if verdict is Verdict.DISJOINT or value in disturbed:
                 continue
