@@ -229,16 +229,18 @@ class Buffers:
     def clashes(self, meta: TensorMeta, after: int) -> list[Clash]:
         """Values whose contents would be lost for a later read if the place of `meta` were written at `after`.
 
-        after: the position up to which nodes are settled; values that are not read later are forgotten.
+        after: the position of the node to be settled. Values that are read neither there nor later are forgotten; what is
+        read there may be read later yet, if the node is postponed.
         """
         buffer = self._places[meta.storage][0]
-        buffer.values = [value for value in buffer.values if self.last_read.get(value, -1) > after]
-        if not buffer.values and buffer.narrow is None:
+        buffer.values = [value for value in buffer.values if self.last_read.get(value, -1) >= after]
+        alive = [value for value in buffer.values if self.last_read[value] > after]
+        if not alive and buffer.narrow is None:
             return []
         region = self.region_in_place(meta)
         footprint = footprint_of(region)
         found: list[Clash] = []
-        for value in self._alive_near(buffer, footprint, after):
+        for value in (*alive, *self._narrow_ones(buffer, footprint, after)):
             verdict = self._overlap(value, region, footprint)
             if verdict is Verdict.DISJOINT:
                 continue
@@ -247,12 +249,12 @@ class Buffers:
                     found.append(Clash(value, read.node, verdict is Verdict.OVERLAPPING))
         return found
 
-    def _alive_near(self, buffer: Buffer, footprint: Footprint | None, after: int) -> list[Value]:
-        if buffer.narrow is None:
-            return buffer.values
+    def _narrow_ones(self, buffer: Buffer, footprint: Footprint | None, after: int) -> list[Value]:
         narrow = buffer.narrow
+        if narrow is None:
+            return []
         near = narrow.values if footprint is None else narrow.near(footprint.start, footprint.end)
-        return [*buffer.values, *(value for value in near if self.last_read.get(value, -1) > after)]
+        return [value for value in near if self.last_read.get(value, -1) > after]
 
     def _is_in_hole(self, region: Region, read: Read) -> bool:
         return read.hole is not None and lies_in(region, self.region_in_place(read.hole))

@@ -208,8 +208,10 @@ class _Planner:
 
     def _share(self, node: Node, at: int) -> _Attempt:
         """A copy that protects nothing: its result is its operand, or a view of that."""
-        view, result = view_of_copy(node.target), _only_result(node)
-        source = node.args[0] if view is not None else copied_value(node)
+        result = _only_result(node)
+        source: object = copied_value(node)
+        view = view_of_copy(node.target) if source is None else None
+        source = node.args[0] if view is not None else source
         if not isinstance(source, Value) or result is None:
             return None
         onto: TensorMeta | None = source.tensor

@@ -36,8 +36,9 @@ class CompiledGraph:
     when it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
     otherwise they are first laid out like their output. unreached: computed inputs that no gradient reaches, which
     autograd must not see: it would walk on to what they were computed from, and let go of what is saved there.
-    residual_inputs: for residuals that are the new contents of an input, by their place: that input. source: the
-    compiled function itself, where second derivatives are wanted.
+    residual_inputs: for residuals that are the new contents of an input, by their place: that input. counted_only: inputs
+    that the program would only write what they hold: their version counters move. source: the compiled function itself,
+    where second derivatives are wanted.
     """
 
     forward: CompiledProgram
@@ -50,6 +51,7 @@ class CompiledGraph:
     late_constants: Callable[[str], torch.Tensor] | None = None
     written_in_backward: tuple[int, ...] = ()
     residual_inputs: Mapping[int, int] = field(default_factory=dict)
+    counted_only: tuple[int, ...] = ()
     any_layout: bool = True
     source: Source | None = None
     unreached: tuple[int, ...] = ()
@@ -128,7 +130,10 @@ class CompiledGraph:
         followed = [inputs[w.input] for w in self.plan.writes if w.kind is WriteKind.TRACKED]
         written = [_target(w, inputs[w.input]) for w in self._copies]
         kept = {place: inputs[index] for place, index in self.residual_inputs.items()}
+        counted = [inputs[index] for index in self.counted_only]
         results = list(self.forward(inputs))
+        for target in counted:
+            torch.autograd.graph.increment_version(target)
         self._write_back(written, results)
         for place, target in kept.items():
             results[self.outputs + place] = target

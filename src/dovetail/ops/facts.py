@@ -154,6 +154,15 @@ def rounds_otherwise_in_place(target: Target, dtype: torch.dtype | None) -> bool
     return dtype in _NARROW and (schema.namespace, schema.name, schema.overload) in _OTHERWISE_IN_PLACE
 
 
+# It averages in one pass where it makes its result, and over a buffer where the result is given.
+_OTHERWISE_INTO_OUT = frozenset({("aten", "binary_cross_entropy")})
+
+
+def rounds_otherwise_into_out(op: Overload) -> bool:
+    """Whether the overload that takes `out=` may give other bits than the functional one."""
+    return (schema_of(op).namespace, schema_of(op).name) in _OTHERWISE_INTO_OUT
+
+
 # --- operators that look at the grad mode ---------------------------------------------------------------------
 
 # The kernel prepares its workspace for backward only when the grad mode is on.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.ir.calling import ReplayStep
-from dovetail.ir.program import Operand, Target, TensorMeta, symbols_in, values_in
+from dovetail.ir.program import Node, Operand, Target, TensorMeta, Value, symbols_in, values_in
 from dovetail.ir.sizes import Size, SizeExpr, product, shifted
 from dovetail.ops.prims import view_scatter
 from dovetail.torch_compat.dispatch import Overload, overloads, schema_of
@@ -141,8 +141,14 @@ def viewed_meta(
     """
     known = _LAYOUTS.get(schema_of(view).name) if index is None and schema_of(view).namespace == "aten" else None
     laid = known(args, base, like) if known is not None and like is not None else None
-    laid = laid or _laid_by_torch(view, index, args, base)
-    if laid is None or (like is not None and laid[0] != like.shape):
+    if laid is None:
+        made = _made_by_torch(view, args, base)
+        if made is None:
+            return None
+        item = made if index is None else made[index]
+        base = replace(base, dtype=item.dtype)
+        laid = tuple(item.shape), tuple(item.stride()), item.storage_offset()
+    if like is not None and laid[0] != like.shape:
         return None
     shape, stride, offset = laid
     return replace(base, shape=shape, stride=stride, offset=offset)
@@ -197,17 +203,29 @@ _LAYOUTS: dict[str, Callable[[Sequence[Operand], TensorMeta, TensorMeta], _Laid 
 }
 
 
-def _laid_by_torch(view: Overload, index: int | None, args: Sequence[Operand], base: TensorMeta) -> _Laid | None:
-    """The layout that torch gives to the view of a tensor without contents; None where a number is symbolic."""
+def _made_by_torch(view: Overload, args: Sequence[Operand], base: TensorMeta) -> Any:
+    """The view of a tensor without contents; None where a number is symbolic."""
     numbers = (*base.shape, *base.stride, base.offset)
     if not all(isinstance(number, int) for number in numbers) or any(symbols_in(args)) or any(values_in(args)):
         return None
     shape, stride, offset = _numbers(base.shape), _numbers(base.stride), _numbers((base.offset,))[0]
     reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
     memory = torch.empty(offset + reach, dtype=base.dtype, device="meta")
-    made: Any = view(memory.as_strided(shape, stride, offset), *args)
-    made = made if index is None else made[index]
-    return tuple(made.shape), tuple(made.stride()), made.storage_offset()
+    return view(memory.as_strided(shape, stride, offset), *args)
+
+
+def view_node(
+    view: Overload, index: int | None, operands: Sequence[Operand], base: TensorMeta, made: Value, like: Node
+) -> Node:
+    """The application `view(*operands)` whose result, or item `index` of it, is `made`; otherwise as the node `like`."""
+    outputs: list[Value | None] = [made]
+    if index is not None:
+        items = _made_by_torch(view, operands[1:], base)
+        outputs = [None] * len(items)
+        outputs[index] = made
+    return replace(
+        like, target=view, args=tuple(operands), kwargs=(), outputs=tuple(outputs), unpack=index is not None
+    )
 
 
 def _numbers(sizes: Sequence[Size]) -> list[int]:

@@ -34,7 +34,7 @@ from dovetail.analysis.inplace_plan import (
 from dovetail.ir.program import Node, Operand, Program, Stage, Target, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.sizes import Size, SizeExpr, shifted
 from dovetail.ops.prims import COPY_TO_LAYOUT
-from dovetail.ops.views import replayed_args
+from dovetail.ops.views import replayed_args, view_node
 from dovetail.ops.writing_forms import Part
 from dovetail.passes.inplace_report import InplaceReport, report_of
 from dovetail.torch_compat.dispatch import Overload
@@ -211,11 +211,7 @@ class _Rewriter:
         made = Value(self._name("part"), self._in_place(meta))
         args = tuple(map_operands(args, self._value))  # type: ignore[arg-type]
         operands = replayed_args(part.view, (base, *args), shift)
-        outputs: tuple[Value | None, ...] = (made,)
-        if part.index is not None:
-            outputs = (*(None for _ in range(part.index)), made)
-        view = replace(node, target=part.view, args=operands, kwargs=(), outputs=outputs, unpack=part.index is not None)
-        self.nodes.append(view)
+        self.nodes.append(view_node(part.view, part.index, operands, base.tensor, made, node))
         return made
 
     def _copy(self, node: Node, value: Value) -> Value:

@@ -24,7 +24,7 @@ from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.check import verify_split
 from dovetail.partition.split import Split, split_by_phase
-from dovetail.pipeline.copies_back import carry_out_writes
+from dovetail.pipeline.copies_back import carry_out_writes, counted_only
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.driver import run_half_passes, run_passes, writes
 from dovetail.pipeline.dump import Dump
@@ -94,6 +94,7 @@ class _GraphCompiler:
             any_layout=not self._recording.is_symbolic,
             unreached=self._unreached(split.backward),
             residual_inputs=_residual_inputs(split.forward, plan),
+            counted_only=counted_only(split.forward, plan),
             written_in_backward=tuple(
                 r.input for r in signature.outputs if isinstance(r, InputMutation) and not r.constant
             ),

@@ -6,15 +6,18 @@ program, the same write is one that re-inplacing can remove: the work happens in
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
 from dovetail.ir.calling import CallPlan, WriteBack
-from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, values_in
+from dovetail.ir.program import Node, Operand, Program, Stage, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.signature import GradientBase, SharedBytes, WriteKind
-from dovetail.ops.views import viewed_meta
-from dovetail.torch_compat.dispatch import Overload
+from dovetail.ops.facts import facts_of
+from dovetail.ops.views import view_node, viewed_meta
+from dovetail.torch_compat.dispatch import Overload, schema_of
 
 
 def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
@@ -23,8 +26,10 @@ def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
     Left to the wrapper: writes that autograd follows or that nothing counts, those to memory that inputs share, and
     those to inputs whose old contents the program returns.
     """
-    if any(isinstance(role, SharedBytes | GradientBase) for role in forward.signature.inputs):
+    carries = any(write.kind is WriteKind.UNTRACKED for write in plan.writes)
+    if not carries or any(isinstance(role, SharedBytes | GradientBase) for role in forward.signature.inputs):
         return forward
+    forward = _with_inputs_apart(forward)
     names = {value.name for value in forward.inputs}
     names.update(value.name for node in forward.nodes for value in node.results())
     nodes = list(forward.nodes)
@@ -43,7 +48,75 @@ def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
         held: Operand = target if place is target else new
         outputs = [held if operand is new else operand for operand in outputs]
         outputs[write.slot] = None
-    return replace(forward, nodes=tuple(nodes), outputs=tuple(outputs))
+    return replace(forward, stage=Stage.IN_PLACE, nodes=tuple(nodes), outputs=tuple(outputs))
+
+
+def _with_inputs_apart(program: Program) -> Program:
+    """The program with a storage number of its own for each input.
+
+    Inputs were recorded on one storage where the user's lay on one; which bytes of it they are differs between calls,
+    and those that are written share none with others.
+    """
+    shared = Counter(value.tensor.storage for value in program.inputs if value.is_tensor)
+    if all(count == 1 for count in shared.values()):
+        return program
+    values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
+    number = max(value.tensor.storage for value in values if value.is_tensor)
+    now: dict[Value, Value] = {}
+    for value in program.inputs:
+        if value.is_tensor and shared[value.tensor.storage] > 1:
+            number += 1
+            now[value] = Value(value.name, replace(value.tensor, storage=number))
+
+    def moved(node: Node, value: Value | None) -> Value | None:
+        first = node.args[0] if node.args else None
+        if value is None or not isinstance(first, Value) or first not in now:
+            return value
+        if not value.is_tensor or value.tensor.storage != first.tensor.storage:
+            return value
+        now[value] = Value(value.name, replace(value.tensor, storage=now[first].tensor.storage))
+        return now[value]
+
+    nodes = []
+    for node in program.nodes:
+        outputs = tuple(moved(node, value) for value in node.outputs)
+        nodes.append(replace(node.with_operands(lambda v: now.get(v, v)), outputs=outputs))
+    return replace(
+        program,
+        inputs=tuple(now.get(value, value) for value in program.inputs),
+        nodes=tuple(nodes),
+        outputs=tuple(map_operands(operand, lambda v: now.get(v, v)) for operand in program.outputs),
+    )
+
+
+def counted_only(forward: Program, plan: CallPlan) -> tuple[int, ...]:
+    """Inputs that the program should write, and need not, because they hold the new contents already.
+
+    Their version counters move all the same.
+    """
+    producers = forward.producers()
+    written: set[Value] = set()
+    for node in forward.nodes:
+        for place in facts_of(node.target).writes:
+            written.update(_viewed(value, producers) for value in values_in(_argument(node, place)))
+    carried = [w.input for w in plan.writes if w.kind is WriteKind.UNTRACKED and forward.outputs[w.slot] is None]
+    return tuple(i for i in dict.fromkeys(carried) if forward.inputs[i] not in written)
+
+
+def _viewed(value: Value, producers: Mapping[Value, Node]) -> Value:
+    """The value that this one is a view of, or the operand that it is after writes."""
+    while value in producers:
+        first = producers[value].args[0] if producers[value].args else None
+        if not isinstance(first, Value) or not first.is_tensor or first.tensor.storage != value.tensor.storage:
+            break
+        value = first
+    return value
+
+
+def _argument(node: Node, place: int) -> Operand:
+    if place < len(node.args) or not isinstance(node.target, Overload):
+        return node.args[place]
+    return dict(node.kwargs).get(schema_of(node.target).arguments[place].name)
 
 
 def _place(write: WriteBack, target: Value, new: Value, names: set[str], nodes: list[Node]) -> Value | None:
@@ -59,8 +132,8 @@ def _place(write: WriteBack, target: Value, new: Value, names: set[str], nodes: 
         if meta is None:
             return None
         value = Value(_name(f"{target.name}_part", names), meta)
-        outputs = (*(None for _ in range(step.index or 0)), value)
-        made.append(Node(step.target, (place, *step.args), outputs=outputs, unpack=step.index is not None))
+        operands = (place, *step.args)
+        made.append(view_node(step.target, step.index, operands, place.tensor, value, Node(step.target, operands)))
         place = value
     nodes += made
     return place
