@@ -52,7 +52,8 @@ class Lifted:
 
     fakes: the fake tensor or number of each value, all of `mode`. made_by: the fx node that gives each value, or, for a
     node without results, its call. called_by: the call behind each result of a node. objects: by `id`, the
-    attribute that holds an operand which is no tensor. is_traced: whether sizes are as they were traced.
+    attribute that holds an operand which is no tensor. others: what placeholders hold that are no values. result: the
+    outputs in their containers. is_traced: whether sizes are as they were traced.
     """
 
     program: Program
@@ -62,6 +63,8 @@ class Lifted:
     made_by: Mapping[Value | Node, fx.Node]
     called_by: Mapping[Value | Node, fx.Node]
     objects: Mapping[int, str]
+    others: Mapping[fx.Node, object]
+    result: Any
     is_traced: bool
 
 
@@ -96,7 +99,7 @@ class _Lifter:
     placeholders: list[tuple[Value, InputRole]] = field(default_factory=list)
     constants: list[tuple[Value, InputRole]] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    outputs: tuple[Operand, ...] = ()
+    result: Any = None
 
     def __post_init__(self) -> None:
         self.faker = Faker(self.given.mode)
@@ -105,9 +108,11 @@ class _Lifter:
     def lifted(self, name: str) -> Lifted:
         inputs = self.placeholders + self.constants
         roles = tuple(role for _, role in inputs)
-        signature = Signature(roles, tuple(UserOutput(i) for i in range(len(self.outputs))))
+        outputs: list[Operand] = []
+        map_aggregate(self.result, outputs.append)
+        signature = Signature(roles, tuple(UserOutput(i) for i in range(len(outputs))))
         values = tuple(value for value, _ in inputs)
-        program = Program(name, Stage.IMPURE, values, tuple(self.nodes), self.outputs, signature)
+        program = Program(name, Stage.IMPURE, values, tuple(self.nodes), tuple(outputs), signature)
         return Lifted(
             program,
             self.module,
@@ -116,6 +121,8 @@ class _Lifter:
             self.made_by,
             self.called_by,
             self.objects,
+            {node: self.operands[node] for node in self.given.of if not isinstance(self.operands[node], Value)},
+            self.result,
             self.given.is_traced,
         )
 
@@ -127,9 +134,7 @@ class _Lifter:
         elif node.op == "call_function":
             self._read_call(node)
         elif node.op == "output":
-            leaves: list[Any] = []
-            map_aggregate(node.args[0], leaves.append)
-            self.outputs = tuple(self._operand(node, leaf) for leaf in leaves)
+            self.result = map_aggregate(node.args[0], lambda leaf: self._operand(node, leaf))
         else:
             raise InvalidGraphModule(node=node.name, reason=f"it is a {node.op} of {node.target}, not an operator call")
 
@@ -196,7 +201,8 @@ class _Lifter:
             if value is not None:
                 self.fakes[value] = self.live[value] = item
                 self.called_by[value], self.made_by[value] = node, by
-        self.operands[node] = list(outputs) if unpack else outputs[0] if outputs else None
+        items = list(outputs) if isinstance(result, list) else outputs
+        self.operands[node] = items if unpack else outputs[0] if outputs else None
         if moves:
             self._follow(result, self.operands[node])
             return

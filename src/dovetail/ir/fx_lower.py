@@ -41,14 +41,12 @@ def lower(lifted: Lifted, program: Program, attributes: Attributes | None = None
     Raises: InvalidProgram for an operand that nothing gives.
     """
     source = lifted.module
-    result = next((node for node in source.graph.nodes if node.op == "output"), None)
 
     def finish(writer: _Writer) -> None:
-        if result is None:
-            return
+        (output,) = source.graph.find_nodes(op="output")
         leaves = iter([writer.operand(o) for o in program.outputs])
-        made = writer.graph.output(map_aggregate(result.args[0], lambda _: next(leaves)), result.type)
-        writer.keep_meta(made, result)
+        made = writer.graph.output(map_aggregate(lifted.result, lambda _: next(leaves)), output.type)
+        writer.keep_meta(made, output)
 
     def holders(writer: _Writer) -> None:
         by_node = {lifted.made_by[value]: value for value in lifted.program.inputs}
@@ -116,7 +114,7 @@ class _Writer(PlainWriter):
         made = self.graph.create_node("placeholder", source.target, source.args, {}, source.name, source.type)
         self.keep_meta(made, source)
         if value is None:
-            made.meta.update({"val": source.meta["val"]} if "val" in source.meta else {})
+            made.meta["val"] = self.lifted.others[source]
             return
         made.meta["val"] = self.lifted.fakes[value]
         self.bind(value, made, is_input=True)
@@ -268,27 +266,37 @@ def _numbers_and_bases(lifted: Lifted) -> tuple[dict[str, Any], dict[int, torch.
 
 
 def _share_tensors(source: fx.GraphModule, made: fx.GraphModule) -> None:
-    """Give the new module the parameters and buffers that no node reads, too."""
-    for path, module in source.named_modules():
-        if path and isinstance(module, fx.GraphModule):
-            continue
-        if any(
-            path.startswith(f"{name}.") for name, child in source.named_children() if isinstance(child, fx.GraphModule)
-        ):
-            continue
-        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            place = _place(made, path)
+    """Let the new module hold its tensors as the source does: those that no node reads, too."""
+    persistent = set(source.state_dict(keep_vars=True))
+    for path, tensor in source.named_parameters(remove_duplicate=False):
+        place, name = _place(made, source, path)
+        if place is not None and not hasattr(place, name):
+            place.register_parameter(name, tensor)
+    buffers = dict(source.named_buffers(remove_duplicate=False))
+    for path, held in buffers.items():
+        place, name = _place(made, source, path)
+        if place is not None:
             if hasattr(place, name):
-                continue
-            if isinstance(tensor, nn.Parameter):
-                place.register_parameter(name, tensor)
-            else:
-                place.register_buffer(name, tensor)
+                delattr(place, name)
+            place.register_buffer(name, held, persistent=path in persistent)
+    for path, held in list(made.named_buffers(remove_duplicate=False)):
+        place, name = _place(made, source, path)
+        if place is not None and path not in buffers and hasattr(source, path.partition(".")[0]):
+            delattr(place, name)
+            setattr(place, name, held)  # a plain attribute there
 
 
-def _place(module: nn.Module, path: str) -> nn.Module:
-    for part in filter(None, path.split(".")):
-        if not hasattr(module, part):
-            module.add_module(part, nn.Module())
-        module = getattr(module, part)
-    return module
+def _place(root: nn.Module, source: Any, path: str) -> tuple[nn.Module | None, str]:
+    """The module that is to hold a tensor, made if it is missing, and the tensor's name there.
+
+    No module where the source and the new one hold a module in common, or the source's is the body of an operator.
+    """
+    *parts, name = path.split(".")
+    for part in parts:
+        source = getattr(source, part, None)
+        if isinstance(source, fx.GraphModule) or (source is not None and source is getattr(root, part, None)):
+            return None, name
+        if not hasattr(root, part):
+            root.add_module(part, nn.Module())
+        root = getattr(root, part)
+    return root, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,8 @@ from dovetail.errors import InvalidGraphModule
 from dovetail.ir.program import Operand, Target, values_in
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, Packet, schema_of, tags_of
 from dovetail.torch_compat.symbols import number_function_text
+
+_ATTRIBUTES_AND_ITEMS: dict[Any, str] = {getattr: "getattr", operator.getitem: "operator.getitem"}
 
 
 def check_target(node: fx.Node, operands: tuple[Operand, ...]) -> None:
@@ -25,8 +28,8 @@ def check_target(node: fx.Node, operands: tuple[Operand, ...]) -> None:
         return
     if isinstance(target, Packet):
         reason = f"{target} is a packet of operators, which has no schema: name one overload of it"
-    elif name is not None or target is getattr:
-        reason = f"it calls {name or 'getattr'}, a Python function, on the tensor {tensor}"
+    elif tensor is not None and (name is not None or target in _ATTRIBUTES_AND_ITEMS):
+        reason = f"it calls {name or _ATTRIBUTES_AND_ITEMS[target]}, a Python function, on the tensor {tensor}"
     else:
         name = ".".join(filter(None, (getattr(target, "__module__", None), getattr(target, "__name__", str(target)))))
         reason = f"it calls {name}, a Python function, which has no schema"

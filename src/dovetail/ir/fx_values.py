@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail.errors import InvalidGraphModule
-from dovetail.ir.convert import describe, scalar_of
+from dovetail.errors import InvalidGraphModule, UnsupportedTensor
+from dovetail.ir.convert import describe, scalar_of, unsupported_kind
 from dovetail.ir.program import Meta, ScalarMeta, Value
 from dovetail.ir.text import identifier
 from dovetail.torch_compat.dispatch import storage_key
@@ -36,7 +36,7 @@ class ValueMaker:
         return Value(name, self._meta(node, held))
 
     def results(self, node: fx.Node, result: Any) -> list[tuple[Value | None, fx.Node]]:
-        """A value for each result of a call, where it is not None, and the node that gives it: `getitem`, or the call."""
+        """A value for each result of a call that is not None, and the node that gives it: `getitem`, or the call."""
         if not isinstance(result, tuple | list):
             return [] if result is None else [(self.value(node, node.name, result), node)]
         items = {
@@ -58,6 +58,10 @@ class ValueMaker:
 
     def _meta(self, node: fx.Node, held: Any) -> Meta:
         if isinstance(held, torch.Tensor):
+            unsupported = unsupported_kind(held)
+            if unsupported is not None:
+                kind, hint = unsupported
+                raise UnsupportedTensor(name=f"the result of node {node.name}", kind=kind, hint=hint)
             key = storage_key(held)
             if key not in self._storages:
                 self._storages[key] = len(self._storages)
