@@ -378,6 +378,20 @@ def test_sizes_that_depend_on_data() -> None:
     _round_trip(real, (x,), (torch.ones(5),))
 
 
+def test_an_operator_without_fake_kernel_is_what_its_node_says() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.lstsq(x, y)[0] * 2
+
+    inputs = (torch.randn(5, 3), torch.randn(5, 2))
+    module = make_fx(f)(*inputs)
+    _round_trip(module)
+    _round_trip(module, samples=inputs)
+    for node in module.graph.nodes:
+        node.meta.pop("val", None)
+    with pytest.raises(InvalidGraphModule, match="on fake tensors raised DynamicOutputShapeException"):
+        lift(module, inputs)
+
+
 def test_draws_and_the_generators_state() -> None:
     module = make_fx(lambda x: (torch.rand_like(x), torch.nn.functional.dropout(x, 0.5)))(torch.ones(3, 3))
     state = torch.get_rng_state()
@@ -489,7 +503,10 @@ def _called(target: Any, *rest: object) -> fx.GraphModule:
         (_called(aten.add, 1), r"node add of .*: aten.add is a packet of operators, .* name one overload of it"),
         (_called(torch.add, 1), r"node add of .*: it calls .*add, a Python function, which has no schema"),
         (_called(operator.add, 1), r"node add of .*: it calls operator.add, a Python function, on the tensor x"),
-        (_called(operator.getitem, 0), r"node getitem of .*: it calls operator.getitem, a Python function, on the tensor x"),
+        (
+            _called(operator.getitem, 0),
+            r"node getitem of .*: it calls operator.getitem, a Python function, on the tensor x",
+        ),
         (_called(getattr, "shape"), r"node getattr_1 of .*: it calls getattr, a Python function, on the tensor x"),
         (_called(aten.view.default, [5]), r"node view_default of .* running aten.view.default on fake tensors raised"),
         (

@@ -21,15 +21,16 @@ from torch.fx.node import map_aggregate
 
 from dovetail.errors import InvalidGraphModule
 from dovetail.ir.convert import describe, scalar_of
+from dovetail.ir.fx_attributes import attribute_of
 from dovetail.ir.fx_samples import Faker, InputFakes, fakes_running, input_fakes
-from dovetail.ir.fx_targets import check_target, is_primitive, may_depend_on_data, moves_tensors
+from dovetail.ir.fx_targets import check_target, gives_fresh_results, is_primitive, may_depend_on_data, moves_tensors
 from dovetail.ir.fx_values import NUMBERS, ValueMaker
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Stage, Target, Value, values_in
 from dovetail.ir.provenance import origin_of
 from dovetail.ir.signature import Constant, InputRole, Signature, SizeInput, UserInput, UserOutput
 from dovetail.ir.sizes import SizeExpr
 from dovetail.torch_compat.dispatch import Overload, schema_of
-from dovetail.torch_compat.fakes import FakeMode, keep_number, mode_of
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL_ERRORS, FakeMode, keep_number, mode_of
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, depends_on_data, shape_env_of
 
 _WRITTEN_OUT = (
@@ -134,7 +135,7 @@ class _Lifter:
         elif node.op == "call_function":
             self._read_call(node)
         elif node.op == "output":
-            self.result = map_aggregate(node.args[0], lambda leaf: self._operand(node, leaf))
+            self.result = map_aggregate(node.args[0], self._operand_of(node))
         else:
             raise InvalidGraphModule(node=node.name, reason=f"it is a {node.op} of {node.target}, not an operator call")
 
@@ -154,9 +155,7 @@ class _Lifter:
     def _read_attribute(self, node: fx.Node) -> None:
         target = str(node.target)
         if target not in self.attributes:
-            held: Any = self.module
-            for part in target.split("."):
-                held = getattr(held, part)
+            held = attribute_of(self.module, target)
             if isinstance(held, torch.Tensor):
                 value = self._input(node, self.faker.fake(target, held))
                 self.constants.append((value, Constant(target)))
@@ -217,10 +216,12 @@ class _Lifter:
             return self._description(node)
         try:
             result = target(*map(self._live, args), **{name: self._live(operand) for name, operand in kwargs})
+        except (*DATA_DEPENDENT_ERRORS, *NO_FAKE_KERNEL_ERRORS) as error:
+            if self.given.has_traced_sizes and node.meta.get("val") is not None and gives_fresh_results(target):
+                return self._description(node)
+            raise _failure(node, error) from error
         except Exception as error:
-            first = str(error).strip().partition("\n")[0]
-            reason = f"running {target} on fake tensors raised {type(error).__name__}: {first}"
-            raise InvalidGraphModule(node=node.name, reason=reason) from error
+            raise _failure(node, error) from error
         return self._known(result, node.meta.get("val")) if may_depend_on_data(target) else result
 
     def _description(self, node: fx.Node) -> Any:
@@ -257,6 +258,9 @@ class _Lifter:
             if isinstance(operand, Value) and self.live[operand] is result:
                 self.operands[node] = value
 
+    def _operand_of(self, node: fx.Node) -> Any:
+        return lambda leaf: self._operand(node, leaf)
+
     # --- operands -----------------------------------------------------------------------------------------------
 
     def _operand(self, node: fx.Node, arg: Any) -> Operand:
@@ -286,3 +290,9 @@ class _Lifter:
         if isinstance(operand, tuple | list):
             return type(operand)(map(self._live, operand))
         return operand
+
+
+def _failure(node: fx.Node, error: Exception) -> InvalidGraphModule:
+    first = str(error).strip().partition("\n")[0]
+    reason = f"running {node.target} on fake tensors raised {type(error).__name__}: {first}"
+    return InvalidGraphModule(node=node.name, reason=reason)

@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
+from dovetail.ir.fx_attributes import attribute_of, share_tensors
 from dovetail.ir.fx_lift import Lifted
 from dovetail.ir.fx_samples import fakes_running
 from dovetail.ir.fx_targets import is_primitive, moves_tensors
@@ -58,7 +59,7 @@ def lower(lifted: Lifted, program: Program, attributes: Attributes | None = None
     copy_calling_convention(source.graph, writer.graph)
     made = writer.write_all(holders, finish)
     made.meta = dict(source.meta)
-    _share_tensors(source, made)
+    share_tensors(source, made)
     return made
 
 
@@ -126,7 +127,9 @@ class _Writer(PlainWriter):
 
     def _attribute(self, value: Value, target: str) -> None:
         """Add the tensor that a constant input stands for."""
-        self.held[target] = self.attributes[target] if target in self.attributes else self._from_source(target)
+        self.held[target] = (
+            self.attributes[target] if target in self.attributes else attribute_of(self.lifted.module, target)
+        )
         made = self._get_attr(target, self.lifted.made_by.get(value))
         known = self.lifted.fakes.get(value)
         made.meta["val"] = self.described.of(value.meta) if known is None else known
@@ -154,12 +157,6 @@ class _Writer(PlainWriter):
         if source is not None:
             self.keep_meta(made, source)
         return made
-
-    def _from_source(self, target: str) -> Any:
-        held: Any = self.lifted.module
-        for part in target.split("."):
-            held = getattr(held, part)
-        return held
 
     def _free_name(self, wish: str) -> str:
         count, name = 0, wish
@@ -263,40 +260,3 @@ def _numbers_and_bases(lifted: Lifted) -> tuple[dict[str, Any], dict[int, torch.
             if isinstance(expr, SizeExpr) and expr.op == "symbol":
                 numbers.setdefault(str(expr.args[0]), number)
     return numbers, bases
-
-
-def _share_tensors(source: fx.GraphModule, made: fx.GraphModule) -> None:
-    """Let the new module hold its tensors as the source does: those that no node reads, too."""
-    persistent = set(source.state_dict(keep_vars=True))
-    for path, tensor in source.named_parameters(remove_duplicate=False):
-        place, name = _place(made, source, path)
-        if place is not None and not hasattr(place, name):
-            place.register_parameter(name, tensor)
-    buffers = dict(source.named_buffers(remove_duplicate=False))
-    for path, held in buffers.items():
-        place, name = _place(made, source, path)
-        if place is not None:
-            if hasattr(place, name):
-                delattr(place, name)
-            place.register_buffer(name, held, persistent=path in persistent)
-    for path, held in list(made.named_buffers(remove_duplicate=False)):
-        place, name = _place(made, source, path)
-        if place is not None and path not in buffers and hasattr(source, path.partition(".")[0]):
-            delattr(place, name)
-            setattr(place, name, held)  # a plain attribute there
-
-
-def _place(root: nn.Module, source: Any, path: str) -> tuple[nn.Module | None, str]:
-    """The module that is to hold a tensor, made if it is missing, and the tensor's name there.
-
-    No module where the source and the new one hold a module in common, or the source's is the body of an operator.
-    """
-    *parts, name = path.split(".")
-    for part in parts:
-        source = getattr(source, part, None)
-        if isinstance(source, fx.GraphModule) or (source is not None and source is getattr(root, part, None)):
-            return None, name
-        if not hasattr(root, part):
-            root.add_module(part, nn.Module())
-        root = getattr(root, part)
-    return root, name

@@ -35,11 +35,13 @@ class InputFakes:
     """What each placeholder holds: a fake tensor of `mode`, a number (perhaps symbolic), or another object.
 
     is_traced: whether the placeholders' own descriptions were taken, so that the other nodes' fit, too.
+    has_traced_sizes: whether the other nodes' fit in their sizes, at least.
     """
 
     mode: FakeMode
     of: Mapping[fx.Node, object]
     is_traced: bool
+    has_traced_sizes: bool
 
     @property
     def is_symbolic(self) -> bool:
@@ -66,7 +68,8 @@ def input_fakes(module: fx.GraphModule, samples: Sequence[object]) -> InputFakes
     given = _given(module, holders, samples) if samples else _described(holders)
     is_traced = not samples
     mode = _mode_for(list(given.values()), is_traced)
-    return InputFakes(mode, Faker(mode).all(given), is_traced)
+    is_fixed = all("val" in node.meta and not _has_symbols(node.meta["val"]) for node in holders)
+    return InputFakes(mode, Faker(mode).all(given), is_traced, is_traced or is_fixed)
 
 
 def _given(module: fx.GraphModule, holders: list[fx.Node], samples: Sequence[object]) -> dict[fx.Node, object]:

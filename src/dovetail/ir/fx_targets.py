@@ -53,3 +53,9 @@ def may_depend_on_data(target: Target) -> bool:
     if not isinstance(target, Overload):
         return isinstance(target, HigherOrder)
     return bool(tags_of(target) & {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
+
+
+@cache
+def gives_fresh_results(target: Target) -> bool:
+    """Whether the schema says of no result that it lies where an operand does."""
+    return isinstance(target, Overload) and not any(alias for _, alias, _ in schema_of(target).returns)
