@@ -47,13 +47,16 @@ def lower(lifted: Lifted, program: Program, attributes: Attributes | None = None
         (output,) = source.graph.find_nodes(op="output")
         leaves = iter([writer.operand(o) for o in program.outputs])
         made = writer.graph.output(map_aggregate(lifted.result, lambda _: next(leaves)), output.type)
-        writer.keep_meta(made, output)
+        writer.keep(made, output)
 
     def holders(writer: _Writer) -> None:
+        kept = set(program.inputs)
         by_node = {lifted.made_by[value]: value for value in lifted.program.inputs}
         for node in source.graph.nodes:
             if node.op == "placeholder":
                 writer.keep_placeholder(node, by_node.get(node))
+            elif node in by_node and by_node[node] in kept:
+                writer.attribute(by_node[node], str(node.target))
 
     writer = _Writer(lifted, program, attributes or {})
     copy_calling_convention(source.graph, writer.graph)
@@ -92,6 +95,7 @@ class _Writer(PlainWriter):
         survivors: list[Any] = [*program.inputs, *program.nodes, *(v for node in program.nodes for v in node.results())]
         self.reserved = {by[key].name for key in survivors for by in (lifted.made_by, lifted.called_by) if key in by}
         self.by_origin: dict[Origin, fx.Node] | None = None
+        self.kept: set[fx.Node] = set()
         self.ran: tuple[fx.Node | None, list[Any]] = (None, [])
 
     def write_all(self, holders: Callable[[_Writer], object], finish: Callable[[_Writer], object]) -> fx.GraphModule:
@@ -100,7 +104,7 @@ class _Writer(PlainWriter):
             holders(self)
             for value, role in zip(self.program.inputs, self.program.signature.inputs, strict=True):
                 if value not in self.nodes and isinstance(role, Constant):
-                    self._attribute(value, role.name)
+                    self.attribute(value, role.name)
             for node in self.program.nodes:
                 self.write(node)
             finish(self)
@@ -113,19 +117,22 @@ class _Writer(PlainWriter):
     def keep_placeholder(self, source: fx.Node, value: Value | None) -> None:
         """Add a placeholder of the source, which is this value, or no value (it is None, say)."""
         made = self.graph.create_node("placeholder", source.target, source.args, {}, source.name, source.type)
-        self.keep_meta(made, source)
+        self.keep(made, source)
         if value is None:
             made.meta["val"] = self.lifted.others[source]
             return
         made.meta["val"] = self.lifted.fakes[value]
         self.bind(value, made, is_input=True)
 
-    def keep_meta(self, made: fx.Node, source: fx.Node) -> None:
-        """All that the source says of a node, but for descriptions, which may be of other sizes."""
+    def keep(self, made: fx.Node, source: fx.Node) -> None:
+        """Name and describe a node as in the source, but for fakes, which may be of other sizes."""
+        if source not in self.kept:
+            self.kept.add(source)
+            made.name = source.name  # export gives names that fx would not (`input`)
         stale = {"val"} if self.lifted.is_traced else {"val", "tensor_meta"}
         made.meta.update({key: held for key, held in source.meta.items() if key not in stale})
 
-    def _attribute(self, value: Value, target: str) -> None:
+    def attribute(self, value: Value, target: str) -> None:
         """Add the tensor that a constant input stands for."""
         self.held[target] = (
             self.attributes[target] if target in self.attributes else attribute_of(self.lifted.module, target)
@@ -155,7 +162,7 @@ class _Writer(PlainWriter):
         name = self._free_name(identifier(target)) if source is None else source.name
         made = self.graph.create_node("get_attr", target, (), {}, name)
         if source is not None:
-            self.keep_meta(made, source)
+            self.keep(made, source)
         return made
 
     def _free_name(self, wish: str) -> str:
@@ -179,7 +186,7 @@ class _Writer(PlainWriter):
         source = self.lifted.called_by.get(node if first is None else first)
         if source is not None:
             made = self.graph.create_node("call_function", node.target, args, kwargs, source.name, source.type)
-            self.keep_meta(made, source)
+            self.keep(made, source)
             return made
         name = identifier(target_name(node.target)) if first is None or node.unpack else first.name
         made = self.graph.create_node("call_function", node.target, args, kwargs, self._free_name(name))
@@ -201,7 +208,7 @@ class _Writer(PlainWriter):
         name = self._free_name(value.name) if source is None else source.name
         made = self.graph.create_node("call_function", operator.getitem, (call, index), {}, name)
         if source is not None:
-            self.keep_meta(made, source)
+            self.keep(made, source)
         return made
 
     def _item_source(self, value: Value) -> fx.Node | None:
