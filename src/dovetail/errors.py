@@ -213,9 +213,32 @@ class InvalidGraphModule(DovetailError):
 
     code = "DT-CAPTURE-008"
     summary = "node {node} of the graph module cannot be read: {reason}."
-    because = 'a program is made of operator calls whose results are described by meta["val"]'
-    way_out = "make the graph with make_fx or torch.export, or run fake tensor propagation over it"
+    because = (
+        "a program is made of operator calls with a schema (`torch.ops.aten.add.Tensor`), run once on fake tensors"
+    )
+    way_out = "make the graph with make_fx, or with torch.export: `ep.graph_module` or `ep.module(check_guards=False)`"
     rows = ()
+
+
+# --- passes over graph modules ---------------------------------------------------------------------------
+
+
+class SampleMismatch(DovetailError):
+    """The sample inputs of a pass are not what its graph module was made for."""
+
+    code = "DT-PASS-001"
+    summary = "{name} is {given}, and the graph module takes {expected}."
+    because = "the graph was traced for other inputs: it may compute something else, or nothing, for these"
+    way_out = "give samples like the traced inputs, or none where each placeholder has its meta['val']"
+
+
+class MissingSamples(DovetailError):
+    """Nothing says what an input of a graph module is like."""
+
+    code = "DT-PASS-002"
+    summary = "placeholder {name} of the graph module is not described."
+    because = "it has no meta['val'], and no sample inputs were given"
+    way_out = "give sample inputs, `the_pass(module, x, y)`: tensors, fake tensors or tensors of device meta"
 
 
 # --- aliasing and mutation ----------------------------------------------------------------------------------

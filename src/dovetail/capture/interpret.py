@@ -7,7 +7,6 @@ so that backward recomputes the region as the user asked, with eager's own code.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,11 +14,10 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import checkpoint
 
-from dovetail.capture.origins import OriginTracker, is_library_file
-from dovetail.ir.program import Origin
+from dovetail.capture.origins import OriginTracker
+from dovetail.ir.provenance import origin_of
 from dovetail.torch_compat.autograd import version_of
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 _CHECKPOINT_OPTIONS = ("preserve_rng_state", "determinism_check", "debug", "early_stop")
 
@@ -100,21 +98,3 @@ class _ClosedOver:
         yield
         if self._untouched is None:
             self._untouched = [(tensor, version) for tensor, version in before if version_of(tensor) == version]
-
-
-def origin_of(node: fx.Node) -> Origin:
-    """The user's line and module that an fx node stands for."""
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or node.stack_trace or ""))
-    users = [frame for frame in frames if not is_library_file(frame["file"])] or frames
-    stack = node.meta.get("nn_module_stack")
-    module = _module_path(list(stack.values())[-1][0]) if stack else ""
-    if not users:
-        return Origin(module=module)
-    return Origin(users[-1]["file"], int(users[-1]["line"]), users[-1]["function"], module)
-
-
-def _module_path(dynamo_name: str) -> str:
-    """`L['self'].layers[3].mlp` and `L['fn'].layers.3.mlp` as `layers.3.mlp`."""
-    without_root = re.sub(r"^[LG]\[['\"]\w+['\"]\]\.?", "", dynamo_name)
-    dotted = re.sub(r"\[['\"]?([^'\"\]]+)['\"]?\]", r".\1", without_root)
-    return re.sub(r"(^|\.)_modules\.", r"\1", dotted).strip(".")

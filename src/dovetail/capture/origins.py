@@ -8,11 +8,9 @@ origin of the forward operator whose autograd node is running.
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,11 +19,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dovetail.ir.program import Origin
+from dovetail.ir.provenance import is_library_file
 from dovetail.torch_compat.autograd import next_sequence_number, running_sequence_number
-
-_TORCH_DIR = str(Path(torch.__file__).parent)
-_OWN_DIR = str(Path(__file__).parent.parent)
-_PYTHON_DIR = str(Path(os.__file__).parent)
 
 
 class OriginTracker:
@@ -128,9 +123,3 @@ def module_names(origins: OriginTracker, modules: Sequence[tuple[str, torch.nn.M
     finally:
         before.remove()
         after.remove()
-
-
-@cache
-def is_library_file(filename: str) -> bool:
-    """Whether a source file belongs to torch, to dovetail, or to Python itself, not to the user."""
-    return filename.startswith((_TORCH_DIR, _OWN_DIR, _PYTHON_DIR, "<frozen", "<dovetail", "<string"))

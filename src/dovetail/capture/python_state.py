@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.origins import is_library_file
+from dovetail.ir.provenance import is_library_file
 from dovetail.torch_compat.modes import surroundings
 
 _PLAIN = (bool, int, float, complex, str, bytes, range, type(None), torch.dtype, torch.device)

@@ -25,10 +25,12 @@ import torch
 from dovetail.errors import InvalidProgram
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, symbols_in
 from dovetail.ir.sizes import SizeExpr, number_text, symbol
+from dovetail.torch_compat.dispatch import HigherOrder
+from dovetail.torch_compat.symbols import number_function_text
 
 Call: TypeAlias = Callable[["Names", Node], str]
 
-_OWN_NAMES = frozenset({"torch", "math", "args", "prims", "aten", "record_function"})
+_OWN_NAMES = frozenset({"torch", "math", "operator", "args", "prims", "aten", "record_function"})
 _WRAPPER_NAMES = frozenset(
     {
         "run",
@@ -242,7 +244,12 @@ def _forget(writer: _Writer, values: tuple[Value, ...], indent: int) -> None:
 
 
 def operator_text(op: Target) -> str:
-    """Python that gives an operator overload: `torch.ops.aten.add.Tensor`."""
+    """Python that gives an operator overload, `torch.ops.aten.add.Tensor`, or a function of numbers, `operator.mul`."""
+    if isinstance(op, HigherOrder):
+        return f"torch.ops.higher_order.{op.name()}"
+    number_function = number_function_text(op)
+    if number_function is not None:
+        return number_function
     packet, _, overload = str(op).rpartition(".")
     if keyword.iskeyword(overload):
         return f'getattr(torch.ops.{packet}, "{overload}")'

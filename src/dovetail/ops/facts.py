@@ -16,6 +16,7 @@ import torch
 from dovetail.ir.program import Node, Target
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
 from dovetail.torch_compat.dispatch import Overload, Schema, schema_of, tags_of
+from dovetail.torch_compat.symbols import number_function_text
 
 _TRANSPARENT_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "quantized", "quantized_decomposed"})
 
@@ -43,11 +44,11 @@ class Facts:
 
 @cache
 def facts_of(target: Target) -> Facts:
-    """The facts of an operator overload or of one of dovetail's own primitives."""
+    """The facts of an operator overload, of one of dovetail's own primitives, or of a function of numbers."""
     if isinstance(target, Prim):
         return Facts(draws=target.draws, reads_generator=target.reads_generator, effect=target.effect)
     if not isinstance(target, Overload):
-        return Facts(effect=True)
+        return Facts(effect=number_function_text(target) is None)
     schema = schema_of(target)
     tags = tags_of(target)
     return Facts(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -94,7 +95,7 @@ class _Defaults(dict[str, Number]):
 
 def _run(program: Program, inputs: list[Any]) -> tuple[tuple[Any, ...], torch.Tensor]:
     source = emit(program, plain_call, {})
-    namespace: dict[str, Any] = {"torch": torch, "math": math, "prims": prims, **source.globals}
+    namespace: dict[str, Any] = {"torch": torch, "math": math, "operator": operator, "prims": prims, **source.globals}
     exec(compile(source.text, f"<dovetail check of {program.name}>", "exec"), namespace)
     before = torch.get_rng_state()
     torch.manual_seed(_SEED)

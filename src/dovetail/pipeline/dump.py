@@ -20,6 +20,7 @@ from dovetail.ir.text import emit, plain_call
 _SERIAL = itertools.count()
 _HEADER = '''"""{title}"""
 import math
+import operator
 
 import torch
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -326,7 +327,7 @@ def _function(
         return f"{function}({places[id(node)]}, lambda: {compiled.executors.call(names, node)})"
 
     source = emit(program, call, last_uses(program), comments=False)
-    namespace: dict[str, Any] = {"torch": torch, "math": math, "prims": prims, **source.globals}
+    namespace: dict[str, Any] = {"torch": torch, "math": math, "operator": operator, "prims": prims, **source.globals}
     exec(compile(source.text, f"<dovetail {program.name} checked {next(_SERIAL)}>", "exec"), namespace)
     function: Callable[[list[Any]], tuple[Any, ...]] = namespace["run"]
     return function

@@ -9,12 +9,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 DispatchMode = TorchDispatchMode
 Overload = OpOverload
 HigherOrder = HigherOrderOperator
+Packet = OpOverloadPacket
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,27 @@ def fake_apart(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
         return twin.set_(own, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
+def mode_of(value: object) -> FakeTensorMode | None:
+    """The mode that a fake tensor belongs to, None for anything else."""
+    return value.fake_mode if isinstance(value, FakeTensor) else None
+
+
+def fake_like(
+    mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device, bytes_of: dict[int, torch.UntypedStorage]
+) -> torch.Tensor:
+    """A fake with the layout of a tensor without numbers (of device meta, or fake in another mode).
+
+    bytes_of: by the tensor's own storage, the fake one made for it; one is added when it is missing.
+    """
+    key = tensor.untyped_storage()._cdata
+    with torch.no_grad(), mode:
+        if key not in bytes_of:
+            size_bytes = tensor.untyped_storage().nbytes()
+            bytes_of[key] = torch.empty((size_bytes,), dtype=torch.uint8, device=device).untyped_storage()
+        twin = torch.empty((0,), dtype=tensor.dtype, device=device)
+        return twin.set_(bytes_of[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 @contextmanager
 def _quiet_about_gradients() -> Iterator[None]:
     with warnings.catch_warnings():

@@ -7,12 +7,16 @@ This module knows sympy and torch's own sympy functions; the rest of dovetail se
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+import operator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -49,6 +53,53 @@ _OPERATIONS = {
     "Where": "where",
     "OpaqueUnaryFn_sqrt": "sqrt",
 }
+
+# For each operation of two arguments or one, the function that graphs call for it. It takes symbolic numbers.
+NUMBER_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "truediv": operator.truediv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "max": torch.sym_max,
+    "min": torch.sym_min,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "round": round,
+    "float": torch.sym_float,
+    "int": torch.sym_int,
+    "sqrt": torch._sym_sqrt,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "and": operator.and_,
+    "or": operator.or_,
+    "not": torch.sym_not,
+    "where": torch.sym_ite,
+}
+
+_BUILTINS = (abs, bool, float, int, max, min, pow, round)
+
+
+@cache
+def number_function_text(target: Callable[..., object]) -> str | None:
+    """Python that gives a function of `operator`, `math`, `torch.sym_*` or Python itself that computes with numbers.
+
+    None for any other function.
+    """
+    name = str(getattr(target, "__name__", ""))
+    if any(target is function for function in _BUILTINS):
+        return name
+    for space, prefix in ((operator, "operator"), (math, "math"), (torch, "torch")):
+        is_here = space is not torch or name.startswith(("sym_", "_sym_"))
+        if is_here and getattr(space, name, None) is target and target is not operator.getitem:
+            return f"{prefix}.{name}"
+    return None
 
 
 def symbolic_tree(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> object:
@@ -120,6 +171,29 @@ def data_dependent_sizes(shape_env: ShapeEnv | None) -> Iterator[None]:
         yield
     finally:
         shape_env.settings = settings
+
+
+def shape_env_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> ShapeEnv | None:
+    """The environment that a symbolic number belongs to."""
+    found: ShapeEnv | None = number.node.shape_env
+    return found
+
+
+def depends_on_data(value: object) -> bool:
+    """Whether a number, or a size of a tensor, is only known when a program runs on data."""
+    return isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) and bool(
+        free_unbacked_symbols(value)
+    )
+
+
+@contextmanager
+def sizes_made_in_passing(shape_env: ShapeEnv | None) -> Iterator[None]:
+    """While active, nobody is to account for new symbols for what depends on data: they describe a second run."""
+    if shape_env is None:
+        yield
+        return
+    with shape_env.ignore_fresh_unbacked_symbols():
+        yield
 
 
 def guard_trees(shape_env: ShapeEnv) -> list[object]:

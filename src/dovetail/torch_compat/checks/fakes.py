@@ -128,7 +128,28 @@ def check_kernels_for_symbolic_sizes() -> str | None:
     return first_difference(("the padded size", int(padded.shape[1]), 4))
 
 
+def check_mode_of() -> str | None:
+    """A fake knows its mode; a real tensor has none."""
+    mode = fakes.new_fake_mode()
+    found = [fakes.mode_of(tensor) is mode for tensor in (fakes.fake_of(mode, torch.ones(2)), torch.ones(2))]
+    return first_difference(("the claims that it is the mode", found, [True, False]))
+
+
+def check_fake_like() -> str | None:
+    """Twins of two views of one tensor without numbers share a storage, at the views' offsets."""
+    mode = fakes.new_fake_mode()
+    base, made = torch.empty(2, 6, device="meta"), dict[int, torch.UntypedStorage]()
+    twins = [fakes.fake_like(mode, view, torch.device("cpu"), made) for view in (base[:, 1::2], base[1])]
+    described = [(tuple(t.shape), t.stride(), t.storage_offset(), t.device.type) for t in twins]
+    return first_difference(
+        ("what the twins are like", described, [((2, 3), (6, 2), 1, "cpu"), ((6,), (1,), 6, "cpu")]),
+        ("a storage in common", dispatch.storage_key(twins[0]) == dispatch.storage_key(twins[1]), True),
+    )
+
+
 CHECKS = (
+    check_mode_of,
+    check_fake_like,
     check_kernels_for_symbolic_sizes,
     check_fake_apart,
     check_symbolic_fake_of,

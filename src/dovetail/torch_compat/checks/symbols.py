@@ -130,7 +130,61 @@ def check_data_dependent_sizes() -> str | None:
     return first_difference(("a symbol before, while and after", (before, during, found()), (False, True, False)))
 
 
+def check_number_functions() -> str | None:
+    """Each function computes with symbolic numbers."""
+    _, rows, columns = _symbolic_sizes()
+    functions = symbols.NUMBER_FUNCTIONS
+    results = [functions[name](rows, columns) for name in ("add", "mul", "floordiv", "mod", "max", "min")]
+    halves = functions["truediv"](rows, 2)
+    results += [functions[name](halves) for name in ("floor", "ceil", "trunc", "round", "int")]
+    floats = [functions["float"](rows), functions["sqrt"](functions["float"](rows))]
+    asked = [functions[name](rows, columns) for name in ("eq", "ne", "lt", "le", "gt", "ge")]
+    asked += [functions["and"](*asked[:2]), functions["or"](*asked[:2]), functions["not"](asked[0])]
+    results.append(functions["where"](asked[2], rows, columns))
+    hints = [symbols.hint_of(number) for number in results]
+    return first_difference(
+        ("whole numbers", hints, [12, 35, 0, 5, 7, 5, 2, 3, 2, 2, 2, 5]),
+        ("the types of other numbers", {type(number) for number in floats}, {torch.SymFloat}),
+        ("the types of answers", {type(answer) for answer in asked}, {torch.SymBool}),
+        ("what was assumed", symbols.guard_count(symbols.shape_env_of(rows)), 0),
+    )
+
+
+def check_number_function_text() -> str | None:
+    """The function of `torch` for a square root goes by its name, an operator over tensors has none."""
+    found = [symbols.number_function_text(f) for f in (symbols.NUMBER_FUNCTIONS["sqrt"], torch.sym_max, torch.add)]
+    return first_difference(("the names", found, ["torch._sym_sqrt", "torch.sym_max", None]))
+
+
+def check_shape_env_of() -> str | None:
+    """A symbolic size knows its environment."""
+    env, rows, _ = _symbolic_sizes()
+    return first_difference(("the claim that it does", symbols.shape_env_of(rows) is env, True))
+
+
+def check_depends_on_data() -> str | None:
+    """The number of nonzero elements depends on data, the size of an input does not."""
+    env, rows, _ = _symbolic_sizes()
+    with fakes.new_fake_mode(env):
+        found = torch.empty(4).nonzero()
+    answers = [symbols.depends_on_data(item) for item in (found, found.shape[0], rows, 3)]
+    return first_difference(("the answers", answers, [True, True, False, False]))
+
+
+def check_sizes_made_in_passing() -> str | None:
+    """Symbols that are made meanwhile are not asked for."""
+    env, _, _ = _symbolic_sizes()
+    with fakes.new_fake_mode(env), symbols.sizes_made_in_passing(env):
+        torch.empty(4).nonzero()
+    return first_difference(("the number of symbols asked for", len(env.pending_fresh_unbacked_symbols), 0))
+
+
 CHECKS = (
+    check_number_functions,
+    check_number_function_text,
+    check_shape_env_of,
+    check_depends_on_data,
+    check_sizes_made_in_passing,
     check_data_dependent_sizes,
     check_expected_trees,
     check_guard_trees,
