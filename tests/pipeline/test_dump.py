@@ -110,7 +110,7 @@ def test_facts_are_those_of_the_step(dump: Path) -> None:
         **dict.fromkeys(("functional", *PASS_NAMES), "functional"),
         "forward": "split",
         "backward": "split",
-        "reinplace-forward": "split",
+        "reinplace-forward": "in-place",
         "reinplace-backward": "split",
     }
     for before, name in zip(["functional", *PASS_NAMES], PASS_NAMES, strict=False):

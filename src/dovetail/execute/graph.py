@@ -18,7 +18,7 @@ from dovetail.execute.second_order import Source
 from dovetail.execute.shared_bytes import announce_write
 from dovetail.execute.training import CompiledBackward, run_under_autograd
 from dovetail.execute.wrapper import Wrapper
-from dovetail.ir.calling import CallPlan, Pattern, WriteBack
+from dovetail.ir.calling import CallPlan, Pattern, WriteBack, is_carried_out
 from dovetail.ir.program import Operand, Value
 from dovetail.ir.signature import WriteKind
 from dovetail.ops.facts import facts_of
@@ -58,6 +58,7 @@ class CompiledGraph:
     _constant_list: list[torch.Tensor] = field(default_factory=list)
     _copies: list[WriteBack] = field(default_factory=list)
     _copies_overlap: bool = False
+    _written_slots: tuple[int, ...] = ()
     _is_followed: bool = False
     slots: tuple[int, ...] = ()
     other_slots: tuple[int, ...] = ()
@@ -67,9 +68,9 @@ class CompiledGraph:
 
     def __post_init__(self) -> None:
         self._constant_list = list(self.constants.values())
-        returned = self.forward.program.outputs
-        copies = [w for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
-        self._copies = [w for w in copies if returned[w.slot] is not None]  # the program carries out the others
+        writes = [w for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
+        self._copies = [w for w in writes if not is_carried_out(self.forward.program, w)]
+        self._written_slots = tuple(w.slot for w in writes)
         metas = [self.forward.program.inputs[w.input].tensor for w in self._copies]
         self._copies_overlap = any(meta.overlaps_itself() for meta in metas) or any(w.steps for w in self._copies)
         self._sort_outputs()
@@ -78,7 +79,7 @@ class CompiledGraph:
     def _sort_outputs(self) -> None:
         """Outputs that autograd sees one by one, those it does not see, and those of the first without a gradient."""
         operands = self.forward.program.outputs
-        elsewhere = {w.slot for w in self._copies} | {slot for pack in self.plan.packs for slot in pack.slots}
+        elsewhere = set(self._written_slots) | {slot for pack in self.plan.packs for slot in pack.slots}
         seen = [i for i in range(self.outputs) if i not in elsewhere and _is_tensor(operands[i])]
         self.slots = tuple(seen)
         self.other_slots = tuple(i for i in range(self.outputs) if i not in seen)
@@ -147,7 +148,8 @@ class CompiledGraph:
                 copy_into(target, results[write.slot])
             else:
                 target.copy_(results[write.slot])
-            results[write.slot] = None
+        for slot in self._written_slots:
+            results[slot] = None
 
     def _run_training(self, inputs: list[Any]) -> tuple[Any, ...]:
         for index in self.unreached:

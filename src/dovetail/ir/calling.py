@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from dovetail.ir.program import Operand, Target
+from dovetail.ir.program import Operand, Program, Target, Value
 from dovetail.ir.signature import WriteKind
 from dovetail.torch_compat.subclasses import WrapperLayout
 
@@ -121,6 +121,12 @@ class WriteBack:
     slot: int
     kind: WriteKind
     steps: tuple[ReplayStep, ...] = ()
+
+
+def is_carried_out(program: Program, write: WriteBack) -> bool:
+    """Whether the program writes the input itself: what it returns as new contents lies there."""
+    new, target = program.outputs[write.slot], program.inputs[write.input]
+    return isinstance(new, Value) and new.is_tensor and new.tensor.storage == target.tensor.storage
 
 
 @dataclass(frozen=True, slots=True)

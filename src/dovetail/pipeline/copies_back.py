@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from dovetail.ir.calling import CallPlan, WriteBack
+from dovetail.ir.calling import CallPlan, WriteBack, is_carried_out
 from dovetail.ir.program import Node, Operand, Program, Stage, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.signature import GradientBase, SharedBytes, WriteKind
 from dovetail.ops.facts import facts_of
@@ -21,7 +21,7 @@ from dovetail.torch_compat.dispatch import Overload, schema_of
 
 
 def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
-    """The program with copies at its end; it returns None for what they copy.
+    """The program with copies at its end; it returns what they wrote in place of the new contents.
 
     Left to the wrapper: writes that autograd follows or that nothing counts, those to memory that inputs share, and
     those to inputs whose old contents the program returns.
@@ -47,7 +47,7 @@ def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
         nodes.append(Node(torch.ops.aten.copy_.default, (place, new), outputs=()))
         held: Operand = target if place is target else new
         outputs = [held if operand is new else operand for operand in outputs]
-        outputs[write.slot] = None
+        outputs[write.slot] = place
     return replace(forward, stage=Stage.IN_PLACE, nodes=tuple(nodes), outputs=tuple(outputs))
 
 
@@ -99,7 +99,7 @@ def counted_only(forward: Program, plan: CallPlan) -> tuple[int, ...]:
     for node in forward.nodes:
         for place in facts_of(node.target).writes:
             written.update(_viewed(value, producers) for value in values_in(_argument(node, place)))
-    carried = [w.input for w in plan.writes if w.kind is WriteKind.UNTRACKED and forward.outputs[w.slot] is None]
+    carried = [w.input for w in plan.writes if w.kind is WriteKind.UNTRACKED and is_carried_out(forward, w)]
     return tuple(i for i in dict.fromkeys(carried) if forward.inputs[i] not in written)
 
 
