@@ -16,7 +16,7 @@ from dovetail.analysis.denotations import Application, Call, Denotations, Result
 from dovetail.analysis.shadow_memory import Storage
 from dovetail.analysis.token_moves import Moves, Place, is_view, layout_of, on_new_memory, view_behind
 from dovetail.analysis.tokens import Contents
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, values_in
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, made_symbols, values_in
 from dovetail.ir.sizes import Number, SizeExpr, evaluate
 from dovetail.ops.facts import rounds_otherwise_in_place
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim, ViewScatter
@@ -53,6 +53,7 @@ class SymbolicRun:
         self.tokens = denotations.tokens
         self.moves = Moves(self.tokens)
         self.hints = hints
+        self.made = made_symbols(program)
         self.env: dict[Value, Bound] = {}
         self.inputs: list[Bound] = []
         self.outputs: list[Bound | None] = []
@@ -202,7 +203,7 @@ class SymbolicRun:
     def _opaque(self, node: Node, call: Call) -> Sequence[Bound | None]:
         """Fresh results into new memory, the others into what the operator writes."""
         operands, written = self.operands(call), self.written(call)
-        name = self._name(call, written)
+        name = self._name(node, call, written)
         self.sees_application(node, call, name, operands)
         places = [place for _, place in written]
         if places:
@@ -218,8 +219,8 @@ class SymbolicRun:
         bound.update({i: place for i, alias in handed_back for name, place in written if name == alias})
         return [bound.get(i) for i in range(len(node.outputs))]
 
-    def _name(self, call: Call, written: Sequence[tuple[str, Place]]) -> Hashable:
-        """The canonical name, with its turn among the draws and the effects, and how it rounds."""
+    def _name(self, node: Node, call: Call, written: Sequence[tuple[str, Place]]) -> Hashable:
+        """The canonical name, with its turn among draws and effects, how it rounds, and sizes that it finds out."""
         turn = self.draws if call.draws or call.reads_generator else None
         first = next((v for v in values_in(_operands(call)) if v.is_tensor), None)
         dtype = None if first is None else self.place(first).tensor.dtype
@@ -227,7 +228,7 @@ class SymbolicRun:
             place.overlaps(self.place(v)) for _, place in written for v in values_in(_operands(call)) if v.is_tensor
         )
         rounds = call.op is not None and lies_there and rounds_otherwise_in_place(call.op, dtype)
-        return (call.name, turn, self.effects if call.effect else None, rounds)
+        return (call.name, turn, self.effects if call.effect else None, rounds, *sorted(self.made.get(node, ())))
 
     def operands(self, call: Call) -> tuple[Hashable, ...]:
         """Each argument as what it denotes."""

@@ -13,7 +13,7 @@ Cost: linear in the nodes; where parts of values are read or written, in their e
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from dovetail.analysis.denotations import Denotations, constant
 from dovetail.analysis.inplace_run import FunctionalRun, InPlaceRun, mismatch
@@ -21,7 +21,7 @@ from dovetail.analysis.symbolic_run import InputMemory, Misfit, label_of
 from dovetail.analysis.token_moves import Place
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.program import Node, Program, Value, meta_symbols, symbols_in, values_in
-from dovetail.ir.sizes import Number, evaluate
+from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 
 _SMALL_SIZES = (3, 5, 7, 4, 6, 9, 8, 11, 10, 13)
 
@@ -86,7 +86,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _numbers(functional: Program, inplace: Program, hints: Mapping[str, Number]) -> dict[str, Number]:
-    """A number for each size symbol."""
+    """A number for each size symbol, equal where a node of the functional program asks for it."""
     found = dict(hints)
     for program in (functional, inplace):
         values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
@@ -95,7 +95,22 @@ def _numbers(functional: Program, inplace: Program, hints: Mapping[str, Number])
         for name in (*names, *symbols_in(program.outputs)):
             if name not in found:
                 found[name] = _SMALL_SIZES[len(found) % len(_SMALL_SIZES)]
+    for name, other in _equalities(functional):
+        if name not in hints:
+            old, new = found[name], evaluate(other, found)
+            found.update({key: new for key, number in found.items() if key not in hints and number == old})
     return found
+
+
+def _equalities(program: Program) -> Iterator[tuple[str, Scalar]]:
+    """Symbols that are made sure to equal other sizes."""
+    for node in program.nodes:
+        fact = node.args[0] if node.args else None
+        if isinstance(fact, SizeExpr) and fact.op == "eq":
+            sizes = [part for part in fact.args if not isinstance(part, str)]
+            for name, other in (sizes, sizes[::-1]):
+                if isinstance(name, SizeExpr) and name.op == "symbol":
+                    yield str(name), other
 
 
 def _extents(functional: Program, inplace: Program, numbers: Mapping[str, Number]) -> list[int]:
