@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -27,19 +28,27 @@ _TRANSPARENT_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "quantize
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 
 
+class Write(NamedTuple):
+    """A written argument: its name, its alias set, its operand."""
+
+    argument: str
+    alias: str
+    operand: Operand
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One application, argument by argument.
 
     op: the operator, None where there is no schema. name: the canonical one. arguments: each argument with its operand,
-    defaults filled in, out arguments left out. outs: operands of out arguments. writes: alias set and operand of each
-    written argument, out arguments included; empty in a form that returns their new contents instead.
+    defaults filled in, out arguments left out. outs: operands of out arguments. writes: written arguments, out arguments
+    included; none in a form that returns their new contents instead.
     """
 
     op: Overload | None
     name: Hashable
     arguments: tuple[tuple[str, Operand], ...]
-    writes: tuple[tuple[str, Operand], ...]
+    writes: tuple[Write, ...]
     outs: tuple[Operand, ...]
     draws: bool
     reads_generator: bool
@@ -91,7 +100,7 @@ def call_of(node: Node) -> Call:
         op=target,
         name=(_canonical_name(target), tuple(a.type for a in schema.arguments if not a.is_out), *marks),
         arguments=tuple((a.name, _normal(a, operand)) for a, operand in operands if not a.is_out),
-        writes=tuple((operands[i][0].alias, operands[i][1]) for i in sorted(written)),
+        writes=tuple(Write(operands[i][0].name, operands[i][0].alias, operands[i][1]) for i in sorted(written)),
         outs=tuple(operand for a, operand in operands if a.is_out),
         draws=torch.Tag.nondeterministic_seeded in tags_of(target)
         or any("Generator" in a.type for a in schema.arguments),

@@ -7,15 +7,19 @@ outcome depends on the order in which elements are visited, a description of a v
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
 
 from dovetail.analysis.denotations import Call, Denotations
 from dovetail.analysis.shadow_memory import Storage
 from dovetail.analysis.symbolic_run import Misfit, SymbolicRun, label_of
-from dovetail.analysis.token_moves import Place
+from dovetail.analysis.token_moves import Place, layout_of
 from dovetail.errors import InplaceMismatch
-from dovetail.ir.program import Node, Program, Value, values_in
+from dovetail.ir.program import Node, Operand, Program, Value, values_in
 from dovetail.ir.sizes import Number
 from dovetail.ops.prims import EXPECT
+from dovetail.torch_compat.dispatch import Overload
 
 
 def mismatch(program: Program, detail: str, reason: str, node: Node | None = None) -> InplaceMismatch:
@@ -84,15 +88,8 @@ class FunctionalRun(SymbolicRun):
 class InPlaceRun(FunctionalRun):
     """Must mean the same, and write only what it may."""
 
-    def __init__(
-        self,
-        program: Program,
-        denotations: Denotations,
-        hints: Mapping[str, Number],
-        meant: FunctionalRun,
-        commit: bool,
-    ) -> None:
-        super().__init__(program, denotations, hints)
+    def __init__(self, program: Program, meant: FunctionalRun, commit: bool) -> None:
+        super().__init__(program, meant.denotations, meant.hints)
         self.meant = meant
         self.commit = commit
         self.committed = ""
@@ -123,6 +120,27 @@ class InPlaceRun(FunctionalRun):
         if any(place.storage.is_input for place in written):
             self.committed = self.committed or label_of(node)
 
+    def sees_copies(self, node: Node, target: Overload) -> None:
+        """Refuse copies that are described with another layout than they get."""
+        args, kwargs = self._without_memory(node.args), {k: self._without_memory(o) for k, o in node.kwargs}
+        made: Any = target(*args, **kwargs)
+        results = [made] if isinstance(made, torch.Tensor) else made
+        for value, result in zip(node.outputs, results, strict=False):
+            if value is None or value.name in self.meant.crooked:
+                continue
+            described = layout_of(self.described(value.tensor))
+            if described != layout_of(result):
+                raise Misfit(f"{value.name} is described as {described}, and is {layout_of(result)}")
+
+    def _without_memory(self, operand: Operand) -> Any:
+        """An operand as torch takes it, on a device that computes layouts only."""
+        if isinstance(operand, Value) and operand.is_tensor:
+            tensor = self.place(operand).tensor
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+        if isinstance(operand, tuple | list):
+            return [self._without_memory(item) for item in operand]
+        return torch.device("meta") if isinstance(operand, torch.device) else self.concrete(operand)
+
     def _is_excused(self, call: Call, place: Place) -> bool:
         if not place.storage.is_input or call.base != "aten::copy":
             return False
@@ -130,13 +148,10 @@ class InPlaceRun(FunctionalRun):
 
     def _only_read(self, call: Call) -> Iterator[tuple[str, Value]]:
         """Tensors that a call reads, but for those that it writes as the same argument."""
-        targets = [operand for _, operand in call.writes]
+        written = {write.argument for write in call.writes}
         for name, operand in call.arguments:
-            spot = next((i for i, target in enumerate(targets) if target is operand and operand is not None), None)
-            if spot is not None and operand is not None:
-                targets.pop(spot)
-                continue
-            yield from ((name, value) for value in values_in(operand) if value.is_tensor)
+            if name not in written:
+                yield from ((name, value) for value in values_in(operand) if value.is_tensor)
 
     def sees_result(self, value: Value, place: Place) -> None:
         """Refuse descriptions that are not true."""

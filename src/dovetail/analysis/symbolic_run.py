@@ -43,8 +43,8 @@ class InputMemory:
 class SymbolicRun:
     """One run of a program.
 
-    env: what is alive. inputs: what the inputs were bound to. A subclass may look on: see `sees_application`,
-    `sees_write` and `sees_result`.
+    env: what is alive. inputs: what the inputs were bound to. A subclass may look on: its methods `sees_...` are
+    called.
     """
 
     def __init__(self, program: Program, denotations: Denotations, hints: Mapping[str, Number]) -> None:
@@ -65,6 +65,9 @@ class SymbolicRun:
 
     def sees_write(self, node: Node, call: Call, written: Sequence[Place]) -> None:
         """A node is about to write these tensors."""
+
+    def sees_copies(self, node: Node, target: Overload) -> None:
+        """A node is about to put copies on new memory."""
 
     def sees_result(self, value: Value, place: Place) -> None:
         """A result or an input lies here."""
@@ -169,7 +172,7 @@ class SymbolicRun:
         is_prim = isinstance(node.target, Prim)
         whole = not is_prim and self.size(meta.offset) == base.region.offset and not base.region.overlaps_itself()
         made = self.moves.scattered(base, self.place(operands[1]), view, index, args, whole=whole)
-        result = self._described(meta)
+        result = self.described(meta)
         if layout_of(result) == made.layout:
             return made
         fresh = on_new_memory(result)
@@ -180,6 +183,8 @@ class SymbolicRun:
         """Put contents where the form of the operator puts its results: into what it writes, or into new memory."""
         written = [place for _, place in self.written(call)]
         if not written:
+            if isinstance(node.target, Overload):
+                self.sees_copies(node, node.target)
             return [
                 None if v is None else self._fresh(v, held) for v, held in zip(node.outputs, contents, strict=False)
             ]
@@ -252,7 +257,7 @@ class SymbolicRun:
         if not value.is_tensor:
             known = made.results[index] = known or Result(self.tokens.new(1), None)
             return known.start
-        tensor = self._described(value.tensor)
+        tensor = self.described(value.tensor)
         layout = layout_of(tensor)
         known = known or Result(self.tokens.new(tensor.numel() * tensor.dtype.itemsize), layout)
         made.results[index] = known
@@ -277,7 +282,7 @@ class SymbolicRun:
     # --- tensors ------------------------------------------------------------------------------------------------------
 
     def _fresh(self, value: Value, contents: Contents) -> Place:
-        place = on_new_memory(self._described(value.tensor))
+        place = on_new_memory(self.described(value.tensor))
         self._fill(place, contents)
         return place
 
@@ -286,7 +291,7 @@ class SymbolicRun:
             raise Misfit(f"{list(contents.shape)} is put into {list(place.region.shape)}, {place.tensor.dtype}")
         self.moves.write(place, contents)
 
-    def _described(self, meta: TensorMeta) -> torch.Tensor:
+    def described(self, meta: TensorMeta) -> torch.Tensor:
         """A tensor of this layout on memory of its own."""
         shape, stride, offset = self.sizes(meta.shape), self.sizes(meta.stride), self.size(meta.offset)
         if not offset:
@@ -296,7 +301,7 @@ class SymbolicRun:
 
     def written(self, call: Call) -> list[tuple[str, Place]]:
         """The tensors that a call writes, lists flattened, each with its alias set."""
-        return [(alias, self.place(v)) for alias, operand in call.writes for v in values_in(operand) if v.is_tensor]
+        return [(alias, self.place(v)) for _, alias, operand in call.writes for v in values_in(operand) if v.is_tensor]
 
     def place(self, operand: Operand) -> Place:
         """The tensor that an operand stands for. Raises: Misfit when it stands for none."""

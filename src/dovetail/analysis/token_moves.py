@@ -148,5 +148,5 @@ class Moves:
             self.write(made, self.read(base))
         parts: Any = view(made.tensor, *args)
         part = Place(parts if index is None else parts[index], storage)
-        self.write(part, self.read_as(source, made.tensor.dtype).expanded(part.region.shape))
+        self.write(part, self.read_as(source, part.tensor.dtype).expanded(part.region.shape))
         return made

@@ -131,7 +131,7 @@ class Tokens:
             if whole not in self._converted:
                 self._converted[whole] = self.new(math.prod(contents.shape) * itemsize)
             return Contents(contents.shape, itemsize, self._converted[whole])
-        flat = tokens[:, 0]
+        flat = tokens[:, 0].contiguous()
         ranges = torch.searchsorted(torch.tensor(self._starts), flat, right=True) - 1
         result = torch.zeros_like(flat)
         for index in ranges.unique().tolist():

@@ -44,14 +44,27 @@ def verify_inplace(
     after the first write to an input. hints: a number for each size symbol; small numbers where there is none.
     *Not* checked: what sizes other than the hints would change; whether the functional program is right.
     """
-    numbers = _numbers(functional, inplace, hints or {})
-    denotations = Denotations()
-    meant = FunctionalRun(functional, denotations, numbers)
-    does = InPlaceRun(inplace, denotations, numbers, meant, commit)
-    memory = InputMemory(extents=_extents(functional, inplace, numbers))
-    for run in (meant, does):
-        _follow(run, memory)
+    meant, memory = _meaning(functional, inplace, hints or {})
+    does = InPlaceRun(inplace, meant, commit)
+    _follow(does, memory)
     _Comparison(meant, does, frozenset(donated)).check()
+
+
+def _meaning(functional: Program, inplace: Program, hints: Mapping[str, Number]) -> tuple[FunctionalRun, InputMemory]:
+    """The functional program after it ran, with numbers for sizes that fit each other."""
+    refusals = []
+    for same in (None, *dict.fromkeys(number for number in hints.values() if type(number) is int), 3):
+        numbers = _numbers(functional, inplace, hints, same)
+        run = FunctionalRun(functional, Denotations(), numbers)
+        memory = InputMemory(extents=_extents(functional, inplace, numbers))
+        try:
+            _follow(run, memory)
+            return run, memory
+        except InplaceMismatch as error:
+            refusals.append(error)
+            if len(numbers) == len(hints):
+                break
+    raise refusals[0]
 
 
 def _follow(run: FunctionalRun | InPlaceRun, memory: InputMemory) -> None:
@@ -85,8 +98,11 @@ def _first_line(error: Exception) -> str:
 # --- what is known before ---------------------------------------------------------------------------------------------
 
 
-def _numbers(functional: Program, inplace: Program, hints: Mapping[str, Number]) -> dict[str, Number]:
-    """A number for each size symbol, equal where a node of the functional program asks for it."""
+def _numbers(functional: Program, inplace: Program, hints: Mapping[str, Number], same: int | None) -> dict[str, Number]:
+    """A number for each size symbol, equal where a node of the functional program asks for it.
+
+    same: the number of all that have no hint; different ones if None.
+    """
     found = dict(hints)
     for program in (functional, inplace):
         values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
@@ -94,7 +110,7 @@ def _numbers(functional: Program, inplace: Program, hints: Mapping[str, Number])
         names += [name for node in program.nodes for name in node.symbols()]
         for name in (*names, *symbols_in(program.outputs)):
             if name not in found:
-                found[name] = _SMALL_SIZES[len(found) % len(_SMALL_SIZES)]
+                found[name] = _SMALL_SIZES[len(found) % len(_SMALL_SIZES)] if same is None else same
     for name, other in _equalities(functional):
         if name not in hints:
             old, new = found[name], evaluate(other, found)
