@@ -41,8 +41,9 @@ class Call:
     """One application, argument by argument.
 
     op: the operator, None where there is no schema. name: the canonical one. arguments: each argument with its operand,
-    defaults filled in, out arguments left out. outs: operands of out arguments. writes: written arguments, out arguments
-    included; none in a form that returns their new contents instead.
+    defaults filled in, out arguments left out. outs: operands of out arguments. writes: what it writes, out arguments
+    included; nothing in a form that returns the new contents instead. in_place: whether a result lies where an argument
+    lies, or on a copy of it.
     """
 
     op: Overload | None
@@ -115,9 +116,33 @@ def _opaque_name(target: Target) -> Hashable:
     if not isinstance(target, Prim):
         return ("function", id(target))
     if isinstance(target.run, WithSubPrograms):
-        leaves = tuple(id(leaf) if callable(leaf) else constant(leaf, {}) for leaf in target.run.leaves)
+        leaves = tuple(_leaf(leaf) for leaf in target.run.leaves)
         return ("sub-programs", target.run.operator.name(), leaves, target.run.places)
     return ("prim", target.name, target.run)
+
+
+def _leaf(leaf: object) -> Hashable:
+    """A sub-program by what it consists of, anything else as a constant. A rewritten sub-program is another one."""
+    if not isinstance(leaf, torch.fx.GraphModule):
+        return id(leaf) if isinstance(leaf, torch.nn.Module | torch.fx.Graph) else constant(leaf, {})
+    numbers = {node: number for number, node in enumerate(leaf.graph.nodes)}
+
+    def part(operand: object) -> Hashable:
+        if isinstance(operand, torch.fx.Node):
+            return ("node", numbers[operand])
+        if isinstance(operand, dict):
+            return tuple((key, part(item)) for key, item in operand.items())
+        if isinstance(operand, tuple | list):
+            return tuple(part(item) for item in operand)
+        return operand if isinstance(operand, str) or callable(operand) else constant(operand, {})
+
+    found: list[Hashable] = []
+    for node in leaf.graph.nodes:
+        target = part(node.target) if node.op not in ("placeholder", "output") else ""
+        if node.op in ("get_attr", "call_module"):
+            target = _leaf(dict(leaf.named_modules()).get(str(node.target), leaf.graph))
+        found.append((node.op, target, part(node.args), part(node.kwargs)))
+    return tuple(found)
 
 
 @cache

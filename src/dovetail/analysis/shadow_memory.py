@@ -102,26 +102,29 @@ class Storage:
         self.size_bytes = size_bytes
         self.is_input = is_input
         self.last_writer = ""
-        self._run: tuple[int, int, int] | None = None  # bytes (first, end) that hold a value in order, its first token
-        self._exact: tuple[Hashable, Region, int] | None = None  # a value that lies there in strides
+        self._held: tuple[Region, Contents] | None = None  # all that it holds, while there are no tokens
         self._tokens: torch.Tensor | None = None
         self._unit = 0
         self._known: dict[Hashable, Contents] = {}
 
     def hold(self, start: int) -> None:
         """All bytes are those of the value whose first token is `start`."""
-        self._run = (0, self.size_bytes, start)
+        whole = Region(0, (self.size_bytes,), (1,), 1)
+        self._held = (whole, Contents.run(whole.shape, 1, start))
 
     def read(self, region: Region) -> Contents:
         """What lies in a region."""
         if region.count == 0:
-            return Contents(region.shape, region.itemsize, 0)
-        if self._run is not None and region.is_contiguous:
-            first, end, start = self._run
-            if first <= region.first and region.end <= end:
-                return Contents(region.shape, region.itemsize, start + region.first - first)
-        if self._exact is not None and self._exact[0] == region.key:
-            return Contents(region.shape, region.itemsize, self._exact[2])
+            return Contents.run(region.shape, region.itemsize, 0)
+        if self._held is not None:
+            held, contents = self._held
+            if held.key == region.key:
+                return contents
+            if held.is_contiguous and contents.is_in_order and held.first <= region.first and region.end <= held.end:
+                steps = tuple(
+                    s * region.itemsize if n != 1 else 0 for s, n in zip(region.stride, region.shape, strict=True)
+                )
+                return Contents(region.shape, region.itemsize, contents.start + region.first - held.first, steps)
         known = self._known.get(region.key)
         if known is None:
             tokens = self._spelled_out(region.itemsize)
@@ -134,15 +137,10 @@ class Storage:
         if region.count == 0:
             return
         self._known.clear()
-        if contents.start is not None and self._is_replaced_by(region):
-            self._tokens = self._run = self._exact = None
-            if region.is_contiguous:
-                self._run = (region.first, region.end, contents.start)
-            else:
-                self._exact = (region.key, region, contents.start)
+        if contents.tokens is None and self._is_replaced_by(region):
+            self._tokens, self._held = None, (region, contents)
             return
-        unit = min(contents.unit(), region.itemsize)
-        target = region.of(self._spelled_out(unit), self._unit)
+        target = region.of(self._spelled_out(min(contents.unit, region.itemsize)), self._unit)
         source = contents.spelled_out(self._unit).view(target.shape)
         if region.overlaps_itself():
             copy_into(target, source)
@@ -155,29 +153,27 @@ class Storage:
             return False
         if region.is_contiguous and region.end - region.first == self.size_bytes:
             return True
-        if self._tokens is not None:
-            return False
-        if self._exact is not None:
-            return self._exact[0] == region.key
-        if self._run is not None:
-            return region.is_contiguous and region.first <= self._run[0] and self._run[1] <= region.end
-        return True
+        if self._tokens is not None or self._held is None:
+            return self._tokens is None
+        held = self._held[0]
+        return held.key == region.key or (
+            region.is_contiguous and region.first <= held.first and held.end <= region.end
+        )
 
     def _spelled_out(self, unit: int) -> torch.Tensor:
         """All tokens, one for each `unit` bytes or less; changes of it are changes of the storage."""
         if self._tokens is None:
-            exact = self._exact[1].itemsize if self._exact is not None else unit
-            unit = math.gcd(unit, exact, self.size_bytes, *(self._run[:2] if self._run is not None else ()))
-            tokens = torch.zeros(self.size_bytes // unit, dtype=torch.int64)
-            if self._run is not None:
-                first, end, start = self._run
-                tokens[first // unit : end // unit] = torch.arange(start, start + end - first, unit)
-            if self._exact is not None:
-                _, region, start = self._exact
-                held = Contents(region.shape, region.itemsize, start)
-                target = region.of(tokens, unit)
-                target.copy_(held.spelled_out(unit).view(target.shape))
-            self._tokens, self._unit, self._run, self._exact = tokens, unit, None, None
+            region, contents = self._held or (Region(0, (0,), (1,), unit), Contents.run((0,), unit, 0))
+            if region.is_contiguous and contents.is_in_order:  # bytes in order are units in order
+                unit = math.gcd(unit, self.size_bytes, region.first, region.end)
+                count = (region.end - region.first) // unit
+                region = Region(region.first // unit, (count,), (1,), unit)
+                contents = Contents.run((count,), unit, contents.start)
+            unit = math.gcd(unit, self.size_bytes, region.first, contents.unit)
+            self._tokens = torch.zeros(self.size_bytes // unit, dtype=torch.int64)
+            self._unit, self._held = unit, None
+            target = region.of(self._tokens, unit)
+            target.copy_(contents.spelled_out(unit).view(target.shape))
         elif unit < self._unit:
             self._tokens, self._unit = refine(self._tokens.unsqueeze(1), self._unit, unit).view(-1), unit
         return self._tokens
@@ -187,10 +183,13 @@ class Storage:
         copy = Storage(end - first)
         if first == end:
             return copy
-        if self._run is not None and self._run[0] <= first and end <= self._run[1]:
-            copy.hold(self._run[2] + first - self._run[0])
-            return copy
-        tokens = self._spelled_out(math.gcd(first, end) or 1)
+        bytes_of_it = Region(first, (end - first,), (1,), 1)
+        if self._held is not None and self._held[0].is_contiguous and self._held[1].is_in_order:
+            held = self._held[0]
+            if held.first <= first and end <= held.end:
+                copy.hold(self.read(bytes_of_it).start)
+                return copy
+        tokens = self._spelled_out(math.gcd(first, end))
         copy._tokens, copy._unit = tokens[first // self._unit : end // self._unit].clone(), self._unit
         return copy
 

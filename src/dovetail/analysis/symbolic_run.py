@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -123,8 +124,11 @@ class SymbolicRun:
     def _results(self, node: Node, call: Call) -> Sequence[Bound | None]:
         target = node.target
         if isinstance(target, Prim) and isinstance(target.run, ViewScatter):
-            args = [self.concrete(operand) for operand in node.args[2:]]
-            return [self._scattered(node, target.run.view, target.run.index, node.args, args)]
+            view = target.run.view
+            rest = dict(zip([a.name for a in schema_of(view).arguments[1:]], node.args[2:], strict=False))
+            rest |= dict(node.kwargs)
+            args = [rest.get(a.name, a.default) for a in schema_of(view).arguments[1:]]
+            return [self._scattered(node, view, target.run.index, node.args, args)]
         if target is COPY_TO_LAYOUT:
             meta = _first_meta(node)
             contents = self.moves.read_as(self.place(node.args[0]), meta.dtype)
@@ -156,22 +160,35 @@ class SymbolicRun:
             return self._deliver(node, call, self._undefined(node, call))
         viewed = view_behind(target, "_copy", 1)
         if viewed is not None:
-            base = self.place(operands[0])
-            made: Any = viewed(*self.concrete(operands))
-            places = [Place(tensor, base.storage) for tensor in ([made] if isinstance(made, torch.Tensor) else made)]
-            return self._deliver(node, call, *map(self.moves.read, places))
+            return self._deliver(node, call, *self._viewed_copies(node, viewed, operands))
         viewed = view_behind(target, "_scatter", 2)
         if viewed is not None and not call.outs:
-            return [self._scattered(node, viewed, None, operands, self.concrete(operands[2:]))]
+            return [self._scattered(node, viewed, None, operands, operands[2:])]
         return None
 
+    def _viewed_copies(self, node: Node, viewed: Overload, operands: Sequence[Operand]) -> list[Contents]:
+        base = self.place(operands[0])
+        if viewed is torch.ops.aten.view.default:  # its copy takes any tensor, as a reshape does
+            whole = self.moves.read(base)
+            return [whole.reshaped(self.sizes(_first_meta(node).shape))]
+        args, kwargs = self._arranged(viewed, operands[1:])
+        made: Any = viewed(base.tensor, *args, **kwargs)
+        return [self.moves.read(Place(t, base.storage)) for t in ([made] if isinstance(made, torch.Tensor) else made)]
+
+    def _arranged(self, op: Overload, operands: Sequence[Operand]) -> tuple[list[Any], dict[str, Any]]:
+        """Operands for all arguments of an operator but the first one, as it takes them."""
+        found = list(zip(schema_of(op).arguments[1:], map(self.concrete, operands), strict=True))
+        return [o for a, o in found if not a.kwarg_only], {a.name: o for a, o in found if a.kwarg_only}
+
     def _scattered(
-        self, node: Node, view: Overload, index: int | None, operands: Sequence[Operand], args: Sequence[Any]
+        self, node: Node, view: Overload, index: int | None, operands: Sequence[Operand], rest: Sequence[Operand]
     ) -> Place:
         base, meta = self.place(operands[0]), _first_meta(node)
         is_prim = isinstance(node.target, Prim)
         whole = not is_prim and self.size(meta.offset) == base.region.offset and not base.region.overlaps_itself()
-        made = self.moves.scattered(base, self.place(operands[1]), view, index, args, whole=whole)
+        args, kwargs = self._arranged(view, rest)
+        part = partial(_part, view, index, args, kwargs)
+        made = self.moves.scattered(base, self.place(operands[1]), part, whole=whole)
         result = self.described(meta)
         if layout_of(result) == made.layout:
             return made
@@ -201,7 +218,7 @@ class SymbolicRun:
         made = self.denotations.make(name, self.operands(call), 1, label_of(node))
         known = made.results[0] or Result(self.tokens.new(shape.numel() * meta.dtype.itemsize), None)
         made.results[0] = known
-        return Contents(tuple(shape), meta.dtype.itemsize, known.start)
+        return Contents.run(tuple(shape), meta.dtype.itemsize, known.start)
 
     # --- operators by denotation --------------------------------------------------------------------------------------
 
@@ -263,7 +280,7 @@ class SymbolicRun:
         made.results[index] = known
         if known.layout != layout:
             raise Misfit(f"{value.name} is described as {layout}, and was {known.layout} in {made.label}")
-        return self._fresh(value, Contents(layout[0], tensor.dtype.itemsize, known.start))
+        return self._fresh(value, Contents.run(layout[0], tensor.dtype.itemsize, known.start))
 
     def _written_result(self, call: Call, made: Application, index: int, place: Place) -> None:
         layout = place.layout
@@ -276,7 +293,7 @@ class SymbolicRun:
                 f"it writes a result that was {known.layout} in {made.label} into {layout}: an operator that is not "
                 "elementwise may add up, or draw, in another order there"
             )
-        contents = Contents(layout[0], known.layout[2].itemsize, known.start)
+        contents = Contents.run(layout[0], known.layout[2].itemsize, known.start)
         self._fill(place, self.moves.convert(contents, known.layout[2], layout[2]))
 
     # --- tensors ------------------------------------------------------------------------------------------------------
@@ -328,6 +345,11 @@ class SymbolicRun:
     def size(self, size: Any) -> int:
         """A size as a number."""
         return size if type(size) is int else int(evaluate(size, self.hints))
+
+
+def _part(view: Overload, index: int | None, args: Sequence[Any], kwargs: Mapping[str, Any], base: torch.Tensor) -> Any:
+    made: Any = view(base, *args, **kwargs)
+    return made if index is None else made[index]
 
 
 def _first_meta(node: Node) -> TensorMeta:

@@ -6,7 +6,7 @@ tokens on the shadow of its storage. Views are made by the view operators themse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -132,9 +132,9 @@ class Moves:
         return found
 
     def scattered(
-        self, base: Place, source: Place, view: Overload, index: int | None, args: Sequence[Any], *, whole: bool
+        self, base: Place, source: Place, select: Callable[[torch.Tensor], torch.Tensor], *, whole: bool
     ) -> Place:
-        """The base with the part that `view(base, *args)` selects (item `index` of it) replaced.
+        """The base with the part that `select` gives replaced.
 
         whole: the copy is of the base's whole storage; otherwise of the bytes from its first to its last.
         """
@@ -146,7 +146,6 @@ class Moves:
         storage.last_writer = self.writer
         if base.bits:
             self.write(made, self.read(base))
-        parts: Any = view(made.tensor, *args)
-        part = Place(parts if index is None else parts[index], storage)
+        part = Place(select(made.tensor), storage)
         self.write(part, self.read_as(source, part.tensor.dtype).expanded(part.region.shape))
         return made
