@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from collections import Counter
@@ -14,9 +15,10 @@ import torch
 
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.errors import InplaceMismatch
-from dovetail.ir.program import Origin, Program, TensorMeta, Value
+from dovetail.ir.program import Origin, Program, Stage, Value
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops import prims
+from dovetail.ops.sub_programs import WithSubPrograms
 from dovetail.passes.reuse_buffers import reuse_buffers
 from tests.analysis.inplace_pairs import PAIRS, Pair
 from tests.analysis.written_programs import broken, difference, written
@@ -102,6 +104,12 @@ def test_five_thousand_nodes() -> None:
 _BOTH = "a = aten.exp.default(x)\nb = aten.sin.default(a)\nc = aten.cos.default(a)\nreturn b, c"
 
 
+def test_a_layout_that_is_read() -> None:
+    functional = "v = aten.slice.Tensor(x, 0, 0, 4, 2)\na = aten.exp.default(v)\nb = aten.sum.default(a)\nreturn b"
+    message = "operand 'self' (a) is not what b = aten.sum.default meant: it looks like (((2,), (2,)"
+    _refused(message, functional, functional.replace("exp", "exp_"), donated=(0,))
+
+
 def test_a_write_before_a_later_read() -> None:
     text = _BOTH.replace("sin", "sin_")
     message = (
@@ -143,7 +151,7 @@ def test_equal_applications_are_one() -> None:
     _verify(twice, twice.replace("sin", "sin_"))
 
 
-# --- what an operator writes --------------------------------------------------------------------------------------------
+# --- what an operator writes ------------------------------------------------------------------------------------------
 
 
 def test_an_elementwise_operator_may_read_what_it_writes_at_the_same_place() -> None:
@@ -200,12 +208,25 @@ def test_two_written_tensors_on_each_other() -> None:
     _refused("it writes two tensors that share bytes", functional, inplace)
 
 
-def test_a_result_that_is_laid_out_otherwise_may_round_otherwise() -> None:
-    functional = "t = aten.exp.default(x)\nv = aten.t.default(t)\na = aten.mm.default(x, y)\nreturn a"
-    inplace = "t = aten.exp.default(x)\nv = aten.t.default(t)\na = aten.mm.out(x, y, out=v)\nreturn a"
-    _refused(
-        "an operator that is not elementwise may add up, or draw, in another order", functional, inplace, _matrices()
+@pytest.mark.parametrize("operator", ["mm.default(x, y)", "add.Tensor(x, y)", "bitwise_or.Tensor(x, y)"])
+def test_a_result_that_is_laid_out_otherwise_may_round_otherwise(operator: str) -> None:
+    inputs: dict[str, Any] = _matrices()
+    if operator.startswith("bitwise"):
+        inputs = {name: torch.randint(0, 9, (4, 4)) for name in inputs}
+    functional = (
+        f"t = aten.abs.default(x)\nv = aten.t.default(t)\na = aten.{operator}\nb = aten.clone.default(a)\nreturn b"
     )
+    into = re.sub(r"\.\w+\((.*)\)", r".out(\1, out={})", operator)
+    if operator.startswith("bitwise"):
+        into = into.replace(".out", ".Tensor_out")
+    inplace = functional.replace(operator, into)
+    _verify(functional, inplace.format("t"), inputs)
+    if operator.startswith("bitwise"):
+        copied = "b = aten.copy_.default(c, a)"
+        fresh = "c = aten.empty_like.default(x)\n"
+        _verify(functional, fresh + inplace.format("v").replace("b = aten.clone.default(a)", copied), inputs)
+    else:
+        _refused("it may round otherwise, or draw in another order", functional, inplace.format("v"), inputs)
 
 
 def test_an_out_argument_of_another_shape() -> None:
@@ -237,9 +258,14 @@ def test_operators_that_change_what_a_tensor_is() -> None:
     _refused("it gives its operand another shape", functional, functional.replace("aten.t.", "aten.t_."), inputs)
 
 
-# --- draws and effects -------------------------------------------------------------------------------------------------
+# --- draws and effects ------------------------------------------------------------------------------------------------
 
-_DRAWS = "a = aten.rand.default([4])\nb = aten.randn.default([4])\nchecks.note.default(x)\nchecks.note.default(y)\nreturn a, b"
+_DRAWS = """
+a = aten.rand.default([4])
+b = aten.randn.default([4])
+checks.note.default(x)
+checks.note.default(y)
+return a, b""".strip()
 
 
 @pytest.mark.parametrize(
@@ -278,6 +304,13 @@ def test_what_nobody_wrote_differs_from_call_to_call() -> None:
     )
     _verify(functional, functional.replace("exp", "exp_"))
     _refused("operand 'self' (b)", functional, functional.replace("exp.default(a)", "exp.default(b)"))
+
+
+def test_a_draw_into_another_layout_draws_other_numbers() -> None:
+    functional = "a = aten.exp.default(x)\n(b,) = prims.functional_form(aten.normal_.default, (0,))(a)\nreturn b"
+    inplace = "a = aten.exp.default(x)\nv = aten.t.default(a)\nb = aten.normal_.default(v)\nreturn b"
+    _verify(functional, "a = aten.exp.default(x)\nb = aten.normal_.default(a)\nreturn b", _matrices())
+    _refused("b = aten.normal_.default does not read what it read before", functional, inplace, _matrices())
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------
@@ -334,14 +367,18 @@ def test_what_lies_between_the_elements_of_an_input_is_left_as_it_was() -> None:
     build = Builder()
     build.inputs = [build.value("x", shape=(4,), stride=(2,))]
     build.call("b", aten.as_strided.default, build.inputs[0], [8], [1], view_of=build.inputs[0], shape=(8,))
-    zero = build.call("c", aten.zero_.default, build.nodes[0].outputs[0], view_of=build.inputs[0], shape=(8,))
-    functional = "b = aten.as_strided.default(x, [8], [1])\nc = aten.zero.default(b)\nd = aten.slice.Tensor(c, 0, 0, 8, 2)\naten.copy_.default(x, d)\nreturn None"
-    del zero
+    build.call("c", aten.zero_.default, build.nodes[0].outputs[0], view_of=build.inputs[0], shape=(8,))
+    functional = """
+b = aten.as_strided.default(x, [8], [1])
+c = aten.zero.default(b)
+d = aten.slice.Tensor(c, 0, 0, 8, 2)
+aten.copy_.default(x, d)
+return None"""
     with pytest.raises(InplaceMismatch, match="input 0 is left with other contents"):
         verify_inplace(written(functional, inputs), build.program(None))
 
 
-# --- a single point of commitment ---------------------------------------------------------------------------------------
+# --- a single point of commitment -------------------------------------------------------------------------------------
 
 
 def test_nothing_fails_after_the_first_write_to_an_input() -> None:
@@ -438,11 +475,11 @@ def test_a_view_that_torch_refuses() -> None:
     program = written(text, {"x": torch.randn(4)})
     last = program.nodes[-1]
     broken_view = program.replace_nodes((*program.nodes[:-1], replace(last, args=(last.args[0], [3, 2]))))
-    with pytest.raises(InplaceMismatch, match="v = aten.view.default cannot be followed"):
+    with pytest.raises(InplaceMismatch, match=r"v = aten\.view\.default cannot be followed"):
         verify_inplace(program, broken_view)
 
 
-# --- sizes and numbers that are symbols ---------------------------------------------------------------------------------
+# --- sizes and numbers that are symbols -------------------------------------------------------------------------------
 
 
 def _flattened(last: Any, in_place: bool, size: Callable[[Any], Any] = lambda n: SizeExpr("mul", (n, 3))) -> Program:
@@ -461,7 +498,7 @@ def test_symbolic_sizes() -> None:
     verify_inplace(functional, inplace, hints={"n": 6})
     wrong = _flattened(aten.sin_.default, True, lambda n: SizeExpr("add", (n, 6)))
     verify_inplace(functional, wrong, hints={"n": 3})
-    with pytest.raises(InplaceMismatch, match="flat = aten.view.default cannot be followed"):
+    with pytest.raises(InplaceMismatch, match=r"flat = aten\.view\.default cannot be followed"):
         verify_inplace(functional, wrong, hints={"n": 5})
 
 
@@ -482,7 +519,7 @@ def test_numbers_read_from_tensors() -> None:
     )
 
 
-# --- other things that hold tensors --------------------------------------------------------------------------------------
+# --- other things that hold tensors -----------------------------------------------------------------------------------
 
 
 def test_conjugate_views_hold_other_numbers() -> None:
@@ -511,3 +548,31 @@ def test_a_copy_of_the_wrong_part() -> None:
     inputs = {"x": torch.randn(4), "y": torch.randn(2)}
     _verify(functional, inplace, inputs)
     _refused("output 0 (a) does not hold", functional, inplace.replace("1, 3", "2, 4"), inputs)
+
+
+def _looping(body: torch.fx.GraphModule) -> Program:
+    run = WithSubPrograms(torch.ops.higher_order.map_impl, (body, None), (1,), None)  # type: ignore[arg-type]
+    build = Builder("x")
+    loop = prims.Prim("map_impl", run, "torch.ops.higher_order.map_impl")
+    return build.program(build.call("a", loop, build.inputs[0]))
+
+
+def test_sub_programs_are_what_they_consist_of() -> None:
+    sin, cos = torch.fx.symbolic_trace(lambda x: torch.sin(x) + 1), torch.fx.symbolic_trace(lambda x: torch.cos(x) + 1)
+    verify_inplace(_looping(sin), _looping(sin))
+    verify_inplace(_looping(sin), _looping(copy.deepcopy(sin)))
+    with pytest.raises(InplaceMismatch, match="a = map_impl is applied, which it never was"):
+        verify_inplace(_looping(sin), _looping(cos))
+
+
+def test_reused_buffers() -> None:
+    inputs = {"x": torch.randn(64, 64), "y": torch.randn(64, 64)}
+    text = "a = aten.mul.Tensor(x, 2)\nb = aten.add.Tensor(a, y)\nc = aten.relu.default(b)\nreturn c"
+    functional = written(text, inputs, Stage.FUNCTIONAL)
+    reused, report = reuse_buffers(functional)
+    assert len(report.reused) == 2
+    verify_inplace(functional, reused)
+    last = reused.nodes[-1]
+    early = reused.replace_nodes((*reused.nodes[:1], replace(last, args=reused.nodes[0].outputs), reused.nodes[1]))
+    with pytest.raises(InplaceMismatch, match="does not read what it read before"):
+        verify_inplace(functional, early)

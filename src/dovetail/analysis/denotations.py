@@ -227,11 +227,11 @@ class Denotations:
         """The application with this key, if it has been made."""
         return self.made.get((name, tuple(operands)))
 
-    def nearest(self, name: Hashable, operands: Sequence[Hashable]) -> tuple[str, tuple[int, ...]] | None:
-        """The label of the application of this operator that differs in the fewest operands, and in which."""
-        found = None
-        for others, label in self.alike.get(name, ()):
-            differs = tuple(i for i, (a, b) in enumerate(zip(operands, others, strict=False)) if a != b)
-            if found is None or len(differs) < len(found[1]):
-                found = (label, differs)
-        return found
+    def nearest(self, name: Hashable, operands: Sequence[Hashable]) -> tuple[str, tuple[Hashable, ...]] | None:
+        """The application of this operator that differs in the fewest operands: its label and its operands."""
+        alike = self.alike.get(name, ())
+        differences = [sum(a != b for a, b in zip(operands, others, strict=False)) for others, _ in alike]
+        if not differences:
+            return None
+        others, label = alike[differences.index(min(differences))]
+        return label, others

@@ -123,7 +123,10 @@ class InPlaceRun(FunctionalRun):
     def sees_copies(self, node: Node, target: Overload) -> None:
         """Refuse copies that are described with another layout than they get."""
         args, kwargs = self._without_memory(node.args), {k: self._without_memory(o) for k, o in node.kwargs}
-        made: Any = target(*args, **kwargs)
+        try:
+            made: Any = target(*args, **kwargs)
+        except RuntimeError:
+            return  # not made for that device
         results = [made] if isinstance(made, torch.Tensor) else made
         for value, result in zip(node.outputs, results, strict=False):
             if value is None or value.name in self.meant.crooked:
@@ -159,6 +162,16 @@ class InPlaceRun(FunctionalRun):
         if wrong and value.name not in self.meant.crooked:
             raise Misfit(f"{value.name}: {wrong}")
 
+    def _difference(self, operand: Operand, seen: Hashable, meant: Hashable) -> str:
+        """How what an operator sees of an operand differs from what it saw, if that can be said."""
+        tensors = [value for value in values_in(operand) if value.is_tensor]
+        if not tensors:
+            return ""
+        if isinstance(operand, Value) and isinstance(seen, tuple) and isinstance(meant, tuple) and seen[0] == meant[0]:
+            return f": it looks like {seen[1:]}, and not like {meant[1:]}"
+        writers = sorted({self.place(value).storage.last_writer or "nobody" for value in tensors})
+        return f"; its memory was last written by {', '.join(writers)}"
+
     def _unknown(self, node: Node, call: Call, name: Hashable, operands: Sequence[Hashable]) -> InplaceMismatch:
         """The message for an application that the functional program never made."""
         nearest = self.denotations.nearest(name, operands)
@@ -166,12 +179,12 @@ class InPlaceRun(FunctionalRun):
             turn = " at this turn among draws and effects" if call.draws or call.effect else ""
             detail = f"{label_of(node)} is applied{turn}, which it never was"
             return mismatch(self.program, detail, "each application must be one of the functional program", node)
-        like, differs = nearest
+        like, others = nearest
         reasons = []
-        for index in differs:
-            argument, operand = call.arguments[index]
-            writers = {self.place(v).storage.last_writer or "nobody" for v in values_in(operand) if v.is_tensor}
-            text = f"operand {argument or index!r} ({operand}) is not what {like} meant"
-            reasons.append(text + (f"; its memory was last written by {', '.join(sorted(writers))}" if writers else ""))
+        for index, (seen, meant) in enumerate(zip(operands, others, strict=False)):
+            if seen != meant:
+                argument, operand = call.arguments[index]
+                text = f"operand {argument or index!r} ({operand}) is not what {like} meant"
+                reasons.append(text + self._difference(operand, seen, meant))
         detail = f"{label_of(node)} does not read what it read before"
         return mismatch(self.program, detail, "\n".join(reasons), node)

@@ -16,6 +16,8 @@ import torch
 from dovetail.analysis.tokens import Contents, Shape, refine
 from dovetail.ops.prims import copy_into
 
+_WIDEST = 16  # bytes of the widest element
+
 
 @dataclass(frozen=True)
 class Region:
@@ -71,7 +73,7 @@ class Region:
         reach = 0
         for step, size in sorted((s, n) for s, n in zip(self.stride, self.shape, strict=True) if n > 1):
             if step <= reach:
-                return self.count > 0 and self._places(self.itemsize).unique().numel() < self.count
+                return self.count > 0 and self.places(self.itemsize).unique().numel() < self.count
             reach += step * (size - 1)
         return False
 
@@ -84,10 +86,10 @@ class Region:
         unit = math.gcd(self.itemsize, other.itemsize)
         low = min(self.first, other.first) // unit
         marked = torch.zeros(max(self.end, other.end) // unit - low, dtype=torch.bool)
-        marked[self._places(unit) - low] = True
-        return bool(marked[other._places(unit) - low].any())
+        marked[self.places(unit) - low] = True
+        return bool(marked[other.places(unit) - low].any())
 
-    def _places(self, unit: int) -> torch.Tensor:
+    def places(self, unit: int) -> torch.Tensor:
         """The number of each `unit` bytes of the storage that lie here."""
         return self.of(torch.arange(self.end // unit), unit).reshape(-1)
 
@@ -111,6 +113,10 @@ class Storage:
         """All bytes are those of the value whose first token is `start`."""
         whole = Region(0, (self.size_bytes,), (1,), 1)
         self._held = (whole, Contents.run(whole.shape, 1, start))
+
+    def hold_tokens(self, tokens: torch.Tensor, unit: int) -> None:
+        """The bytes are those of these tokens, one for each `unit` bytes; it keeps and changes them."""
+        self._held, self._tokens, self._unit = None, tokens, unit
 
     def read(self, region: Region) -> Contents:
         """What lies in a region."""
@@ -189,8 +195,8 @@ class Storage:
             if held.first <= first and end <= held.end:
                 copy.hold(self.read(bytes_of_it).start)
                 return copy
-        tokens = self._spelled_out(math.gcd(first, end))
-        copy._tokens, copy._unit = tokens[first // self._unit : end // self._unit].clone(), self._unit
+        tokens = self._spelled_out(math.gcd(first, end, _WIDEST))
+        copy.hold_tokens(tokens[first // self._unit : end // self._unit].clone(), self._unit)
         return copy
 
     def everything(self) -> Contents:

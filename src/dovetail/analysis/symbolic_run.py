@@ -249,8 +249,9 @@ class SymbolicRun:
         lies_there = call.in_place or any(
             place.overlaps(self.place(v)) for _, place in written for v in values_in(_operands(call)) if v.is_tensor
         )
-        rounds = call.op is not None and lies_there and rounds_otherwise_in_place(call.op, dtype)
-        return (call.name, turn, self.effects if call.effect else None, rounds, *sorted(self.made.get(node, ())))
+        own_bits = call.op is not None and lies_there and rounds_otherwise_in_place(call.op, dtype)
+        own_bits = own_bits or (call.draws and call.in_place)  # an operator in place draws in its own way
+        return (call.name, turn, self.effects if call.effect else None, own_bits, *sorted(self.made.get(node, ())))
 
     def operands(self, call: Call) -> tuple[Hashable, ...]:
         """Each argument as what it denotes."""
@@ -288,13 +289,22 @@ class SymbolicRun:
         made.results[index] = known
         if known.layout is None or known.layout[0] != layout[0]:
             raise Misfit(f"it writes a result that was {known.layout} in {made.label} into {layout}")
-        if known.layout[1] != layout[1] and (call.draws or not call.pointwise):
+        if known.layout[1] != layout[1] and not self._is_exact(call, known.layout[2]):
             raise Misfit(
-                f"it writes a result that was {known.layout} in {made.label} into {layout}: an operator that is not "
-                "elementwise may add up, or draw, in another order there"
+                f"it writes a result that was {known.layout} in {made.label} into {layout}: it may round otherwise, or "
+                "draw in another order, where the result is laid out otherwise"
             )
         contents = Contents.run(layout[0], known.layout[2].itemsize, known.start)
         self._fill(place, self.moves.convert(contents, known.layout[2], layout[2]))
+
+    def _is_exact(self, call: Call, dtype: torch.dtype) -> bool:
+        """Whether a result has the same bits in any layout.
+
+        Kernels take vectors of contiguous elements and single ones elsewhere, which may round otherwise. An elementwise
+        operator in place walks through its operand, however that is laid out, as it does when it does not write it.
+        """
+        whole_numbers = not (dtype.is_floating_point or dtype.is_complex)
+        return call.pointwise and not call.draws and (whole_numbers or not call.outs)
 
     # --- tensors ------------------------------------------------------------------------------------------------------
 
