@@ -374,6 +374,16 @@ class PassChangedMeaning(DovetailError):
     rows = ()
 
 
+class InplaceMismatch(DovetailError):
+    """A program that works in place is not the functional program it was made from, caught by its checker."""
+
+    code = "DT-INPLACE-010"
+    summary = "program {program} in place is not the functional program it was made from: {detail}."
+    because = "{reason}"
+    way_out = "this is a bug in dovetail: report it with the dump of DOVETAIL_DUMP=dir"
+    rows = ("node", "origin")
+
+
 def all_error_classes() -> tuple[type[DovetailError], ...]:
     """Every concrete error class, by code."""
     found: list[type[DovetailError]] = []
