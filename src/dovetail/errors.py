@@ -374,6 +374,26 @@ class PassChangedMeaning(DovetailError):
     rows = ()
 
 
+class NotFunctional(DovetailError):
+    """A pass takes functional programs, and a node of this one writes an operand."""
+
+    code = "DT-INPLACE-001"
+    summary = "node {node} is not functional: {reason}."
+    because = "what is already in place has an order that the pass cannot see"
+    way_out = "trace with torch.func.functionalize, or take the graph of torch.export before it is made in-place"
+    rows = ("origin",)
+
+
+class BadDonation(DovetailError):
+    """An input cannot be donated."""
+
+    code = "DT-INPLACE-002"
+    summary = "{donation!r} cannot be donated: {reason}."
+    because = "donate names inputs of the graph by position or name: {known}"
+    way_out = "correct donate, or leave the input out"
+    rows = ()
+
+
 class InplaceMismatch(DovetailError):
     """A program that works in place is not the functional program it was made from, caught by its checker."""
 

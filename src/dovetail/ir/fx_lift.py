@@ -25,13 +25,13 @@ from dovetail.ir.fx_attributes import attribute_of
 from dovetail.ir.fx_samples import Faker, InputFakes, fakes_running, input_fakes
 from dovetail.ir.fx_targets import check_target, gives_fresh_results, is_primitive, may_depend_on_data, moves_tensors
 from dovetail.ir.fx_values import NUMBERS, ValueMaker
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Stage, Target, Value, values_in
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Stage, Target, TensorMeta, Value, values_in
 from dovetail.ir.provenance import origin_of
 from dovetail.ir.signature import Constant, InputRole, Signature, SizeInput, UserInput, UserOutput
-from dovetail.ir.sizes import SizeExpr
+from dovetail.ir.sizes import Number, SizeExpr
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL_ERRORS, FakeMode, keep_number, mode_of
-from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, depends_on_data, shape_env_of
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, depends_on_data, hint_of, shape_env_of
 
 _WRITTEN_OUT = (
     bool,
@@ -68,6 +68,17 @@ class Lifted:
     result: Any
     is_traced: bool
 
+    def hints(self) -> dict[str, Number]:
+        """The number behind each size symbol of the inputs, as far as it is known."""
+        found: dict[str, Number] = {}
+        for value in self.program.inputs:
+            for described, real in _sizes_of(value, self.fakes[value]):
+                if isinstance(described, SizeExpr) and described.op == "symbol":
+                    hint = hint_of(real) if isinstance(real, SYMBOLIC_TYPES) else real
+                    if hint is not None:
+                        found.setdefault(str(described), hint)
+        return found
+
 
 def lift(module: fx.GraphModule, sample_inputs: Sequence[object] = (), name: str = "graph") -> Lifted:
     """The program that a graph module of operator calls stands for.
@@ -83,6 +94,14 @@ def lift(module: fx.GraphModule, sample_inputs: Sequence[object] = (), name: str
         for node in module.graph.nodes:
             lifter.read(node)
     return lifter.lifted(name)
+
+
+def _sizes_of(value: Value, fake: Any) -> list[tuple[object, Any]]:
+    if not isinstance(value.meta, TensorMeta):
+        return [(value.meta.expr, fake)]
+    meta = value.meta
+    described = (*meta.shape, *meta.stride, meta.offset)
+    return list(zip(described, (*fake.shape, *fake.stride(), fake.storage_offset()), strict=True))
 
 
 @dataclass

@@ -273,14 +273,17 @@ def made_symbols(program: Program) -> dict[Node, frozenset[str]]:
 
 def map_operands(operand: Operand, swap: Callable[[Value], Operand]) -> Operand:
     """The operand with each value replaced; the same object when nothing changed."""
-    if isinstance(operand, Value):
-        return swap(operand)
+    return map_leaves(operand, lambda leaf: swap(leaf) if isinstance(leaf, Value) else leaf)
+
+
+def map_leaves(operand: Operand, swap: Callable[[Operand], Operand]) -> Operand:
+    """The operand with everything replaced that is no list or tuple; the same object when nothing changed."""
     if isinstance(operand, tuple | list):
-        items = [map_operands(item, swap) for item in operand]
+        items = [map_leaves(item, swap) for item in operand]
         if all(new is old for new, old in zip(items, operand, strict=True)):
             return operand
         return tuple(items) if isinstance(operand, tuple) else items
-    return operand
+    return swap(operand)
 
 
 _DTYPE_NAMES: dict[torch.dtype, str] = {

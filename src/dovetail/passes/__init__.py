@@ -1,0 +1,8 @@
+"""The passes. On `torch.fx.GraphModule`s: `reinplace` and `plan_inplace`; on programs: one file each."""
+
+from __future__ import annotations
+
+from dovetail.passes.inplace_report import InplaceReport
+from dovetail.passes.shelf import plan_inplace, reinplace, verify_inplace
+
+__all__ = ["InplaceReport", "plan_inplace", "reinplace", "verify_inplace"]

@@ -6,7 +6,7 @@ proved to be needed: no reason is given for them that no order and no choice of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from dovetail.analysis.inplace_plan import (
@@ -63,10 +63,16 @@ COPY = "copy"
 
 @dataclass(frozen=True, slots=True)
 class InplaceReport:
-    """The rows in program order. postponed: names of results that are computed later than they stood."""
+    """The rows in program order.
+
+    postponed: names of results that are computed later than they stood. unused_donations: names of donated inputs that
+    nothing is written to. commit_point: how many nodes run before the first one that writes an input.
+    """
 
     rows: tuple[InplaceRow, ...] = ()
     postponed: tuple[str, ...] = ()
+    unused_donations: tuple[str, ...] = ()
+    commit_point: int = 0
 
     @property
     def in_place(self) -> int:
@@ -92,6 +98,7 @@ class InplaceReport:
         """One line for each row, and the sums."""
         lines = [str(row) for row in self.rows]
         lines += [f"{name}: computed later, after the reads of what it replaces" for name in self.postponed]
+        lines += [f"{name}: donated, and not used: no result fits into it" for name in self.unused_donations]
         return "\n".join([*lines, str(self)])
 
     def __str__(self) -> str:
@@ -101,13 +108,37 @@ class InplaceReport:
         )
 
 
-def report_of(plan: InplacePlan, hints: Mapping[str, Number] | None = None) -> InplaceReport:
-    """The report of a plan. hints: a number for each size symbol (default 1 each)."""
+def report_of(
+    plan: InplacePlan, hints: Mapping[str, Number] | None = None, donated: Collection[int] = ()
+) -> InplaceReport:
+    """The report of a plan. hints: a number for each size symbol (default 1 each). donated: numbers of inputs."""
     rows: list[InplaceRow] = []
     producers = plan.program.producers()
     for node in plan.order:
         rows += _Rows(plan, node, producers, hints or {}).made()
-    return InplaceReport(tuple(rows), tuple(_name(node) for node in plan.postponed))
+    inputs = plan.program.inputs
+    number_of = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
+    outside = plan.program.input_storages()
+    used = {number for storage, number in number_of.items() if storage not in outside}
+    return InplaceReport(
+        tuple(rows),
+        tuple(_name(node) for node in plan.postponed),
+        tuple(inputs[i].name for i in donated if number_of[inputs[i].tensor.storage] not in used),
+        _commit_point(plan, outside),
+    )
+
+
+def _commit_point(plan: InplacePlan, outside: frozenset[int]) -> int:
+    """The place of the first node that writes an input; the number of nodes if none does."""
+    for at, node in enumerate(plan.order):
+        action = plan.actions.get(node)
+        if isinstance(action, DropCopyBack | Share | Absorb):
+            continue
+        written = [node.args[0]] if overwrites(node.target) else list(node.results()) if action is not None else []
+        values = [value for value in written if isinstance(value, Value) and value.is_tensor]
+        if any(plan.places[value.tensor.storage][0].number in outside for value in values):
+            return at
+    return len(plan.order)
 
 
 class _Rows:
@@ -166,6 +197,9 @@ class _Rows:
     def _why_moved(self, source: Value, action: WritePart) -> Kept:
         """Why the source of a part was not made in its place."""
         maker = self.producers.get(source)
+        while maker is not None and isinstance(copied := self.plan.actions.get(maker), Share):
+            source = copied.source
+            maker = self.producers.get(source)
         if maker is None:
             return Kept(Reason.IS_NEW, source.name)
         if action.first_copy:

@@ -1,0 +1,45 @@
+"""Is a program functional, but for copies back into its inputs? What `passes.inplace` takes."""
+
+from __future__ import annotations
+
+from dovetail.analysis.destinations import is_copy_back
+from dovetail.analysis.pairs import may_overlap
+from dovetail.errors import NotFunctional
+from dovetail.ir.program import Node, Program, Value
+from dovetail.ops.facts import facts_of, hidden_writes
+
+
+def require_functional(program: Program) -> None:
+    """Raise NotFunctional for the first node that writes an operand.
+
+    Allowed is `copy_` into an input, or into a view of one, of which no node reads a byte afterwards.
+    """
+    outside = program.input_storages()
+    copied: list[tuple[Node, Value]] = []
+    for node in program.nodes:
+        for value in node.operands():
+            for back, target in copied:
+                if not value.is_tensor or value.tensor.storage != target.tensor.storage or _shows(node, value):
+                    continue
+                if may_overlap(value.tensor, target.tensor):
+                    reason = f"it reads {value.name} after {back.target} has written it"
+                    raise NotFunctional(node=_name(node), reason=reason, origin=str(node.origin))
+        if is_copy_back(node, outside):
+            place = node.args[0]
+            assert isinstance(place, Value), "a copy back has a target"
+            copied.append((node, place))
+        elif facts_of(node.target).writes or hidden_writes(node.target, node.args, dict(node.kwargs)):
+            reason = f"{node.target} writes an operand that is no input, or not by copy_"
+            raise NotFunctional(node=_name(node), reason=reason, origin=str(node.origin))
+
+
+def _shows(node: Node, value: Value) -> bool:
+    """Whether the node only makes views of the value, or writes it."""
+    is_first = bool(node.args) and node.args[0] is value
+    results = [result for result in node.results() if result.is_tensor]
+    is_view = bool(results) and all(result.tensor.storage == value.tensor.storage for result in results)
+    return is_first and (is_view or bool(facts_of(node.target).writes))
+
+
+def _name(node: Node) -> str:
+    return next((value.name for value in node.results()), str(node.target))

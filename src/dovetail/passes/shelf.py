@@ -1,0 +1,121 @@
+"""The passes as functions on `torch.fx.GraphModule`, for people who write back ends.
+
+Each pass is a pair: `X(gm, *sample_inputs) -> gm` gives a new graph module, `plan_X(gm, *sample_inputs) -> XReport` says
+what it would do. The graph module that is given is never edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from dovetail.analysis.inplace import decide_in_place
+from dovetail.analysis.inplace_plan import InplacePlan
+from dovetail.analysis.verify_inplace import verify_inplace as verify_program_inplace
+from dovetail.errors import BadDonation
+from dovetail.ir.fx_lift import Lifted, lift
+from dovetail.ir.fx_lower import lower
+from dovetail.ir.program import Node, Program, map_leaves
+from dovetail.passes.functional import require_functional
+from dovetail.passes.inplace import apply_plan
+from dovetail.passes.inplace_report import InplaceReport, report_of
+
+Donation = Sequence[int | str]
+
+
+def reinplace(
+    gm: fx.GraphModule, *sample_inputs: object, donate: Donation = (), commit_point: bool = False
+) -> fx.GraphModule:
+    """A graph module that gives the same results, and works in the memory it has where that is safe.
+
+    Args:
+        gm: a functional graph of ATen operators, with static or symbolic sizes; it may end in `copy_` into its inputs
+            (or views of them), whose memory is then worked in.
+        sample_inputs: arguments of a call (real, fake or meta tensors); their layout and the memory they share are
+            looked at, they are not written. Not needed where placeholders have `meta["val"]`.
+        donate: inputs whose memory may be used and whose contents are lost, by position or by name.
+        commit_point: keep one point before which no input is written, and after which no check of the graph can fail.
+
+    Returns:
+        A new module with the same calling convention, results and effects. Two inputs that are written must not share
+        memory, unless the samples do.
+
+    Raises: NotFunctional when a node writes something else; BadDonation; SampleMismatch; MissingSamples;
+        InvalidGraphModule for a node that is no call of an operator with a schema.
+
+    What is not done, and why: `plan_inplace`. Cost: one run on fake tensors, then linear; see docs/inplace.md.
+    """
+    lifted, plan = _plan(gm, sample_inputs, donate, commit_point)
+    return lower(lifted, _with_sub_graphs(apply_plan(plan)))
+
+
+def plan_inplace(
+    gm: fx.GraphModule, *sample_inputs: object, donate: Donation = (), commit_point: bool = False
+) -> InplaceReport:
+    """What `reinplace` does with these arguments, node by node, with reasons and bytes."""
+    lifted, plan = _plan(gm, sample_inputs, donate, commit_point)
+    return report_of(plan, hints=lifted.hints(), donated=_donated(lifted.program, donate))
+
+
+def verify_inplace(
+    functional: fx.GraphModule,
+    inplace: fx.GraphModule,
+    *sample_inputs: object,
+    donate: Donation = (),
+    commit_point: bool = False,
+) -> None:
+    """Raise InplaceMismatch unless `inplace` gives what `functional` gives, and leaves its inputs as that does.
+
+    Proved by running both on tokens in place of numbers, for the sizes of the samples (small ones for symbols); it does
+    not matter how `inplace` was made. No code of `reinplace` is used.
+    """
+    lifted = lift(functional, sample_inputs)
+    program = lift(inplace, sample_inputs).program
+    donated = _donated(lifted.program, donate)
+    verify_program_inplace(lifted.program, program, donated=donated, commit=commit_point)
+
+
+def _plan(
+    gm: fx.GraphModule, sample_inputs: Sequence[object], donate: Donation, commit_point: bool
+) -> tuple[Lifted, InplacePlan]:
+    lifted = lift(gm, sample_inputs)
+    require_functional(lifted.program)
+    donated = _donated(lifted.program, donate)
+    return lifted, decide_in_place(lifted.program, donated, commit=commit_point)
+
+
+def _donated(program: Program, donate: Donation) -> tuple[int, ...]:
+    """The numbers of donated inputs."""
+    names = {value.name: index for index, value in enumerate(program.inputs)}
+    found: list[int] = []
+    for wish in (donate,) if isinstance(donate, int | str) else donate:
+        index = names.get(wish) if isinstance(wish, str) else wish
+        known = ", ".join(names)
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(program.inputs):
+            raise BadDonation(donation=wish, reason="there is no such input", known=known)
+        if not program.inputs[index].is_tensor:
+            raise BadDonation(donation=wish, reason="it is no tensor", known=known)
+        found.append(index)
+    storages = {program.inputs[index].tensor.storage for index in found}
+    for index, value in enumerate(program.inputs):
+        if value.is_tensor and value.tensor.storage in storages and index not in found:
+            reason = f"it shares memory with {value.name}, which is not donated"
+            raise BadDonation(donation=value.name, reason=reason, known=", ".join(names))
+    return tuple(found)
+
+
+def _with_sub_graphs(program: Program) -> Program:
+    """The program with the sub-graphs of its control flow rewritten as well."""
+
+    def rewritten(operand: object) -> object:
+        return reinplace(operand) if isinstance(operand, fx.GraphModule) else operand
+
+    def node_with(node: Node) -> Node:
+        args = tuple(map_leaves(operand, rewritten) for operand in node.args)
+        if all(new is old for new, old in zip(args, node.args, strict=True)):
+            return node
+        return replace(node, args=args)
+
+    return program.replace_nodes(tuple(map(node_with, program.nodes)))
