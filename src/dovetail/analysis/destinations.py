@@ -77,7 +77,8 @@ def copied_value(node: Node) -> Value | None:
     source, result = node.args[int(from_second)], node.outputs[0] if len(node.outputs) == 1 else None
     if not isinstance(source, Value) or result is None or not source.is_tensor or not result.is_tensor:
         return None
-    return source if source.tensor.dtype == result.tensor.dtype else None
+    a, b = source.tensor, result.tensor
+    return source if (a.dtype, a.device) == (b.dtype, b.device) else None
 
 
 def is_copy_back(node: Node, outside: frozenset[int]) -> bool:
