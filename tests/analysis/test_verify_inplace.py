@@ -576,3 +576,42 @@ def test_reused_buffers() -> None:
     early = reused.replace_nodes((*reused.nodes[:1], replace(last, args=reused.nodes[0].outputs), reused.nodes[1]))
     with pytest.raises(InplaceMismatch, match="does not read what it read before"):
         verify_inplace(functional, early)
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+def test_values_are_made_before_they_are_read() -> None:
+    program = written(_BOTH, _vectors())
+    first, second, third = program.nodes
+    with pytest.raises(InplaceMismatch, match="it reads a, which is not there"):
+        verify_inplace(program, program.replace_nodes((second, first, third)))
+    with pytest.raises(InplaceMismatch, match="c is not there"):
+        verify_inplace(program, program.replace_nodes((first, second)))
+
+
+def test_sizes_are_found_out_before_they_are_read() -> None:
+    build = Builder("x")
+    found = build.call("i", aten.nonzero.default, build.inputs[0], shape=(symbol("u"), 1), dtype=torch.int64)
+    build.call("z", aten.full.default, [symbol("u")], 1, shape=(symbol("u"),))
+    program = build.program(found)
+    verify_inplace(program, program)
+    with pytest.raises(InplaceMismatch, match="it reads the size u before the node that finds it out"):
+        verify_inplace(program, program.replace_nodes(program.nodes[::-1]))
+
+
+def test_sizes_that_are_made_sure_to_be_equal() -> None:
+    u, v = symbol("u"), symbol("v")
+    build = Builder("x", "y")
+    rows = [
+        build.call(name, aten.masked_select.default, x, x, shape=(size,))
+        for name, x, size in zip("ab", build.inputs, (u, v), strict=True)
+    ]
+    stacked = build.call("s", aten.stack.default, rows, shape=(2, u))
+    flat = build.call(
+        "f", aten.view.default, stacked, [SizeExpr("add", (u, v))], shape=(SizeExpr("add", (u, v)),), view_of=stacked
+    )
+    fact = (SizeExpr("eq", (u, v)), "u == v")
+    build.nodes.append(replace(build.nodes[0], target=prims.EXPECT, args=fact, outputs=()))
+    program = build.program(flat)
+    verify_inplace(program, program)

@@ -9,6 +9,7 @@ import torch
 
 from dovetail.ir.program import Node, Operand, Phase, Program, Stage, TensorMeta, Value
 from dovetail.ir.signature import Signature, UserInput, UserOutput
+from dovetail.ir.sizes import product
 from dovetail.ir.text import emit, plain_call
 
 
@@ -25,9 +26,7 @@ class Builder:
         if storage is None:
             storage = self._storages
             self._storages += 1
-        stride: list[Any] = [1] * len(shape)
-        for dim in range(len(shape) - 2, -1, -1):
-            stride[dim] = stride[dim + 1] * shape[dim + 1]
+        stride: list[Any] = [product(tuple(shape[dim + 1 :])) for dim in range(len(shape))]
         facts: dict[str, Any] = {
             "shape": tuple(shape),
             "stride": tuple(stride),

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from dovetail.analysis.denotations import Call, Denotations
+from dovetail.analysis.environment import Misfit
 from dovetail.analysis.shadow_memory import Storage
-from dovetail.analysis.symbolic_run import Misfit, SymbolicRun, label_of
+from dovetail.analysis.symbolic_run import SymbolicRun, label_of
 from dovetail.analysis.token_moves import Place, layout_of
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.program import Node, Operand, Program, Value, values_in
@@ -35,6 +36,7 @@ class _Descriptions:
     def __init__(self, run: SymbolicRun) -> None:
         self.size = run.size
         self.numbers: dict[Storage, int] = {}
+        self.devices: dict[Storage, torch.device] = {}
         self.storages: dict[int, Storage] = {}
 
     def disagreement(self, value: Value, place: Place) -> str:
@@ -47,6 +49,9 @@ class _Descriptions:
             return f"it is described with shape {list(shape)}, stride {list(stride)}, {meta.dtype} and has {is_at}"
         if region.count and self.size(meta.offset) != region.offset:
             return f"it is described at offset {meta.offset}, and lies at offset {region.offset} of its storage"
+        device = self.devices.setdefault(place.storage, meta.device)
+        if device != meta.device:
+            return f"it is described on {meta.device}, and lies on {device}"
         number = self.numbers.setdefault(place.storage, meta.storage)
         storage = self.storages.setdefault(meta.storage, place.storage)
         if number != meta.storage:

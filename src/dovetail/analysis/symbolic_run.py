@@ -9,28 +9,23 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from dovetail.analysis.denotations import Application, Call, Denotations, Result, call_of, compared
+from dovetail.analysis.environment import Bound, Environment, Misfit
 from dovetail.analysis.shadow_memory import Storage
 from dovetail.analysis.token_moves import Moves, Place, is_view, layout_of, on_new_memory, view_behind
 from dovetail.analysis.tokens import Contents
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, made_symbols, values_in
-from dovetail.ir.sizes import Number, SizeExpr, evaluate
+from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, made_symbols, values_in
+from dovetail.ir.sizes import Number
 from dovetail.ops.facts import rounds_otherwise_in_place
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim, ViewScatter
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
-Bound: TypeAlias = "Place | int"  # a number is bound to its token
-
 _COPIES = frozenset({"clone", "lift_fresh_copy", "_to_copy"})
 _MOVES_MEMORY = frozenset({"aten::resize", "aten::resize_as", "aten::set"})
-
-
-class Misfit(Exception):
-    """A node does something that its program must not do, or that cannot be followed."""
 
 
 @dataclass(slots=True)
@@ -41,7 +36,7 @@ class InputMemory:
     extents: list[int] = field(default_factory=list)
 
 
-class SymbolicRun:
+class SymbolicRun(Environment):
     """One run of a program.
 
     env: what is alive. inputs: what the inputs were bound to. A subclass may look on: its methods `sees_...` are
@@ -49,13 +44,13 @@ class SymbolicRun:
     """
 
     def __init__(self, program: Program, denotations: Denotations, hints: Mapping[str, Number]) -> None:
+        super().__init__(hints)
         self.program = program
         self.denotations = denotations
         self.tokens = denotations.tokens
         self.moves = Moves(self.tokens)
-        self.hints = hints
         self.made = made_symbols(program)
-        self.env: dict[Value, Bound] = {}
+        self.unknown = set[str]().union(*self.made.values())
         self.inputs: list[Bound] = []
         self.outputs: list[Bound | None] = []
         self.draws = 0
@@ -103,21 +98,35 @@ class SymbolicRun:
             self.sees_result(value, place)
 
     def finish(self) -> None:
-        """Note what the outputs are; None for what is no value."""
+        """Note what the outputs are; None for what is no value. Raises: Misfit."""
+        for value in values_in(self.program.outputs):
+            if value not in self.env:
+                raise Misfit(f"{value.name} is not there")
         self.outputs = [self.env[o] if isinstance(o, Value) else None for o in self.program.outputs]
 
     def step(self, node: Node) -> None:
         """Run one node. Raises: Misfit; what torch raises when a view operator does not take its operands."""
+        self._check_order(node)
         call = call_of(node)
         self.moves.writer = label_of(node)
         results = self._results(node, call)
         self.draws += call.draws
         self.effects += call.effect
+        self.unknown -= self.made.get(node, frozenset())
         for value, bound in zip(node.outputs, results, strict=False):
             if value is not None and bound is not None:
                 self.env[value] = bound
                 if isinstance(bound, Place):
                     self.sees_result(value, bound)
+
+    def _check_order(self, node: Node) -> None:
+        for value in node.operands():
+            if value not in self.env:
+                raise Misfit(f"it reads {value.name}, which is not there (yet)")
+        if self.unknown:
+            for name in node.symbols():
+                if name in self.unknown:
+                    raise Misfit(f"it reads the size {name} before the node that finds it out")
 
     # --- one node ----------------------------------------------------------------------------------------------------
 
@@ -289,6 +298,8 @@ class SymbolicRun:
         made.results[index] = known
         if known.layout is None or known.layout[0] != layout[0]:
             raise Misfit(f"it writes a result that was {known.layout} in {made.label} into {layout}")
+        if known.layout[2] != layout[2] and not call.pointwise:
+            raise Misfit(f"it writes a result of {known.layout[2]} into {layout[2]}: it may compute in that dtype, too")
         if known.layout[1] != layout[1] and not self._is_exact(call, known.layout[2]):
             raise Misfit(
                 f"it writes a result that was {known.layout} in {made.label} into {layout}: it may round otherwise, or "
@@ -317,44 +328,6 @@ class SymbolicRun:
         if contents.shape != place.region.shape or contents.itemsize != place.region.itemsize:
             raise Misfit(f"{list(contents.shape)} is put into {list(place.region.shape)}, {place.tensor.dtype}")
         self.moves.write(place, contents)
-
-    def described(self, meta: TensorMeta) -> torch.Tensor:
-        """A tensor of this layout on memory of its own."""
-        shape, stride, offset = self.sizes(meta.shape), self.sizes(meta.stride), self.size(meta.offset)
-        if not offset:
-            return torch.empty_strided(shape, stride, dtype=meta.dtype)
-        extent = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1 if shape.numel() else 0
-        return torch.empty(offset + extent, dtype=meta.dtype).as_strided(shape, stride, offset)
-
-    def written(self, call: Call) -> list[tuple[str, Place]]:
-        """The tensors that a call writes, lists flattened, each with its alias set."""
-        return [(alias, self.place(v)) for _, alias, operand in call.writes for v in values_in(operand) if v.is_tensor]
-
-    def place(self, operand: Operand) -> Place:
-        """The tensor that an operand stands for. Raises: Misfit when it stands for none."""
-        bound = self.env.get(operand) if isinstance(operand, Value) else None
-        if not isinstance(bound, Place):
-            raise Misfit(f"{operand} is no tensor")
-        return bound
-
-    def concrete(self, operand: Operand) -> Any:
-        """An operand as torch takes it: real tensors, and numbers for sizes."""
-        if isinstance(operand, SizeExpr):
-            return evaluate(operand, self.hints)
-        if isinstance(operand, Value):
-            meta = operand.meta
-            return evaluate(meta.expr, self.hints) if isinstance(meta, ScalarMeta) else self.place(operand).tensor
-        if isinstance(operand, tuple | list):
-            return [self.concrete(item) for item in operand]
-        return operand
-
-    def sizes(self, sizes: Sequence[Any]) -> torch.Size:
-        """Sizes as numbers."""
-        return torch.Size([self.size(size) for size in sizes])
-
-    def size(self, size: Any) -> int:
-        """A size as a number."""
-        return size if type(size) is int else int(evaluate(size, self.hints))
 
 
 def _part(view: Overload, index: int | None, args: Sequence[Any], kwargs: Mapping[str, Any], base: torch.Tensor) -> Any:

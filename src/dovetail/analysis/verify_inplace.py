@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from dovetail.analysis.denotations import Denotations, constant
+from dovetail.analysis.environment import Misfit
 from dovetail.analysis.inplace_run import FunctionalRun, InPlaceRun, mismatch
-from dovetail.analysis.symbolic_run import InputMemory, Misfit, label_of
+from dovetail.analysis.symbolic_run import InputMemory, label_of
 from dovetail.analysis.token_moves import Place
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.program import Node, Program, Value, meta_symbols, symbols_in, values_in
@@ -88,7 +89,10 @@ def _follow(run: FunctionalRun | InPlaceRun, memory: InputMemory) -> None:
             raise mismatch(program, f"{label_of(node)} cannot be followed", _first_line(error), node) from error
         for value in dying.get(node, ()):
             run.env.pop(value, None)
-    run.finish()
+    try:
+        run.finish()
+    except Misfit as error:
+        raise mismatch(program, "an output is not made", str(error)) from error
 
 
 def _first_line(error: Exception) -> str:
