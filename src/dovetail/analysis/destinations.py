@@ -31,7 +31,7 @@ class PartUse:
 class Destinations:
     """copy_backs: the nodes, in order. copy_backs_of: those of the input with a storage. chain: storage -> storage of the input whose memory it may live in. into: storage
     -> the value whose place it should be written to. covered: storage of an input -> the tensors that are copied into.
-    parts: nodes that replace a part. part_of_source: a value that is only read as the source of such a node -> that use.
+    parts: nodes that replace a part. part_of_source: the source of such a node, before copies too -> that use.
     """
 
     copy_backs: list[Node] = field(default_factory=list)
@@ -47,7 +47,6 @@ def find_destinations(program: Program) -> Destinations:
     """See `Destinations`."""
     found = Destinations()
     outside = program.input_storages()
-    counts = program.use_counts()
     producers = program.producers()
     for node in program.nodes:
         if is_copy_back(node, outside):
@@ -61,7 +60,7 @@ def find_destinations(program: Program) -> Destinations:
         if use is not None:
             found.parts[node] = use
             source: Value | None = use.source
-            while source is not None and counts[source] == 1 and source in producers:
+            while source is not None and source in producers and source not in found.part_of_source:
                 found.part_of_source[source] = use
                 source = copied_value(producers[source])
     for node in found.copy_backs:

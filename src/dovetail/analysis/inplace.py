@@ -78,6 +78,7 @@ class _Planner:
         self.destinations = find_destinations(program)
         self.actions: dict[Node, Action] = {}
         self.kept: dict[Node, Kept] = {}
+        self.moved: dict[Node, Kept] = {}
         self.escaping = program.output_storages()
         self.postponed: dict[Node, int] = {}
         self.just_died: list[Value] = []
@@ -134,7 +135,7 @@ class _Planner:
             at += 1
         places = {storage: self.buffers.place_of(storage) for storage in self.buffers.values_on}
         order, postponed = tuple(self.buffers.order), tuple(self.postponed)
-        return InplacePlan(self.program, order, self.actions, self.kept, places, postponed)
+        return InplacePlan(self.program, order, self.actions, self.kept, places, postponed, self.moved)
 
     def _is_settled(self, node: Node) -> bool:
         return all(self.buffers.is_placed(value.tensor.storage) for value in tensors_of(node))
@@ -329,6 +330,7 @@ class _Planner:
             return None
         fit = self.fitting.fit(Wish(node, at, result, use.meta, use.meta, others, elementwise, False))
         if fit.obstacle is not None:
+            self.moved[use.node] = fit.obstacle
             return None
         self.fitting.put(result, use.meta)
         return WriteOut(form, use.base, use.part, use.args, use.meta)

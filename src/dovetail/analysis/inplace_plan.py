@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dovetail.analysis.buffers import Buffer
@@ -32,6 +32,7 @@ class Reason(enum.Enum):
     READ_OTHERWISE = "a conjugate or negative view reads the memory otherwise"
     ADDRESSED = "a strided view addresses the memory by its absolute place"
     KEEPS_MORE = "it would keep a larger buffer alive"
+    ELSEWHERE = "the new contents are made before the memory is, or in other memory that they may use"
     UNKNOWN_PLACE = "the place of the part is not known before the program runs"
 
     @property
@@ -144,7 +145,7 @@ class InplacePlan:
 
     order: the nodes as they are to run. actions: what to do with a node instead of running it as it is. kept: why a node
     that could have been rewritten is not. places: buffer and shift in bytes of each storage. postponed: nodes that
-    run later than they stood.
+    run later than they stood. moved: for nodes that replace a part, why the source was not made in its place.
     """
 
     program: Program
@@ -153,3 +154,4 @@ class InplacePlan:
     kept: dict[Node, Kept]
     places: dict[int, tuple[Buffer, Size]]
     postponed: tuple[Node, ...] = ()
+    moved: dict[Node, Kept] = field(default_factory=dict)

@@ -157,7 +157,7 @@ class SymbolicRun(Environment):
             base = self.place(next((v for v in values_in(operands) if v.is_tensor), None))
             kwargs = {key: self.concrete(operand) for key, operand in node.kwargs}
             return self.moves.views(base, target(*self.concrete(node.args), **kwargs))
-        if name == "copy":
+        if name == "copy" or (name == "fill" and isinstance(operands[1], Value)):
             like, source = self.place(operands[0]), self.place(operands[1])
             contents = self.moves.read_as(source, like.tensor.dtype)
             return self._deliver(node, call, contents.expanded(like.region.shape))

@@ -208,7 +208,9 @@ class _Rows:
             return Kept(Reason.LAYOUT, source.name)
         if out_form(maker.target, source.tensor.device.type) is None:
             return Kept(Reason.NO_FORM, source.name)
-        return Kept(Reason.IS_NEW, source.name)
+        if source.tensor.storage in self.plan.program.output_storages():
+            return Kept(Reason.IS_NEW, source.name)
+        return self.plan.moved.get(self.node, Kept(Reason.ELSEWHERE, source.name))
 
     def _done(self, decision: str, results: Iterable[Value] | None = None, *, saves: bool = True) -> InplaceRow:
         made = list(self.node.results() if results is None else results)

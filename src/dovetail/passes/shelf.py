@@ -18,6 +18,7 @@ from dovetail.errors import BadDonation
 from dovetail.ir.fx_lift import Lifted, lift
 from dovetail.ir.fx_lower import lower
 from dovetail.ir.program import Node, Program, map_leaves
+from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.functional import require_functional
 from dovetail.passes.inplace import apply_plan
 from dovetail.passes.inplace_report import InplaceReport, report_of
@@ -83,7 +84,8 @@ def _plan(
     lifted = lift(gm, sample_inputs)
     require_functional(lifted.program)
     donated = _donated(lifted.program, donate)
-    return lifted, decide_in_place(lifted.program, donated, commit=commit_point)
+    program, _ = remove_dead_code(lifted.program)  # what nobody reads needs nothing kept
+    return lifted, decide_in_place(program, donated, commit=commit_point)
 
 
 def _donated(program: Program, donate: Donation) -> tuple[int, ...]:
