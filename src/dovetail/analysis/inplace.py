@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 import torch
 
-from dovetail.analysis.buffers import Buffers, Owner, Read
+from dovetail.analysis.buffers import Buffers, Owner
 from dovetail.analysis.destinations import copied_value, find_destinations
 from dovetail.analysis.fitting import Fit, Fitting, Wish, tensors_of
 from dovetail.analysis.inplace_plan import (
@@ -44,7 +44,8 @@ from dovetail.analysis.inplace_plan import (
     WritePart,
 )
 from dovetail.analysis.postpone import order_after
-from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols, values_in
+from dovetail.analysis.reads import is_view, note_reads, readers_of
+from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
 from dovetail.ops.views import viewed_meta
 from dovetail.ops.writing_forms import (
@@ -82,12 +83,12 @@ class _Planner:
         self.escaping = program.output_storages()
         self.postponed: dict[Node, int] = {}
         self.just_died: list[Value] = []
-        self.readers = _readers(program)
+        self.readers = readers_of(program)
         self.backs = frozenset(self.destinations.copy_backs)
         self.stay = self.backs | made_symbols(program).keys()
         self.fitting = Fitting(program, self.buffers, self.destinations, self._last_check() if commit else None)
         self._place_inputs(donated)
-        self._note_reads()
+        note_reads(self.buffers, self.destinations, program)
 
     def _last_check(self) -> Node | None:
         """The last node that can fail; copies back move behind it."""
@@ -105,20 +106,6 @@ class _Planner:
                     self.buffers.allocate(value.tensor, Owner.CALLER, storage)
                 else:
                     self.buffers.allocate(value.tensor, Owner.DONATED, storage if storage in self.escaping else None)
-
-    def _note_reads(self) -> None:
-        parts = self.destinations.parts
-        for node in self.program.nodes:
-            skips_first = ignores_first_contents(node.target) or node in self.backs or is_view(node)
-            for place, operand in enumerate((*node.args, *(a for _, a in node.kwargs))):
-                if place == 0 and skips_first:
-                    continue
-                hole = parts[node].meta if place == 0 and node in parts else None
-                for value in values_in(operand):
-                    self.buffers.add_read(value, Read(node, hole))
-        for value in values_in(self.program.outputs):
-            if value.is_tensor and value.tensor.storage not in self.destinations.covered:
-                self.buffers.add_read(value, Read(None))
 
     # --- the sweep
 
@@ -368,26 +355,6 @@ class _Planner:
             return False
         is_there = self.buffers.buffer_of(first) is self.buffers.buffer_of(place)
         return is_there and writing_form(node.target, first.tensor.dtype) is not None
-
-
-def is_view(node: Node) -> bool:
-    """Whether all the node does is to show its first operand otherwise."""
-    first = node.args[0] if node.args else None
-    if not isinstance(first, Value) or not first.is_tensor or facts_of(node.target).writes:
-        return False
-    results = list(tensors_of(node))
-    return bool(results) and all(value.tensor.storage == first.tensor.storage for value in results)
-
-
-def _readers(program: Program) -> dict[Value, list[Node | None]]:
-    """Who reads each value, None for the caller."""
-    found: dict[Value, list[Node | None]] = {}
-    for node in program.nodes:
-        for value in node.operands():
-            found.setdefault(value, []).append(node)
-    for value in values_in(program.outputs):
-        found.setdefault(value, []).append(None)
-    return found
 
 
 def _only_result(node: Node) -> Value | None:

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import torch
 
-from dovetail.analysis.inplace import decide_in_place, is_view
+from dovetail.analysis.inplace import decide_in_place
 from dovetail.analysis.inplace_plan import (
     Absorb,
     Action,
@@ -31,6 +31,7 @@ from dovetail.analysis.inplace_plan import (
     WriteOut,
     WritePart,
 )
+from dovetail.analysis.reads import is_view
 from dovetail.ir.program import Node, Operand, Program, Stage, Target, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.sizes import Size, SizeExpr, shifted
 from dovetail.ops.prims import COPY_TO_LAYOUT

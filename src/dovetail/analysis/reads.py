@@ -1,0 +1,65 @@
+"""Who reads the contents of what, when a functional program runs.
+
+A view reads nothing: it shows its operand otherwise. `copy(a, b)` and `fill(a, 1)` read the layout of their first operand
+only, so what only they read need not hold its contents; nor need what a node reads whose results nobody needs.
+"""
+
+from __future__ import annotations
+
+from dovetail.analysis.buffers import Buffers, Read
+from dovetail.analysis.destinations import Destinations
+from dovetail.ir.program import Node, Program, Value, values_in
+from dovetail.ops.facts import facts_of, ignores_first_contents
+
+
+def note_reads(buffers: Buffers, destinations: Destinations, program: Program) -> None:
+    """Note every read of contents, by nodes and by the caller.
+
+    The caller finds new contents in an input that is copied into, so that he reads no old ones there.
+    """
+    parts, backs = destinations.parts, set(destinations.copy_backs)
+    needed = _needed_values(program)
+    for node in program.nodes:
+        if facts_of(node.target).is_pure and needed.isdisjoint(node.results()):
+            continue
+        skips_first = ignores_first_contents(node.target) or node in backs or is_view(node)
+        for place, operand in enumerate((*node.args, *(a for _, a in node.kwargs))):
+            if place == 0 and skips_first:
+                continue
+            hole = parts[node].meta if place == 0 and node in parts else None
+            for value in values_in(operand):
+                buffers.add_read(value, Read(node, hole))
+    for value in values_in(program.outputs):
+        if value.is_tensor and value.tensor.storage not in destinations.covered:
+            buffers.add_read(value, Read(None))
+
+
+def readers_of(program: Program) -> dict[Value, list[Node | None]]:
+    """The nodes that have each value as an operand, None for the caller."""
+    found: dict[Value, list[Node | None]] = {}
+    for node in program.nodes:
+        for value in node.operands():
+            found.setdefault(value, []).append(node)
+    for value in values_in(program.outputs):
+        found.setdefault(value, []).append(None)
+    return found
+
+
+def is_view(node: Node) -> bool:
+    """Whether all the node does is to show its first operand otherwise."""
+    first = node.args[0] if node.args else None
+    if not isinstance(first, Value) or not first.is_tensor or facts_of(node.target).writes:
+        return False
+    results = [value for value in node.results() if value.is_tensor]
+    return bool(results) and all(value.tensor.storage == first.tensor.storage for value in results)
+
+
+def _needed_values(program: Program) -> set[Value]:
+    """Values whose contents make a difference, not only their layout."""
+    needed = set(values_in(program.outputs))
+    for node in reversed(program.nodes):
+        if facts_of(node.target).is_pure and needed.isdisjoint(node.results()):
+            continue
+        ignored = node.args[0] if ignores_first_contents(node.target) else None
+        needed.update(value for value in node.operands() if value is not ignored)
+    return needed
