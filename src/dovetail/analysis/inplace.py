@@ -43,7 +43,7 @@ from dovetail.analysis.inplace_plan import (
     WriteOut,
     WritePart,
 )
-from dovetail.analysis.postpone import order_after
+from dovetail.analysis.postpone import copy_back_early, order_after
 from dovetail.analysis.reads import is_view, note_reads, readers_of
 from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
@@ -86,14 +86,15 @@ class _Planner:
         self.readers = readers_of(program)
         self.backs = frozenset(self.destinations.copy_backs)
         self.stay = self.backs | made_symbols(program).keys()
-        self.fitting = Fitting(program, self.buffers, self.destinations, self._last_check() if commit else None)
+        last_check = self._last_check() if commit else None
+        self.fitting = Fitting(program, self.buffers, self.destinations, last_check)
         self._place_inputs(donated)
         note_reads(self.buffers, self.destinations, program)
+        copy_back_early(self.buffers, self.destinations.copy_backs, last_check)
 
     def _last_check(self) -> Node | None:
-        """The last node that can fail; copies back move behind it."""
-        order = self.buffers.order
-        self.buffers.reorder(0, [*(n for n in order if n not in self.backs), *self.destinations.copy_backs])
+        """The last node that can fail."""
+        order = self.program.nodes
         checks = [n for n in order if facts_of(n.target).effect and not facts_of(n.target).writes and not n.outputs]
         return checks[-1] if checks else None
 

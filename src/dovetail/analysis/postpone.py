@@ -8,7 +8,7 @@ Not possible when a read depends on the write, or when the two groups both draw 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from dovetail.analysis.buffers import Buffers
 from dovetail.ir.program import Node, Value
@@ -36,6 +36,35 @@ def order_after(buffers: Buffers, node: Node, readers: Collection[Node], fixed: 
         if not keep_order and not any(reader in late for reader in readers):
             return [*early, *late]
     return None
+
+
+def copy_back_early(buffers: Buffers, backs: Sequence[Node], last_check: Node | None) -> None:
+    """Let each copy back into an input run as soon as it can: the new contents may die there.
+
+    It stays behind the maker of the new contents, every read of the input, copies back into the same memory that stood
+    before it, and the last check.
+    """
+    made_at = {value: at for at, node in enumerate(buffers.order) for value in node.results()}
+    waiting: dict[int, list[Node]] = {}
+    earliest: dict[int, int] = {}
+    placed: dict[Node, int] = {}
+    for node in backs:
+        target, new = node.args[:2]
+        assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
+        home = target.tensor.storage
+        readers = {read.node for value in buffers.values_on[home] for read in buffers.reads.get(value, ())}
+        before = [placed.get(r, buffers.position[r]) for r in readers if r is not None]
+        before += [made_at.get(new, -1), made_at.get(target, -1), earliest.get(home, -1)]
+        before.append(-1 if last_check is None else buffers.position[last_check])
+        earliest[home] = placed[node] = max(before)
+        waiting.setdefault(earliest[home], []).append(node)
+    moved = set(backs)
+    order = list(waiting.get(-1, ()))
+    for at, node in enumerate(buffers.order):
+        if node not in moved:
+            order.append(node)
+        order += waiting.get(at, ())
+    buffers.reorder(0, order)
 
 
 def _keeps_order(node: Node) -> bool:

@@ -197,7 +197,7 @@ class Recorder(DispatchMode):
             fresh = func(*args)
             self._append(aten.lift_fresh_copy.default, (self.value_of(args[0]),), (), fresh)
             return fresh
-        args = [self._without_real(argument) for argument in args]
+        given, args = args, [self._without_real(argument) for argument in args]
         keywords = {name: self._without_real(argument) for name, argument in keywords.items()}
         if torch.Tag.inplace_view in tags_of(func):
             return self._record_metadata_change(func, args, keywords)
@@ -216,7 +216,7 @@ class Recorder(DispatchMode):
             return result
         self._refuse_resized(func, keywords)
         if counts_writes_one_by_one(func):  # fakes do not get to where eager counts
-            torch.autograd.graph.increment_version([t for t in args[0] if isinstance(t, torch.Tensor)])
+            torch.autograd.graph.increment_version([t for t in given[0] if isinstance(t, torch.Tensor)])
         as_recorded = in_grad_mode(func) if runs_in_grad_mode(func) and torch.is_grad_enabled() else func
         self._append(as_recorded, operands, keyword_operands, result)
         self._note_writes(func, args, keywords)
