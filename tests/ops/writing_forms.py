@@ -88,7 +88,7 @@ def _shares(tensor: torch.Tensor) -> bool:
 def calls(dtype: torch.dtype, samples: int, only: str = "") -> Iterator[Callable[[], Any]]:
     """Calls of torch's sampled operators, their tensors as they come and transposed."""
     for entry in op_db:
-        if only and only not in entry.name or dtype not in entry.supported_dtypes("cpu"):
+        if (only and only not in entry.name) or dtype not in entry.supported_dtypes("cpu"):
             continue
         torch.manual_seed(0)
         try:

@@ -229,8 +229,8 @@ class Buffers:
     def clashes(self, meta: TensorMeta, after: int) -> list[Clash]:
         """Values whose contents would be lost for a later read if the place of `meta` were written at `after`.
 
-        after: the position of the node to be settled. Values that are read neither there nor later are forgotten; what is
-        read there may be read later yet, if the node is postponed.
+        after: the position of the node to be settled. Values that are read neither there nor later are forgotten; what
+        is read there may be read later yet, if the node is postponed.
         """
         buffer = self._places[meta.storage][0]
         buffer.values = [value for value in buffer.values if self.last_read.get(value, -1) >= after]
@@ -285,4 +285,3 @@ def lies_in(region: Region, hole: Region) -> bool:
     if inner is None or outer is None:
         return False
     return inner == outer or (not outer.terms and outer.start <= inner.start and inner.end <= outer.end)
-

@@ -29,9 +29,12 @@ class PartUse:
 
 @dataclass(slots=True)
 class Destinations:
-    """copy_backs: the nodes, in order. copy_backs_of: those of the input with a storage. chain: storage -> storage of the input whose memory it may live in. into: storage
-    -> the value whose place it should be written to. covered: storage of an input -> the tensors that are copied into.
-    parts: nodes that replace a part. part_of_source: the source of such a node, before copies too -> that use.
+    """What is found.
+
+    copy_backs: the nodes, in order. copy_backs_of: those of the input with a storage. chain: storage -> storage of the
+    input whose memory it may live in. into: storage -> the value whose place it should be written to. covered: storage
+    of an input -> the tensors that are copied into. parts: nodes that replace a part. part_of_source: the source of
+    such a node, before copies too -> that use.
     """
 
     copy_backs: list[Node] = field(default_factory=list)
@@ -71,7 +74,7 @@ def find_destinations(program: Program) -> Destinations:
 def copied_value(node: Node) -> Value | None:
     """The value that a node only copies, unchanged, to where it may be laid out otherwise."""
     from_second = ignores_first_contents(node.target)
-    if not from_second and not is_copy(node.target) or len(node.args) <= from_second:
+    if (not from_second and not is_copy(node.target)) or len(node.args) <= from_second:
         return None
     source, result = node.args[int(from_second)], node.outputs[0] if len(node.outputs) == 1 else None
     if not isinstance(source, Value) or result is None or not source.is_tensor or not result.is_tensor:

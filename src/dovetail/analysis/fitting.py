@@ -1,7 +1,7 @@
 """May a result live at a place that is there already, and may the node that makes it write there?
 
-See `analysis.inplace` for the conditions. A *fit* is the answer: an obstacle, or what has to be copied first. Where only
-reads of the old contents stand in the way, it says who would have to run first.
+See `analysis.inplace` for the conditions. A *fit* is the answer: an obstacle, or what has to be copied first. Where
+only reads of the old contents stand in the way, it says who would have to run first.
 """
 
 from __future__ import annotations
@@ -54,9 +54,7 @@ class Wish:
 class Fitting:
     """Answers wishes. last_check: the last node that can fail, if nothing outside may be written before it."""
 
-    def __init__(
-        self, program: Program, buffers: Buffers, destinations: Destinations, last_check: Node | None
-    ) -> None:
+    def __init__(self, program: Program, buffers: Buffers, destinations: Destinations, last_check: Node | None) -> None:
         self._buffers = buffers
         self._destinations = destinations
         self._last_check = last_check

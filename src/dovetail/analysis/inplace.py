@@ -46,7 +46,7 @@ from dovetail.analysis.inplace_plan import (
 from dovetail.analysis.postpone import copy_back_early, order_after
 from dovetail.analysis.reads import is_view, note_reads, readers_of
 from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
-from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
+from dovetail.ops.facts import facts_of, is_copy, rounds_otherwise_in_place
 from dovetail.ops.views import viewed_meta
 from dovetail.ops.writing_forms import (
     makes_new_memory,
@@ -372,4 +372,3 @@ def _others(node: Node, written: Value) -> tuple[Value, ...]:
 
 def _is_scatter(node: Node) -> bool:
     return isinstance(node.target, Overload) and schema_of(node.target).name.endswith("_scatter")
-

@@ -1,4 +1,4 @@
-"""What re-inplacing decides, node by node, and why: plain data, made by `analysis.inplace`, obeyed by `passes.inplace`."""
+"""What re-inplacing decides, node by node, and why: made by `analysis.inplace`, obeyed by `passes.inplace`."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ Action: TypeAlias = "WriteOperands | WritePart | Share | WriteOut | WriteCast | 
 class InplacePlan:
     """Decisions for a functional program.
 
-    order: the nodes as they are to run. actions: what to do with a node instead of running it as it is. kept: why a node
-    that could have been rewritten is not. places: buffer and shift in bytes of each storage. postponed: nodes that
+    order: the nodes as they are to run. actions: what to do with a node instead of running it as it is. kept: why a
+    node that could have been rewritten is not. places: buffer and shift in bytes of each storage. postponed: nodes that
     run later than they stood. moved: for nodes that replace a part, why the source was not made in its place.
     """
 

@@ -70,4 +70,3 @@ def copy_back_early(buffers: Buffers, backs: Sequence[Node], last_check: Node | 
 def _keeps_order(node: Node) -> bool:
     facts = facts_of(node.target)
     return facts.draws or facts.effect or facts.reads_generator or bool(facts.writes)
-

@@ -1,7 +1,7 @@
 """Who reads the contents of what, when a functional program runs.
 
-A view reads nothing: it shows its operand otherwise. `copy(a, b)` and `fill(a, 1)` read the layout of their first operand
-only, so what only they read need not hold its contents; nor need what a node reads whose results nobody needs.
+A view reads nothing: it shows its operand otherwise. `copy(a, b)` and `fill(a, 1)` read the layout of their first
+operand only, so what only they read need not hold its contents; nor need what a node reads whose results nobody needs.
 """
 
 from __future__ import annotations

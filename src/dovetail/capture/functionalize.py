@@ -30,7 +30,7 @@ from dovetail.errors import DtypeChangingWrite
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.sizes import difference
 from dovetail.ir.text import identifier
-from dovetail.ops.facts import facts_of, hidden_writes, overwrites
+from dovetail.ops.facts import overwrites, writes_of
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
 from dovetail.ops.twins import Twin, exact_twin, spell_out_defaults
 from dovetail.ops.views import BASE, SOURCE, addresses_storage, replayed_args, write_through
@@ -135,7 +135,7 @@ class Functionalizer:
     def consume(self, node: Node) -> None:
         """Append the functional counterpart of one recorded node."""
         self._source = node
-        writes = facts_of(node.target).writes or hidden_writes(node.target, node.args, dict(node.kwargs))
+        writes = writes_of(node)
         if writes:
             self._consume_write(node, writes)
         else:
@@ -331,7 +331,7 @@ class Functionalizer:
 
     def at_phase(self, phase: Phase) -> None:
         """Stamp `phase` on what is emitted between recorded nodes."""
-        self._source = Node(facts_of, (), phase=phase)
+        self._source = Node(overwrites, (), phase=phase)
 
     def _fresh_name(self, base: str) -> str:
         base = identifier(base.strip("_"))

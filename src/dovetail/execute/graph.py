@@ -36,8 +36,8 @@ class CompiledGraph:
     when it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
     otherwise they are first laid out like their output. unreached: computed inputs that no gradient reaches, which
     autograd must not see: it would walk on to what they were computed from, and let go of what is saved there.
-    residual_inputs: for residuals that are the new contents of an input, by their place: that input. counted_only: inputs
-    that the program would only write what they hold: their version counters move. source: the compiled function itself,
+    residual_inputs: for residuals that are the new contents of an input, by their place: that input. counted_only:
+    inputs that hold what the program should write: their version counters move. source: the compiled function itself,
     where second derivatives are wanted.
     """
 

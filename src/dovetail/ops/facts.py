@@ -71,12 +71,12 @@ def may_be_removed(node: Node) -> bool:
     A draw from a generator moves it, so it stays.
     """
     facts = facts_of(node.target)
-    return not (facts.writes or facts.draws or facts.effect)
+    return not (writes_of(node) or facts.draws or facts.effect)
 
 
 def may_be_merged(node: Node) -> bool:
     """Whether two equal applications of this node can be one."""
-    return facts_of(node.target).is_pure
+    return facts_of(node.target).is_pure and not writes_of(node)
 
 
 # --- operators whose schema hides a write ---------------------------------------------------------------------------
@@ -105,6 +105,11 @@ def hidden_writes(target: Target, args: Sequence[object], kwargs: Mapping[str, o
     schema = schema_of(target)
     rule = _HIDDEN_WRITES.get(f"{schema.namespace}::{schema.name}")
     return rule(args, kwargs) if rule is not None and not schema.is_mutable else ()
+
+
+def writes_of(node: Node) -> tuple[int, ...]:
+    """Positions of the arguments that a node writes, whether its schema says so or not."""
+    return facts_of(node.target).writes or hidden_writes(node.target, node.args, dict(node.kwargs))
 
 
 # --- operators that fakes treat otherwise than eager ----------------------------------------------------------
@@ -138,7 +143,10 @@ def may_resize(target: Target) -> bool:
 
 # `mul_` by a number hands the two factors to the kernel the other way round, and a number that comes first is rounded
 # to the tensor's dtype, while one that comes second is multiplied in the wider dtype of the arithmetic.
-_OTHERWISE_IN_PLACE = frozenset({("aten", "mul", "Scalar"), ("aten", "mul_", "Scalar")})
+_OTHERWISE_IN_PLACE = frozenset(
+    {("aten", "mul", "Scalar"), ("aten", "mul_", "Scalar")}
+    | {("aten", name, kind) for name in ("_foreach_mul", "_foreach_mul_") for kind in ("Scalar", "ScalarList")}
+)
 _NARROW = frozenset({torch.bfloat16, torch.float16})
 
 

@@ -217,15 +217,13 @@ def _made_by_torch(view: Overload, args: Sequence[Operand], base: TensorMeta) ->
 def view_node(
     view: Overload, index: int | None, operands: Sequence[Operand], base: TensorMeta, made: Value, like: Node
 ) -> Node:
-    """The application `view(*operands)` whose result, or item `index` of it, is `made`; otherwise as the node `like`."""
+    """The application `view(*operands)` whose result, or item `index` of it, is `made`; else as the node `like`."""
     outputs: list[Value | None] = [made]
     if index is not None:
         items = _made_by_torch(view, operands[1:], base)
         outputs = [None] * len(items)
         outputs[index] = made
-    return replace(
-        like, target=view, args=tuple(operands), kwargs=(), outputs=tuple(outputs), unpack=index is not None
-    )
+    return replace(like, target=view, args=tuple(operands), kwargs=(), outputs=tuple(outputs), unpack=index is not None)
 
 
 def _numbers(sizes: Sequence[Size]) -> list[int]:

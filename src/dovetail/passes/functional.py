@@ -6,7 +6,7 @@ from dovetail.analysis.destinations import is_copy_back
 from dovetail.analysis.pairs import may_overlap
 from dovetail.errors import NotFunctional
 from dovetail.ir.program import Node, Program, Value
-from dovetail.ops.facts import facts_of, hidden_writes
+from dovetail.ops.facts import writes_of
 
 
 def require_functional(program: Program) -> None:
@@ -28,7 +28,7 @@ def require_functional(program: Program) -> None:
             place = node.args[0]
             assert isinstance(place, Value), "a copy back has a target"
             copied.append((node, place))
-        elif facts_of(node.target).writes or hidden_writes(node.target, node.args, dict(node.kwargs)):
+        elif writes_of(node):
             reason = f"{node.target} writes an operand that is no input, or not by copy_"
             raise NotFunctional(node=_name(node), reason=reason, origin=str(node.origin))
 
@@ -38,7 +38,7 @@ def _shows(node: Node, value: Value) -> bool:
     is_first = bool(node.args) and node.args[0] is value
     results = [result for result in node.results() if result.is_tensor]
     is_view = bool(results) and all(result.tensor.storage == value.tensor.storage for result in results)
-    return is_first and (is_view or bool(facts_of(node.target).writes))
+    return is_first and (is_view or bool(writes_of(node)))
 
 
 def _name(node: Node) -> str:

@@ -160,23 +160,24 @@ class _Rows:
         if isinstance(action, WriteOperands):
             return self._operands(action)
         if isinstance(action, WritePart):
-            if action.is_there:
-                return [self._done("in place: the part is there")]
-            source = self.node.args[1]
-            assert isinstance(source, Value), "a part is replaced by a value"
-            reason = self._why_moved(source, action)
-            row = self._done("in place: the part is written")
-            return [_with_copy(row, reason, self._bytes([source]))]
-        if isinstance(action, Share):
-            return [self._done("in place: nothing is copied")]
+            return [self._part(action)]
         if isinstance(action, WriteOut):
             return [self._done(f"in place: made in the memory of {action.out.name}")]
-        if isinstance(action, WriteCast):
-            return [self._done("in place: written as numbers of the operand's type")]
-        if isinstance(action, DropCopyBack):
-            return [self._done("in place: the input holds it already", saves=False)]
-        assert isinstance(action, Absorb), "every action is handled"
-        return []
+        words = {
+            Share: "in place: nothing is copied",
+            WriteCast: "in place: written as numbers of the operand's type",
+            DropCopyBack: "in place: the input holds it already",
+        }
+        known = words.get(type(action))
+        return [self._done(known, saves=not isinstance(action, DropCopyBack))] if known is not None else []
+
+    def _part(self, action: WritePart) -> InplaceRow:
+        if action.is_there:
+            return self._done("in place: the part is there")
+        source = self.node.args[1]
+        assert isinstance(source, Value), "a part is replaced by a value"
+        reason = self._why_moved(source, action)
+        return _with_copy(self._done("in place: the part is written"), reason, self._bytes([source]))
 
     def _operands(self, action: WriteOperands) -> list[InplaceRow]:
         results = self.node.outputs[action.form.fresh :]

@@ -1,7 +1,7 @@
 """The passes as functions on `torch.fx.GraphModule`, for people who write back ends.
 
-Each pass is a pair: `X(gm, *sample_inputs) -> gm` gives a new graph module, `plan_X(gm, *sample_inputs) -> XReport` says
-what it would do. The graph module that is given is never edited.
+Each pass is a pair: `X(gm, *sample_inputs) -> gm` gives a new graph module, `plan_X(gm, *sample_inputs) -> XReport`
+says what it would do. The graph module that is given is never edited.
 """
 
 from __future__ import annotations

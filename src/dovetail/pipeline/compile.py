@@ -144,7 +144,9 @@ class _GraphCompiler:
         dump.step("forward", split.forward)
         dump.step("backward", split.backward)
         written = carry_out_writes(split.forward, self._recording.outputs.plan)
-        forward, backward = (run_half_passes(half, self._options, dump, self._hints) for half in (written, split.backward))
+        forward, backward = (
+            run_half_passes(half, self._options, dump, self._hints) for half in (written, split.backward)
+        )
         split = replace(split, forward=forward, backward=backward)
         self._dump_code(dump, split)
         return split

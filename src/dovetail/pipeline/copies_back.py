@@ -7,7 +7,7 @@ program, the same write is one that re-inplacing can remove: the work happens in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from dovetail.ir.calling import CallPlan, WriteBack, is_carried_out
 from dovetail.ir.program import Node, Operand, Program, Stage, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.signature import GradientBase, SharedBytes, WriteKind
-from dovetail.ops.facts import facts_of
+from dovetail.ops.facts import writes_of
 from dovetail.ops.views import view_node, viewed_meta
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
@@ -94,13 +94,19 @@ def counted_only(forward: Program, plan: CallPlan) -> tuple[int, ...]:
 
     Their version counters move all the same.
     """
+    written = written_inputs(forward, forward.nodes)
+    carried = [w.input for w in plan.writes if w.kind is WriteKind.UNTRACKED and is_carried_out(forward, w)]
+    return tuple(i for i in dict.fromkeys(carried) if i not in written)
+
+
+def written_inputs(forward: Program, nodes: Iterable[Node]) -> set[int]:
+    """Numbers of the inputs that these nodes of the program write, through views or not."""
     producers = forward.producers()
     written: set[Value] = set()
-    for node in forward.nodes:
-        for place in facts_of(node.target).writes:
+    for node in nodes:
+        for place in writes_of(node):
             written.update(_viewed(value, producers) for value in values_in(_argument(node, place)))
-    carried = [w.input for w in plan.writes if w.kind is WriteKind.UNTRACKED and is_carried_out(forward, w)]
-    return tuple(i for i in dict.fromkeys(carried) if forward.inputs[i] not in written)
+    return {index for index, value in enumerate(forward.inputs) if value in written}
 
 
 def _viewed(value: Value, producers: Mapping[Value, Node]) -> Value:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dovetail.analysis.liveness import simulate_peak
+from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.errors import InvalidProgram
-from dovetail.ir.program import Node, Program
+from dovetail.ir.program import Node, Program, Stage
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.ir.text import emit, plain_call
-from dovetail.ops.facts import facts_of
+from dovetail.ops.facts import writes_of
 from dovetail.passes.common_subexpressions import merge_common_subexpressions
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import work_in_place
@@ -114,6 +115,8 @@ def _run_pass(
         verify_program(result, writes)
     if options.verify > 1 and result is not program:
         verify_same_results(name, program, result, hints)
+        if result.stage is Stage.IN_PLACE:
+            verify_inplace(program, result, commit=True, hints=hints)
     reason = "" if keep is not False else "DECIDED-BEFORE: dropped for the first pattern"
     if keep is None and result is not program:
         before, after = simulate_peak(program, hints).peak_bytes, simulate_peak(result, hints).peak_bytes
@@ -125,7 +128,7 @@ def _run_pass(
 
 def writes(node: Node) -> bool:
     """Whether a node writes one of its operands."""
-    return bool(facts_of(node.target).writes)
+    return bool(writes_of(node))
 
 
 def program_text(program: Program) -> str:

@@ -25,7 +25,7 @@ from dovetail.ir.signature import InputMutation
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 from dovetail.ir.text import Names, emit, plain_call
 from dovetail.ops import prims
-from dovetail.ops.facts import facts_of
+from dovetail.ops.facts import writes_of
 from dovetail.testing.real_memory import Snapshot, address_span, occupied, places, share_a_byte, snapshots
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
@@ -56,6 +56,7 @@ class CheckedProgram:
         self.program = compiled.program
         self.bytes = bytes
         self.dying = last_uses(compiled.program)
+        self.producers = compiled.program.producers()
         self._runs: list[CheckedRun] = []
         self._run = _function(compiled, self._observe)
 
@@ -188,7 +189,7 @@ class CheckedRun:
             return
         keywords = dict(node.kwargs)
         arguments = schema_of(node.target).arguments
-        for position in facts_of(node.target).writes:
+        for position in writes_of(node):
             operand = node.args[position] if position < len(node.args) else keywords.get(arguments[position].name)
             for value in values_in(operand):
                 self._check_may_write(value)
@@ -225,12 +226,28 @@ class CheckedRun:
                 raise self._violation(f"the operator does not write {what}", f"{int(changed.sum())} bytes changed")
 
     def _check_later_reads(self, node: Node, written: Sequence[tuple[Value, torch.Tensor]]) -> None:
+        """What is written is not read under the name of the old contents; that of a whole is also that of new parts."""
         results = set(node.results())
         for target, tensor in written:
+            current = results | self._shown_by(target)
+            if not any(value.is_tensor and value.tensor.storage == target.tensor.storage for value in results):
+                current.add(target)
             for value, held in self._live.items():
-                is_described = value.tensor.storage == target.tensor.storage  # then the order of reads is proved
-                if value not in results and not is_described and share_a_byte(held.tensor, tensor):
+                if value not in current and share_a_byte(held.tensor, tensor):
                     raise self._violation(f"nobody reads {value} after this", f"it lies in {target}, and is read later")
+
+    def _shown_by(self, value: Value) -> set[Value]:
+        """The values that a value is a view of."""
+        found: set[Value] = set()
+        while value in self._checked.producers:
+            node = self._checked.producers[value]
+            first = node.args[0] if node.args else None
+            if not isinstance(first, Value) or not first.is_tensor or first.tensor.storage != value.tensor.storage:
+                break
+            if not writes_of(node):
+                found.add(first)
+            value = first
+        return found
 
     # --- results ----------------------------------------------------------------------------------------------
 

@@ -98,8 +98,18 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 @cache
 def is_composite(op: OpOverload) -> bool:
     """Whether the operator is defined by other operators, in torch's own C++ (Python overrides of torch's Python
-    dispatcher do not count: eager does not use them). A device may still have a kernel of its own: `has_kernel`."""
+    dispatcher do not count: eager does not use them), or in Python, as primitives of `torch._prims` are. A
+    device may still have a kernel of its own: `has_kernel`."""
+    if _python_definition(op) is not None:
+        return True
     return not is_question(op) and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)
+
+
+def _python_definition(op: OpOverload) -> Callable[..., object] | None:
+    """What eager runs for a functional primitive of torch."""
+    is_meant = op.namespace == "prims" and not any(a.alias_info is not None for a in op._schema.arguments)
+    found: Callable[..., object] | None = getattr(op, "impl_aten", None) if is_meant else None
+    return found
 
 
 @cache
@@ -121,6 +131,9 @@ def decompose(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, objec
     """Run a composite operator by the operators that define it; NotImplemented for any other operator."""
     if not is_composite(op):
         return NotImplemented  # torch would jump to a kernel that is not there
+    definition = _python_definition(op)
+    if definition is not None:
+        return definition(*args, **kwargs)
     return op._op_dk(_COMPOSITE, *args, **kwargs)
 
 

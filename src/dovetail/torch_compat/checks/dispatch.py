@@ -97,6 +97,11 @@ def check_decompose() -> str | None:
     return first_difference(
         ("the parts of matmul", watch.seen, [aten.mm.default]),
         ("its result", isinstance(result, torch.Tensor) and torch.equal(result, torch.full((2, 2), 2.0)), True),
+        (
+            "decompose of a primitive",
+            isinstance(dispatch.decompose(torch.ops.prims.sin.default, (x,), {}), torch.Tensor),
+            True,
+        ),
         ("decompose of mm", dispatch.decompose(aten.mm.default, (x, x), {}), NotImplemented),
     )
 
