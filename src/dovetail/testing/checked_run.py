@@ -57,6 +57,7 @@ class CheckedProgram:
         self.bytes = bytes
         self.dying = last_uses(compiled.program)
         self.producers = compiled.program.producers()
+        self.last_read = {v: index for index, node in enumerate(compiled.program.nodes) for v in node.operands()}
         self._runs: list[CheckedRun] = []
         self._run = _function(compiled, self._observe)
 
@@ -99,6 +100,7 @@ class CheckedRun:
         self._checked = checked
         self._program = checked.program
         self._node: Node | None = None
+        self._at = -1
         self._symbols: dict[str, Number] = {}
         self._live: dict[Value, _Held] = {}
         self._inputs: dict[Value, tuple[weakref.ref[torch.Tensor], tuple[int, int]]] = {}
@@ -116,6 +118,7 @@ class CheckedRun:
         """Run node number `index` by `call`, and check what it did."""
         self.check_released()
         node = self._node = self._program.nodes[index]
+        self._at = index
         before = self._look(node)
         try:
             result = call()
@@ -233,6 +236,8 @@ class CheckedRun:
             if not any(value.is_tensor and value.tensor.storage == target.tensor.storage for value in results):
                 current.add(target)
             for value, held in self._live.items():
+                if value in self._inputs and self._checked.last_read.get(value, -1) <= self._at:
+                    continue  # the caller gets the new contents
                 if value not in current and share_a_byte(held.tensor, tensor):
                     raise self._violation(f"nobody reads {value} after this", f"it lies in {target}, and is read later")
 
