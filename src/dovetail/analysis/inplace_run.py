@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 
@@ -35,9 +36,8 @@ class _Descriptions:
 
     def __init__(self, run: SymbolicRun) -> None:
         self.size = run.size
-        self.numbers: dict[Storage, int] = {}
-        self.devices: dict[Storage, torch.device] = {}
-        self.storages: dict[int, Storage] = {}
+        self.homes: WeakKeyDictionary[Storage, tuple[torch.device, int]] = WeakKeyDictionary()
+        self.storages: dict[int, ReferenceType[Storage]] = {}
 
     def disagreement(self, value: Value, place: Place) -> str:
         """What is wrong about the description of a value; "" when nothing is."""
@@ -49,11 +49,10 @@ class _Descriptions:
             return f"it is described with shape {list(shape)}, stride {list(stride)}, {meta.dtype} and has {is_at}"
         if region.count and self.size(meta.offset) != region.offset:
             return f"it is described at offset {meta.offset}, and lies at offset {region.offset} of its storage"
-        device = self.devices.setdefault(place.storage, meta.device)
+        device, number = self.homes.setdefault(place.storage, (meta.device, meta.storage))
+        storage = self.storages.setdefault(meta.storage, ref(place.storage))()
         if device != meta.device:
             return f"it is described on {meta.device}, and lies on {device}"
-        number = self.numbers.setdefault(place.storage, meta.storage)
-        storage = self.storages.setdefault(meta.storage, place.storage)
         if number != meta.storage:
             return f"it is described on storage {meta.storage}, and lies on the memory of storage {number}"
         if storage is not place.storage:

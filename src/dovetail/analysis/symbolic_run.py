@@ -242,8 +242,7 @@ class SymbolicRun(Environment):
         fresh, handed_back = _returned(node, call)
         count = len(fresh) + len(written)
         made = self.denotations.make(name, operands, count, label_of(node))
-        if len(made.results) != count:
-            raise Misfit(f"it has {count} results, and had {len(made.results)} in {made.label}")
+        made.results.extend([None] * (count - len(made.results)))
         bound = {i: self._fresh_result(made, k, v) for k, (i, v) in enumerate(fresh) if v is not None}
         for index, place in enumerate(places, len(fresh)):
             self._written_result(call, made, index, place)
@@ -336,7 +335,9 @@ def _part(view: Overload, index: int | None, args: Sequence[Any], kwargs: Mappin
 
 
 def _first_meta(node: Node) -> TensorMeta:
-    return next(value.tensor for value in node.results())
+    for value in node.results():
+        return value.tensor
+    raise Misfit("it has no result")
 
 
 def _operands(call: Call) -> list[Operand]:
