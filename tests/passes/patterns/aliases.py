@@ -190,7 +190,12 @@ PATTERNS = (
     Pattern("fill an input in parts", fill_an_input_in_parts, lambda: _one() + _one(), SYMBOLIC),
     Pattern("saved for backward", save_for_backward, lambda: (torch.randn(8, 4), torch.randn(4, 4))),
     Pattern(
-        "an input into another", input_into_another, lambda: _one() + _one(), BOTH, 1, "the contents are another input's"
+        "an input into another",
+        input_into_another,
+        lambda: _one() + _one(),
+        BOTH,
+        1,
+        "the contents are another input's",
     ),
     Pattern("written, then overwritten", write_then_overwrite, lambda: _one() + _one(), SYMBOLIC),
     Pattern("a part is written, the other read", write_a_part_of_a_view_that_is_read, _one, SYMBOLIC),

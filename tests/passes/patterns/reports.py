@@ -234,7 +234,9 @@ PATTERNS = (
     Pattern("y / y.t()", divide_by_the_transpose, _square),
     Pattern("index_put rows of itself", put_rows_of_itself, lambda: (torch.randn(6, 6), torch.tensor([2, 3]))),
     Pattern("slice_scatter rows of itself", scatter_rows_of_itself, _square, BOTH, 2, _SHIFT),
-    Pattern("scatter columns of itself", scatter_by_an_index_of_itself, lambda: (torch.randn(6, 6), torch.tensor([2, 3]))),
+    Pattern(
+        "scatter columns of itself", scatter_by_an_index_of_itself, lambda: (torch.randn(6, 6), torch.tensor([2, 3]))
+    ),
     Pattern("index_add to expanded", add_to_expanded, _expanded, BOTH, 1, "rows of it share bytes", "pytorch#188084"),
     Pattern(
         "index_put accumulates into expanded",
@@ -245,7 +247,9 @@ PATTERNS = (
         "rows of it share bytes",
         "pytorch#183986",
     ),
-    Pattern("index_copy to expanded", copy_into_expanded, _expanded, BOTH, 1, "rows of it share bytes", "pytorch#188084"),
+    Pattern(
+        "index_copy to expanded", copy_into_expanded, _expanded, BOTH, 1, "rows of it share bytes", "pytorch#188084"
+    ),
     Pattern("return a part of the written", return_a_view_of_the_written, _with_rows, report="pytorch#195484"),
     Pattern(
         "slice, then index_put_",
