@@ -7,7 +7,7 @@ So a node may write a region of a buffer exactly when no value there that overla
 what `Buffers.clashes` answers. Regions are compared, not storages: two halves of one buffer have nothing to do with
 each other.
 
-A read may have a *hole*: `slice_scatter(base, source)` reads of base only what the source does not replace.
+A read may have *holes*: `slice_scatter(base, source)` reads of base only what the source does not replace.
 
 Cost: a question costs one comparison for each value of the buffer that is read later.
 """
@@ -85,10 +85,10 @@ class Narrow:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One read of a value. node: None for the caller. hole: the part of the value that is not read."""
+    """One read of a value. node: None for the caller. holes: the parts of the value that are not read."""
 
     node: Node | None
-    hole: TensorMeta | None = None
+    holes: tuple[TensorMeta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class Buffers:
         return [value for value in near if self.last_read.get(value, -1) > after]
 
     def _is_in_hole(self, region: Region, read: Read) -> bool:
-        return read.hole is not None and lies_in(region, self.region_in_place(read.hole))
+        return any(lies_in(region, self.region_in_place(hole)) for hole in read.holes)
 
     def overlap(self, value: Value, region: Region) -> Verdict:
         """Whether the place of a value shares bytes with a region of the same buffer."""

@@ -7,12 +7,13 @@ only reads of the old contents stand in the way, it says who would have to run f
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, lies_in
 from dovetail.analysis.destinations import Destinations
 from dovetail.analysis.inplace_plan import Kept, Reason
-from dovetail.analysis.pairs import overlaps_itself
+from dovetail.analysis.pairs import overlap_of_regions, overlaps_itself
+from dovetail.analysis.region import Region
 from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, difference, product, shifted
@@ -119,9 +120,7 @@ class Fitting:
             outlives = self._buffers.last_read_of_storage(storage) > self._buffers.end(buffer)
             if escapes or (outlives and buffer.external is None):
                 return Reason.KEEPS_MORE
-        if buffer.owner is Owner.CALLER and not self._read_before_copy_back(wish, buffer):
-            return Reason.READ_LATER
-        return None
+        return self._hindered_by_copy_back(wish, buffer)
 
     def _overlaps_itself(self, meta: TensorMeta) -> bool:
         key = (meta.shape, meta.stride)
@@ -143,16 +142,30 @@ class Fitting:
         sizes = {value.tensor.dtype.itemsize for value in values}
         return len(sizes) == 1 or (isinstance(moved, int) and all(moved % size == 0 for size in sizes))
 
-    def _read_before_copy_back(self, wish: Wish, buffer: Buffer) -> bool:
-        """Whether nobody reads the result after the caller's memory, where it would live, gets other contents."""
+    def _hindered_by_copy_back(self, wish: Wish, buffer: Buffer) -> Reason | None:
+        """Whether an input, in whose memory the result would live, gets new contents too early, or from there."""
         storage = wish.result.tensor.storage
         last = self._buffers.last_read_of_storage(storage)
         for node in self._destinations.copy_backs_of.get(buffer.number, ()):
-            new = node.args[1]
-            assert isinstance(new, Value), "a copy back copies a value"
-            if new.tensor.storage != storage and self._buffers.position[node] < last:
-                return False
-        return True
+            target, new = node.args[:2]
+            assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
+            if new.tensor.storage == storage:
+                if not self._can_be_copied(wish, new, target):
+                    return Reason.OPERAND_OVERLAPS
+            elif self._buffers.position[node] < last:
+                return Reason.READ_LATER
+        return None
+
+    def _can_be_copied(self, wish: Wish, new: Value, target: Value) -> bool:
+        """Whether new contents, a value on the result's storage, would not lie partly on what they are copied to."""
+        there = self._buffers.region_in_place(target.tensor)
+        if new is wish.result:
+            here = self._buffers.region_in_place(wish.onto)
+        else:
+            _, shift = self._moved(wish.result.tensor, wish.onto)
+            here = Region.of_meta(new.tensor)
+            here = replace(here, storage=there.storage, start_bytes=shifted(here.start_bytes, shift))
+        return here == there or overlap_of_regions(here, there).verdict is Verdict.DISJOINT
 
     # --- writes
 

@@ -84,6 +84,7 @@ class _Planner:
         self.postponed: dict[Node, int] = {}
         self.just_died: list[Value] = []
         self.readers = readers_of(program)
+        self.producers = program.producers()
         self.backs = frozenset(self.destinations.copy_backs)
         self.stay = self.backs | made_symbols(program).keys()
         last_check = self._last_check() if commit else None
@@ -188,12 +189,15 @@ class _Planner:
 
     def _why_elsewhere(self, new: Value, target: Value) -> Kept:
         """Why new contents were not made in the memory of their input."""
-        makers = [n for n in self.program.nodes if new in n.outputs] if new not in self.program.inputs else []
-        if not makers or new.tensor.storage in self.escaping:
+        maker = self.producers.get(new)
+        while maker is not None and isinstance(copied := self.actions.get(maker), Share):
+            new = copied.source
+            maker = self.producers.get(new)
+        if maker is None or new.tensor.storage in self.escaping:
             return Kept(Reason.IS_NEW, new.name)
         if new.tensor.layout() != target.tensor.layout():
             return Kept(Reason.LAYOUT, new.name)
-        return self.kept.get(makers[0], Kept(Reason.NO_FORM, new.name))
+        return self.kept.get(maker, Kept(Reason.NO_FORM, new.name))
 
     def _share(self, node: Node, at: int) -> _Attempt:
         """A copy that protects nothing: its result is its operand, or a view of that."""
@@ -280,19 +284,23 @@ class _Planner:
             return Fit(Kept(Reason.LAYOUT))
         elementwise = facts_of(node.target).pointwise and len(written) == 1
         may_copy = not elementwise and replaces_a_part(node.target)
-        slots: list[Kept | None] = []
-        first_copy: list[Value] = []
+        wishes: list[Wish] = []
         for result, operand in zip(results, written, strict=True):
             assert result is not None, "checked"
             others = _others(node, operand)
-            wish = Wish(node, at, result, operand.tensor, operand.tensor, others, elementwise, may_copy)
+            wishes.append(Wish(node, at, result, operand.tensor, operand.tensor, others, elementwise, may_copy))
+        for wish, operand in zip(wishes, written, strict=True):
             fit = self.fitting.fit(wish)
             if fit.readers and (may_copy or not self._is_ours(operand)):
                 return fit
+        slots: list[Kept | None] = []
+        first_copy: list[Value] = []
+        for wish, operand in zip(wishes, written, strict=True):
+            fit = self.fitting.fit(wish)
             slots.append(fit.obstacle)
             if fit.obstacle is None:
                 first_copy += [v for v in fit.first_copy if v not in first_copy]
-                self.fitting.put(result, operand.tensor)
+                self.fitting.put(wish.result, operand.tensor)
         if all(slot is not None for slot in slots):
             return Fit(slots[0])
         return WriteOperands(form, tuple(slots), tuple(first_copy))

@@ -2,13 +2,18 @@
 
 A view reads nothing: it shows its operand otherwise. `copy(a, b)` and `fill(a, 1)` read the layout of their first
 operand only, so what only they read need not hold its contents; nor need what a node reads whose results nobody needs.
+Of the first operand of `slice_scatter` the part that is replaced is not read, nor what is replaced in its result before
+anybody reads that.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dovetail.analysis.buffers import Buffers, Read
 from dovetail.analysis.destinations import Destinations
-from dovetail.ir.program import Node, Program, Value, values_in
+from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
+from dovetail.ir.sizes import difference, shifted
 from dovetail.ops.facts import facts_of, ignores_first_contents
 
 
@@ -18,7 +23,7 @@ def note_reads(buffers: Buffers, destinations: Destinations, program: Program) -
     The caller finds new contents in an input that is copied into, so that he reads no old ones there.
     """
     parts, backs = destinations.parts, set(destinations.copy_backs)
-    needed = _needed_values(program)
+    needed, holes = _needed_values(program), _holes(program, destinations)
     for node in program.nodes:
         if facts_of(node.target).is_pure and needed.isdisjoint(node.results()):
             continue
@@ -26,9 +31,9 @@ def note_reads(buffers: Buffers, destinations: Destinations, program: Program) -
         for place, operand in enumerate((*node.args, *(a for _, a in node.kwargs))):
             if place == 0 and skips_first:
                 continue
-            hole = parts[node].meta if place == 0 and node in parts else None
+            unread = holes[node] if place == 0 and node in parts else ()
             for value in values_in(operand):
-                buffers.add_read(value, Read(node, hole))
+                buffers.add_read(value, Read(node, unread))
     for value in values_in(program.outputs):
         if value.is_tensor and value.tensor.storage not in destinations.covered:
             buffers.add_read(value, Read(None))
@@ -63,3 +68,24 @@ def _needed_values(program: Program) -> set[Value]:
         ignored = node.args[0] if ignores_first_contents(node.target) else None
         needed.update(value for value in node.operands() if value is not ignored)
     return needed
+
+
+def _holes(program: Program, destinations: Destinations) -> dict[Node, tuple[TensorMeta, ...]]:
+    """For each node that replaces a part: the parts of its base that make no difference, on the base's storage."""
+    readers = readers_of(program)
+    found: dict[Node, tuple[TensorMeta, ...]] = {}
+    for node in reversed(program.nodes):
+        use = destinations.parts.get(node)
+        if use is None:
+            continue
+        found[node] = (use.meta,)
+        (result,), base = node.outputs, use.base.tensor
+        assert result is not None, "a part replaced gives a tensor"
+        later = readers.get(result, [])
+        following = destinations.parts.get(later[0]) if len(later) == 1 and later[0] is not None else None
+        if following is None or following.base is not result or result.tensor.layout() != base.layout():
+            continue
+        for hole in found[following.node]:
+            offset = shifted(base.offset, difference(hole.offset, result.tensor.offset))
+            found[node] += (replace(hole, storage=base.storage, offset=offset),)
+    return found

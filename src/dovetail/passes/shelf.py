@@ -22,6 +22,7 @@ from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.functional import require_functional
 from dovetail.passes.inplace import apply_plan
 from dovetail.passes.inplace_report import InplaceReport, report_of
+from dovetail.passes.view_copies import split_view_copies
 
 Donation = Sequence[int | str]
 
@@ -84,7 +85,7 @@ def _plan(
     lifted = lift(gm, sample_inputs)
     require_functional(lifted.program)
     donated = _donated(lifted.program, donate)
-    program, _ = remove_dead_code(lifted.program)  # what nobody reads needs nothing kept
+    program, _ = remove_dead_code(split_view_copies(lifted.program))  # what nobody reads needs nothing kept
     return lifted, decide_in_place(program, donated, commit=commit_point)
 
 

@@ -1,0 +1,81 @@
+"""Write copies of views as what they are: a view, and a copy of it.
+
+    b = select_copy(a, 0, 1)       ->   v = select(a, 0, 1); b = clone(v)
+    b, c = split_copy(a, 2)        ->   v, w = split(a, 2); b = clone(v); c = clone(w)
+
+`functionalize(remove="mutations_and_views")` gives a program of nothing else. With the copy apart from the view, it is
+known which bytes are read, and a copy that protects nothing can go by itself (`analysis.inplace`). Bitwise.
+A view whose place is only known at run time stays as it is. Cost: O(nodes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from dovetail.ir.program import Node, Operand, Program, Value
+from dovetail.ops.prims import COPY_TO_LAYOUT
+from dovetail.ops.views import viewed_meta
+from dovetail.ops.writing_forms import view_of_copy
+from dovetail.torch_compat.dispatch import Overload
+
+
+def split_view_copies(program: Program) -> Program:
+    """The program with copies of views in two steps; itself if it has none."""
+    names = {value.name for value in program.inputs}
+    names.update(value.name for node in program.nodes for value in node.results())
+    nodes: list[Node] = []
+    for node in program.nodes:
+        view = view_of_copy(node.target)
+        nodes += _apart(node, view, names) if view is not None else [node]
+    return program if len(nodes) == len(program.nodes) else program.replace_nodes(tuple(nodes))
+
+
+def _apart(node: Node, view: Overload, names: set[str]) -> list[Node]:
+    base = node.args[0]
+    if not isinstance(base, Value) or node.kwargs:
+        return [node]
+    shown: list[Value | None] = []
+    copies: list[Node] = []
+    for place, copy in enumerate(node.outputs):
+        if copy is None:
+            shown.append(None)
+            continue
+        meta = viewed_meta(view, place if node.unpack else None, node.args[1:], base.tensor, copy.tensor)
+        if meta is None:
+            return [node]
+        made = Value(_name(f"{copy.name}_view", names), meta)
+        shown.append(made)
+        copies.append(_copy(node, made, copy))
+    return [replace(node, target=view, outputs=tuple(shown)), *copies]
+
+
+def _copy(node: Node, source: Value, result: Value) -> Node:
+    meta = result.tensor
+    if _is_contiguous(result):
+        keep = (("memory_format", torch.contiguous_format),)
+        return replace(
+            node, target=torch.ops.aten.clone.default, args=(source,), kwargs=keep, outputs=(result,), unpack=False
+        )
+    args: tuple[Operand, ...] = (source, list(meta.shape), list(meta.stride), meta.dtype, meta.device)
+    return replace(node, target=COPY_TO_LAYOUT, args=args, outputs=(result,), unpack=False)
+
+
+def _is_contiguous(value: Value) -> bool:
+    step = 1
+    for stride, size in zip(reversed(value.tensor.stride), reversed(value.tensor.shape), strict=True):
+        if not isinstance(stride, int) or not isinstance(size, int):
+            return False
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def _name(wish: str, names: set[str]) -> str:
+    name, count = wish, 1
+    while name in names:
+        name, count = f"{wish}_{count}", count + 1
+    names.add(name)
+    return name
