@@ -221,7 +221,7 @@ class _Planner:
         if fit.obstacle is not None:
             return fit
         self.fitting.put(result, onto)
-        return Share(source, view, args)
+        return Share(source, onto, view, args)
 
     def _only_copies(self, reader: Node | None, value: Value) -> bool:
         """Whether a reader only copies the value, so that it does not matter how it is laid out."""

@@ -96,9 +96,10 @@ class WritePart:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The result is not copied: it is `source`, or the view of it with `args`."""
+    """The result is not copied: it is `source`, or the view of it with `args`. meta: of that, on its storage."""
 
     source: Value
+    meta: TensorMeta
     view: Overload | None = None
     args: tuple[Operand, ...] = ()
 

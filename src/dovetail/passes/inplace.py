@@ -143,8 +143,11 @@ class _Rewriter:
         if action.view is None:
             self.now.update(dict.fromkeys(node.results(), self._value(action.source)))
             return
+        (result,) = node.results()
+        made = Value(result.name, self._in_place(action.meta))
+        self.now[result] = made
         args = (self._value(action.source), *action.args)
-        self.nodes.append(replace(node, target=action.view, args=args, outputs=tuple(map(self._renew, node.outputs))))
+        self.nodes.append(replace(node, target=action.view, args=args, kwargs=(), outputs=(made,)))
 
     def _write_out(self, node: Node, action: WriteOut) -> None:
         self._hoist(action.out)
