@@ -1,4 +1,4 @@
-"""Take operators on lists of tensors apart, where nothing is lost by it.
+"""Take operators on lists of tensors apart, and run what belongs together, where that needs less memory.
 
     a2, b2 = _foreach_add([a, b], 1)   ->   a2 = add(a, 1); b2 = add(b, 1)
 
@@ -7,7 +7,8 @@ is alive for all of them. On the CPU torch runs such an operator one tensor afte
 meant for one: its results are the same, bit by bit. On other devices lists stay, for the sake of their fused kernels.
 
 The single operator is found by schema: `_foreach_X` with every `Tensor[]` and `Scalar[]` read as one tensor or number.
-Cost: O(nodes + operands).
+The program is kept as it was unless the peak, once it works in place, is lower. Cost: that of working in place, twice;
+nothing for programs without lists.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from dovetail.analysis.liveness import simulate_peak
 from dovetail.ir.program import Node, Operand, Program
+from dovetail.passes.inplace import work_in_place
+from dovetail.passes.run_late import run_late
 from dovetail.torch_compat.dispatch import Argument, Overload, overloads, schema_of
 
 _PREFIX = "_foreach_"
@@ -24,7 +28,7 @@ _PREFIX = "_foreach_"
 
 @dataclass(frozen=True, slots=True)
 class UnbundleReport:
-    """unbundled: how many list operators were taken apart."""
+    """unbundled: how many list operators were taken apart; none where that would not lower the peak."""
 
     unbundled: int
 
@@ -42,14 +46,18 @@ class _Single:
 
 
 def unbundle(program: Program) -> tuple[Program, UnbundleReport]:
-    """The program with one node for each tensor of a list."""
+    """The program with one node for each tensor of a list, in demand-driven order; itself where that saves nothing."""
     nodes: list[Node] = []
     count = 0
     for node in program.nodes:
         singles = _taken_apart(node)
         count += singles is not None
         nodes += [node] if singles is None else singles
-    return program.replace_nodes(tuple(nodes)), UnbundleReport(count)
+    if not count:
+        return program, UnbundleReport(0)
+    taken_apart = run_late(program.replace_nodes(tuple(nodes)))
+    before, after = (simulate_peak(work_in_place(p)[0]).peak_bytes for p in (program, taken_apart))
+    return (taken_apart, UnbundleReport(count)) if after < before else (program, UnbundleReport(0))
 
 
 def _taken_apart(node: Node) -> list[Node] | None:
