@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from dovetail.ir.program import Node, Program, Value, made_symbols, values_in
 from dovetail.ops.facts import facts_of, writes_of
 
-
 # What is kept alive may be a little larger than what is made: by a number beside a tensor.
 _NEARLY = 0.95
 
