@@ -207,12 +207,15 @@ class Buffers:
 
     def region_in_place(self, meta: TensorMeta) -> Region:
         """Where a tensor of this description lies, in the buffer of its storage."""
-        buffer, shift = self._places[meta.storage]
+        return self.region_at(meta, *self._places[meta.storage])
+
+    def region_at(self, meta: TensorMeta, buffer: Buffer, shift_bytes: Size) -> Region:
+        """Where a tensor of this description lies, if its storage is placed there."""
         region = Region.of_meta(meta)
         storage = ("program", buffer.number)
-        if shift == 0 and region.storage == storage:
+        if shift_bytes == 0 and region.storage == storage:
             return region
-        return replace(region, storage=storage, start_bytes=shifted(region.start_bytes, shift))
+        return replace(region, storage=storage, start_bytes=shifted(region.start_bytes, shift_bytes))
 
     def covers(self, meta: TensorMeta, buffer: Buffer) -> bool:
         """Whether a tensor lies on all that was allocated for its buffer."""

@@ -66,7 +66,8 @@ class Call:
     def reads_only_shape(self) -> bool:
         """Whether the first operand says no more than what the result looks like."""
         name = self.base.removeprefix("aten::")
-        return self.base.startswith("aten::") and (name.endswith("_like") or name.startswith("new_"))
+        is_filled = name in ("fill", "zero")
+        return self.base.startswith("aten::") and (is_filled or name.endswith("_like") or name.startswith("new_"))
 
     @property
     def is_empty(self) -> bool:

@@ -18,7 +18,7 @@ from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, difference, product, shifted
 from dovetail.ops.facts import is_reinterpretation
-from dovetail.ops.views import addresses_storage
+from dovetail.ops.views import addresses_storage, keeps_offset
 from dovetail.torch_compat.dispatch import Overload
 
 
@@ -62,6 +62,7 @@ class Fitting:
         self._escaping = program.output_storages()
         self._reread = _storages_of_results(program, lambda node: is_reinterpretation(node.target))
         self._addressed = _storages_of_results(program, _is_addressed)
+        self._offset_shows = _storages_whose_offset_shows(program, self._addressed)
         self._self_overlaps: dict[object, bool] = {}
 
     def fit(self, wish: Wish) -> Fit:
@@ -137,35 +138,41 @@ class Fitting:
         buffer, moved = self._moved(result, onto)
         if result.storage in self._addressed and buffer.owner is not Owner.PROGRAM:
             return False  # where the caller's memory begins is not fixed
+        if result.storage in self._offset_shows and (moved != 0 or buffer.owner is not Owner.PROGRAM):
+            return False
         if len(values) == 1 or moved == 0:
             return True
         sizes = {value.tensor.dtype.itemsize for value in values}
         return len(sizes) == 1 or (isinstance(moved, int) and all(moved % size == 0 for size in sizes))
 
     def _hindered_by_copy_back(self, wish: Wish, buffer: Buffer) -> Reason | None:
-        """Whether an input, in whose memory the result would live, gets new contents too early, or from there."""
+        """Whether a copy into an input, in whose memory the result would live, writes what is still to be read there.
+
+        Where the result lies exactly at the place that it is copied to, nothing is written.
+        """
         storage = wish.result.tensor.storage
         last = self._buffers.last_read_of_storage(storage)
         for node in self._destinations.copy_backs_of.get(buffer.number, ()):
+            if self._buffers.position[node] > last:
+                continue
             target, new = node.args[:2]
             assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
-            if new.tensor.storage == storage:
-                if not self._can_be_copied(wish, new, target):
-                    return Reason.OPERAND_OVERLAPS
-            elif self._buffers.position[node] < last:
-                return Reason.READ_LATER
+            place = self._buffers.region(target)
+            a, b = target.tensor, new.tensor
+            if b.storage == storage and (a.shape, a.dtype) == (b.shape, b.dtype) and self._would_lie(wish, new) == place:
+                continue
+            for value in self._buffers.values_on[storage]:
+                if self._buffers.last_read.get(value, -1) < self._buffers.position[node]:
+                    continue
+                if overlap_of_regions(self._would_lie(wish, value), place).verdict is not Verdict.DISJOINT:
+                    return Reason.OPERAND_OVERLAPS if value is new else Reason.READ_LATER
         return None
 
-    def _can_be_copied(self, wish: Wish, new: Value, target: Value) -> bool:
-        """Whether new contents, a value on the result's storage, would not lie partly on what they are copied to."""
-        there = self._buffers.region_in_place(target.tensor)
-        if new is wish.result:
-            here = self._buffers.region_in_place(wish.onto)
-        else:
-            _, shift = self._moved(wish.result.tensor, wish.onto)
-            here = Region.of_meta(new.tensor)
-            here = replace(here, storage=there.storage, start_bytes=shifted(here.start_bytes, shift))
-        return here == there or overlap_of_regions(here, there).verdict is Verdict.DISJOINT
+    def _would_lie(self, wish: Wish, value: Value) -> Region:
+        """Where a value on the storage of the result lies, if the wish is granted."""
+        if value is wish.result and value.tensor.stride != wish.onto.stride:
+            return self._buffers.region_in_place(wish.onto)
+        return self._buffers.region_at(value.tensor, *self._moved(wish.result.tensor, wish.onto))
 
     # --- writes
 
@@ -193,9 +200,9 @@ class Fitting:
             verdict = self._buffers.overlap(value, written)
             if verdict is Verdict.DISJOINT or value in disturbed:
                 continue
-            is_same = value.tensor.dtype == wish.onto.dtype and self._buffers.region(value) == written
-            if wish.elementwise and is_same:
-                continue
+            like = (value.tensor.dtype, value.tensor.stride) == (wish.onto.dtype, wish.onto.stride)
+            if wish.elementwise and like and self._buffers.region(value) == written:
+                continue  # torch takes other strides for another place, also along a dimension of one element
             disturbed.append(value)
         if not disturbed:
             return Fit()
@@ -225,6 +232,15 @@ def _bytes_of(values: Sequence[Value]) -> int:
 
 def _storages_of_results(program: Program, is_meant: Callable[[Node], bool]) -> Collection[int]:
     return frozenset(v.tensor.storage for node in program.nodes if is_meant(node) for v in tensors_of(node))
+
+
+def _storages_whose_offset_shows(program: Program, addressed: Collection[int]) -> Collection[int]:
+    """Storages of operands of which an operator makes a copy at the same offset, in which a view names a place."""
+    found: set[int] = set()
+    for node in reversed(program.nodes):
+        if keeps_offset(node.target) and any(v.tensor.storage in {*addressed, *found} for v in tensors_of(node)):
+            found.update(v.tensor.storage for v in node.args[:1] if isinstance(v, Value))
+    return found
 
 
 def _is_addressed(node: Node) -> bool:

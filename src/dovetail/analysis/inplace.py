@@ -221,7 +221,7 @@ class _Planner:
         if fit.obstacle is not None:
             return fit
         self.fitting.put(result, onto)
-        return Share(source, onto, view, args)
+        return Share(source, view, args, onto.stride)
 
     def _only_copies(self, reader: Node | None, value: Value) -> bool:
         """Whether a reader only copies the value, so that it does not matter how it is laid out."""
@@ -313,6 +313,7 @@ class _Planner:
             return None
         others = tuple(value for value in node.operands() if value.is_tensor)
         elementwise = facts_of(node.target).pointwise
+        elementwise = elementwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype)
         into = self.destinations.into.get(result.tensor.storage)
         if into is not None and not self._twin_leads_to(node, into):
             wish = Wish(node, at, result, into.tensor, into.tensor, others, elementwise, False)

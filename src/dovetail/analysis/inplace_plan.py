@@ -96,12 +96,12 @@ class WritePart:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The result is not copied: it is `source`, or the view of it with `args`. meta: of that, on its storage."""
+    """The result is not copied: it is `source`, or the view of it with `args`, which has these strides."""
 
     source: Value
-    meta: TensorMeta
     view: Overload | None = None
     args: tuple[Operand, ...] = ()
+    stride: tuple[Size, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

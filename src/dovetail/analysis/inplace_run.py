@@ -21,6 +21,7 @@ from dovetail.errors import InplaceMismatch
 from dovetail.ir.program import Node, Operand, Program, Value, values_in
 from dovetail.ir.sizes import Number
 from dovetail.ops.prims import EXPECT
+from dovetail.ops.views import addresses_storage, keeps_offset
 from dovetail.torch_compat.dispatch import Overload
 
 
@@ -64,7 +65,8 @@ class FunctionalRun(SymbolicRun):
     """Says what everything means.
 
     crooked: values whose descriptions are not true already here. written_twice: regions of inputs, by the first token
-    of their storage, that lie on themselves and are written all the same.
+    of their storage, that lie on themselves and are written all the same. displaced: values at another offset than they
+    are described at, and what they lie on.
     """
 
     def __init__(self, program: Program, denotations: Denotations, hints: Mapping[str, Number]) -> None:
@@ -72,6 +74,16 @@ class FunctionalRun(SymbolicRun):
         self.descriptions = _Descriptions(self)
         self.crooked: set[str] = set()
         self.written_twice: set[Hashable] = set()
+        self.displaced: dict[str, Storage] = {}
+
+    def step(self, node: Node) -> None:
+        """Run one node, and note results that begin elsewhere in their storage than they are described."""
+        super().step(node)
+        if not keeps_offset(node.target):
+            return
+        base, result = self.place(node.args[0]), next(node.results())
+        if self.size(result.tensor.offset) != base.region.offset:
+            self.displaced[result.name] = self.place(result).storage
 
     def sees_write(self, node: Node, call: Call, written: Sequence[Place]) -> None:
         """Note writes to regions that lie on themselves."""
@@ -90,19 +102,35 @@ class FunctionalRun(SymbolicRun):
 
 
 class InPlaceRun(FunctionalRun):
-    """Must mean the same, and write only what it may."""
+    """Must mean the same, and write only what it may.
+
+    suspect: the first application that was never meant. Where it only computes something else, element by element, it
+    may be that nobody needs the result: then it is no mistake.
+    """
 
     def __init__(self, program: Program, meant: FunctionalRun, commit: bool) -> None:
         super().__init__(program, meant.denotations, meant.hints)
         self.meant = meant
         self.commit = commit
         self.committed = ""
+        self.suspect: InplaceMismatch | None = None
+
+    def step(self, node: Node) -> None:
+        """Run one node; refuse a view of a storage by its places where they are not those that were meant."""
+        if isinstance(node.target, Overload) and addresses_storage(node.target, node.args):
+            storage = self.place(node.args[0]).storage
+            for name, other in self.displaced.items():
+                if other is storage and name not in self.meant.displaced:
+                    raise Misfit(f"it looks for places on the storage of {name}, which begins elsewhere")
+        super().step(node)
 
     def sees_application(self, node: Node, call: Call, name: Hashable, operands: Sequence[Hashable]) -> None:
         """Refuse what the functional program did not apply, and what fails too late."""
         if self.denotations.find(name, operands) is None:
-            raise self._unknown(node, call, name, operands)
-        can_fail = node.target is EXPECT or (call.effect and not call.draws and not call.writes)
+            self.suspect = self.suspect or self._unknown(node, call, name, operands)
+            if not (call.pointwise and not call.draws and not call.effect):
+                raise self.suspect
+        can_fail = node.target is EXPECT or (call.effect and not call.draws and not call.writes and not node.outputs)
         if self.commit and self.committed and can_fail:
             detail = f"{label_of(node)} can fail after an input was written"
             raise mismatch(self.program, detail, f"{self.committed} writes an input before it", node)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dovetail.analysis.buffers import Buffers, Read
+from dovetail.analysis.buffers import Buffers, Owner, Read, lies_in
 from dovetail.analysis.destinations import Destinations
 from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
 from dovetail.ir.sizes import difference, shifted
-from dovetail.ops.facts import facts_of, ignores_first_contents
+from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy
 
 
 def note_reads(buffers: Buffers, destinations: Destinations, program: Program) -> None:
@@ -25,7 +25,7 @@ def note_reads(buffers: Buffers, destinations: Destinations, program: Program) -
     parts, backs = destinations.parts, set(destinations.copy_backs)
     needed, holes = _needed_values(program), _holes(program, destinations)
     for node in program.nodes:
-        if facts_of(node.target).is_pure and needed.isdisjoint(node.results()):
+        if needed.isdisjoint(node.results()) and not _asks_for_contents(node):
             continue
         skips_first = ignores_first_contents(node.target) or node in backs or is_view(node)
         for place, operand in enumerate((*node.args, *(a for _, a in node.kwargs))):
@@ -35,8 +35,19 @@ def note_reads(buffers: Buffers, destinations: Destinations, program: Program) -
             for value in values_in(operand):
                 buffers.add_read(value, Read(node, unread))
     for value in values_in(program.outputs):
-        if value.is_tensor and value.tensor.storage not in destinations.covered:
+        if value.is_tensor and not _shows_new_contents(value, buffers, destinations):
             buffers.add_read(value, Read(None))
+
+
+def _shows_new_contents(value: Value, buffers: Buffers, destinations: Destinations) -> bool:
+    """Whether what the caller sees of a value is what was copied there.
+
+    Where not all of his memory is copied into, nothing else writes the rest of it; of a donated input, anything may.
+    """
+    covered = destinations.covered.get(value.tensor.storage)
+    if covered is None or buffers.buffer_of(value).owner is Owner.CALLER:
+        return covered is not None
+    return any(lies_in(buffers.region(value), buffers.region_in_place(whole)) for whole in covered)
 
 
 def readers_of(program: Program) -> dict[Value, list[Node | None]]:
@@ -59,11 +70,18 @@ def is_view(node: Node) -> bool:
     return bool(results) and all(value.tensor.storage == first.tensor.storage for value in results)
 
 
+def _asks_for_contents(node: Node) -> bool:
+    """Whether it matters what a node reads, even where nobody needs what it gives: it draws, say, or fails."""
+    is_fraction = all(not v.is_tensor or v.tensor.dtype.is_floating_point for v in node.results())
+    cannot_fail = is_view(node) or is_copy(node.target) or (facts_of(node.target).pointwise and is_fraction)
+    return not (facts_of(node.target).is_pure and cannot_fail)
+
+
 def _needed_values(program: Program) -> set[Value]:
     """Values whose contents make a difference, not only their layout."""
     needed = set(values_in(program.outputs))
     for node in reversed(program.nodes):
-        if facts_of(node.target).is_pure and needed.isdisjoint(node.results()):
+        if needed.isdisjoint(node.results()) and not _asks_for_contents(node):
             continue
         ignored = node.args[0] if ignores_first_contents(node.target) else None
         needed.update(value for value in node.operands() if value is not ignored)

@@ -21,7 +21,7 @@ from dovetail.analysis.tokens import Contents
 from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, made_symbols, values_in
 from dovetail.ir.sizes import Number
 from dovetail.ops.facts import rounds_otherwise_in_place
-from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, Prim, ViewScatter
+from dovetail.ops.prims import COPY_TO_LAYOUT, Prim, ViewScatter
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
 _COPIES = frozenset({"clone", "lift_fresh_copy", "_to_copy"})
@@ -143,8 +143,7 @@ class SymbolicRun(Environment):
             contents = self.moves.read_as(self.place(node.args[0]), meta.dtype)
             return self._deliver(node, call, contents.expanded(self.sizes(meta.shape)))
         if not isinstance(target, Overload):
-            copied = self._copied(node, call) if isinstance(target, Prim) and _is_form(target) else None
-            return self._opaque(node, call) if copied is None else copied
+            return self._opaque(node, call)
         if torch.Tag.inplace_view in tags_of(target) or call.base in _MOVES_MEMORY:
             raise Misfit("it gives its operand another shape, or other memory")
         moved = self._moved(node, call, target) if call.base.startswith("aten::") else None
@@ -158,9 +157,10 @@ class SymbolicRun(Environment):
             base = self.place(next((v for v in values_in(operands) if v.is_tensor), None))
             kwargs = {key: self.concrete(operand) for key, operand in node.kwargs}
             return self.moves.views(base, target(*self.concrete(node.args), **kwargs))
-        copied = self._copied(node, call)
-        if copied is not None:
-            return copied
+        if name == "copy" or (name == "fill" and isinstance(operands[1], Value)):
+            like, source = self.place(operands[0]), self.place(operands[1])
+            contents = self.moves.read_as(source, like.tensor.dtype)
+            return self._deliver(node, call, contents.expanded(like.region.shape))
         if name in _COPIES:
             place, dtype = self.place(operands[0]), dict(call.arguments).get("dtype")
             contents = self.moves.read_as(place, dtype if isinstance(dtype, torch.dtype) else place.tensor.dtype)
@@ -174,15 +174,6 @@ class SymbolicRun(Environment):
         if viewed is not None and not call.outs:
             return [self._scattered(node, viewed, None, operands, operands[2:])]
         return None
-
-    def _copied(self, node: Node, call: Call) -> Sequence[Bound | None] | None:
-        """The result of an operator that fills its first operand with the second one; None for any other."""
-        operands = [operand for _, operand in call.arguments]
-        if call.base not in ("aten::copy", "aten::fill") or not isinstance(operands[1], Value):
-            return None
-        like, source = self.place(operands[0]), self.place(operands[1])
-        contents = self.moves.read_as(source, like.tensor.dtype)
-        return self._deliver(node, call, contents.expanded(like.region.shape))
 
     def _viewed_copies(self, node: Node, viewed: Overload, operands: Sequence[Operand]) -> list[Contents]:
         base = self.place(operands[0])
@@ -341,10 +332,6 @@ class SymbolicRun(Environment):
 def _part(view: Overload, index: int | None, args: Sequence[Any], kwargs: Mapping[str, Any], base: torch.Tensor) -> Any:
     made: Any = view(base, *args, **kwargs)
     return made if index is None else made[index]
-
-
-def _is_form(target: Prim) -> bool:
-    return isinstance(target.run, FunctionalForm)
 
 
 def _first_meta(node: Node) -> TensorMeta:

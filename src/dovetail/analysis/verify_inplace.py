@@ -48,7 +48,10 @@ def verify_inplace(
     meant, memory = _meaning(functional, inplace, hints or {})
     does = InPlaceRun(inplace, meant, commit)
     _follow(does, memory)
-    _Comparison(meant, does, frozenset(donated)).check()
+    try:
+        _Comparison(meant, does, frozenset(donated)).check()
+    except InplaceMismatch as error:
+        raise does.suspect or error from None
 
 
 def _meaning(functional: Program, inplace: Program, hints: Mapping[str, Number]) -> tuple[FunctionalRun, InputMemory]:

@@ -221,14 +221,9 @@ def view_node(
     outputs: list[Value | None] = [made]
     if index is not None:
         items = _made_by_torch(view, operands[1:], base)
-        outputs = [Value(f"{made.name}_item_{k}", _meta_of(item, made.tensor)) for k, item in enumerate(items)]
+        outputs = [None] * len(items)
         outputs[index] = made
     return replace(like, target=view, args=tuple(operands), kwargs=(), outputs=tuple(outputs), unpack=index is not None)
-
-
-def _meta_of(item: torch.Tensor, like: TensorMeta) -> TensorMeta:
-    offset = int(item.storage_offset())
-    return replace(like, shape=tuple(item.shape), stride=tuple(item.stride()), offset=offset, dtype=item.dtype)
 
 
 def _numbers(sizes: Sequence[Size]) -> list[int]:
@@ -250,6 +245,17 @@ def replayed_args(view: Overload, args: Sequence[Operand], moved_by: Size) -> tu
 def addresses_storage(view: Overload, args: Sequence[Operand]) -> bool:
     """Whether the view names a place in the storage, wherever its operand lies."""
     return schema_of(view).name == "as_strided" and len(args) > 3 and args[3] is not None
+
+
+def keeps_offset(target: Target) -> bool:
+    """Whether the operator copies its first operand so that the result lies as far into its storage as that does."""
+    if not isinstance(target, Overload):
+        return False
+    schema = schema_of(target)
+    return schema.namespace == "aten" and schema.name in _KEEP_OFFSET
+
+
+_KEEP_OFFSET = frozenset({"copy", "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter"})
 
 
 def replay(tensor: torch.Tensor, steps: Sequence[ReplayStep]) -> torch.Tensor:

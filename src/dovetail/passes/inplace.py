@@ -109,15 +109,15 @@ class _Rewriter:
         swaps = {value: self._copy(node, value) for value in action.first_copy}
         moved = node.with_operands(self._value)
         args = list(moved.args)
-        places = iter(action.slots)
+        places = iter(zip(action.slots, node.outputs[action.form.fresh :], strict=True))
         written: list[Value] = []
         for position in range(len(args)):
             if position not in action.form.written:
                 args[position] = map_operands(node.args[position], lambda v: swaps.get(v) or self._value(v))
                 continue
             operands = [
-                self._value(v) if slot is None else self._copy(node, v)
-                for v, slot in zip(values_in(node.args[position]), places, strict=False)
+                self._value(v) if slot is None else self._copy(node, v, result)
+                for v, (slot, result) in zip(values_in(node.args[position]), places, strict=False)
             ]
             written += operands
             args[position] = map_operands(node.args[position], _each(operands))
@@ -143,11 +143,11 @@ class _Rewriter:
         if action.view is None:
             self.now.update(dict.fromkeys(node.results(), self._value(action.source)))
             return
-        (result,) = node.results()
-        made = Value(result.name, self._in_place(action.meta))
-        self.now[result] = made
         args = (self._value(action.source), *action.args)
-        self.nodes.append(replace(node, target=action.view, args=args, kwargs=(), outputs=(made,)))
+        (result,) = node.results()
+        made = Value(result.name, self._in_place(replace(result.tensor, stride=action.stride)))
+        self.now[result] = made
+        self.nodes.append(replace(node, target=action.view, args=args, outputs=(made,)))
 
     def _write_out(self, node: Node, action: WriteOut) -> None:
         self._hoist(action.out)
@@ -218,12 +218,14 @@ class _Rewriter:
         self.nodes.append(view_node(part.view, part.index, operands, base.tensor, made, node))
         return made
 
-    def _copy(self, node: Node, value: Value) -> Value:
-        """A copy of an operand, laid out like it, made for `node`."""
+    def _copy(self, node: Node, value: Value, result: Value | None = None) -> Value:
+        """A copy of an operand, laid out like it, made for `node`. result: what the copy turns into, if anything."""
         source = self._value(value)
         meta = value.tensor
-        self.storages += 1
-        made = Value(self._name("copy"), replace(meta, storage=self.storages, offset=0))
+        if result is None:
+            self.storages += 1
+        place = replace(meta, storage=self.storages, offset=0) if result is None else self._in_place(result.tensor)
+        made = Value(self._name("copy"), place)
         args: tuple[Operand, ...] = (source, list(meta.shape), list(meta.stride), meta.dtype, meta.device)
         target: Target = COPY_TO_LAYOUT
         if _is_dense(meta):

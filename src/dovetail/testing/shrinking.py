@@ -6,16 +6,18 @@ at a time: programs are short. Cost: O(lines^2) checks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
 from dovetail.testing import aliasing, programs
 from dovetail.testing.aliasing import AliasProgram
+from dovetail.testing.functional_programs import FunctionalProgram, is_functional
 from dovetail.testing.placement import Pattern
 from dovetail.testing.programs import RandomProgram
 
-AnyProgram = TypeVar("AnyProgram", RandomProgram, AliasProgram)
+AnyProgram = TypeVar("AnyProgram", RandomProgram, AliasProgram, FunctionalProgram)
 _Item = TypeVar("_Item")
 
 _NO_GRAD = "with torch.no_grad():\n    "
@@ -33,7 +35,9 @@ def shrink_program(program: AnyProgram, fails: Callable[[AnyProgram], bool]) -> 
         program = smaller
 
 
-def _runs_in_eager(program: RandomProgram | AliasProgram) -> bool:
+def _runs_in_eager(program: RandomProgram | AliasProgram | FunctionalProgram) -> bool:
+    if isinstance(program, FunctionalProgram):
+        return is_functional(program)
     if isinstance(program, AliasProgram):
         return aliasing.runs_in_eager(program)
     return programs.runs_in_eager(program)
@@ -48,6 +52,8 @@ def _smaller(program: AnyProgram) -> Iterator[AnyProgram]:
             yield replace(program, returns=_without(program.returns, place))
     if isinstance(program, AliasProgram):
         yield from _with_less_in_patterns(program)
+    elif isinstance(program, FunctionalProgram):
+        yield from _with_less_given(program)
     else:
         for name in program.arguments:
             yield _without_input(program, name)
@@ -56,6 +62,28 @@ def _smaller(program: AnyProgram) -> Iterator[AnyProgram]:
             yield replace(program, body=_with(program.body, place, line.removeprefix(_NO_GRAD)))
     if isinstance(program, RandomProgram):
         yield from _with_plain_inputs(program)
+
+
+def _with_less_given(program: FunctionalProgram) -> Iterator[FunctionalProgram]:
+    """Without a donation, an argument, a line that makes one; with an operand in place of a result."""
+    for place in range(len(program.donated)):
+        yield replace(program, donated=_without(program.donated, place))
+    for place, name in enumerate(program.arguments):
+        donated = tuple(other for other in program.donated if other != name)
+        yield replace(program, arguments=_without(program.arguments, place), donated=donated)
+    made = [line.split(" ")[0] for line in program.inputs]
+    for place, name in enumerate(made):
+        if name not in program.arguments and not any(f"= {name}." in line for line in program.inputs):
+            yield replace(program, inputs=_without(program.inputs, place))
+    for place, line in enumerate(program.body):
+        results, _, call = line.partition(" = ")
+        for result in re.findall(r"\bv\d+\b", results if call else ""):
+            for operand in dict.fromkeys(re.findall(r"\b[vx]\d+\b", call)):
+                later = (*program.body[place + 1 :], *program.returns)
+                swapped = tuple(re.sub(rf"\b{result}\b", operand, text) for text in later)
+                body, returns = swapped[: -len(program.returns)], swapped[-len(program.returns) :]
+                if swapped != later:
+                    yield replace(program, body=(*program.body[:place], *body), returns=returns)
 
 
 def _with_less_in_patterns(program: AliasProgram) -> Iterator[AliasProgram]:
