@@ -121,8 +121,11 @@ def _follow(node: Node, found: Destinations, producers: dict[Value, Node]) -> No
         if producer is None or value.tensor.storage == home:
             continue
         left += _places_for(producer, value, found)
-    if not is_reached and new.tensor.layout() == target.tensor.layout():
-        found.into.setdefault(new.tensor.storage, target)
+    source: Value | None = None if is_reached else new
+    while source is not None:
+        if source.tensor.layout() == target.tensor.layout():
+            found.into.setdefault(source.tensor.storage, target)
+        source = copied_value(producers[source]) if source in producers else None
 
 
 def _places_for(node: Node, result: Value, found: Destinations) -> list[Value]:

@@ -143,7 +143,7 @@ def write_the_diagonal(x: Tensor) -> None:
 
 def fill_the_diagonal(x: Tensor) -> Tensor:
     y = x * 2
-    y.fill_diagonal_(1)
+    y.diagonal().fill_(1)
     return y
 
 
