@@ -193,7 +193,8 @@ class _Planner:
         while maker is not None and isinstance(copied := self.actions.get(maker), Share):
             new = copied.source
             maker = self.producers.get(new)
-        if maker is None or new.tensor.storage in self.escaping:
+        is_given = new.tensor.storage in self.program.input_storages()
+        if maker is None or is_given or new.tensor.storage in self.escaping:
             return Kept(Reason.IS_NEW, new.name)
         if new.tensor.layout() != target.tensor.layout():
             return Kept(Reason.LAYOUT, new.name)
