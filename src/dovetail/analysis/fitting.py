@@ -152,9 +152,17 @@ class Fitting:
             if new.tensor.storage == storage:
                 if not self._can_be_copied(wish, new, target):
                     return Reason.OPERAND_OVERLAPS
-            elif self._buffers.position[node] < last:
+            elif self._buffers.position[node] < last and not self._is_there(new, target):
                 return Reason.READ_LATER
         return None
+
+    def _is_there(self, new: Value, target: Value) -> bool:
+        """Whether a copy back changes nothing."""
+        return (
+            self._buffers.is_placed(new.tensor.storage)
+            and self._buffers.buffer_of(new) is self._buffers.buffer_of(target)
+            and self._buffers.region(new) == self._buffers.region(target)
+        )
 
     def _can_be_copied(self, wish: Wish, new: Value, target: Value) -> bool:
         """Whether new contents, a value on the result's storage, would not lie partly on what they are copied to."""
