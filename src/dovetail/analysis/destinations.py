@@ -121,8 +121,32 @@ def _follow(node: Node, found: Destinations, producers: dict[Value, Node]) -> No
         if producer is None or value.tensor.storage == home:
             continue
         left += _places_for(producer, value, found)
-    if not is_reached and new.tensor.layout() == target.tensor.layout():
-        found.into.setdefault(new.tensor.storage, target)
+    if not is_reached:
+        _send(new, target, found, producers)
+
+
+def _send(new: Value, target: Value, found: Destinations, producers: dict[Value, Node]) -> None:
+    """Let new contents be made in the place of `target`, or of a view of that, where copies and views stand between."""
+    home = target.tensor.storage
+    source: object = new
+    while isinstance(source, Value):
+        if source.tensor.layout() == target.tensor.layout():
+            found.into.setdefault(source.tensor.storage, target)
+        producer = producers.get(source)
+        if producer is None:
+            return
+        first, copied = producer.args[0] if producer.args else None, copied_value(producer)
+        if copied is None:
+            is_view = isinstance(first, Value) and first.is_tensor and first.tensor.storage == source.tensor.storage
+            source = first if is_view else None
+            continue
+        if (
+            isinstance(first, Value)
+            and first.tensor.storage == home
+            and first.tensor.layout() == copied.tensor.layout()
+        ):
+            found.into.setdefault(copied.tensor.storage, first)
+        source = copied
 
 
 def _places_for(node: Node, result: Value, found: Destinations) -> list[Value]:

@@ -7,7 +7,7 @@ only reads of the old contents stand in the way, it says who would have to run f
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, lies_in
 from dovetail.analysis.destinations import Destinations
@@ -157,9 +157,15 @@ class Fitting:
                 continue
             target, new = node.args[:2]
             assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
+            if self._is_there(new, target):
+                continue
             place = self._buffers.region(target)
             a, b = target.tensor, new.tensor
-            if b.storage == storage and (a.shape, a.dtype) == (b.shape, b.dtype) and self._would_lie(wish, new) == place:
+            if (
+                b.storage == storage
+                and (a.shape, a.dtype) == (b.shape, b.dtype)
+                and self._would_lie(wish, new) == place
+            ):
                 continue
             for value in self._buffers.values_on[storage]:
                 if self._buffers.last_read.get(value, -1) < self._buffers.position[node]:
@@ -167,6 +173,14 @@ class Fitting:
                 if overlap_of_regions(self._would_lie(wish, value), place).verdict is not Verdict.DISJOINT:
                     return Reason.OPERAND_OVERLAPS if value is new else Reason.READ_LATER
         return None
+
+    def _is_there(self, new: Value, target: Value) -> bool:
+        """Whether a copy back changes nothing."""
+        return (
+            self._buffers.is_placed(new.tensor.storage)
+            and self._buffers.buffer_of(new) is self._buffers.buffer_of(target)
+            and self._buffers.region(new) == self._buffers.region(target)
+        )
 
     def _would_lie(self, wish: Wish, value: Value) -> Region:
         """Where a value on the storage of the result lies, if the wish is granted."""

@@ -46,7 +46,7 @@ from dovetail.analysis.inplace_plan import (
 from dovetail.analysis.postpone import copy_back_early, order_after
 from dovetail.analysis.reads import is_view, note_reads, readers_of
 from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
-from dovetail.ops.facts import facts_of, is_copy, rounds_otherwise_in_place
+from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
 from dovetail.ops.views import viewed_meta
 from dovetail.ops.writing_forms import (
     makes_new_memory,
@@ -83,6 +83,7 @@ class _Planner:
         self.escaping = program.output_storages()
         self.postponed: dict[Node, int] = {}
         self.just_died: list[Value] = []
+        self.lying: dict[Value, TensorMeta] = {}  # where a value lies that is laid out otherwise than it says
         self.readers = readers_of(program)
         self.producers = program.producers()
         self.backs = frozenset(self.destinations.copy_backs)
@@ -193,7 +194,8 @@ class _Planner:
         while maker is not None and isinstance(copied := self.actions.get(maker), Share):
             new = copied.source
             maker = self.producers.get(new)
-        if maker is None or new.tensor.storage in self.escaping:
+        is_given = new.tensor.storage in self.program.input_storages()
+        if maker is None or is_given or new.tensor.storage in self.escaping:
             return Kept(Reason.IS_NEW, new.name)
         if new.tensor.layout() != target.tensor.layout():
             return Kept(Reason.LAYOUT, new.name)
@@ -207,8 +209,10 @@ class _Planner:
         source = node.args[0] if view is not None else source
         if not isinstance(source, Value) or result is None:
             return None
-        onto: TensorMeta | None = source.tensor
+        onto: TensorMeta | None = self.lying.get(source, source.tensor)
         args = node.args[1:]
+        if source in self.lying and (view is not None or source.tensor.shape != result.tensor.shape):
+            return None
         if view is not None:
             onto = viewed_meta(view, None, args, source.tensor, result.tensor)
         elif source.tensor.shape != result.tensor.shape:
@@ -221,6 +225,8 @@ class _Planner:
         if fit.obstacle is not None:
             return fit
         self.fitting.put(result, onto)
+        if result.tensor.stride != onto.stride:
+            self.lying[result] = onto
         return Share(source, view, args, onto.stride)
 
     def _only_copies(self, reader: Node | None, value: Value) -> bool:
@@ -228,7 +234,8 @@ class _Planner:
         if reader is None:
             return False
         use = self.destinations.parts.get(reader)
-        return reader in self.backs or (use is not None and use.source is value and use.base is not value)
+        is_source = ignores_first_contents(reader.target) and reader.args[0] is not value
+        return reader in self.backs or is_source or (use is not None and use.source is value and use.base is not value)
 
     def _write_part(self, node: Node, at: int) -> _Attempt:
         """A part of the first operand is replaced: write it there."""

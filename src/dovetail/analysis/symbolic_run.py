@@ -20,7 +20,7 @@ from dovetail.analysis.token_moves import Moves, Place, is_view, layout_of, on_n
 from dovetail.analysis.tokens import Contents
 from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, made_symbols, values_in
 from dovetail.ir.sizes import Number
-from dovetail.ops.facts import rounds_otherwise_in_place
+from dovetail.ops.facts import draws_otherwise_in_place, rounds_otherwise_in_place
 from dovetail.ops.prims import COPY_TO_LAYOUT, Prim, ViewScatter
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
@@ -258,7 +258,9 @@ class SymbolicRun(Environment):
             place.overlaps(self.place(v)) for _, place in written for v in values_in(_operands(call)) if v.is_tensor
         )
         own_bits = call.op is not None and lies_there and rounds_otherwise_in_place(call.op, dtype)
-        own_bits = own_bits or (call.draws and call.in_place)  # an operator in place draws in its own way
+        fills = not any(isinstance(operand, Value) for _, operand in call.arguments[1:])  # as `uniform_(x, 0, 1)`
+        fills = fills and call.op is not None and not draws_otherwise_in_place(call.op)
+        own_bits = own_bits or (call.draws and call.in_place and not fills)  # others draw in their own way in place
         return (call.name, turn, self.effects if call.effect else None, own_bits, *sorted(self.made.get(node, ())))
 
     def operands(self, call: Call) -> tuple[Hashable, ...]:

@@ -163,6 +163,15 @@ def rounds_otherwise_in_place(target: Target, dtype: torch.dtype | None) -> bool
     return dtype in _NARROW and (schema.namespace, schema.name, schema.overload) in _OTHERWISE_IN_PLACE
 
 
+# They take another path through memory that is not contiguous.
+_DRAWING_OTHERWISE = frozenset({("aten", "bernoulli"), ("aten", "bernoulli_")})
+
+
+def draws_otherwise_in_place(op: Overload) -> bool:
+    """Whether filling memory with random numbers may give others than making a tensor of them."""
+    return (schema_of(op).namespace, schema_of(op).name) in _DRAWING_OTHERWISE
+
+
 # It averages in one pass where it makes its result, and over a buffer where the result is given.
 _OTHERWISE_INTO_OUT = frozenset({("aten", "binary_cross_entropy")})
 

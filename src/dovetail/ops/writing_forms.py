@@ -17,7 +17,7 @@ from functools import cache
 import torch
 
 from dovetail.ir.program import Node, Operand, Target, Value, values_in
-from dovetail.ops.facts import facts_of, rounds_otherwise_in_place, rounds_otherwise_into_out
+from dovetail.ops.facts import draws_otherwise_in_place, facts_of, rounds_otherwise_in_place, rounds_otherwise_into_out
 from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, Prim, ViewScatter
 from dovetail.ops.twins import functional_twin, inplace_twin
 from dovetail.torch_compat.dispatch import Overload, Schema, has_kernel, overloads, schema_of
@@ -75,7 +75,20 @@ def _other_writing_form(target: Overload) -> WritingForm | None:
             twin = functional_twin(candidate, writes)
             if twin.target is target and not twin.drops_out:
                 return WritingForm(candidate, writes, twin.fresh)
+            if writes == (0,) and _refills(schema, other) and not draws_otherwise_in_place(candidate):
+                return WritingForm(candidate, writes, returns_written=True)
     return None
+
+
+def _refills(functional: Schema, writing: Schema) -> bool:
+    """Whether one fills its operand with random numbers, and the other gives new memory filled so (`uniform`)."""
+    first, *others = functional.arguments
+    fills = bool(others) and others[-1].name == "generator" and {a.type for a in others[:-1]} <= _NUMBERS
+    returned = [type_ for type_, _, _ in functional.returns]
+    return fills and first.type == "Tensor" and returned == ["Tensor"] and len(writing.arguments) == len(others) + 1
+
+
+_NUMBERS = {"float", "int", "Optional[int]", "Optional[float]"}
 
 
 def _takes_the_same(a: Schema, b: Schema) -> bool:

@@ -201,7 +201,7 @@ class _Rows:
         while maker is not None and isinstance(copied := self.plan.actions.get(maker), Share):
             source = copied.source
             maker = self.producers.get(source)
-        if maker is None:
+        if maker is None or source.tensor.storage in self.plan.program.input_storages():
             return Kept(Reason.IS_NEW, source.name)
         if action.first_copy:
             return Kept(Reason.OPERAND_OVERLAPS, source.name)

@@ -396,7 +396,9 @@ def _copy_back(scene: FunctionalScene, name: str) -> Lines:
             lines.append(f"{target} = {found.call(name)}")
             tensor = found.apply(whole)
     shape = tensor.shape
-    fresh = [n for n in scene.tensors(lambda t: t.shape == shape) if storage_key(scene.tensor(n)) != storage_key(tensor)]
+    fresh = [
+        n for n in scene.tensors(lambda t: t.shape == shape) if storage_key(scene.tensor(n)) != storage_key(tensor)
+    ]
     same = [n for n in fresh if scene.tensor(n).dtype == tensor.dtype and n not in scene.inputs]
     any_kind = scene.tensors(lambda t: fits(t.shape, shape) and t.dtype.is_complex <= tensor.dtype.is_complex)
     pool = same if same and scene.choose.random() < 0.9 else any_kind
@@ -410,7 +412,28 @@ def _copy_back(scene: FunctionalScene, name: str) -> Lines:
 
 
 TEMPLATES: tuple[tuple[Template, ...], tuple[int, ...]] = (
-    (view, replace_part, view_copy, of_one, with_number, of_two, comparison, chain, lists, reading, several_results)
-    + (product, normalization, indexed, masked, overwritten, copied, made, drawn, foreign, check),
-    (14, 16, 4, 5, 8, 12, 5, 8, 5, 6, 2) + (4, 2, 8, 6, 5, 8, 4, 3, 4, 2),
+    (
+        view,
+        replace_part,
+        view_copy,
+        of_one,
+        with_number,
+        of_two,
+        comparison,
+        chain,
+        lists,
+        reading,
+        several_results,
+        product,
+        normalization,
+        indexed,
+        masked,
+        overwritten,
+        copied,
+        made,
+        drawn,
+        foreign,
+        check,
+    ),
+    (14, 16, 4, 5, 8, 12, 5, 8, 5, 6, 2, 4, 2, 8, 6, 5, 8, 4, 3, 4, 2),
 )

@@ -188,10 +188,13 @@ class Reader:
 
 def _stays_inside(base: torch.Tensor, operands: Sequence[Any]) -> bool:
     """Whether `as_strided` shows no more of the storage than the tensor that is at its end does."""
-    shape, stride, offset = [o for o in operands if not isinstance(o, Value)][:2] + [base.storage_offset()]
+    shape, stride, offset = [*[o for o in operands if not isinstance(o, Value)][:2], base.storage_offset()]
     if isinstance(operands[-1], int):
         offset = operands[-1]
-    ends = [at + sum((n - 1) * s for n, s in zip(*dims, strict=True)) for at, dims in ((offset, (shape, stride)), (base.storage_offset(), (base.shape, base.stride())))]
+    ends = [
+        at + sum((n - 1) * s for n, s in zip(*dims, strict=True))
+        for at, dims in ((offset, (shape, stride)), (base.storage_offset(), (base.shape, base.stride())))
+    ]
     return base.numel() > 0 and ends[0] <= ends[1]
 
 

@@ -94,7 +94,7 @@ def _as_strided(scene: FunctionalScene, tensor: torch.Tensor) -> RandomView:
     if choose.random() < 0.3:
         shape, strides = [rows], [1 + gap]
     last = sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
-    offset = choose.randint(0, max(0, room - last - 1))
+    offset = choose.randint(0, int(max(0, room - last - 1)))
     where = choose.choice((f", {offset}", f", {offset}", ""))
     return RandomView("aten.as_strided.default", f"{shape}, {strides}{where}", "aten.as_strided_scatter.default")
 
@@ -141,7 +141,13 @@ def view(scene: FunctionalScene) -> Sequence[str]:
     return (f"{', '.join(names)}, = {found.call(x)}",)
 
 
-_COPIED_VIEWS = ("slice.Tensor", "select.int", "permute.default", "transpose.int", "view.default", "expand.default") + (
+_COPIED_VIEWS = (
+    "slice.Tensor",
+    "select.int",
+    "permute.default",
+    "transpose.int",
+    "view.default",
+    "expand.default",
     "t.default",
     "unsqueeze.default",
     "diagonal.default",

@@ -92,7 +92,7 @@ def decode_many_steps(cache: Tensor, keys: Tensor) -> Tensor:
 
 
 def ring_buffer(buffer: Tensor, value: Tensor, count: Tensor) -> None:
-    buffer[count % buffer.shape[0]] = value
+    buffer[(count % buffer.shape[0]).view(1)] = value
     count.add_(1)
 
 

@@ -117,7 +117,7 @@ def residual(x: Tensor, y: Tensor) -> Tensor:
 
 
 def parts_by_unbind(x: Tensor) -> Tensor:
-    a, b, c = x.unbind(0)
+    a, _b, c = x.unbind(0)
     a.add_(1)
     c.mul_(2)
     return (a * c).sum()
@@ -143,7 +143,7 @@ def write_the_diagonal(x: Tensor) -> None:
 
 def fill_the_diagonal(x: Tensor) -> Tensor:
     y = x * 2
-    y.fill_diagonal_(1)
+    y.diagonal().fill_(1)
     return y
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 BOTH = ("mutations", "mutations_and_views")
@@ -17,8 +17,8 @@ class Pattern:
 
     ways: how it is made functional, see `tests.passes.patterns.trace`. copies: full-size copies that no order and no
     choice of places avoids. why: the reason, where that is not 0. report: the public report it stands for. donate: inputs
-    that may be used up. missed: bytes that the pass copies without a proof that it has to. names: reasons, in `explain()`,
-    by which copies are kept.
+    that may be used up. more: way -> copies beyond those, which the pass still makes, or which that way of tracing asks
+    for; weakness: why. is_unproved: copies are needed, and the report cannot prove it of some of them.
     """
 
     name: str
@@ -29,7 +29,14 @@ class Pattern:
     why: str = ""
     report: str = ""
     donate: tuple[int, ...] = ()
-    missed: int = 0
+    more: Mapping[str, int] = field(default_factory=dict)
+    weakness: str = ""
+    is_unproved: bool = False
 
     def __post_init__(self) -> None:
         assert bool(self.why) == (self.copies > 0), f"{self.name}: a copy has a reason"
+        assert bool(self.weakness) == bool(self.more), f"{self.name}: more copies have a reason"
+
+    def reached(self, way: str) -> int:
+        """How many copies there are."""
+        return self.copies + self.more.get(way, 0)
