@@ -19,7 +19,7 @@ from dovetail.ir.program import Origin, Program, Stage, Value
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops import prims
 from dovetail.ops.sub_programs import WithSubPrograms
-from dovetail.passes.reuse_buffers import reuse_buffers
+from dovetail.passes.inplace import work_in_place
 from tests.analysis.inplace_pairs import PAIRS, Pair
 from tests.analysis.written_programs import broken, difference, written
 from tests.passes.programs import Builder
@@ -569,7 +569,7 @@ def test_reused_buffers() -> None:
     inputs = {"x": torch.randn(64, 64), "y": torch.randn(64, 64)}
     text = "a = aten.mul.Tensor(x, 2)\nb = aten.add.Tensor(a, y)\nc = aten.relu.default(b)\nreturn c"
     functional = written(text, inputs, Stage.FUNCTIONAL)
-    reused, report = reuse_buffers(functional)
+    reused, report = work_in_place(functional)
     assert len(report.reused) == 2
     verify_inplace(functional, reused)
     last = reused.nodes[-1]
