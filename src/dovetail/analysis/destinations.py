@@ -140,7 +140,11 @@ def _send(new: Value, target: Value, found: Destinations, producers: dict[Value,
             is_view = isinstance(first, Value) and first.is_tensor and first.tensor.storage == source.tensor.storage
             source = first if is_view else None
             continue
-        if isinstance(first, Value) and first.tensor.storage == home and first.tensor.layout() == copied.tensor.layout():
+        if (
+            isinstance(first, Value)
+            and first.tensor.storage == home
+            and first.tensor.layout() == copied.tensor.layout()
+        ):
             found.into.setdefault(copied.tensor.storage, first)
         source = copied
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, overwrites
+from dovetail.ops.facts import facts_of, is_copy, overwrites
 from dovetail.ops.writing_forms import replaces_a_part, view_of_copy
 from dovetail.torch_compat.dispatch import DispatchMode
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import fx
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
