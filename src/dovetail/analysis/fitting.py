@@ -24,11 +24,15 @@ from dovetail.torch_compat.dispatch import Overload
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Whether a result can live somewhere. readers: nodes that stand in the way, unless they run first."""
+    """Whether a result can live somewhere. readers: nodes that stand in the way, unless they run first.
+
+    held: values in the way, whose contents are read later.
+    """
 
     obstacle: Kept | None = None
     first_copy: tuple[Value, ...] = ()
     readers: tuple[Node, ...] = ()
+    held: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +239,8 @@ def _clashing(clashes: Sequence[Clash]) -> Fit:
         reader = next((value.name for value in first.reader.results()), str(first.reader.target))
         kept = Kept(Reason.READ_LATER, f"{first.value.name} by {reader}")
     readers = tuple(clash.reader for clash in clashes if clash.reader is not None)
-    return Fit(kept, readers=readers if len(readers) == len(clashes) else ())
+    held = tuple(clash.value for clash in clashes)
+    return Fit(kept, readers=readers if len(readers) == len(clashes) else (), held=held)
 
 
 def _bytes_of(values: Sequence[Value]) -> int:

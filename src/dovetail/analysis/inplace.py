@@ -63,18 +63,22 @@ _MOST_POSTPONEMENTS = 2
 _Attempt: TypeAlias = "Action | Fit | None"
 
 
-def decide_in_place(program: Program, donated: Collection[int] = (), *, commit: bool = False) -> InplacePlan:
+def decide_in_place(
+    program: Program, donated: Collection[int] = (), *, commit: bool = False, unshared: Collection[Node] = ()
+) -> InplacePlan:
     """The plan for a functional program, which may copy new contents back into its inputs.
 
     donated: numbers of inputs whose memory may be used. commit: keep one point before which nothing outside is written
-    and after which no check of the program can fail.
+    and after which no check of the program can fail. unshared: copies that stay.
     """
-    return _Planner(program, donated, commit).run()
+    return _Planner(program, donated, commit, unshared).run()
 
 
 class _Planner:
-    def __init__(self, program: Program, donated: Collection[int], commit: bool) -> None:
+    def __init__(self, program: Program, donated: Collection[int], commit: bool, unshared: Collection[Node]) -> None:
         self.program = program
+        self.unshared = unshared
+        self.regrets: set[Node] = set()
         self.buffers = Buffers(program)
         self.destinations = find_destinations(program)
         self.actions: dict[Node, Action] = {}
@@ -125,7 +129,9 @@ class _Planner:
             at += 1
         places = {storage: self.buffers.place_of(storage) for storage in self.buffers.values_on}
         order, postponed = tuple(self.buffers.order), tuple(self.postponed)
-        return InplacePlan(self.program, order, self.actions, self.kept, places, postponed, self.moved)
+        return InplacePlan(
+            self.program, order, self.actions, self.kept, places, postponed, self.moved, frozenset(self.regrets)
+        )
 
     def _is_settled(self, node: Node) -> bool:
         return all(self.buffers.is_placed(value.tensor.storage) for value in tensors_of(node))
@@ -146,11 +152,21 @@ class _Planner:
                     return True
                 if outcome.obstacle is not None:
                     self.kept.setdefault(node, outcome.obstacle)
+                    self._regret(outcome.held)
             elif outcome is not None:
                 self.actions[node] = outcome
                 self.kept.pop(node, None)
                 return False
         return False
+
+    def _regret(self, held: Sequence[Value]) -> None:
+        """Note copies left out on which something cannot be written now."""
+        for value in held:
+            maker = self.producers.get(value)
+            while maker is not None and is_view(maker):
+                maker = self.producers.get(next(maker.operands()))
+            if maker is not None and isinstance(self.actions.get(maker), Share):
+                self.regrets.add(maker)
 
     def _postpone(self, node: Node, readers: Sequence[Node]) -> bool:
         if self.postponed.get(node, 0) >= _MOST_POSTPONEMENTS:
@@ -204,6 +220,8 @@ class _Planner:
     def _share(self, node: Node, at: int) -> _Attempt:
         """A copy that protects nothing: its result is its operand, or a view of that."""
         result = _only_result(node)
+        if node in self.unshared:
+            return Fit(Kept(Reason.READ_LATER))
         source: object = copied_value(node)
         view = view_of_copy(node.target) if source is None else None
         source = node.args[0] if view is not None else source

@@ -146,7 +146,8 @@ class InplacePlan:
 
     order: the nodes as they are to run. actions: what to do with a node instead of running it as it is. kept: why a
     node that could have been rewritten is not. places: buffer and shift in bytes of each storage. postponed: nodes that
-    run later than they stood. moved: for nodes that replace a part, why the source was not made in its place.
+    run later than they stood. moved: for nodes that replace a part, why the source was not made in its place. regrets:
+    copies left out, whose memory larger copies now have to leave alone.
     """
 
     program: Program
@@ -156,3 +157,4 @@ class InplacePlan:
     places: dict[int, tuple[Buffer, Size]]
     postponed: tuple[Node, ...] = ()
     moved: dict[Node, Kept] = field(default_factory=dict)
+    regrets: frozenset[Node] = frozenset()

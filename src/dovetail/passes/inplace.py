@@ -32,8 +32,19 @@ from dovetail.analysis.inplace_plan import (
     WritePart,
 )
 from dovetail.analysis.reads import is_view
-from dovetail.ir.program import Node, Operand, Program, Stage, Target, TensorMeta, Value, map_operands, values_in
-from dovetail.ir.sizes import Size, SizeExpr, shifted
+from dovetail.ir.program import (
+    Node,
+    Operand,
+    Program,
+    Stage,
+    Target,
+    TensorMeta,
+    Value,
+    map_operands,
+    meta_symbols,
+    values_in,
+)
+from dovetail.ir.sizes import Number, Size, SizeExpr, shifted
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.ops.views import replayed_args, view_node
 from dovetail.ops.writing_forms import Part
@@ -50,8 +61,22 @@ def work_in_place(
 
     donated: numbers of inputs whose memory may be used. commit: see `analysis.inplace.decide_in_place`.
     """
-    plan = decide_in_place(program, donated, commit=commit)
+    plan = choose_plan(program, donated, commit=commit)
     return apply_plan(plan), report_of(plan)
+
+
+def choose_plan(program: Program, donated: Collection[int] = (), *, commit: bool = False) -> InplacePlan:
+    """The plan that copies less: without every copy that can go, or with those that let a larger one go."""
+    plan = decide_in_place(program, donated, commit=commit)
+    if not plan.regrets:
+        return plan
+    values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
+    sizes: dict[str, Number] = {name: _A_SIZE for value in values for name in meta_symbols(value.meta)}
+    other = decide_in_place(program, donated, commit=commit, unshared=plan.regrets)
+    return min(plan, other, key=lambda p: report_of(p, sizes).copied_bytes)
+
+
+_A_SIZE = 64  # for sizes that are not known
 
 
 def apply_plan(plan: InplacePlan) -> Program:
@@ -228,7 +253,7 @@ class _Rewriter:
         made = Value(self._name("copy"), place)
         args: tuple[Operand, ...] = (source, list(meta.shape), list(meta.stride), meta.dtype, meta.device)
         target: Target = COPY_TO_LAYOUT
-        if _is_dense(meta):
+        if _is_dense(meta) and source.tensor.stride == meta.stride:
             target, args = aten.clone.default, (source,)
         self.nodes.append(replace(node, target=target, args=args, kwargs=(), outputs=(made,), unpack=False))
         return made

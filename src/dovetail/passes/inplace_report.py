@@ -177,7 +177,8 @@ class _Rows:
         source = self.node.args[1]
         assert isinstance(source, Value), "a part is replaced by a value"
         reason = self._why_moved(source, action)
-        return _with_copy(self._done("in place: the part is written"), reason, self._bytes([source]))
+        moves = 2 if action.first_copy else 1  # out of the way, and back
+        return _with_copy(self._done("in place: the part is written"), reason, moves * self._bytes([source]))
 
     def _operands(self, action: WriteOperands) -> list[InplaceRow]:
         results = self.node.outputs[action.form.fresh :]

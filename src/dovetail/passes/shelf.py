@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from torch import fx
 
-from dovetail.analysis.inplace import decide_in_place
 from dovetail.analysis.inplace_plan import InplacePlan
 from dovetail.analysis.verify_inplace import verify_inplace as verify_program_inplace
 from dovetail.errors import BadDonation
@@ -20,7 +19,7 @@ from dovetail.ir.fx_lower import lower
 from dovetail.ir.program import Node, Program, map_leaves
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.functional import require_functional
-from dovetail.passes.inplace import apply_plan
+from dovetail.passes.inplace import apply_plan, choose_plan
 from dovetail.passes.inplace_report import InplaceReport, report_of
 from dovetail.passes.view_copies import split_view_copies
 
@@ -86,7 +85,7 @@ def _plan(
     require_functional(lifted.program)
     donated = _donated(lifted.program, donate)
     program, _ = remove_dead_code(split_view_copies(lifted.program))  # what nobody reads needs nothing kept
-    return lifted, decide_in_place(program, donated, commit=commit_point)
+    return lifted, choose_plan(program, donated, commit=commit_point)
 
 
 def _donated(program: Program, donate: Donation) -> tuple[int, ...]:

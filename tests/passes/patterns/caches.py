@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.passes.patterns.pattern import SYMBOLIC, Pattern
+from tests.passes.patterns.pattern import CONTIGUOUS, SYMBOLIC, Pattern
 
 
 def _cache() -> tuple[Tensor, ...]:
@@ -119,7 +119,13 @@ PATTERNS = (
     Pattern("cache: index_put a place", index_put_a_place, _cache, SYMBOLIC, report="pytorch#184542"),
     Pattern("cache: index_copy_ a place", index_copy_a_place, _cache, SYMBOLIC, report="pytorch#131192"),
     Pattern("cache: index_copy_ into one layer", index_copy_into_one_layer, _cache, report="pytorch#184542"),
-    Pattern("cache: through a transpose", write_through_a_transpose, _cache),
+    Pattern(
+        "cache: through a transpose",
+        write_through_a_transpose,
+        _cache,
+        more={"mutations_and_views": 3},
+        weakness=CONTIGUOUS,
+    ),
     Pattern("cache: a range", write_a_range, _two_places, SYMBOLIC),
     Pattern(
         "cache: through unflatten and flatten",
@@ -134,8 +140,10 @@ PATTERNS = (
         "cache: roll and append",
         roll_and_append,
         _cache,
-        copies=1,
+        copies=2,
         why="each place is read after its neighbour is written: the old contents are copied first",
+        more={"mutations_and_views": 1},
+        weakness=CONTIGUOUS,
     ),
     Pattern(
         "cache: a page of a pool",
@@ -147,8 +155,10 @@ PATTERNS = (
         "cache: rotary in place",
         rotary_in_place,
         lambda: (torch.randn(3, 8), torch.randn(3, 8), torch.randn(3, 8)),
+        more={"mutations_and_views": 1},
+        weakness=CONTIGUOUS,
     ),
-    Pattern("cache: many steps", decode_many_steps, _two_places),
+    Pattern("cache: many steps", decode_many_steps, _two_places, more={"mutations_and_views": 2}, weakness=CONTIGUOUS),
     Pattern("ring buffer", ring_buffer, lambda: (torch.randn(16, 4), torch.randn(4), torch.tensor(17))),
     Pattern("logits: ban tokens", last_token_of_a_batch, lambda: (torch.randn(3, 16), torch.tensor([2, 5]))),
     Pattern("cache: layers by unbind", two_layers_of_one_cache, lambda: (torch.randn(2, 2, 12, 4), torch.randn(2, 4))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.passes.patterns.pattern import BOTH, SYMBOLIC, Pattern
+from tests.passes.patterns.pattern import BOTH, CONTIGUOUS, SYMBOLIC, Pattern
 
 
 def _rows() -> tuple[Tensor, ...]:
@@ -264,7 +264,15 @@ PATTERNS = (
     Pattern(
         "two halves of inputs", two_halves_of_inputs, _halves, BOTH, 1, "the result holds the contents of two inputs"
     ),
-    Pattern("two products in columns", matrix_products_in_columns, _halves),
+    Pattern(
+        "two products in columns",
+        matrix_products_in_columns,
+        _halves,
+        copies=1,
+        why="a product of matrices is contiguous, and its columns are not",
+        more={"mutations_and_views": 1},
+        weakness=CONTIGUOUS,
+    ),
     Pattern("add(small, big)", add_small_and_big, lambda: (torch.randn(8, 4), torch.randn(4))),
     Pattern("small + input", add_small_to_an_input, lambda: (torch.randn(8, 4), torch.randn(4)), SYMBOLIC),
     Pattern("comparison cast back", comparison_cast_back, _square),
@@ -276,33 +284,80 @@ PATTERNS = (
         "contiguous of a transpose",
         contiguous_of_a_transpose,
         _square,
-        BOTH,
+        ("mutations",),  # in the other way, torch takes the result for a view
         1,
         "the result is laid out otherwise than the input",
-    ),
+        ),
     Pattern("residual", residual, lambda: (torch.randn(8, 4), torch.randn(8, 4))),
     Pattern("parts by unbind", parts_by_unbind, lambda: (torch.randn(3, 8),), SYMBOLIC),
     Pattern("parts by split", parts_by_split, lambda: (torch.randn(8, 4),), SYMBOLIC),
-    Pattern("parts by chunk, of a temporary", parts_by_chunk_of_a_temporary, lambda: (torch.randn(8, 4),)),
+    Pattern(
+        "parts by chunk, of a temporary",
+        parts_by_chunk_of_a_temporary,
+        lambda: (torch.randn(8, 4),),
+        more={"mutations": 1, "mutations_and_views": 2},
+        weakness="a result is contiguous where the part it replaces is not",
+    ),
     Pattern("the diagonal", write_the_diagonal, _square),
     Pattern("fill the diagonal", fill_the_diagonal, _square),
     Pattern("as_strided", write_by_as_strided, lambda: (torch.randn(8, 4),)),
     Pattern("as_strided of a temporary", windows_of_a_temporary, _square),
-    Pattern("real part", real_part, _complex),
-    Pattern("conjugate", conjugate, _complex),
-    Pattern("imaginary part of the conjugate", negative_of_the_imaginary_part, _complex),
+    Pattern("real part", real_part, _complex, more={"mutations_and_views": 1}, weakness=CONTIGUOUS),
+    Pattern(
+        "conjugate",
+        conjugate,
+        _complex,
+        copies=2,
+        why="complex numbers may round otherwise in place",
+        more={"mutations_and_views": 1},
+        weakness=CONTIGUOUS,
+        unproved=("mutations",),
+    ),
+    Pattern(
+        "imaginary part of the conjugate",
+        negative_of_the_imaginary_part,
+        _complex,
+        copies=1,
+        why="complex numbers may round otherwise in place",
+        more={"mutations": 3, "mutations_and_views": 5},
+        weakness="nothing is done in memory that is read as conjugate",
+    ),
     Pattern("normal_", random_in_place, _square),
-    Pattern("uniform_ and bernoulli_", random_twice, lambda: (*_square(), *_square())),
-    Pattern("dropout in place", dropout_in_place, _square),
+    Pattern(
+        "uniform_ and bernoulli_",
+        random_twice,
+        lambda: (*_square(), *_square()),
+        more={"mutations": 1, "mutations_and_views": 1},
+        weakness="bernoulli draws otherwise in place, where memory is not contiguous",
+    ),
+    Pattern("dropout in place", dropout_in_place, _square, more={"mutations_and_views": 1}, weakness=CONTIGUOUS),
     Pattern("floats as integers", read_as_integers, _square),
     Pattern("a temporary as integers", bytes_of_a_temporary, _square),
     Pattern("cumsum_", cumulative_sum, _square),
     Pattern("tril_", triangle, _square),
-    Pattern("transpose_ of a temporary", squeeze_and_resize, lambda: (torch.randn(8, 4),)),
+    Pattern(
+        "transpose_ of a temporary",
+        squeeze_and_resize,
+        lambda: (torch.randn(8, 4),),
+        more={"mutations_and_views": 3},
+        weakness=CONTIGUOUS,
+    ),
     Pattern("chain of activations", chain_of_activations, lambda: (torch.randn(8, 4), torch.randn(4, 4))),
-    Pattern("round trip of types", round_trip_of_types, _square),
-    Pattern("add_ of another type", add_of_other_type, lambda: (*_square(), torch.randn(6, 6, dtype=torch.float64))),
+    Pattern(
+        "round trip of types",
+        round_trip_of_types,
+        _square,
+        more={"mutations": 1, "mutations_and_views": 1},
+        weakness="a conversion makes a new tensor",
+    ),
+    Pattern(
+        "add_ of another type",
+        add_of_other_type,
+        lambda: (*_square(), torch.randn(6, 6, dtype=torch.float64)),
+        more={"mutations": 1, "mutations_and_views": 1},
+        weakness="a sum is converted after it was made",
+    ),
     Pattern("pow_, remainder_, clamp_", power_and_remainder, _square, SYMBOLIC),
     Pattern("zero_, then accumulate", zero_then_accumulate, _rows, SYMBOLIC),
-    Pattern("sort back", sort_back, _square),
+    Pattern("sort back", sort_back, _square, copies=1, why="sorting has no form in place", unproved=BOTH),
 )

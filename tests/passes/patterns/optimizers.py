@@ -113,7 +113,13 @@ PATTERNS = (
     Pattern("Adam: lerp_ and a step", adam_with_lerp, lambda: (*_four(), torch.tensor(3.0))),
     Pattern("Adam: foreach", adam_of_lists, _lists, report="pytorch#119191"),
     Pattern("foreach: add_", add_to_lists, _lists, report="pytorch#177772"),
-    Pattern("foreach: copy_", copy_lists, _lists),
+    Pattern(
+        "foreach: copy_",
+        copy_lists,
+        _lists,
+        more={"mutations": 2, "mutations_and_views": 2},
+        weakness="a list is copied as a whole, after what it holds was made",
+    ),
     Pattern("foreach: clip and step", clip_and_step, _lists),
     Pattern(
         "foreach: views of a flat parameter",

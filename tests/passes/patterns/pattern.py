@@ -10,6 +10,9 @@ BOTH = ("mutations", "mutations_and_views")
 SYMBOLIC = (*BOTH, "symbolic")
 AHEAD_OF_TIME = ("aot_v1", "aot_v2")
 
+# Why there are more copies than are needed.
+CONTIGUOUS = "what a copy of a view gives is contiguous: who computes with it may round otherwise on the view"
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -18,7 +21,8 @@ class Pattern:
     ways: how it is made functional, see `tests.passes.patterns.trace`. copies: full-size copies that no order and no
     choice of places avoids. why: the reason, where that is not 0. report: the public report it stands for. donate: inputs
     that may be used up. more: way -> copies beyond those, which the pass still makes, or which that way of tracing asks
-    for; weakness: why. is_unproved: copies are needed, and the report cannot prove it of some of them.
+    for; weakness: why. unproved: ways in which the
+    report cannot prove that all copies are needed, though they are.
     """
 
     name: str
@@ -31,7 +35,7 @@ class Pattern:
     donate: tuple[int, ...] = ()
     more: Mapping[str, int] = field(default_factory=dict)
     weakness: str = ""
-    is_unproved: bool = False
+    unproved: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         assert bool(self.why) == (self.copies > 0), f"{self.name}: a copy has a reason"

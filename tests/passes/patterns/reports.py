@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tests.passes.patterns.pattern import BOTH, SYMBOLIC, Pattern
+from tests.passes.patterns.pattern import BOTH, CONTIGUOUS, SYMBOLIC, Pattern
 
 aten = torch.ops.aten
 
@@ -213,10 +213,40 @@ PATTERNS = (
     Pattern("write a part and return", write_a_part_and_return, _with_rows, SYMBOLIC, report="pytorch#195484"),
     Pattern("shift down", shift_down, _square, SYMBOLIC, 2, _SHIFT, "pytorch#197829"),
     Pattern("shift up", shift_up, _square, BOTH, 2, _SHIFT, "pytorch#197829"),
-    Pattern("shift by steps", shift_by_steps, _square, BOTH, 0, "", "pytorch#197829"),
-    Pattern("shift along two dimensions", shift_along_two, _square, BOTH, 1, _SHIFT, "pytorch#197829"),
+    Pattern(
+        "shift by steps",
+        shift_by_steps,
+        _square,
+        BOTH,
+        0,
+        "",
+        "pytorch#197829",
+        more={"mutations_and_views": 2},
+        weakness=CONTIGUOUS,
+    ),
+    Pattern(
+        "shift along two dimensions",
+        shift_along_two,
+        _square,
+        BOTH,
+        1,
+        _SHIFT,
+        "pytorch#197829",
+        more={"mutations_and_views": 1},
+        weakness=CONTIGUOUS,
+    ),
     Pattern("shift a flat view", shift_a_view, _square, BOTH, 2, _SHIFT, "pytorch#197829"),
-    Pattern("shift a transpose", shift_a_transpose, _square, BOTH, 2, _SHIFT, "pytorch#197829"),
+    Pattern(
+        "shift a transpose",
+        shift_a_transpose,
+        _square,
+        BOTH,
+        2,
+        _SHIFT,
+        "pytorch#197829",
+        more={"mutations_and_views": 4},
+        weakness=CONTIGUOUS,
+    ),
     Pattern("transpose onto itself", transpose_itself, _square, BOTH, 2, _SHIFT, "pytorch#197829"),
     Pattern(
         "index_put_ a view of the target",
@@ -230,12 +260,16 @@ PATTERNS = (
         lambda: (torch.randn(9, 6), torch.tensor([2, 3])),
         report="pytorch#197829",
     ),
-    Pattern("y + y.t()", add_the_transpose, _square),
-    Pattern("y / y.t()", divide_by_the_transpose, _square),
+    Pattern("y + y.t()", add_the_transpose, _square, more={"mutations_and_views": 1}, weakness=CONTIGUOUS),
+    Pattern("y / y.t()", divide_by_the_transpose, _square, more={"mutations_and_views": 1}, weakness=CONTIGUOUS),
     Pattern("index_put rows of itself", put_rows_of_itself, lambda: (torch.randn(6, 6), torch.tensor([2, 3]))),
     Pattern("slice_scatter rows of itself", scatter_rows_of_itself, _square, BOTH, 2, _SHIFT),
     Pattern(
-        "scatter columns of itself", scatter_by_an_index_of_itself, lambda: (torch.randn(6, 6), torch.tensor([2, 3]))
+        "scatter columns of itself",
+        scatter_by_an_index_of_itself,
+        lambda: (torch.randn(6, 6), torch.tensor([2, 3])),
+        more={"mutations_and_views": 1},
+        weakness=CONTIGUOUS,
     ),
     Pattern("index_add to expanded", add_to_expanded, _expanded, BOTH, 1, "rows of it share bytes", "pytorch#188084"),
     Pattern(
@@ -250,7 +284,14 @@ PATTERNS = (
     Pattern(
         "index_copy to expanded", copy_into_expanded, _expanded, BOTH, 1, "rows of it share bytes", "pytorch#188084"
     ),
-    Pattern("return a part of the written", return_a_view_of_the_written, _with_rows, report="pytorch#195484"),
+    Pattern(
+        "return a part of the written",
+        return_a_view_of_the_written,
+        _with_rows,
+        report="pytorch#195484",
+        more={"mutations_and_views": 1},
+        weakness=CONTIGUOUS,
+    ),
     Pattern(
         "slice, then index_put_",
         slice_then_put,
@@ -264,6 +305,8 @@ PATTERNS = (
         chunked_loss,
         lambda: (torch.randn(6, 4), torch.randn(6, 4), torch.randn(4, 3)),
         report="pytorch#190342",
+        more={"mutations_and_views": 1},
+        weakness=CONTIGUOUS,
     ),
     Pattern(
         "zeros, then index_put_",
