@@ -7,7 +7,7 @@ only reads of the old contents stand in the way, it says who would have to run f
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, lies_in
 from dovetail.analysis.destinations import Destinations
@@ -158,8 +158,8 @@ class Fitting:
             target, new = node.args[:2]
             assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
             place = self._buffers.region(target)
-            a, b = target.tensor, new.tensor
-            if b.storage == storage and (a.shape, a.dtype) == (b.shape, b.dtype) and self._would_lie(wish, new) == place:
+            alike = (new.tensor.shape, new.tensor.dtype) == (target.tensor.shape, target.tensor.dtype)
+            if new.tensor.storage == storage and alike and self._would_lie(wish, new) == place:
                 continue
             for value in self._buffers.values_on[storage]:
                 if self._buffers.last_read.get(value, -1) < self._buffers.position[node]:
