@@ -1,9 +1,9 @@
 """Operators of a library that is not torch's, for random programs: they write several arguments, and are seen outside.
 
-    checks.note(x)                a line in a log
-    checks.demand(x)              a check, which fails when it is told to
-    checks.swap_(x, y)            writes both
-    checks.push_(xs, by)          writes a list, gives a tensor
+checks.note(x)                a line in a log
+checks.demand(x)              a check, which fails when it is told to
+checks.swap_(x, y)            writes both
+checks.push_(xs, by)          writes a list, gives a tensor
 """
 
 from __future__ import annotations
