@@ -18,7 +18,7 @@ from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, difference, product, shifted
 from dovetail.ops.facts import is_reinterpretation
-from dovetail.ops.views import addresses_storage, keeps_offset
+from dovetail.ops.views import addresses_storage, copies_from_place, keeps_offset
 from dovetail.torch_compat.dispatch import Overload
 
 
@@ -164,12 +164,8 @@ class Fitting:
             if self._is_there(new, target):
                 continue
             place = self._buffers.region(target)
-            a, b = target.tensor, new.tensor
-            if (
-                b.storage == storage
-                and (a.shape, a.dtype) == (b.shape, b.dtype)
-                and self._would_lie(wish, new) == place
-            ):
+            alike = (new.tensor.shape, new.tensor.dtype) == (target.tensor.shape, target.tensor.dtype)
+            if new.tensor.storage == storage and alike and self._would_lie(wish, new) == place:
                 continue
             for value in self._buffers.values_on[storage]:
                 if self._buffers.last_read.get(value, -1) < self._buffers.position[node]:
@@ -254,10 +250,14 @@ def _storages_of_results(program: Program, is_meant: Callable[[Node], bool]) -> 
 
 
 def _storages_whose_offset_shows(program: Program, addressed: Collection[int]) -> Collection[int]:
-    """Storages of operands of which an operator makes a copy at the same offset, in which a view names a place."""
+    """Storages of operands that are copied with their offset, or from a place that is counted from their beginning.
+
+    Of a copy with the same offset, where a view of that names a place.
+    """
     found: set[int] = set()
     for node in reversed(program.nodes):
-        if keeps_offset(node.target) and any(v.tensor.storage in {*addressed, *found} for v in tensors_of(node)):
+        keeps = keeps_offset(node.target) and any(v.tensor.storage in {*addressed, *found} for v in tensors_of(node))
+        if keeps or copies_from_place(node.target, node.args):
             found.update(v.tensor.storage for v in node.args[:1] if isinstance(v, Value))
     return found
 

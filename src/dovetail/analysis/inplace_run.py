@@ -79,10 +79,8 @@ class FunctionalRun(SymbolicRun):
     def step(self, node: Node) -> None:
         """Run one node, and note results that begin elsewhere in their storage than they are described."""
         super().step(node)
-        if not keeps_offset(node.target):
-            return
-        base, result = self.place(node.args[0]), next(node.results())
-        if self.size(result.tensor.offset) != base.region.offset:
+        result = next(node.results(), None) if keeps_offset(node.target) else None
+        if result is not None and self.size(result.tensor.offset) != self.place(node.args[0]).region.offset:
             self.displaced[result.name] = self.place(result).storage
 
     def sees_write(self, node: Node, call: Call, written: Sequence[Place]) -> None:

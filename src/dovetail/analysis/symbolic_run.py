@@ -194,12 +194,12 @@ class SymbolicRun(Environment):
     ) -> Place:
         base, meta = self.place(operands[0]), _first_meta(node)
         is_prim = isinstance(node.target, Prim)
-        whole = not is_prim and self.size(meta.offset) == base.region.offset and not base.region.overlaps_itself()
+        whole = not is_prim and not base.region.overlaps_itself()
         args, kwargs = self._arranged(view, rest)
         part = partial(_part, view, index, args, kwargs)
         made = self.moves.scattered(base, self.place(operands[1]), part, whole=whole)
         result = self.described(meta)
-        if layout_of(result) == made.layout:
+        if layout_of(result) == made.layout and (not whole or self.size(meta.offset) == made.region.offset):
             return made
         fresh = on_new_memory(result)
         self._fill(fresh, self.moves.read(made))

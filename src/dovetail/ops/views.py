@@ -247,6 +247,14 @@ def addresses_storage(view: Overload, args: Sequence[Operand]) -> bool:
     return schema_of(view).name == "as_strided" and len(args) > 3 and args[3] is not None
 
 
+def copies_from_place(target: Target, args: Sequence[Operand]) -> bool:
+    """Whether the operator copies its first operand, and names a place in the storage of that."""
+    if not isinstance(target, Overload):
+        return False
+    offset = {"as_strided_copy": 3, "as_strided_scatter": 4}.get(schema_of(target).name)
+    return offset is not None and len(args) > offset and args[offset] is not None
+
+
 def keeps_offset(target: Target) -> bool:
     """Whether the operator copies its first operand so that the result lies as far into its storage as that does."""
     if not isinstance(target, Overload):

@@ -12,10 +12,8 @@ from typing import TypeAlias
 import torch
 
 from dovetail.testing.functional_scene import FunctionalScene, fits
-from dovetail.testing.functional_views import has_dims, random_view, replace_part, view, view_copy
+from dovetail.testing.functional_views import has_dims, replace_part, view, view_copy
 from dovetail.testing.scene import is_real_float
-from dovetail.testing.shared_bytes import shared_bytes
-from dovetail.torch_compat.dispatch import storage_key
 
 SIZE_LIMIT = 256
 Lines: TypeAlias = Sequence[str]
@@ -368,72 +366,27 @@ def check(scene: FunctionalScene) -> Lines:
     return (scene.one_of(f"checks.demand.default({x})", "prims.EXPECT(True, 'it holds')"),)
 
 
-# --- copies back ------------------------------------------------------------------------------------------------------
-
-
-def copy_backs(scene: FunctionalScene) -> Sequence[Lines]:
-    """New contents for some of the inputs, or for parts of them."""
-    groups: list[Lines] = []
-    for name in scene.choose.sample(scene.inputs, scene.choose.randint(0, min(3, len(scene.inputs)))):
-        for _ in range(scene.choose.choices((1, 2, 3), weights=(85, 10, 5))[0]):
-            groups.append(_copy_back(scene, name))
-    return groups
-
-
-def _copy_back(scene: FunctionalScene, name: str) -> Lines:
-    whole = scene.tensor(name)
-    lines: list[str] = []
-    target, tensor = name, whole
-    views = [n for n, t in scene.names.items() if n != name and storage_key(t) == storage_key(whole)]
-    kind = scene.choose.random()
-    if kind < 0.2 and views:
-        target = scene.choose.choice(views)
-        tensor = scene.tensor(target)
-    elif kind < 0.35 and whole.dim() > 0:
-        found = random_view(scene, whole)
-        if found.index is None:
-            target = scene.fresh()
-            lines.append(f"{target} = {found.call(name)}")
-            tensor = found.apply(whole)
-    shape = tensor.shape
-    fresh = [
-        n for n in scene.tensors(lambda t: t.shape == shape) if storage_key(scene.tensor(n)) != storage_key(tensor)
-    ]
-    same = [n for n in fresh if scene.tensor(n).dtype == tensor.dtype and n not in scene.inputs]
-    any_kind = scene.tensors(lambda t: fits(t.shape, shape) and t.dtype.is_complex <= tensor.dtype.is_complex)
-    pool = same if same and scene.choose.random() < 0.9 else any_kind
-    apart = [n for n in pool if n == target or not shared_bytes(scene.tensor(n), tensor)]
-    if not apart:
-        return ()
-    pool = apart
-    new = pool[-1] if scene.choose.random() < 0.5 else scene.choose.choice(pool)
-    result = f"{scene.fresh()} = " if scene.choose.random() < 0.5 else ""
-    return (*lines, f"{result}aten.copy_.default({target}, {new})")
-
-
-TEMPLATES: tuple[tuple[Template, ...], tuple[int, ...]] = (
-    (
-        view,
-        replace_part,
-        view_copy,
-        of_one,
-        with_number,
-        of_two,
-        comparison,
-        chain,
-        lists,
-        reading,
-        several_results,
-        product,
-        normalization,
-        indexed,
-        masked,
-        overwritten,
-        copied,
-        made,
-        drawn,
-        foreign,
-        check,
-    ),
-    (14, 16, 4, 5, 8, 12, 5, 8, 5, 6, 2, 4, 2, 8, 6, 5, 8, 4, 3, 4, 2),
-)
+_OFTEN: dict[Template, int] = {
+    view: 14,
+    replace_part: 16,
+    view_copy: 4,
+    of_one: 5,
+    with_number: 8,
+    of_two: 12,
+    comparison: 5,
+    chain: 8,
+    lists: 5,
+    reading: 6,
+    several_results: 2,
+    product: 4,
+    normalization: 2,
+    indexed: 8,
+    masked: 6,
+    overwritten: 5,
+    copied: 8,
+    made: 4,
+    drawn: 3,
+    foreign: 4,
+    check: 2,
+}
+TEMPLATES = tuple(_OFTEN), tuple(_OFTEN.values())

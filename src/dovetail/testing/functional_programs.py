@@ -27,7 +27,8 @@ from dovetail.ir.signature import Signature, UserInput, UserOutput
 from dovetail.ops import prims
 from dovetail.passes.functional import require_functional
 from dovetail.testing import effect_operators
-from dovetail.testing.functional_lines import SIZE_LIMIT, TEMPLATES, copy_backs
+from dovetail.testing.functional_lines import SIZE_LIMIT, TEMPLATES
+from dovetail.testing.functional_results import copy_backs, random_returns
 from dovetail.testing.functional_scene import FunctionalScene
 from dovetail.torch_compat.dispatch import storage_key
 
@@ -48,8 +49,8 @@ _SCOPE = {"torch": torch, "prims": prims, "aten": torch.ops.aten, "checks": effe
 class FunctionalProgram:
     """A straight-line program over `aten` and `prims`.
 
-    seed: what it was made from. inputs: lines that make memory and the arguments, over a generator `g`. arguments: their
-    names. body: a call each. returns: an expression per result. donated: arguments whose memory may be used.
+    seed: what it was made from. inputs: lines that make memory and the arguments, over a generator `g`. arguments:
+    their names. body: a call each. returns: an expression per result. donated: arguments whose memory may be used.
     """
 
     seed: int
@@ -187,15 +188,15 @@ class Reader:
 
 
 def _stays_inside(base: torch.Tensor, operands: Sequence[Any]) -> bool:
-    """Whether `as_strided` shows no more of the storage than the tensor that is at its end does."""
-    shape, stride, offset = [*[o for o in operands if not isinstance(o, Value)][:2], base.storage_offset()]
-    if isinstance(operands[-1], int):
-        offset = operands[-1]
-    ends = [
-        at + sum((n - 1) * s for n, s in zip(*dims, strict=True))
-        for at, dims in ((offset, (shape, stride)), (base.storage_offset(), (base.shape, base.stride())))
-    ]
-    return base.numel() > 0 and ends[0] <= ends[1]
+    """Whether `as_strided` shows no more of the storage than the tensor does that lies at its end."""
+    shape, stride = [o for o in operands if isinstance(o, list)][:2]
+    offset = operands[-1] if isinstance(operands[-1], int) else base.storage_offset()
+    end = base.storage_offset() + _reach(base.shape, base.stride())
+    return base.numel() > 0 and offset + _reach(shape, stride) <= end
+
+
+def _reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    return sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
 def _make_inputs(lines: Sequence[str], names: Sequence[str], seed: int) -> list[Any]:
@@ -218,7 +219,7 @@ def _attempt(seed: int, choose: random.Random) -> FunctionalProgram | None:
             _add_lines(choose.choices(*TEMPLATES)[0](scene), scene, reader, body)
         for group in copy_backs(scene):
             _add_lines(group, scene, reader, body)
-    returns = _random_returns(scene)
+    returns = random_returns(scene)
     made = _required(reader, returns)
     if not made or not body:
         return None
@@ -249,22 +250,6 @@ def _required(reader: Reader, returns: Sequence[str]) -> bool:
     except NotFunctional:
         return False
     return True
-
-
-def _random_returns(scene: FunctionalScene) -> tuple[str, ...]:
-    made = [name for name in scene.tensors(lambda _: True) if name not in scene.inputs]
-    returns: list[str] = []
-    for _ in range(scene.choose.choice((1, 1, 2, 2, 3, 4))):
-        kind = scene.choose.random()
-        if returns and kind < 0.06:
-            returns.append(scene.choose.choice(returns))
-        elif made and kind < 0.9:
-            returns.append(scene.choose.choice(made[len(made) // 2 :] if scene.choose.random() < 0.7 else made))
-        elif kind < 0.97:
-            returns.append(scene.choose.choice(scene.inputs))
-        else:
-            returns.append(scene.choose.choice(("None", "3")))
-    return tuple(returns)
 
 
 def _random_donation(choose: random.Random, reader: Reader, names: Sequence[str]) -> tuple[str, ...]:

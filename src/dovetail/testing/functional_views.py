@@ -30,7 +30,7 @@ class RandomView:
             made = eval(self.call("x"), {"aten": torch.ops.aten, "torch": torch, "x": tensor})
         except Exception:
             return torch.empty(0)
-        found = made if self.index is None else made[self.index]
+        found = made if self.index is None else (*made, None)[self.index]
         return found if isinstance(found, torch.Tensor) else torch.empty(0)
 
 
@@ -62,7 +62,7 @@ def random_view(scene: FunctionalScene, tensor: torch.Tensor) -> RandomView:
         return RandomView("aten.diagonal.default", str(choose.choice((0, 0, 1, -1))), "aten.diagonal_scatter.default")
     if kind == "as_strided":
         return _as_strided(scene, tensor)
-    if kind == "items":
+    if kind == "items" and size > 0:
         if choose.random() < 0.5:
             return _own("unbind.int", str(dim), choose.randrange(max(1, size)), size)
         length = choose.randint(1, max(1, size))
@@ -86,7 +86,7 @@ def _as_strided(scene: FunctionalScene, tensor: torch.Tensor) -> RandomView:
     """No two elements in one place."""
     choose = scene.choose
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    room = tensor.storage_offset() + reach + 1 if tensor.numel() else 0
+    room = int(tensor.storage_offset()) + reach + 1 if tensor.numel() else 0
     rows, columns, gap = choose.randint(1, 3), choose.randint(1, 3), choose.randint(0, 1)
     shape, strides = [rows, columns], [columns + gap, 1]
     if choose.random() < 0.3:

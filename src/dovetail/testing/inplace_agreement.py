@@ -1,24 +1,27 @@
 """Run a functional program, and the one that works in place, on equal memory, and look for anything to tell them apart.
 
 Compared bit by bit: results with their strides, all memory that inputs lie in, the random generator, what operators
-of other libraries saw, which bytes results share with each other and with inputs. Then `verify_inplace` has its say, and
-the simulated peak.
+of other libraries saw, which bytes results share with each other and with inputs. Then `verify_inplace` has its say,
+and the simulated peak.
 """
 
 from __future__ import annotations
 
 import math
 import operator
+import random
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
+from dovetail.analysis import inplace as inplace_decisions
+from dovetail.analysis.fitting import Fit, Fitting, Wish
 from dovetail.analysis.inplace import decide_in_place
-from dovetail.analysis.inplace_plan import InplacePlan
+from dovetail.analysis.inplace_plan import InplacePlan, Reason
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.region import extent_bytes
 from dovetail.analysis.verify_inplace import verify_inplace
@@ -53,38 +56,69 @@ class Disagreement(AssertionError):
     """The two programs can be told apart, or the check and the run disagree about that."""
 
 
-def check_in_place(
-    made: FunctionalProgram, *, commit: bool, forced: AbstractContextManager[object] | None = None
-) -> bool | None:
-    """Raise Disagreement when something is wrong.
+class Careless(Fitting):
+    """Grants a part of the wishes that it should refuse. eased: how many."""
 
-    forced: a context in which the decisions are made, if they are meant to be wrong at times; then nothing is wrong
-    unless the check accepts what can be told apart. Returns whether both agree that it can be told apart, then.
-    """
+    choose = random.Random(0)
+    eased = 0
+
+    def fit(self, wish: Wish) -> Fit:
+        """Whether the wish can be granted, or so it says."""
+        found = super().fit(wish)
+        if found.obstacle is None or found.obstacle.reason in _STAYS or self.choose.random() < 0.5:
+            return found
+        Careless.eased += 1
+        return Fit()
+
+
+_STAYS = frozenset({Reason.LAYOUT, Reason.KEEPS_MORE})  # no wrong results, or no program at all
+
+
+def check_in_place(made: FunctionalProgram, *, commit: bool) -> InplacePlan:
+    """Raise Disagreement when the two can be told apart, when the checker says so, or when more memory is used."""
     program, _ = remove_dead_code(made.program())
     donated = made.donated_places()
     text = _text(program)
-    with forced or nullcontext():
-        plan = decide_in_place(program, donated, commit=commit)
-        inplace = apply_plan(plan)
+    plan = decide_in_place(program, donated, commit=commit)
+    inplace = apply_plan(plan)
     if _text(program) != text:
         raise Disagreement("the functional program was edited")
     what = difference(made, program, inplace, commit)
-    refusal = None
-    try:
-        verify_inplace(program, inplace, donated=donated, commit=commit)
-    except InplaceMismatch as error:
-        refusal = error
-    if what and refusal is None:
-        raise Disagreement(f"accepted although {what}\n{_text(inplace)}")
-    if forced is not None:
-        return bool(what)
+    refusal = _refusal(program, inplace, donated, commit)
     if what:
-        raise Disagreement(f"{what}\n{_text(inplace)}")
+        raise Disagreement(f"{'refused' if refusal else 'accepted'} and {what}\n{_text(inplace)}")
     if refusal is not None:
         raise Disagreement(f"refused although nothing differs: {refusal}\n{_text(inplace)}")
     _check_peak(plan, inplace)
     _check_size_of_outputs(program, inplace)
+    return plan
+
+
+def check_careless(made: FunctionalProgram, *, commit: bool) -> tuple[bool, bool]:
+    """Decide wrongly at times. Raise Disagreement when the checker accepts what can be told apart.
+
+    Returns whether it can be told apart, and whether the checker refuses it.
+    """
+    program, _ = remove_dead_code(made.program())
+    donated = made.donated_places()
+    Careless.choose, Careless.eased = random.Random(made.seed), 0
+    with mock.patch.object(inplace_decisions, "Fitting", Careless):
+        try:
+            inplace = apply_plan(decide_in_place(program, donated, commit=commit))
+        except (AssertionError, KeyError):
+            return False, True  # one wrong decision makes the next one impossible
+    what = difference(made, program, inplace, commit) if Careless.eased else ""
+    refusal = _refusal(program, inplace, donated, commit)
+    if what and refusal is None:
+        raise Disagreement(f"accepted although {what}\n{_text(inplace)}")
+    return bool(what), refusal is not None
+
+
+def _refusal(functional: Program, inplace: Program, donated: Sequence[int], commit: bool) -> InplaceMismatch | None:
+    try:
+        verify_inplace(functional, inplace, donated=donated, commit=commit)
+    except InplaceMismatch as error:
+        return error
     return None
 
 

@@ -287,7 +287,7 @@ PATTERNS = (
         ("mutations",),  # in the other way, torch takes the result for a view
         1,
         "the result is laid out otherwise than the input",
-        ),
+    ),
     Pattern("residual", residual, lambda: (torch.randn(8, 4), torch.randn(8, 4))),
     Pattern("parts by unbind", parts_by_unbind, lambda: (torch.randn(3, 8),), SYMBOLIC),
     Pattern("parts by split", parts_by_split, lambda: (torch.randn(8, 4),), SYMBOLIC),
