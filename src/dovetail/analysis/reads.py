@@ -77,6 +77,19 @@ def _asks_for_contents(node: Node) -> bool:
     return not (facts_of(node.target).is_pure and cannot_fail)
 
 
+def only_result(node: Node) -> Value | None:
+    """The result of a node that gives one tensor; None for any other."""
+    result = node.outputs[0] if len(node.outputs) == 1 and not node.unpack else None
+    return result if result is not None and result.is_tensor else None
+
+
+def other_operands(node: Node, written: Value) -> tuple[Value, ...]:
+    """The tensors that the node reads besides the one at the place that it writes."""
+    values = [value for value in node.operands() if value.is_tensor]
+    values.remove(written)
+    return tuple(values)
+
+
 def _needed_values(program: Program) -> set[Value]:
     """Values whose contents make a difference, not only their layout."""
     needed = set(values_in(program.outputs))

@@ -141,6 +141,11 @@ def _scattered_part(target: Target) -> Part | None:
     return None if view is None else Part(view)
 
 
+def is_scatter(target: Target) -> bool:
+    """Whether an operator replaces the part of its first operand that a view shows."""
+    return _scattered_part(target) is not None
+
+
 @cache
 def view_of_copy(target: Target) -> Overload | None:
     """The view of which this operator gives a copy (`permute` for `permute_copy`), if it is one."""

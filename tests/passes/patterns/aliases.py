@@ -175,8 +175,6 @@ PATTERNS = (
         _row,
         donate=(0,),
         report="jax#9675",
-        more={"mutations_and_views": 1},
-        weakness="a part of the donated tensor would keep all of it alive",
     ),
     Pattern("not donated", not_donated_row, _row, BOTH, 1, "the input keeps its contents, and is not donated"),
     Pattern("written, a part is returned", written_and_returned_part, _one, SYMBOLIC),
