@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -92,7 +93,10 @@ def calls(dtype: torch.dtype, samples: int, only: str = "") -> Iterator[Callable
             continue
         torch.manual_seed(0)
         try:
-            found = [sample for _, sample in zip(range(samples), entry.sample_inputs("cpu", dtype), strict=False)]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                drawn = entry.sample_inputs("cpu", dtype)
+                found = [sample for _, sample in zip(range(samples), drawn, strict=False)]
         except (RuntimeError, NotImplementedError):
             continue
         for sample in found:
@@ -109,7 +113,8 @@ def compare_all(samples: int, dtypes: tuple[torch.dtype, ...] = DTYPES, only: st
     for dtype in dtypes:
         for call in calls(dtype, samples, only):
             try:
-                with torch.no_grad(), compare:
+                with warnings.catch_warnings(), torch.no_grad(), compare:
+                    warnings.simplefilter("ignore")
                     call()
             except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AssertionError):
                 continue  # the sample itself does not run here

@@ -75,7 +75,7 @@ class _Order:
                 continue
             first = [n for n in self._before(top) if n not in self.done and n is not top]
             if first:
-                stack += first
+                stack += reversed(first)
                 continue
             self.done.add(top)
             self.nodes.append(top)
