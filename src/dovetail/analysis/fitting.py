@@ -247,3 +247,22 @@ def _is_addressed(node: Node) -> bool:
 def tensors_of(node: Node) -> Iterator[Value]:
     """Results that are tensors."""
     return (value for value in node.results() if value.is_tensor)
+
+
+def only_result(node: Node) -> Value | None:
+    """The result of a node that gives one tensor."""
+    result = node.outputs[0] if len(node.outputs) == 1 and not node.unpack else None
+    return result if result is not None and result.is_tensor else None
+
+
+def others_than(written: Value, node: Node) -> tuple[Value, ...]:
+    """The tensors that the node reads besides the one at the place that it writes."""
+    values = [value for value in node.operands() if value.is_tensor]
+    values.remove(written)
+    return tuple(values)
+
+
+def is_small_part(source: Value, result: Value) -> bool:
+    """Whether moving the source out of the way and back is no more than copying all of the result."""
+    part, whole = source.tensor.size_bytes(), result.tensor.size_bytes()
+    return not isinstance(part, int) or not isinstance(whole, int) or 2 * part <= whole

@@ -29,7 +29,7 @@ import torch
 
 from dovetail.analysis.buffers import Buffers, Owner
 from dovetail.analysis.destinations import copied_value, find_destinations
-from dovetail.analysis.fitting import Fit, Fitting, Wish, tensors_of
+from dovetail.analysis.fitting import Fit, Fitting, Wish, is_small_part, only_result, others_than, tensors_of
 from dovetail.analysis.inplace_plan import (
     Absorb,
     Action,
@@ -49,6 +49,7 @@ from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
 from dovetail.ops.views import viewed_meta
 from dovetail.ops.writing_forms import (
+    is_scatter,
     makes_new_memory,
     out_form,
     replaces_a_part,
@@ -56,7 +57,6 @@ from dovetail.ops.writing_forms import (
     writing_form,
     written_operands,
 )
-from dovetail.torch_compat.dispatch import Overload, schema_of
 
 expand = torch.ops.aten.expand.default
 _MOST_POSTPONEMENTS = 2
@@ -219,7 +219,7 @@ class _Planner:
 
     def _share(self, node: Node, at: int) -> _Attempt:
         """A copy that protects nothing: its result is its operand, or a view of that."""
-        result = _only_result(node)
+        result = only_result(node)
         if node in self.unshared:
             return Fit(Kept(Reason.READ_LATER))
         source: object = copied_value(node)
@@ -259,8 +259,8 @@ class _Planner:
         """A part of the first operand is replaced: write it there."""
         use = self.destinations.parts.get(node)
         if use is None:
-            return Fit(Kept(Reason.UNKNOWN_PLACE)) if replaces_a_part(node.target) and _is_scatter(node) else None
-        result = _only_result(node)
+            return Fit(Kept(Reason.UNKNOWN_PLACE)) if is_scatter(node.target) else None
+        result = only_result(node)
         assert result is not None, "a part replaced gives a tensor"
         place, source = self.buffers.region_in_place(use.meta), use.source
         is_there = (
@@ -272,12 +272,14 @@ class _Planner:
         fit = self.fitting.fit(Wish(node, at, result, use.base.tensor, use.meta, others))
         if fit.obstacle is not None:
             return fit
+        if fit.first_copy and self._is_ours(use.base) and not is_small_part(source, result):
+            return Fit(Kept(Reason.OPERAND_OVERLAPS, source.name))
         self.fitting.put(result, use.base.tensor)
         return WritePart(use.part, use.args, use.meta, is_there, fit.first_copy)
 
     def _write_cast(self, node: Node, at: int) -> _Attempt:
         """A comparison whose result is only converted back: what the comparison in place gives."""
-        result, first = _only_result(node), node.args[0] if node.args else None
+        result, first = only_result(node), node.args[0] if node.args else None
         if result is None or result.tensor.dtype is not torch.bool or not isinstance(first, Value):
             return None
         readers = self.readers.get(result, [])
@@ -285,10 +287,10 @@ class _Planner:
         if form is None or not facts_of(node.target).pointwise or form.written != (0,):
             return None
         cast = readers[0]
-        made = _only_result(cast) if cast is not None and is_copy(cast.target) else None
+        made = only_result(cast) if cast is not None and is_copy(cast.target) else None
         if made is None or cast is None or made.tensor.dtype is torch.bool:
             return None
-        wish = Wish(node, at, made, first.tensor, first.tensor, _others(node, first), True, False)
+        wish = Wish(node, at, made, first.tensor, first.tensor, others_than(first, node), True, False)
         fit = self.fitting.fit(wish)
         if fit.obstacle is not None:
             return None
@@ -312,7 +314,7 @@ class _Planner:
         wishes: list[Wish] = []
         for result, operand in zip(results, written, strict=True):
             assert result is not None, "checked"
-            others = _others(node, operand)
+            others = others_than(operand, node)
             wishes.append(Wish(node, at, result, operand.tensor, operand.tensor, others, elementwise, may_copy))
         for wish, operand in zip(wishes, written, strict=True):
             fit = self.fitting.fit(wish)
@@ -332,7 +334,7 @@ class _Planner:
 
     def _write_destination(self, node: Node, at: int) -> _Attempt:
         """Make the result where it is going to be copied: in an input, or in a part of a buffer."""
-        result = _only_result(node)
+        result = only_result(node)
         form = out_form(node.target, result.tensor.device.type) if result is not None else None
         if result is None or form is None:
             return None
@@ -358,7 +360,7 @@ class _Planner:
 
     def _write_over_any(self, node: Node, at: int) -> _Attempt:
         """Write over another operand that dies here, or into memory that died since something was last allocated."""
-        result = _only_result(node)
+        result = only_result(node)
         form = out_form(node.target, result.tensor.device.type) if result is not None else None
         if result is None or form is None:
             return None
@@ -389,19 +391,3 @@ class _Planner:
             return False
         is_there = self.buffers.buffer_of(first) is self.buffers.buffer_of(place)
         return is_there and writing_form(node.target, first.tensor.dtype) is not None
-
-
-def _only_result(node: Node) -> Value | None:
-    result = node.outputs[0] if len(node.outputs) == 1 and not node.unpack else None
-    return result if result is not None and result.is_tensor else None
-
-
-def _others(node: Node, written: Value) -> tuple[Value, ...]:
-    """The tensors that the node reads besides the one at the place that it writes."""
-    values = [value for value in node.operands() if value.is_tensor]
-    values.remove(written)
-    return tuple(values)
-
-
-def _is_scatter(node: Node) -> bool:
-    return isinstance(node.target, Overload) and schema_of(node.target).name.endswith("_scatter")
