@@ -269,3 +269,9 @@ def _is_addressed(node: Node) -> bool:
 def tensors_of(node: Node) -> Iterator[Value]:
     """Results that are tensors."""
     return (value for value in node.results() if value.is_tensor)
+
+
+def is_small_part(source: Value, result: Value) -> bool:
+    """Whether moving the source out of the way and back is no more than copying all of the result."""
+    part, whole = source.tensor.size_bytes(), result.tensor.size_bytes()
+    return not isinstance(part, int) or not isinstance(whole, int) or 2 * part <= whole

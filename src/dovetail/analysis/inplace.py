@@ -29,7 +29,7 @@ import torch
 
 from dovetail.analysis.buffers import Buffers, Owner
 from dovetail.analysis.destinations import copied_value, find_destinations
-from dovetail.analysis.fitting import Fit, Fitting, Wish, tensors_of
+from dovetail.analysis.fitting import Fit, Fitting, Wish, is_small_part, only_result, tensors_of
 from dovetail.analysis.inplace_plan import (
     Absorb,
     Action,
@@ -259,7 +259,7 @@ class _Planner:
         """A part of the first operand is replaced: write it there."""
         use = self.destinations.parts.get(node)
         if use is None:
-            return Fit(Kept(Reason.UNKNOWN_PLACE)) if replaces_a_part(node.target) and is_scatter(node.target) else None
+            return Fit(Kept(Reason.UNKNOWN_PLACE)) if is_scatter(node.target) else None
         result = only_result(node)
         assert result is not None, "a part replaced gives a tensor"
         place, source = self.buffers.region_in_place(use.meta), use.source
@@ -272,6 +272,8 @@ class _Planner:
         fit = self.fitting.fit(Wish(node, at, result, use.base.tensor, use.meta, others))
         if fit.obstacle is not None:
             return fit
+        if fit.first_copy and self._is_ours(use.base) and not is_small_part(source, result):
+            return Fit(Kept(Reason.OPERAND_OVERLAPS, source.name))
         self.fitting.put(result, use.base.tensor)
         return WritePart(use.part, use.args, use.meta, is_there, fit.first_copy)
 

@@ -81,7 +81,7 @@ def _other_writing_form(target: Overload) -> WritingForm | None:
 
 
 def _refills(functional: Schema, writing: Schema) -> bool:
-    """Whether one fills its operand with random numbers, and the other gives new memory filled so (`uniform`)."""
+    """Whether one fills its operand with random numbers and the other gives new memory, filled alike (`uniform`)."""
     first, *others = functional.arguments
     fills = bool(others) and others[-1].name == "generator" and {a.type for a in others[:-1]} <= _NUMBERS
     returned = [type_ for type_, _, _ in functional.returns]
@@ -141,11 +141,6 @@ def _scattered_part(target: Target) -> Part | None:
     return None if view is None else Part(view)
 
 
-def is_scatter(target: Target) -> bool:
-    """Whether an operator replaces the part of its first operand that a view shows."""
-    return _scattered_part(target) is not None
-
-
 @cache
 def view_of_copy(target: Target) -> Overload | None:
     """The view of which this operator gives a copy (`permute` for `permute_copy`), if it is one."""
@@ -175,6 +170,12 @@ def replaces_a_part(target: Target) -> bool:
     if not isinstance(target, Overload) or inplace_twin(target) is None:
         return _scattered_part(target) is not None
     return any(argument.name in ("index", "indices", "mask") for argument in schema_of(target).arguments[1:])
+
+
+def is_scatter(target: Target) -> bool:
+    """Whether it is an operator that replaces the part of its first operand that a view shows."""
+    is_named_so = isinstance(target, Overload) and schema_of(target).name.endswith("_scatter")
+    return is_named_so and replaces_a_part(target)
 
 
 def written_operands(form: WritingForm, node: Node) -> list[Value] | None:

@@ -7,8 +7,8 @@
     c = clone(a); r = relu(c)                      ->   r = a.relu_()
 
 The rewrite decides nothing. Values keep their names where they still exist; a value whose contents are in place is the
-operand that it replaced. Views that nobody reads any more go. Bitwise: the operators run on the same numbers, laid out
-alike. Can lower the peak of live bytes and never raises it, except where reads had to be let first.
+operand that it replaced. Views and copies that nobody reads any more go. Bitwise: the operators run on the same
+numbers, laid out alike. Can lower the peak of live bytes and never raises it, except where reads had to be let first.
 Cost: O(nodes + operands).
 """
 
@@ -45,6 +45,7 @@ from dovetail.ir.program import (
     values_in,
 )
 from dovetail.ir.sizes import Number, Size, SizeExpr, shifted
+from dovetail.ops.facts import is_copy
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.ops.views import replayed_args, view_node
 from dovetail.ops.writing_forms import Part
@@ -105,7 +106,7 @@ class _Rewriter:
                 self._emit(node)
         program = self.plan.program
         outputs = tuple(map_operands(operand, self._value) for operand in program.outputs)
-        nodes = _without_unread_views(self.nodes, outputs, program)
+        nodes = _without_unread(self.nodes, outputs, program)
         return replace(program, stage=Stage.IN_PLACE, nodes=nodes, outputs=outputs)
 
     def _act(self, node: Node, action: Action) -> None:
@@ -284,14 +285,15 @@ def _is_dense(meta: TensorMeta) -> bool:
     return all(isinstance(number, int) for dim in dims for number in dim)
 
 
-def _without_unread_views(nodes: list[Node], outputs: tuple[Operand, ...], before: Program) -> tuple[Node, ...]:
-    """The nodes but for views that were read before, or are new, and are not read now."""
+def _without_unread(nodes: list[Node], outputs: tuple[Operand, ...], before: Program) -> tuple[Node, ...]:
+    """The nodes but for views and copies that were read before, or are new, and are not read now."""
     never_read = {v.name for node in before.nodes for v in node.results()} - {v.name for v in before.use_counts()}
     read = set(values_in(outputs))
     kept: list[Node] = []
     for node in reversed(nodes):
         results = list(node.results())
-        if is_view(node) and read.isdisjoint(results) and not any(v.name in never_read for v in results):
+        is_unread = read.isdisjoint(results) and not any(v.name in never_read for v in results)
+        if is_unread and (is_view(node) or is_copy(node.target)):
             continue
         read.update(node.operands())
         kept.append(node)

@@ -21,7 +21,7 @@ from dovetail.analysis.inplace_plan import (
     WriteOut,
     WritePart,
 )
-from dovetail.ir.program import Node, Value, symbols_in
+from dovetail.ir.program import Node, Value, symbols_in, values_in
 from dovetail.ir.sizes import Number, evaluate
 from dovetail.ops.facts import ignores_first_contents, is_copy, overwrites
 from dovetail.ops.prims import Prim
@@ -154,7 +154,7 @@ class _Rows:
         action = self.plan.actions.get(self.node)
         if action is None:
             kept = self.plan.kept.get(self.node)
-            if kept is None or not _is_a_copy(self.node):
+            if kept is None or not _is_a_copy(self.node) or self._is_gone():
                 return []
             return [self._copy(kept, self._bytes(self.node.results()))]
         if isinstance(action, WriteOperands):
@@ -170,6 +170,14 @@ class _Rows:
         }
         known = words.get(type(action))
         return [self._done(known, saves=not isinstance(action, DropCopyBack))] if known is not None else []
+
+    def _is_gone(self) -> bool:
+        """Whether nobody reads the copy any more: its layout alone was of interest, to copies that are left out."""
+        result = self.node.outputs[0] if is_copy(self.node.target) else None
+        readers = [node for node in self.plan.order if result in node.operands()] if result is not None else []
+        actions = [self.plan.actions.get(node) for node in readers]
+        left_out = all(isinstance(action, Share) and action.source is not result for action in actions)
+        return bool(readers) and left_out and result not in set(values_in(self.plan.program.outputs))
 
     def _part(self, action: WritePart) -> InplaceRow:
         if action.is_there:

@@ -198,7 +198,7 @@ PATTERNS = (
         "copy back through a transpose",
         copy_back_the_whole_through_a_view,
         lambda: _one() + _one(),
-        more={"mutations_and_views": 3},
+        more={"mutations_and_views": 2},
         weakness=CONTIGUOUS,
     ),
     Pattern("fill an input in parts", fill_an_input_in_parts, lambda: _one() + _one(), SYMBOLIC),

@@ -123,7 +123,7 @@ PATTERNS = (
         "cache: through a transpose",
         write_through_a_transpose,
         _cache,
-        more={"mutations_and_views": 3},
+        more={"mutations_and_views": 2},
         weakness=CONTIGUOUS,
     ),
     Pattern("cache: a range", write_a_range, _two_places, SYMBOLIC),
@@ -142,8 +142,6 @@ PATTERNS = (
         _cache,
         copies=2,
         why="each place is read after its neighbour is written: the old contents are copied first",
-        more={"mutations_and_views": 1},
-        weakness=CONTIGUOUS,
     ),
     Pattern(
         "cache: a page of a pool",

@@ -9,7 +9,7 @@ from tests.passes.patterns.pattern import SYMBOLIC, Pattern
 
 
 def _four() -> tuple[Tensor, ...]:
-    return (*tuple(torch.randn(8, 4) for _ in range(3)), torch.rand(8, 4))
+    return torch.randn(8, 4), torch.randn(8, 4), torch.randn(8, 4), torch.rand(8, 4)
 
 
 def _lists() -> tuple[Tensor, ...]:

@@ -21,8 +21,7 @@ class Pattern:
     ways: how it is made functional, see `tests.passes.patterns.trace`. copies: full-size copies that no order and no
     choice of places avoids. why: the reason, where that is not 0. report: the public report it stands for. donate:
     inputs that may be used up. more: way -> copies beyond those, which the pass still makes, or which that way of
-    tracing asks for; weakness: why. unproved: ways in which the report cannot prove that all copies are needed, though
-    they are.
+    tracing asks for. weakness: why. unproved: ways in which the report cannot prove that the copies are needed.
     """
 
     name: str

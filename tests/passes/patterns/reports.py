@@ -221,7 +221,7 @@ PATTERNS = (
         0,
         "",
         "pytorch#197829",
-        more={"mutations_and_views": 2},
+        more={"mutations_and_views": 1},
         weakness=CONTIGUOUS,
     ),
     Pattern(
@@ -232,8 +232,6 @@ PATTERNS = (
         1,
         _SHIFT,
         "pytorch#197829",
-        more={"mutations_and_views": 1},
-        weakness=CONTIGUOUS,
     ),
     Pattern("shift a flat view", shift_a_view, _square, BOTH, 2, _SHIFT, "pytorch#197829"),
     Pattern(
@@ -244,7 +242,7 @@ PATTERNS = (
         2,
         _SHIFT,
         "pytorch#197829",
-        more={"mutations_and_views": 4},
+        more={"mutations_and_views": 3},
         weakness=CONTIGUOUS,
     ),
     Pattern("transpose onto itself", transpose_itself, _square, BOTH, 2, _SHIFT, "pytorch#197829"),
@@ -263,7 +261,7 @@ PATTERNS = (
     Pattern("y + y.t()", add_the_transpose, _square, more={"mutations_and_views": 1}, weakness=CONTIGUOUS),
     Pattern("y / y.t()", divide_by_the_transpose, _square, more={"mutations_and_views": 1}, weakness=CONTIGUOUS),
     Pattern("index_put rows of itself", put_rows_of_itself, lambda: (torch.randn(6, 6), torch.tensor([2, 3]))),
-    Pattern("slice_scatter rows of itself", scatter_rows_of_itself, _square, BOTH, 2, _SHIFT),
+    Pattern("slice_scatter rows of itself", scatter_rows_of_itself, _square, BOTH, 1, _SHIFT),
     Pattern(
         "scatter columns of itself",
         scatter_by_an_index_of_itself,
