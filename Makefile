@@ -31,6 +31,7 @@ lint: $(VENV)/.installed-dev ## ruff and mypy --strict
 sweep: $(VENV)/.installed-dev ## search for wrong results: random views, random programs for MINUTES=10, all operators
 	$(RUN)/python -m tests.overlap_sweep --pairs 100000
 	$(RUN)/python -m tests.sweep --minutes $(MINUTES)
+	$(RUN)/python -m tests.inplace_sweep --minutes $(MINUTES)
 	DOVETAIL_EVERY_DOOR=1 $(RUN)/python -m pytest -n 2 -q tests/semantics/test_loops.py
 	$(RUN)/python -m tests.opdb
 

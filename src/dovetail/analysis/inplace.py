@@ -318,7 +318,8 @@ class _Planner:
             wishes.append(Wish(node, at, result, operand.tensor, operand.tensor, others, elementwise, may_copy))
         for wish, operand in zip(wishes, written, strict=True):
             fit = self.fitting.fit(wish)
-            if fit.readers and (may_copy or not self._is_ours(operand)):
+            overlaps = fit.obstacle is not None and fit.obstacle.reason is Reason.OVERLAPS_ITSELF
+            if overlaps or (fit.readers and (may_copy or not self._is_ours(operand))):
                 return fit
         slots: list[Kept | None] = []
         first_copy: list[Value] = []
@@ -367,7 +368,8 @@ class _Planner:
             return None
         others = tuple(value for value in node.operands() if value.is_tensor)
         pointwise = facts_of(node.target).pointwise
-        over_operands = others if pointwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype) else ()
+        pointwise = pointwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype)
+        over_operands = others if pointwise else ()
         for place in (*over_operands, *reversed(self.just_died)):
             if place.tensor.layout() != result.tensor.layout():
                 continue

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from dovetail.analysis.buffers import Buffers, Owner, Read, lies_in
 from dovetail.analysis.destinations import Destinations
+from dovetail.analysis.pairs import overlaps_itself
 from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
 from dovetail.ir.sizes import difference, shifted
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy
@@ -101,6 +102,11 @@ def _needed_values(program: Program) -> set[Value]:
     return needed
 
 
+def _may_overlap_itself(meta: TensorMeta) -> bool:
+    is_static = all(isinstance(number, int) for number in (*meta.shape, *meta.stride))
+    return meta.overlaps_itself() if is_static else overlaps_itself(meta).may_overlap
+
+
 def _holes(program: Program, destinations: Destinations) -> dict[Node, tuple[TensorMeta, ...]]:
     """For each node that replaces a part: the parts of its base that make no difference, on the base's storage."""
     readers = readers_of(program)
@@ -108,6 +114,9 @@ def _holes(program: Program, destinations: Destinations) -> dict[Node, tuple[Ten
     for node in reversed(program.nodes):
         use = destinations.parts.get(node)
         if use is None:
+            continue
+        if _may_overlap_itself(use.base.tensor):
+            found[node] = ()  # what is replaced is read through other elements
             continue
         found[node] = (use.meta,)
         (result,), base = node.outputs, use.base.tensor

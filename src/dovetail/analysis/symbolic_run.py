@@ -197,13 +197,13 @@ class SymbolicRun(Environment):
         whole = not is_prim and not base.region.overlaps_itself()
         args, kwargs = self._arranged(view, rest)
         part = partial(_part, view, index, args, kwargs)
-        made = self.moves.scattered(base, self.place(operands[1]), part, whole=whole)
         result = self.described(meta)
+        if not is_prim and any(step == 0 and size > 1 for size, step in zip(*base.layout[:2], strict=True)):
+            base = self._filled(result, self.moves.read(base))  # expanded: torch copies each element
+        made = self.moves.scattered(base, self.place(operands[1]), part, whole=whole)
         if layout_of(result) == made.layout and (not whole or self.size(meta.offset) == made.region.offset):
             return made
-        fresh = on_new_memory(result)
-        self._fill(fresh, self.moves.read(made))
-        return fresh
+        return self._filled(result, self.moves.read(made))
 
     def _deliver(self, node: Node, call: Call, *contents: Contents) -> Sequence[Bound | None]:
         """Put contents where the form of the operator puts its results: into what it writes, or into new memory."""
@@ -321,7 +321,11 @@ class SymbolicRun(Environment):
     # --- tensors ------------------------------------------------------------------------------------------------------
 
     def _fresh(self, value: Value, contents: Contents) -> Place:
-        place = on_new_memory(self.described(value.tensor))
+        return self._filled(self.described(value.tensor), contents)
+
+    def _filled(self, tensor: torch.Tensor, contents: Contents) -> Place:
+        """New memory for a tensor like this one, with these contents."""
+        place = on_new_memory(tensor)
         self._fill(place, contents)
         return place
 

@@ -204,14 +204,17 @@ _LAYOUTS: dict[str, Callable[[Sequence[Operand], TensorMeta, TensorMeta], _Laid 
 
 
 def _made_by_torch(view: Overload, args: Sequence[Operand], base: TensorMeta) -> Any:
-    """The view of a tensor without contents; None where a number is symbolic."""
+    """The view of a tensor without contents; None where a number is symbolic, or torch has no such view."""
     numbers = (*base.shape, *base.stride, base.offset)
     if not all(isinstance(number, int) for number in numbers) or any(symbols_in(args)) or any(values_in(args)):
         return None
     shape, stride, offset = _numbers(base.shape), _numbers(base.stride), _numbers((base.offset,))[0]
     reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
     memory = torch.empty(offset + reach, dtype=base.dtype, device="meta")
-    return view(memory.as_strided(shape, stride, offset), *args)
+    try:
+        return view(memory.as_strided(shape, stride, offset), *args)
+    except RuntimeError:
+        return None  # `view_copy` takes any tensor
 
 
 def view_node(

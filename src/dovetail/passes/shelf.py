@@ -69,13 +69,14 @@ def verify_inplace(
 ) -> None:
     """Raise InplaceMismatch unless `inplace` gives what `functional` gives, and leaves its inputs as that does.
 
-    Proved by running both on tokens in place of numbers, for the sizes of the samples (small ones for symbols); it does
-    not matter how `inplace` was made. No code of `reinplace` is used.
+    Proved by running both on tokens in place of numbers, for the sizes of the samples (of symbols: those they were
+    traced with); it does not matter how `inplace` was made. No code of `reinplace` is used.
     """
     lifted = lift(functional, sample_inputs)
     program = lift(inplace, sample_inputs).program
     donated = _donated(lifted.program, donate)
-    verify_program_inplace(lifted.program, program, donated=donated, commit=commit_point)
+    hints = lifted.hints()
+    verify_program_inplace(lifted.program, program, donated=donated, commit=commit_point, hints=hints)
 
 
 def _plan(

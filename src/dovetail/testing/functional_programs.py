@@ -13,9 +13,10 @@ from __future__ import annotations
 import ast
 import itertools
 import random
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -83,6 +84,18 @@ class FunctionalProgram:
     def donated_places(self) -> tuple[int, ...]:
         """The numbers of the donated arguments."""
         return tuple(self.arguments.index(name) for name in self.donated)
+
+    def without(self, *words: str) -> FunctionalProgram:
+        """The program without lines that contain one of these words, and those that need them."""
+        known = set(self.arguments)
+        body: list[str] = []
+        for line in self.body:
+            results, _, call = line.rpartition(" = ")
+            if known.issuperset(re.findall(r"\be?[vx]\d+\b", call)) and not any(word in line for word in words):
+                body.append(line)
+                known.update(re.findall(r"\w+", results))
+        returns = tuple(text for text in self.returns if text in known) or ("None",)
+        return replace(self, body=tuple(body), returns=returns)
 
     def function(self) -> Callable[..., Any]:
         """`program` of the source."""
