@@ -1,11 +1,13 @@
-"""Measure dovetail side by side with its peers: `python -m benchmarks [first-step|step|overlap|overhead] [options]`.
+"""Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
-Without a subcommand every benchmark runs with its defaults. Each measurement of a model has a fresh process with empty
-caches.
+Subcommands: first-step, step, overlap, overhead, inplace. Without one every benchmark runs with its defaults. Each
+measurement of a first step, a step or of decoding has a fresh process with empty caches.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +15,14 @@ import torch
 import typer
 from rich.console import Console
 
+from benchmarks.decode import BACKENDS as DECODE_BACKENDS
+from benchmarks.decode import DecodeCost, DecodeSettings
+from benchmarks.inplace import GraphCost, capture_model, capture_optimizer, measure_graph, measure_scaling
+from benchmarks.inplace_report import write_inplace_report
 from benchmarks.measure import BACKENDS
 from benchmarks.models import MODELS
+from benchmarks.optimizer_steps import BACKENDS as STEP_BACKENDS
+from benchmarks.optimizer_steps import OPTIMIZERS, measure_optimizers
 from benchmarks.overhead import BACKENDS as CALL_BACKENDS
 from benchmarks.overhead import measure_calls, measure_guards
 from benchmarks.overhead_report import write_overhead_report
@@ -27,6 +35,8 @@ app = typer.Typer(help=__doc__, add_completion=False)
 
 _DEFAULT_MODELS = "gpt2-4,gpt2-12,resnet18,bert"
 _DEFAULT_BACKENDS = ",".join(BACKENDS)
+_TORCH_PASS_S = 120.0
+_DECODE_S = 600.0
 _DEFAULT_OUT = Path(__file__).resolve().parent / "results"
 
 Models = Annotated[str, typer.Option(help=f"Which models, with commas between: {', '.join(MODELS)}.")]
@@ -45,6 +55,7 @@ def run_all(context: typer.Context) -> None:
         step()
         overlap()
         overhead()
+        inplace()
 
 
 @app.command()
@@ -141,6 +152,65 @@ def overhead(
     costs = measure_calls(counts, chosen, rounds=rounds, calls=calls, inductor_s=inductor_s)
     guards = measure_guards([int(count) for count in views.split(",")], repeats=5)
     write_overhead_report(costs, guards, machine, out)
+
+
+@app.command()
+def inplace(
+    models: Models = "gpt2-4,gpt2-12,resnet18,bert,small-gpt",
+    optimizers: Annotated[str, typer.Option(help="Which optimizers; of AdamW and SGD, graphs as well.")] = (
+        ",".join(OPTIMIZERS)
+    ),
+    parameters: Annotated[str, typer.Option(help="Number x rows of square parameters to step.")] = "10x256",
+    nodes: Annotated[str, typer.Option(help="Nodes of long graphs for dovetail's pass.")] = "5000,20000",
+    torch_nodes: Annotated[str, typer.Option(help="Nodes of long graphs for both passes.")] = "800,1600,3200",
+    caches: Annotated[str, typer.Option(help="Batch x length of key-value caches.")] = "1x512,4x1024",
+    backends: Annotated[str, typer.Option(help="Backends that decode.")] = ",".join(DECODE_BACKENDS),
+    repeats: Annotated[int, typer.Option(min=1, help="How often a pass, and decoding, is timed.")] = 3,
+    out: Out = _DEFAULT_OUT,
+) -> None:
+    """Measure re-inplacing: graphs, decoding with a cache, optimizer steps, long graphs; on one thread."""
+    torch.set_num_threads(1)
+    console = Console(stderr=True)
+    machine = describe_machine("cpu")
+    number, rows = map(int, parameters.split("x"))
+    names = _split(optimizers, OPTIMIZERS, "--optimizers")
+    console.print("long graphs", markup=False)
+    counts = [[int(count) for count in text.split(",") if count] for text in (nodes, torch_nodes)]
+    scales = measure_scaling(*counts, repeats=repeats, torch_s=_TORCH_PASS_S)
+    graphs: list[GraphCost] = []
+    captures = [partial(capture_model, name) for name in _split(models, MODELS, "--models")] if models else []
+    captures += [
+        partial(capture_optimizer, name, foreach, number, rows)
+        for name in names
+        if name in ("AdamW", "SGD")
+        for foreach in (False, True)
+    ]
+    for capture in captures:
+        for captured in capture():
+            console.print(captured.name, markup=False)
+            graphs.append(measure_graph(captured, repeats))
+    steps = measure_optimizers(names, STEP_BACKENDS, parameters=number, size=rows)
+    chosen = _split(backends, DECODE_BACKENDS, "--backends") if caches else []
+    decodes: list[DecodeCost] = []
+    for cache in caches.split(",") if caches else []:
+        console.print(f"decode {cache}", markup=False)
+        batch, length = map(int, cache.split("x"))
+        settings = DecodeSettings(batch=batch, length=length, rounds=repeats)
+        decodes += _ask_for_decoding(settings, chosen)
+    write_inplace_report(graphs, decodes, steps, scales, machine, out)
+
+
+def _ask_for_decoding(settings: DecodeSettings, backends: list[str]) -> list[DecodeCost]:
+    """Decode with all backends in one process; inductor, which may find no compiler or take long, has its own."""
+    groups = [[name for name in backends if name != "inductor"], [name for name in backends if name == "inductor"]]
+    rows: list[DecodeCost] = []
+    for group in filter(None, groups):
+        arguments = {"backends": group, "settings": asdict(settings)}
+        answers = ask_fresh_process("decode", arguments, threads=1, timeout_s=_DECODE_S)
+        for name in group:
+            fields = answers if "error" in answers else answers[name]
+            rows.append(DecodeCost(settings.batch, settings.length, name, **fields))
+    return rows
 
 
 def _ask_for_steps(
