@@ -29,7 +29,7 @@ import torch
 
 from dovetail.analysis.buffers import Buffers, Owner
 from dovetail.analysis.destinations import copied_value, find_destinations
-from dovetail.analysis.fitting import Fit, Fitting, Wish, is_small_part, only_result, tensors_of
+from dovetail.analysis.fitting import Fit, Fitting, Wish, is_small_part, tensors_of
 from dovetail.analysis.inplace_plan import (
     Absorb,
     Action,
