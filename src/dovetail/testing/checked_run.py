@@ -20,12 +20,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dovetail.analysis.liveness import last_uses
 from dovetail.execute.compiled import CompiledProgram
-from dovetail.ir.program import Node, ScalarMeta, TensorMeta, Value, values_in
+from dovetail.ir.program import Node, Program, ScalarMeta, TensorMeta, Value, values_in
 from dovetail.ir.signature import InputMutation
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 from dovetail.ir.text import Names, emit, plain_call
 from dovetail.ops import prims
-from dovetail.ops.facts import writes_of
+from dovetail.ops.facts import ignores_first_contents, writes_of
 from dovetail.testing.real_memory import Snapshot, address_span, occupied, places, share_a_byte, snapshots
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
@@ -57,7 +57,7 @@ class CheckedProgram:
         self.bytes = bytes
         self.dying = last_uses(compiled.program)
         self.producers = compiled.program.producers()
-        self.last_read = {v: index for index, node in enumerate(compiled.program.nodes) for v in node.operands()}
+        self.last_read = _last_reads(compiled.program)
         self._runs: list[CheckedRun] = []
         self._run = _function(compiled, self._observe)
 
@@ -236,8 +236,8 @@ class CheckedRun:
             if not any(value.is_tensor and value.tensor.storage == target.tensor.storage for value in results):
                 current.add(target)
             for value, held in self._live.items():
-                if value in self._inputs and self._checked.last_read.get(value, -1) <= self._at:
-                    continue  # the caller gets the new contents
+                if self._checked.last_read.get(value, -1) <= self._at:
+                    continue
                 if value not in current and share_a_byte(held.tensor, tensor):
                     raise self._violation(f"nobody reads {value} after this", f"it lies in {target}, and is read later")
 
@@ -263,7 +263,8 @@ class CheckedRun:
         fresh: list[Value] = []
         for value, real in zip(node.outputs, made, strict=False):
             if value is None:
-                if isinstance(real, torch.Tensor):
+                is_view = any(v.is_tensor and v.tensor.storage in _storages(node) for v in node.results())
+                if isinstance(real, torch.Tensor) and not is_view:  # the other items of a view are let go
                     raise self._violation("there is no tensor among the results here", f"there is one of {real.shape}")
                 continue
             if isinstance(value.meta, ScalarMeta):
@@ -335,6 +336,21 @@ class CheckedRun:
             text = f"{', '.join(v.name for v in node.results()) or '_'} = {plain_call(Names(), node)}"
             origin = str(node.origin)
         return AliasViolation(self._program.name, text, origin, denied, happened)
+
+
+def _storages(node: Node) -> set[int]:
+    return {value.tensor.storage for value in node.operands() if value.is_tensor}
+
+
+def _last_reads(program: Program) -> dict[Value, int]:
+    """The last node that reads the contents of each value; of inputs that are returned the caller gets new contents."""
+    found: dict[Value, int] = {}
+    for index, node in enumerate(program.nodes):
+        ignored = node.args[0] if ignores_first_contents(node.target) else None
+        found.update((value, index) for value in node.operands() if value is not ignored)
+    inputs = set(program.inputs)
+    found.update((value, len(program.nodes)) for value in values_in(program.outputs) if value not in inputs)
+    return found
 
 
 def _function(

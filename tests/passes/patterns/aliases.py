@@ -175,6 +175,7 @@ PATTERNS = (
         _row,
         donate=(0,),
         report="jax#9675",
+        unproved=("mutations_and_views",),
     ),
     Pattern("not donated", not_donated_row, _row, BOTH, 1, "the input keeps its contents, and is not donated"),
     Pattern("written, a part is returned", written_and_returned_part, _one, SYMBOLIC),
