@@ -165,9 +165,11 @@ class Fitting:
                 continue
             target, new = node.args[:2]
             assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
-            if self._is_there(new, target):
-                continue
             place = self._buffers.region(target)
+            if self._is_there(new, target):
+                if wish.at > self._buffers.position[node] and self._writes_at(wish, place):
+                    return Reason.READ_LATER  # these are the contents that the input is left with
+                continue
             alike = (new.tensor.shape, new.tensor.dtype) == (target.tensor.shape, target.tensor.dtype)
             if new.tensor.storage == storage and alike and self._would_lie(wish, new) == place:
                 continue
@@ -177,6 +179,12 @@ class Fitting:
                 if overlap_of_regions(self._would_lie(wish, value), place).verdict is not Verdict.DISJOINT:
                     return Reason.OPERAND_OVERLAPS if value is new else Reason.READ_LATER
         return None
+
+    def _writes_at(self, wish: Wish, place: Region) -> bool:
+        """Whether the node may write there."""
+        if wish.writes is None:
+            return False
+        return overlap_of_regions(self._buffers.region_in_place(wish.writes), place).verdict is not Verdict.DISJOINT
 
     def _is_there(self, new: Value, target: Value) -> bool:
         """Whether a copy back changes nothing."""
