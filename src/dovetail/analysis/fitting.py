@@ -18,7 +18,7 @@ from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, difference, product, shifted
 from dovetail.ops.facts import is_reinterpretation
-from dovetail.ops.views import addresses_storage, copies_from_place, keeps_offset
+from dovetail.ops.views import addresses_storage, copies_from_place, is_strided, keeps_offset
 from dovetail.torch_compat.dispatch import Overload
 
 
@@ -66,6 +66,10 @@ class Fitting:
         self._escaping = program.output_storages()
         self._reread = _storages_of_results(program, lambda node: is_reinterpretation(node.target))
         self._addressed = _storages_of_results(program, _is_addressed)
+        self._inputs = [value.tensor for value in program.inputs if value.is_tensor]
+        self._strided = frozenset(
+            v.tensor.storage for n in program.nodes if is_strided(n.target) for v in n.operands() if v.is_tensor
+        )
         self._offset_shows = _storages_whose_offset_shows(program, self._addressed)
         self._self_overlaps: dict[object, bool] = {}
 
@@ -161,9 +165,11 @@ class Fitting:
                 continue
             target, new = node.args[:2]
             assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
-            if self._is_there(new, target):
-                continue
             place = self._buffers.region(target)
+            if self._is_there(new, target):
+                if wish.at > self._buffers.position[node] and self._writes_at(wish, place):
+                    return Reason.READ_LATER  # these are the contents that the input is left with
+                continue
             alike = (new.tensor.shape, new.tensor.dtype) == (target.tensor.shape, target.tensor.dtype)
             if new.tensor.storage == storage and alike and self._would_lie(wish, new) == place:
                 continue
@@ -173,6 +179,12 @@ class Fitting:
                 if overlap_of_regions(self._would_lie(wish, value), place).verdict is not Verdict.DISJOINT:
                     return Reason.OPERAND_OVERLAPS if value is new else Reason.READ_LATER
         return None
+
+    def _writes_at(self, wish: Wish, place: Region) -> bool:
+        """Whether the node may write there."""
+        if wish.writes is None:
+            return False
+        return overlap_of_regions(self._buffers.region_in_place(wish.writes), place).verdict is not Verdict.DISJOINT
 
     def _is_there(self, new: Value, target: Value) -> bool:
         """Whether a copy back changes nothing."""
@@ -199,9 +211,17 @@ class Fitting:
             region = self._buffers.region_in_place(written)
             if not any(lies_in(region, self._buffers.region_in_place(whole)) for whole in covered):
                 return Reason.CALLERS_MEMORY
+        elif wish.onto.storage in self._strided and not self._is_donated(buffer, written):
+            return Reason.CALLERS_MEMORY
         if self._last_check is not None and wish.at < self._buffers.position[self._last_check]:
             return Reason.COMMIT
         return None
+
+    def _is_donated(self, buffer: Buffer, written: TensorMeta) -> bool:
+        """Whether what is written lies in a donated tensor, not beside it in the same memory."""
+        region = self._buffers.region_in_place(written)
+        given = (meta for meta in self._inputs if meta.storage == buffer.number)
+        return any(lies_in(region, self._buffers.region_in_place(meta)) for meta in given)
 
     def _undisturbed(self, wish: Wish, buffer: Buffer, writes: TensorMeta) -> Fit:
         """Whether the node's other operands can be read while the place is written."""

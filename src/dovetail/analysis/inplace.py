@@ -238,7 +238,9 @@ class _Planner:
             onto = viewed_meta(view, None, args, source.tensor, result.tensor)
         if onto is None:
             return Fit(Kept(Reason.UNKNOWN_PLACE))
-        any_layout = all(self._only_copies(reader, result) for reader in self.readers.get(result, [None]))
+        any_layout = not result.tensor.overlaps_itself() and all(
+            self._only_copies(reader, result) for reader in self.readers.get(result, [None])
+        )
         fit = self.fitting.fit(Wish(node, at, result, onto, None, any_layout=any_layout))
         if fit.obstacle is not None:
             return fit

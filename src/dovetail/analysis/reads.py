@@ -97,8 +97,8 @@ def _needed_values(program: Program) -> set[Value]:
     for node in reversed(program.nodes):
         if needed.isdisjoint(node.results()) and not _asks_for_contents(node):
             continue
-        ignored = node.args[0] if ignores_first_contents(node.target) else None
-        needed.update(value for value in node.operands() if value is not ignored)
+        read = node.args[1:] if ignores_first_contents(node.target) else node.args
+        needed.update(values_in((*read, *(operand for _, operand in node.kwargs))))
     return needed
 
 

@@ -230,6 +230,18 @@ class _Comparison:
                 writers = [run.storage.last_writer or "nobody" for run in (bound, meant)]
                 reason = f"its memory was last written by {writers[0]}, and by {writers[1]} before"
                 raise self._differs(f"input {position} is left with other contents", reason)
+        self._check_beside_donated()
+
+    def _check_beside_donated(self) -> None:
+        """Memory that a donated input does not show, in its storage, is not given away."""
+        pairs = zip(self._inputs(self.does), self._inputs(self.meant), strict=True)
+        given = [(i, bound, meant) for (i, bound), (_, meant) in pairs if i in self.donated]
+        for _, bound, meant in given:
+            self.does.moves.write(bound, self.meant.moves.read(meant))
+        for position, bound, meant in given:
+            if bound.storage.everything().ident != meant.storage.everything().ident:
+                reason = f"it was last written by {bound.storage.last_writer or 'nobody'}"
+                raise self._differs(f"memory beside the donated input {position} is left with other contents", reason)
 
     def _check_sharing(self) -> None:
         here, there = (self._shared(run) for run in (self.does, self.meant))

@@ -250,6 +250,11 @@ def addresses_storage(view: Overload, args: Sequence[Operand]) -> bool:
     return schema_of(view).name == "as_strided" and len(args) > 3 and args[3] is not None
 
 
+def is_strided(target: Target) -> bool:
+    """Whether the operator can show or replace what lies beside its operand in the same storage."""
+    return isinstance(target, Overload) and schema_of(target).name in ("as_strided", "as_strided_scatter")
+
+
 def copies_from_place(target: Target, args: Sequence[Operand]) -> bool:
     """Whether the operator copies its first operand, and names a place in the storage of that."""
     if not isinstance(target, Overload):

@@ -175,7 +175,8 @@ class Reader:
         things = (list(made) if unpack else [made]) if names else []
         if len(names) != len(things) or any(isinstance(t, torch.Tensor) and t.numel() > SIZE_LIMIT for t in things):
             raise ValueError(f"{line} gives other results")
-        if "aten.as_strided" in line and not _stays_inside(real[0], operands):
+        outside = {storage_key(tensor) for tensor in self.given.values()}
+        if "aten.as_strided" in line and not _stays_inside(real[0], operands, storage_key(real[0]) in outside):
             raise ValueError(f"{line} reads what belongs to no tensor")
         outputs = tuple(
             None if thing is None else self._define(name, thing) for name, thing in zip(names, things, strict=True)
@@ -200,8 +201,10 @@ class Reader:
         return self.values[name]
 
 
-def _stays_inside(base: torch.Tensor, operands: Sequence[Any]) -> bool:
-    """Whether `as_strided` shows no more of the storage than the tensor does that lies at its end."""
+def _stays_inside(base: torch.Tensor, operands: Sequence[Any], is_outside: bool) -> bool:
+    """Whether `as_strided` shows no more of the storage than the tensor does, or what lies between it of an input."""
+    if not is_outside and _reach(base.shape, base.stride()) >= base.numel():
+        return False
     shape, stride = [o for o in operands if isinstance(o, list)][:2]
     offset = operands[-1] if isinstance(operands[-1], int) else base.storage_offset()
     end = base.storage_offset() + _reach(base.shape, base.stride())
