@@ -7,7 +7,7 @@ only reads of the old contents stand in the way, it says who would have to run f
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, lies_in
 from dovetail.analysis.destinations import Destinations
@@ -164,7 +164,8 @@ class Fitting:
         else:
             _, shift = self._moved(wish.result.tensor, wish.onto)
             here = Region.of_meta(new.tensor)
-            here = replace(here, storage=there.storage, start_bytes=shifted(here.start_bytes, shift))
+            start = shifted(here.start_bytes, shift)
+            here = Region(there.storage, start, here.sizes, here.strides_bytes, here.itemsize)
         return here == there or overlap_of_regions(here, there).verdict is Verdict.DISJOINT
 
     # --- writes
