@@ -18,7 +18,7 @@ import enum
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dovetail.analysis.footprint import Footprint, footprint_of, meet
 from dovetail.analysis.pairs import overlap_of_regions
@@ -215,7 +215,8 @@ class Buffers:
         storage = ("program", buffer.number)
         if shift_bytes == 0 and region.storage == storage:
             return region
-        return replace(region, storage=storage, start_bytes=shifted(region.start_bytes, shift_bytes))
+        start = shifted(region.start_bytes, shift_bytes)
+        return Region(storage, start, region.sizes, region.strides_bytes, region.itemsize)
 
     def covers(self, meta: TensorMeta, buffer: Buffer) -> bool:
         """Whether a tensor lies on all that was allocated for its buffer."""

@@ -23,6 +23,7 @@ overlap question for each value that is read later and lies in a buffer that is 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import torch
@@ -88,6 +89,7 @@ class _Planner:
         self.postponed: dict[Node, int] = {}
         self.just_died: list[Value] = []
         self.lying: dict[Value, TensorMeta] = {}  # where a value lies that is laid out otherwise than it says
+        self.died_at_home: dict[int, list[Value]] = {}
         self.readers = readers_of(program)
         self.producers = program.producers()
         self.backs = frozenset(self.destinations.copy_backs)
@@ -189,8 +191,14 @@ class _Planner:
                 is_new = True
         if is_new:
             self.just_died.clear()
+            self.died_at_home.clear()
         if not is_view(node):
-            self.just_died += [v for v in node.operands() if self.buffers.last_read.get(v, -1) == at]
+            for value in node.operands():
+                if self.buffers.last_read.get(value, -1) == at:
+                    buffer = self.buffers.buffer_of(value)
+                    is_ours = buffer.owner is not Owner.CALLER
+                    died = self.just_died if is_ours else self.died_at_home.setdefault(buffer.number, [])
+                    died.append(value)
 
     # --- what can be done with a node
 
@@ -318,15 +326,16 @@ class _Planner:
             assert result is not None, "checked"
             others = other_operands(node, operand)
             wishes.append(Wish(node, at, result, operand.tensor, operand.tensor, others, elementwise, may_copy))
-        for wish, operand in zip(wishes, written, strict=True):
-            fit = self.fitting.fit(wish)
+        fits = [self.fitting.fit(wish) for wish in wishes]
+        for fit, operand in zip(fits, written, strict=True):
             overlaps = fit.obstacle is not None and fit.obstacle.reason is Reason.OVERLAPS_ITSELF
             if overlaps or (fit.readers and (may_copy or not self._is_ours(operand))):
                 return fit
         slots: list[Kept | None] = []
         first_copy: list[Value] = []
-        for wish, operand in zip(wishes, written, strict=True):
-            fit = self.fitting.fit(wish)
+        for fit, wish, operand in zip(fits, wishes, written, strict=True):
+            if slots:  # what was placed meanwhile counts
+                fit = self.fitting.fit(wish)
             slots.append(fit.obstacle)
             if fit.obstacle is None:
                 first_copy += [v for v in fit.first_copy if v not in first_copy]
@@ -372,7 +381,9 @@ class _Planner:
         pointwise = facts_of(node.target).pointwise
         pointwise = pointwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype)
         over_operands = others if pointwise else ()
-        for place in (*over_operands, *reversed(self.just_died)):
+        home = self.destinations.chain.get(result.tensor.storage, -1)
+        at_home = self.died_at_home.get(home, ())
+        for place in chain(over_operands, reversed(at_home), reversed(self.just_died)):
             if place.tensor.layout() != result.tensor.layout():
                 continue
             if self.buffers.buffer_of(place).owner is Owner.CALLER and not self._leads_home(result, place):

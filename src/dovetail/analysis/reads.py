@@ -29,12 +29,13 @@ def note_reads(buffers: Buffers, destinations: Destinations, program: Program) -
         if needed.isdisjoint(node.results()) and not _asks_for_contents(node):
             continue
         skips_first = ignores_first_contents(node.target) or node in backs or is_view(node)
+        whole = Read(node)
         for place, operand in enumerate((*node.args, *(a for _, a in node.kwargs))):
             if place == 0 and skips_first:
                 continue
-            unread = holes[node] if place == 0 and node in parts else ()
+            read = Read(node, holes[node]) if place == 0 and node in parts else whole
             for value in values_in(operand):
-                buffers.add_read(value, Read(node, unread))
+                buffers.add_read(value, read)
     for value in values_in(program.outputs):
         if value.is_tensor and not _shows_new_contents(value, buffers, destinations):
             buffers.add_read(value, Read(None))
@@ -65,10 +66,17 @@ def readers_of(program: Program) -> dict[Value, list[Node | None]]:
 def is_view(node: Node) -> bool:
     """Whether all the node does is to show its first operand otherwise."""
     first = node.args[0] if node.args else None
-    if not isinstance(first, Value) or not first.is_tensor or facts_of(node.target).writes:
+    meta = first.meta if isinstance(first, Value) else None
+    if not isinstance(meta, TensorMeta):
         return False
-    results = [value for value in node.results() if value.is_tensor]
-    return bool(results) and all(value.tensor.storage == first.tensor.storage for value in results)
+    is_shown = False
+    for value in node.outputs:
+        shown = value.meta if value is not None else None
+        if isinstance(shown, TensorMeta):
+            if shown.storage != meta.storage:
+                return False
+            is_shown = True
+    return is_shown and not facts_of(node.target).writes
 
 
 def _asks_for_contents(node: Node) -> bool:

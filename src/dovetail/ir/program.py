@@ -24,6 +24,10 @@ Operand: TypeAlias = object
 Target: TypeAlias = Callable[..., object]
 
 
+# Walked over for every node of every pass: a tuple is checked faster than a union.
+_SEQUENCES = (tuple, list)
+
+
 class Phase(enum.Enum):
     """When a node runs: as part of the forward pass, or of the backward pass."""
 
@@ -160,9 +164,9 @@ class Node:
 
     def operands(self) -> Iterator[Value]:
         """Values read, in argument order, with repeats."""
-        yield from values_in(self.args)
-        for _, operand in self.kwargs:
-            yield from values_in(operand)
+        if not self.kwargs:
+            return values_in(self.args)
+        return values_in((*self.args, *(operand for _, operand in self.kwargs)))
 
     def symbols(self) -> Iterator[str]:
         """Names of the size symbols read by the operands."""
@@ -172,7 +176,7 @@ class Node:
 
     def results(self) -> Iterator[Value]:
         """Outputs that exist."""
-        return (value for value in self.outputs if value is not None)
+        return iter([value for value in self.outputs if value is not None])
 
     def with_operands(self, swap: Callable[[Value], Operand]) -> Node:
         """The same application with each operand value replaced by `swap(value)`; itself when nothing changed."""
@@ -233,18 +237,22 @@ def values_in(operand: Operand) -> Iterator[Value]:
     """The values inside of an operand, depth first."""
     if isinstance(operand, Value):
         yield operand
-    elif isinstance(operand, tuple | list):
+    elif isinstance(operand, _SEQUENCES):
         for item in operand:
-            yield from values_in(item)
+            if isinstance(item, Value):
+                yield item
+            elif isinstance(item, _SEQUENCES):
+                yield from values_in(item)
 
 
 def symbols_in(operand: Operand) -> Iterator[str]:
     """The size symbols inside of an operand, depth first."""
     if isinstance(operand, SizeExpr):
         yield from operand.symbols()
-    elif isinstance(operand, tuple | list):
+    elif isinstance(operand, _SEQUENCES):
         for item in operand:
-            yield from symbols_in(item)
+            if type(item) is not int:
+                yield from symbols_in(item)
 
 
 def meta_symbols(meta: Meta) -> Iterator[str]:
@@ -273,7 +281,19 @@ def made_symbols(program: Program) -> dict[Node, frozenset[str]]:
 
 def map_operands(operand: Operand, swap: Callable[[Value], Operand]) -> Operand:
     """The operand with each value replaced; the same object when nothing changed."""
-    return map_leaves(operand, lambda leaf: swap(leaf) if isinstance(leaf, Value) else leaf)
+    if isinstance(operand, Value):
+        return swap(operand)
+    if not isinstance(operand, _SEQUENCES):
+        return operand
+    items: list[Operand] = []
+    is_new = False
+    for old in operand:
+        new = swap(old) if isinstance(old, Value) else map_operands(old, swap)
+        is_new = is_new or new is not old
+        items.append(new)
+    if not is_new:
+        return operand
+    return tuple(items) if isinstance(operand, tuple) else items
 
 
 def map_leaves(operand: Operand, swap: Callable[[Operand], Operand]) -> Operand:

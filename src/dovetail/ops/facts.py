@@ -198,6 +198,7 @@ def runs_in_grad_mode(target: Target) -> bool:
 # --- operators that only copy -----------------------------------------------------------------------------------------
 
 
+@cache
 def overwrites(target: Target) -> bool:
     """Whether the operator fills its first operand with its second one, whatever was there before."""
     return isinstance(target, Overload) and (schema_of(target).namespace, schema_of(target).name) == ("aten", "copy_")
@@ -206,6 +207,7 @@ def overwrites(target: Target) -> bool:
 _OVERWRITING = frozenset({("aten", "copy"), ("aten", "fill"), ("aten", "zero")})
 
 
+@cache
 def ignores_first_contents(target: Target) -> bool:
     """Whether a functional operator reads the layout of its first operand only, not what is in it."""
     return isinstance(target, Overload) and (schema_of(target).namespace, schema_of(target).name) in _OVERWRITING
@@ -214,6 +216,7 @@ def ignores_first_contents(target: Target) -> bool:
 _COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::lift_fresh_copy"})
 
 
+@cache
 def is_copy(target: Target) -> bool:
     """Whether the result holds the first operand's numbers (converted, laid out anew) and nothing else."""
     if isinstance(target, Overload):
@@ -227,6 +230,7 @@ def is_copy(target: Target) -> bool:
 _REINTERPRETATIONS = frozenset({"aten::_conj", "aten::_neg_view"})
 
 
+@cache
 def is_reinterpretation(target: Target) -> bool:
     """Whether a view shows other numbers than its operand although both have the same layout."""
     if isinstance(target, Overload):

@@ -133,8 +133,7 @@ class _Rewriter:
 
     def _write_operands(self, node: Node, action: WriteOperands) -> None:
         swaps = {value: self._copy(node, value) for value in action.first_copy}
-        moved = node.with_operands(self._value)
-        args = list(moved.args)
+        args = list(node.args)
         places = iter(zip(action.slots, node.outputs[action.form.fresh :], strict=True))
         written: list[Value] = []
         for position in range(len(args)):
@@ -147,13 +146,17 @@ class _Rewriter:
             ]
             written += operands
             args[position] = map_operands(node.args[position], _each(operands))
-        moved = replace(moved, target=action.form.target, args=tuple(args))
+        kwargs = tuple([(name, map_operands(operand, self._value)) for name, operand in node.kwargs])
+        target = action.form.target
         if action.form.returns_written:
-            self.nodes.append(replace(moved, outputs=tuple(map(self._renew, node.outputs))))
+            outputs = tuple(map(self._renew, node.outputs))
+            self.nodes.append(replace(node, target=target, args=tuple(args), kwargs=kwargs, outputs=outputs))
             return
         fresh, contents = node.outputs[: action.form.fresh], node.outputs[action.form.fresh :]
         outputs = tuple(map(self._renew, fresh))
-        self.nodes.append(replace(moved, outputs=outputs, unpack=node.unpack and len(fresh) > 1))
+        unpack = node.unpack and len(fresh) > 1
+        moved = replace(node, target=target, args=tuple(args), kwargs=kwargs, outputs=outputs, unpack=unpack)
+        self.nodes.append(moved)
         self.now.update({r: w for r, w in zip(contents, written, strict=True) if r is not None})
 
     def _write_part(self, node: Node, action: WritePart) -> None:

@@ -237,6 +237,9 @@ class _Rows:
         for value in values:
             if value.is_tensor:
                 size = value.tensor.size_bytes()
+                if isinstance(size, int):
+                    total += size
+                    continue
                 total += int(evaluate(size, {name: self.hints.get(name, 1) for name in symbols_in(size)}))
         return total
 

@@ -44,16 +44,17 @@ class Schema:
     is_mutable: bool
 
 
-_SCHEMAS: dict[OpOverload, Schema] = {}
+# By identity, because overloads hash in Python; each is kept, so that no other object gets its number.
+_SCHEMAS: dict[int, tuple[OpOverload, Schema]] = {}
 
 
 def schema_of(op: OpOverload) -> Schema:
     """The schema of an operator overload."""
-    known = _SCHEMAS.get(op)
+    known = _SCHEMAS.get(id(op))
     if known is None:
         raw = op._schema
         namespace, _, name = raw.name.partition("::")
-        known = Schema(
+        schema = Schema(
             namespace=namespace,
             name=name,
             overload=raw.overload_name,
@@ -61,8 +62,8 @@ def schema_of(op: OpOverload) -> Schema:
             returns=tuple((str(r.type), _alias(r.alias_info), _writes(r.alias_info)) for r in raw.returns),
             is_mutable=raw.is_mutable,
         )
-        _SCHEMAS[op] = known
-    return known
+        known = _SCHEMAS[id(op)] = op, schema
+    return known[1]
 
 
 def _argument(raw: Any) -> Argument:
