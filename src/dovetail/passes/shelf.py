@@ -17,6 +17,7 @@ from dovetail.errors import BadDonation
 from dovetail.ir.fx_lift import Lifted, lift
 from dovetail.ir.fx_lower import lower
 from dovetail.ir.program import Node, Program, map_leaves
+from dovetail.passes.auto_functionalized import write_as_functional_forms
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.functional import require_functional
 from dovetail.passes.inplace import apply_plan, choose_plan
@@ -73,10 +74,10 @@ def verify_inplace(
     traced with); it does not matter how `inplace` was made. No code of `reinplace` is used.
     """
     lifted = lift(functional, sample_inputs)
-    program = lift(inplace, sample_inputs).program
-    donated = _donated(lifted.program, donate)
-    hints = lifted.hints()
-    verify_program_inplace(lifted.program, program, donated=donated, commit=commit_point, hints=hints)
+    before = write_as_functional_forms(lifted.program)
+    after = write_as_functional_forms(lift(inplace, sample_inputs).program)
+    donated = _donated(before, donate)
+    verify_program_inplace(before, after, donated=donated, commit=commit_point, hints=lifted.hints())
 
 
 def _plan(
@@ -85,7 +86,7 @@ def _plan(
     lifted = lift(gm, sample_inputs)
     require_functional(lifted.program)
     donated = _donated(lifted.program, donate)
-    program, _ = remove_dead_code(split_view_copies(lifted.program))  # what nobody reads needs nothing kept
+    program, _ = remove_dead_code(split_view_copies(write_as_functional_forms(lifted.program)))  # what nobody reads needs nothing kept
     return lifted, choose_plan(program, donated, commit=commit_point)
 
 
