@@ -1,4 +1,4 @@
-"""Write what torch makes of custom operators that write, `auto_functionalized`, as applications of their functional forms.
+"""Write `auto_functionalized`, what torch makes of custom operators that write, as applications of functional forms.
 
     a = auto_functionalized(op, x=b, y=c)                            ->   a, d = functional_form(op)(b, c)
     a = auto_functionalized_v2(op, y=c, _x_base_index=0,             ->   v = slice(b, 0, 2, 4)
@@ -61,7 +61,9 @@ class _Rewriter:
         values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
         self.names = {value.name for value in values}
         self.storages = max((v.tensor.storage for v in values if v.is_tensor), default=-1)
-        addressing = [n for n in program.nodes if isinstance(n.target, Overload) and addresses_storage(n.target, n.args)]
+        addressing = [
+            n for n in program.nodes if isinstance(n.target, Overload) and addresses_storage(n.target, n.args)
+        ]
         self.addressed = {value.tensor.storage for node in addressing for value in node.results() if value.is_tensor}
 
     def run(self) -> Program:
@@ -74,7 +76,9 @@ class _Rewriter:
             return self.program.replace_nodes(tuple(self.nodes))
         now: dict[Value, Value] = {}
         nodes = [self._redescribed(node, now) for node in self.nodes]
-        outputs = replace(self.nodes[0], args=self.program.outputs, kwargs=()).with_operands(lambda v: now.get(v, v)).args
+        outputs = (
+            replace(self.nodes[0], args=self.program.outputs, kwargs=()).with_operands(lambda v: now.get(v, v)).args
+        )
         return self.program.replace_nodes(tuple(nodes), outputs)
 
     def _redescribed(self, node: Node, now: dict[Value, Value]) -> Node:
@@ -121,7 +125,7 @@ class _Rewriter:
                 prefixes = [f"_{argument.name}_{i}" for i in range(length)] if isinstance(length, int) else []
             shown: list[Operand] = []
             for prefix in prefixes:
-                part = _part(given, prefix)
+                part = _part(given, prefix, bases)
                 value = self._shown(node, part, bases, before) if part is not None else None
                 if part is None or value is None:
                     return None
@@ -135,7 +139,9 @@ class _Rewriter:
             return None
         contents = [self._contents(part, value, results) for part, value in parts]
         after = self._put_back(node, bases, list(zip((part for part, _ in parts), contents, strict=True)), results)
-        given = {name: operand for name, operand in given.items() if any(a.name == name for a in schema_of(op).arguments)}
+        given = {
+            name: operand for name, operand in given.items() if any(a.name == name for a in schema_of(op).arguments)
+        }
         return [*before, self._form(node, op, {**given, **held}, tuple(contents)), *after]
 
     def _shown(self, node: Node, part: _Part, bases: Sequence[Operand], before: list[Node]) -> Value | None:
@@ -217,7 +223,7 @@ def _is_plain(schema: Schema) -> bool:
     return not any(a.is_out or (a.is_write and a.kwarg_only) for a in schema.arguments)
 
 
-def _part(given: dict[str, Operand], prefix: str) -> _Part | None:
+def _part(given: dict[str, Operand], prefix: str, bases: Sequence[Operand]) -> _Part | None:
     """Which part of which base an argument is; None where it is none."""
     base = given.get(f"{prefix}_base_index")
     if not isinstance(base, int):
@@ -227,11 +233,27 @@ def _part(given: dict[str, Operand], prefix: str) -> _Part | None:
     if f"{prefix}_storage_offset" in given:
         names = ("size", "stride", "storage_offset")
         args = [given[f"{prefix}_{name}"] for name in names]
-        return _Part(base, aten.as_strided.default, tuple(list(a) if isinstance(a, tuple) else a for a in args))
+        args = [list(a) if isinstance(a, tuple) else a for a in args]
+        return _selected(base, bases[base], *args) or _Part(base, aten.as_strided.default, tuple(args))
     if f"{prefix}_slice_dim" in given:
         names = ("dim", "start", "end")
         return _Part(base, aten.slice.Tensor, tuple(given[f"{prefix}_slice_{name}"] for name in names))
     return _Part(base)
+
+
+def _selected(number: int, base: Operand, size: Operand, stride: Operand, offset: Operand) -> _Part | None:
+    """The part as one entry along a dimension of its base, if it is that: a place that moves with the base."""
+    if not isinstance(base, Value) or not isinstance(offset, int) or not isinstance(base.tensor.offset, int):
+        return None
+    shape, steps = list(base.tensor.shape), list(base.tensor.stride)
+    for dim, (count, step) in enumerate(zip(shape, steps, strict=True)):
+        if [*shape[:dim], *shape[dim + 1 :]] != size or [*steps[:dim], *steps[dim + 1 :]] != stride:
+            continue
+        if isinstance(count, int) and isinstance(step, int) and step > 0:
+            index, rest = divmod(offset - base.tensor.offset, step)
+            if rest == 0 and 0 <= index < count:
+                return _Part(number, aten.select.int, (dim, index))
+    return None
 
 
 def _lie_apart(parts: Sequence[tuple[_Part, Value]]) -> bool:
