@@ -43,6 +43,7 @@ from dovetail.ops.facts import is_copy, overwrites
 from dovetail.ops.prims import FunctionalForm, Prim
 from dovetail.ops.views import viewed_meta
 from dovetail.ops.writing_forms import out_form, replaces_a_part, view_of_copy, writing_form, written_operands
+from dovetail.passes.auto_functionalized import write_as_functional_forms
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import apply_plan, choose_plan
 from dovetail.passes.view_copies import split_view_copies
@@ -97,14 +98,16 @@ def _bytes(value: object, *, once: bool = False) -> int:
 def ask(pattern: Pattern, way: str, *, most: int, combinations: int) -> Answer | None:
     """The answer for a pattern; None if it has more than `most` decisions, or more combinations."""
     torch.manual_seed(0)
-    lifted = lift(traced(pattern, way), pattern.inputs()).program
+    lifted = write_as_functional_forms(lift(traced(pattern, way), pattern.inputs()).program)
     program, _ = remove_dead_code(split_view_copies(lifted))
     plan = choose_plan(program, pattern.donate)
     options = [found for node in program.nodes if len(found := list(_options(node, program, plan))) > 1]
     count = math.prod(map(len, options))
     if len(options) > most or count > combinations:
         return None
-    reached = copied_bytes(apply_plan(plan))
+    planned = apply_plan(plan)
+    verify_inplace(lifted, planned, donated=pattern.donate)
+    reached = copied_bytes(planned)
     attempts: dict[str, tuple[int, Program]] = {}
     orders = {program.nodes, plan.order, _late_writers(program)}
     for order, choices in itertools.product(orders, itertools.product(*options)):
@@ -150,7 +153,7 @@ def _options(node: Node, program: Program, plan: InplacePlan) -> Iterator[Choice
         args = (list(result.tensor.shape),) if expands else ()
         onto = viewed_meta(view, None, args, source.tensor, result.tensor) if view is not None else source.tensor
         if onto is not None:
-            yield node, Share(source, view, args), onto
+            yield node, Share(source, view, args, onto.stride), onto
     use = found.parts.get(node)
     if use is not None:
         yield node, WritePart(use.part, use.args, use.meta, False), use.base.tensor

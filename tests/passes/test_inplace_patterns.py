@@ -67,10 +67,12 @@ def _touches(function: Any, pattern: Pattern) -> set[tuple[int, int]]:
 
 def full_copies(pattern: Pattern, functional: fx.GraphModule, inplace: fx.GraphModule) -> int:
     """Copies of the size of the largest memory that the pattern writes, counted while it runs."""
+    samples = _samples(pattern)
     with CountCopies() as eager:
-        pattern.program(*_samples(pattern))
+        pattern.program(*samples)
+    samples = _samples(pattern)
     with CountCopies() as counted:
-        inplace(*_samples(pattern))
+        inplace(*samples)
     return round(counted.copied_bytes / (eager.largest_write or eager.largest))
 
 

@@ -34,7 +34,7 @@ class Destinations:
     copy_backs: the nodes, in order. copy_backs_of: those of the input with a storage. chain: storage -> storage of the
     input whose memory it may live in. into: storage -> the value whose place it should be written to. covered: storage
     of an input -> the tensors that are copied into. parts: nodes that replace a part. part_of_source: the source of
-    such a node, before copies too -> that use.
+    such a node, before copies too -> that use. base_of: the result of such a node -> its first operand.
     """
 
     copy_backs: list[Node] = field(default_factory=list)
@@ -44,6 +44,7 @@ class Destinations:
     copy_backs_of: dict[int, list[Node]] = field(default_factory=dict)
     parts: dict[Node, PartUse] = field(default_factory=dict)
     part_of_source: dict[Value, PartUse] = field(default_factory=dict)
+    base_of: dict[Value, Value] = field(default_factory=dict)
 
 
 def find_destinations(program: Program) -> Destinations:
@@ -62,6 +63,7 @@ def find_destinations(program: Program) -> Destinations:
         use = _part_use(node)
         if use is not None:
             found.parts[node] = use
+            found.base_of.update((result, use.base) for result in node.results())
             source: Value | None = use.source
             while source is not None and source in producers and source not in found.part_of_source:
                 found.part_of_source[source] = use

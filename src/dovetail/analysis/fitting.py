@@ -127,9 +127,18 @@ class Fitting:
             return Reason.TWO_TENSORS
         if buffer.owner is not Owner.CALLER and not self._buffers.covers(wish.onto, buffer):
             outlives = self._buffers.last_read_of_storage(storage) > self._buffers.end(buffer)
-            if escapes or (outlives and buffer.external is None):
+            goes_back = not escapes and self._goes_back(wish.result, buffer)
+            if escapes or (outlives and buffer.external is None and not goes_back):
                 return Reason.KEEPS_MORE
         return self._hindered_by_copy_back(wish, buffer)
+
+    def _goes_back(self, result: Value, buffer: Buffer) -> bool:
+        """Whether the result is only put into a tensor that is in this buffer, or may be made there."""
+        use = self._destinations.part_of_source.get(result)
+        base = use.base if use is not None else None
+        while base is not None and not self._buffers.is_placed(base.tensor.storage):
+            base = self._destinations.base_of.get(base)
+        return base is not None and self._buffers.buffer_of(base) is buffer
 
     def _overlaps_itself(self, meta: TensorMeta) -> bool:
         key = (meta.shape, meta.stride)

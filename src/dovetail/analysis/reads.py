@@ -8,6 +8,7 @@ anybody reads that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dovetail.analysis.buffers import Buffers, Owner, Read, lies_in
@@ -129,11 +130,24 @@ def _holes(program: Program, destinations: Destinations) -> dict[Node, tuple[Ten
         found[node] = (use.meta,)
         (result,), base = node.outputs, use.base.tensor
         assert result is not None, "a part replaced gives a tensor"
-        later = readers.get(result, [])
-        following = destinations.parts.get(later[0]) if len(later) == 1 and later[0] is not None else None
-        if following is None or following.base is not result or result.tensor.layout() != base.layout():
+        reader = _only_reader(result, readers)
+        following = destinations.parts.get(reader) if reader is not None else None
+        shows = following is not None and following.base.tensor.storage == result.tensor.storage
+        if following is None or not shows or result.tensor.layout() != base.layout():
             continue
         for hole in found[following.node]:
             offset = shifted(base.offset, difference(hole.offset, result.tensor.offset))
             found[node] += (replace(hole, storage=base.storage, offset=offset),)
     return found
+
+
+def _only_reader(value: Value, readers: Mapping[Value, Sequence[Node | None]]) -> Node | None:
+    """The one node that reads a value, or a view of it of which nobody else reads anything."""
+    while True:
+        (node, *others) = readers.get(value, (None,))
+        if others or node is None or not is_view(node):
+            return None if others else node
+        shown = [result for result in node.results() if result in readers]
+        if len(shown) != 1:
+            return None
+        value = shown[0]

@@ -17,6 +17,7 @@ from dovetail.errors import BadDonation
 from dovetail.ir.fx_lift import Lifted, lift
 from dovetail.ir.fx_lower import lower
 from dovetail.ir.program import Node, Program, map_leaves
+from dovetail.passes.auto_functionalized import write_as_functional_forms
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.functional import require_functional
 from dovetail.passes.inplace import apply_plan, choose_plan
@@ -73,10 +74,43 @@ def verify_inplace(
     traced with); it does not matter how `inplace` was made. No code of `reinplace` is used.
     """
     lifted = lift(functional, sample_inputs)
-    program = lift(inplace, sample_inputs).program
-    donated = _donated(lifted.program, donate)
-    hints = lifted.hints()
-    verify_program_inplace(lifted.program, program, donated=donated, commit=commit_point, hints=hints)
+    before = write_as_functional_forms(lifted.program)
+    after = write_as_functional_forms(lift(inplace, sample_inputs).program)
+    after = _with_verified_sub_graphs(before, after)
+    donated = _donated(before, donate)
+    verify_program_inplace(before, after, donated=donated, commit=commit_point, hints=lifted.hints())
+
+
+def _with_verified_sub_graphs(functional: Program, inplace: Program) -> Program:
+    """The second program with the sub-graphs of the first one, once its own are verified against those."""
+    meant = _sub_graphs(functional)
+    made = _sub_graphs(inplace)
+    if len(meant) != len(made):
+        return inplace  # which does not do the same
+    pairs = {id(new): old for old, new in zip(meant, made, strict=True) if new is not old}
+    for old, new in zip(meant, made, strict=True):
+        if new is not old:
+            verify_inplace(old, new)
+
+    def original(operand: object) -> object:
+        return pairs.get(id(operand), operand)
+
+    nodes = [replace(n, args=tuple(map_leaves(operand, original) for operand in n.args)) for n in inplace.nodes]
+    return inplace.replace_nodes(tuple(nodes)) if pairs else inplace
+
+
+def _sub_graphs(program: Program) -> list[fx.GraphModule]:
+    found: list[fx.GraphModule] = []
+
+    def note(operand: object) -> object:
+        if isinstance(operand, fx.GraphModule):
+            found.append(operand)
+        return operand
+
+    for node in program.nodes:
+        for operand in node.args:
+            map_leaves(operand, note)
+    return found
 
 
 def _plan(
@@ -85,7 +119,9 @@ def _plan(
     lifted = lift(gm, sample_inputs)
     require_functional(lifted.program)
     donated = _donated(lifted.program, donate)
-    program, _ = remove_dead_code(split_view_copies(lifted.program))  # what nobody reads needs nothing kept
+    program, _ = remove_dead_code(
+        split_view_copies(write_as_functional_forms(lifted.program))
+    )  # what nobody reads needs nothing kept
     return lifted, choose_plan(program, donated, commit=commit_point)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.passes.patterns import aliases, caches, operators, optimizers, reports
+from tests.passes.patterns import aliases, bodies, caches, custom, operators, optimizers, reports
 from tests.passes.patterns.pattern import Pattern
 
 PATTERNS: tuple[Pattern, ...] = (
@@ -11,4 +11,6 @@ PATTERNS: tuple[Pattern, ...] = (
     *operators.PATTERNS,
     *aliases.PATTERNS,
     *reports.PATTERNS,
+    *custom.PATTERNS,
+    *bodies.PATTERNS,
 )

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from dovetail.ops.facts import facts_of, is_copy, overwrites
 from dovetail.ops.writing_forms import replaces_a_part, view_of_copy
-from dovetail.torch_compat.dispatch import DispatchMode
+from dovetail.torch_compat.dispatch import DispatchMode, HigherOrder
 
 
 class CountCopies(DispatchMode):
@@ -18,6 +18,8 @@ class CountCopies(DispatchMode):
 
     largest_write: bytes of the largest memory that was written; largest: that was made.
     """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,6 +29,8 @@ class CountCopies(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrder):
+            return func(*(self._counted(a) if callable(a) else a for a in args), **kwargs)
         results = func(*args, **kwargs)
         before = {_address(t) for t in _tensors((args, kwargs))}
         new = [t for t in _tensors(results) if _address(t) not in before]
@@ -40,6 +44,13 @@ class CountCopies(DispatchMode):
         elif _gives_a_copy(func) and args[0].dtype == new[0].dtype:
             self.copied_bytes += sum(tensor.nbytes for tensor in new)
         return results
+
+    def _counted(self, body: Any) -> Any:
+        def run(*args: Any) -> Any:
+            with self:
+                return body(*args)
+
+        return run
 
 
 def _tensors(tree: object) -> list[Tensor]:
