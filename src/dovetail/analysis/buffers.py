@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import sys
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.analysis.footprint import Footprint, footprint_of, meet
@@ -157,6 +157,18 @@ class Buffers:
         buffer = Buffer(meta.storage, meta, owner, external)
         self.put(meta.storage, buffer, 0)
         return buffer
+
+    def place_inputs(self, program: Program, donated: Collection[int]) -> None:
+        """Place the storages of inputs. donated: numbers of inputs that the caller gives away."""
+        kept = {v.tensor.storage for i, v in enumerate(program.inputs) if v.is_tensor and i not in donated}
+        returned = program.output_storages()
+        for value in program.inputs:
+            if value.is_tensor and not self.is_placed(value.tensor.storage):
+                storage = value.tensor.storage
+                if storage in kept:
+                    self.allocate(value.tensor, Owner.CALLER, storage)
+                else:
+                    self.allocate(value.tensor, Owner.DONATED, storage if storage in returned else None)
 
     def put(self, storage: int, buffer: Buffer, shift_bytes: Size) -> None:
         """Place a storage in a buffer, so that its first byte is byte `shift_bytes` of the buffer."""

@@ -96,7 +96,7 @@ class _Planner:
         self.stay = self.backs | made_symbols(program).keys()
         last_check = self._last_check() if commit else None
         self.fitting = Fitting(program, self.buffers, self.destinations, last_check)
-        self._place_inputs(donated)
+        self.buffers.place_inputs(program, donated)
         note_reads(self.buffers, self.destinations, program)
         copy_back_early(self.buffers, self.destinations.copy_backs, last_check)
 
@@ -105,16 +105,6 @@ class _Planner:
         order = self.program.nodes
         checks = [n for n in order if facts_of(n.target).effect and not facts_of(n.target).writes and not n.outputs]
         return checks[-1] if checks else None
-
-    def _place_inputs(self, donated: Collection[int]) -> None:
-        kept = {v.tensor.storage for i, v in enumerate(self.program.inputs) if v.is_tensor and i not in donated}
-        for value in self.program.inputs:
-            if value.is_tensor and not self.buffers.is_placed(value.tensor.storage):
-                storage = value.tensor.storage
-                if storage in kept:
-                    self.buffers.allocate(value.tensor, Owner.CALLER, storage)
-                else:
-                    self.buffers.allocate(value.tensor, Owner.DONATED, storage if storage in self.escaping else None)
 
     # --- the sweep
 

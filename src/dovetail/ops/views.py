@@ -224,9 +224,14 @@ def view_node(
     outputs: list[Value | None] = [made]
     if index is not None:
         items = _made_by_torch(view, operands[1:], base)
-        outputs = [None] * len(items)
+        outputs = [Value(f"{made.name}_item_{k}", _meta_of(item, made.tensor)) for k, item in enumerate(items)]
         outputs[index] = made
     return replace(like, target=view, args=tuple(operands), kwargs=(), outputs=tuple(outputs), unpack=index is not None)
+
+
+def _meta_of(item: torch.Tensor, like: TensorMeta) -> TensorMeta:
+    offset = int(item.storage_offset())
+    return replace(like, shape=tuple(item.shape), stride=tuple(item.stride()), offset=offset, dtype=item.dtype)
 
 
 def _numbers(sizes: Sequence[Size]) -> list[int]:

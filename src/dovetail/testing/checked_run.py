@@ -263,8 +263,7 @@ class CheckedRun:
         fresh: list[Value] = []
         for value, real in zip(node.outputs, made, strict=False):
             if value is None:
-                is_view = any(v.is_tensor and v.tensor.storage in _storages(node) for v in node.results())
-                if isinstance(real, torch.Tensor) and not is_view:  # the other items of a view are let go
+                if isinstance(real, torch.Tensor):
                     raise self._violation("there is no tensor among the results here", f"there is one of {real.shape}")
                 continue
             if isinstance(value.meta, ScalarMeta):
@@ -338,16 +337,13 @@ class CheckedRun:
         return AliasViolation(self._program.name, text, origin, denied, happened)
 
 
-def _storages(node: Node) -> set[int]:
-    return {value.tensor.storage for value in node.operands() if value.is_tensor}
-
-
 def _last_reads(program: Program) -> dict[Value, int]:
     """The last node that reads the contents of each value; of inputs that are returned the caller gets new contents."""
     found: dict[Value, int] = {}
     for index, node in enumerate(program.nodes):
-        ignored = node.args[0] if ignores_first_contents(node.target) else None
-        found.update((value, index) for value in node.operands() if value is not ignored)
+        ignored = [operand for name, operand in node.kwargs if name == "out"]
+        ignored += node.args[:1] if ignores_first_contents(node.target) else ()
+        found.update((value, index) for value in node.operands() if value not in ignored)
     inputs = set(program.inputs)
     found.update((value, len(program.nodes)) for value in values_in(program.outputs) if value not in inputs)
     return found

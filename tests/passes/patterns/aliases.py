@@ -175,6 +175,8 @@ PATTERNS = (
         _row,
         donate=(0,),
         report="jax#9675",
+        more={"mutations_and_views": 1},
+        weakness="a part of the donated tensor would keep all of it alive",
         unproved=("mutations_and_views",),
     ),
     Pattern("not donated", not_donated_row, _row, BOTH, 1, "the input keeps its contents, and is not donated"),
