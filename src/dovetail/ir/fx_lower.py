@@ -226,6 +226,9 @@ class _Writer(PlainWriter):
             return known
         if is_primitive(node.target) or moves_tensors(node.target):
             return self.described.of(value.meta)
+        given = made.kwargs.get("out")
+        if isinstance(given, fx.Node):
+            return given.meta["val"]
         if self.ran[0] is not made:
             self.ran = (made, self._run(node, made))
         return self.ran[1][node.outputs.index(value)]
