@@ -21,7 +21,7 @@ from dovetail.analysis.tokens import Contents
 from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, made_symbols, values_in
 from dovetail.ir.sizes import Number
 from dovetail.ops.facts import draws_otherwise_in_place, rounds_otherwise_in_place
-from dovetail.ops.prims import COPY_TO_LAYOUT, Prim, ViewScatter
+from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, Prim, ViewScatter
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
 _COPIES = frozenset({"clone", "lift_fresh_copy", "_to_copy"})
@@ -143,7 +143,9 @@ class SymbolicRun(Environment):
             contents = self.moves.read_as(self.place(node.args[0]), meta.dtype)
             return self._deliver(node, call, contents.expanded(self.sizes(meta.shape)))
         if not isinstance(target, Overload):
-            return self._opaque(node, call)
+            is_form = isinstance(target, Prim) and isinstance(target.run, FunctionalForm)
+            copied = self._copied(node, call) if is_form else None
+            return self._opaque(node, call) if copied is None else copied
         if torch.Tag.inplace_view in tags_of(target) or call.base in _MOVES_MEMORY:
             raise Misfit("it gives its operand another shape, or other memory")
         moved = self._moved(node, call, target) if call.base.startswith("aten::") else None
@@ -174,6 +176,15 @@ class SymbolicRun(Environment):
         if viewed is not None and not call.outs:
             return [self._scattered(node, viewed, None, operands, operands[2:])]
         return None
+
+    def _copied(self, node: Node, call: Call) -> Sequence[Bound | None] | None:
+        """The result of an operator that fills its first operand with the second one; None for any other."""
+        operands = [operand for _, operand in call.arguments]
+        if call.base not in ("aten::copy", "aten::fill") or not isinstance(operands[1], Value):
+            return None
+        like, source = self.place(operands[0]), self.place(operands[1])
+        contents = self.moves.read_as(source, like.tensor.dtype)
+        return self._deliver(node, call, contents.expanded(like.region.shape))
 
     def _viewed_copies(self, node: Node, viewed: Overload, operands: Sequence[Operand]) -> list[Contents]:
         base = self.place(operands[0])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.errors import InvalidProgram
-from dovetail.ir.program import Node, Program, Stage
+from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.ir.text import emit, plain_call
@@ -116,7 +116,7 @@ def _run_pass(
         verify_program(result, writes)
     if options.verify > 1 and result is not program:
         verify_same_results(name, program, result, hints)
-        if result.stage is Stage.IN_PLACE:
+        if function is work_in_place:
             verify_inplace(program, result, commit=True, hints=hints)
     reason = "" if keep is not False else "DECIDED-BEFORE: dropped for the first pattern"
     if keep is None and result is not program:
