@@ -22,15 +22,13 @@ from torch.fx.passes.reinplace import reinplace as torch_reinplace
 from benchmarks.measure import describe_error
 from benchmarks.models import Workload, build_workload, loss_of
 from benchmarks.optimizer_steps import make_optimizer
-from dovetail.analysis.inplace import decide_in_place
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Program
 from dovetail.passes import InplaceReport, plan_inplace, reinplace
-from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import apply_plan
 from dovetail.passes.inplace_report import report_of
-from dovetail.passes.view_copies import split_view_copies
+from dovetail.passes.shelf import plan_for
 
 aten = torch.ops.aten
 LIMIT_S = 2.0
@@ -352,6 +350,6 @@ def _scaled(family: str, made: Captured, repeats: int, asks_torch: bool) -> Scal
 
 
 def _planned_and_rewritten(program: Program) -> InplaceReport:
-    plan = decide_in_place(remove_dead_code(split_view_copies(program))[0])
+    plan = plan_for(program)
     apply_plan(plan)
     return report_of(plan)

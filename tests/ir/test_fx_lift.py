@@ -427,7 +427,7 @@ def test_a_value_takes_the_place_of_another() -> None:
     module = make_fx(lambda x: (x.sin(), x.sin() + 1))(torch.randn(3))
     lifted = lift(module)
     program = lifted.program
-    first, second = (next(node.results()) for node in program.nodes[:2])
+    first, second = (node.results()[0] for node in program.nodes[:2])
     swap: Callable[[Value], object] = lambda v: first if v is second else v  # noqa: E731
     nodes = (program.nodes[0], *(node.with_operands(swap) for node in program.nodes[2:]))
     made = lower(lifted, program.replace_nodes(nodes, (first, first)))

@@ -156,7 +156,7 @@ class _Planner:
         for value in held:
             maker = self.producers.get(value)
             while maker is not None and is_view(maker):
-                maker = self.producers.get(next(maker.operands()))
+                maker = self.producers.get(maker.operands()[0])
             if maker is not None and isinstance(self.actions.get(maker), Share):
                 self.regrets.add(maker)
 

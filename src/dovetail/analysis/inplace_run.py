@@ -79,7 +79,7 @@ class FunctionalRun(SymbolicRun):
     def step(self, node: Node) -> None:
         """Run one node, and note results that begin elsewhere in their storage than they are described."""
         super().step(node)
-        result = next(node.results(), None) if keeps_offset(node.target) else None
+        result = next(iter(node.results()), None) if keeps_offset(node.target) else None
         if result is not None and self.size(result.tensor.offset) != self.place(node.args[0]).region.offset:
             self.displaced[result.name] = self.place(result).storage
 

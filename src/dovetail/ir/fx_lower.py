@@ -182,7 +182,7 @@ class _Writer(PlainWriter):
 
     def call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         """A new fx node for a call, named and described as in the source if it was there."""
-        first = next(node.results(), None)
+        first = next(iter(node.results()), None)
         source = self.lifted.called_by.get(node if first is None else first)
         if source is not None:
             made = self.graph.create_node("call_function", node.target, args, kwargs, source.name, source.type)

@@ -134,9 +134,10 @@ class Value:
 
         Raises: TypeError when the value is a number.
         """
-        if not isinstance(self.meta, TensorMeta):
-            raise TypeError(f"{self.name} is a number, not a tensor")
-        return self.meta
+        meta = self.meta
+        if isinstance(meta, TensorMeta):
+            return meta
+        raise TypeError(f"{self.name} is a number, not a tensor")
 
     @property
     def is_tensor(self) -> bool:
@@ -161,12 +162,17 @@ class Node:
     phase: Phase = Phase.FORWARD
     origin: Origin = Origin()
     recomputed: bool = False
+    # Every pass asks for these many times, so they are kept.
+    _operands: tuple[Value, ...] | None = field(default=None, init=False, repr=False)
+    _results: tuple[Value, ...] | None = field(default=None, init=False, repr=False)
 
-    def operands(self) -> Iterator[Value]:
+    def operands(self) -> tuple[Value, ...]:
         """Values read, in argument order, with repeats."""
-        if not self.kwargs:
-            return values_in(self.args)
-        return values_in((*self.args, *(operand for _, operand in self.kwargs)))
+        known = self._operands
+        if known is None:
+            known = tuple(values_in((self.args, [operand for _, operand in self.kwargs])))
+            object.__setattr__(self, "_operands", known)
+        return known
 
     def symbols(self) -> Iterator[str]:
         """Names of the size symbols read by the operands."""
@@ -174,9 +180,13 @@ class Node:
         for _, operand in self.kwargs:
             yield from symbols_in(operand)
 
-    def results(self) -> Iterator[Value]:
+    def results(self) -> tuple[Value, ...]:
         """Outputs that exist."""
-        return iter([value for value in self.outputs if value is not None])
+        known = self._results
+        if known is None:
+            known = tuple([value for value in self.outputs if value is not None])
+            object.__setattr__(self, "_results", known)
+        return known
 
     def with_operands(self, swap: Callable[[Value], Operand]) -> Node:
         """The same application with each operand value replaced by `swap(value)`; itself when nothing changed."""
@@ -258,9 +268,8 @@ def symbols_in(operand: Operand) -> Iterator[str]:
 def meta_symbols(meta: Meta) -> Iterator[str]:
     """The size symbols that a description mentions."""
     if isinstance(meta, ScalarMeta):
-        yield from symbols_in(meta.expr)
-    else:
-        yield from symbols_in((meta.shape, meta.stride, meta.offset))
+        return symbols_in(meta.expr)
+    return symbols_in((*meta.shape, *meta.stride, meta.offset))
 
 
 def made_symbols(program: Program) -> dict[Node, frozenset[str]]:

@@ -49,6 +49,7 @@ from dovetail.ops.facts import is_copy
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.ops.views import replayed_args, view_node
 from dovetail.ops.writing_forms import Part
+from dovetail.passes.collection import collection_paused
 from dovetail.passes.inplace_report import InplaceReport, report_of
 from dovetail.torch_compat.dispatch import Overload
 
@@ -66,6 +67,7 @@ def work_in_place(
     return apply_plan(plan), report_of(plan)
 
 
+@collection_paused()
 def choose_plan(program: Program, donated: Collection[int] = (), *, commit: bool = False) -> InplacePlan:
     """The plan that copies less: without every copy that can go, or with those that let a larger one go."""
     plan = decide_in_place(program, donated, commit=commit)
@@ -80,6 +82,7 @@ def choose_plan(program: Program, donated: Collection[int] = (), *, commit: bool
 _A_SIZE = 64  # for sizes that are not known
 
 
+@collection_paused()
 def apply_plan(plan: InplacePlan) -> Program:
     """The program that a plan describes."""
     return _Rewriter(plan).run() if plan.actions else plan.program

@@ -26,6 +26,7 @@ from dovetail.ir.sizes import Number, evaluate
 from dovetail.ops.facts import ignores_first_contents, is_copy, overwrites
 from dovetail.ops.prims import Prim
 from dovetail.ops.writing_forms import out_form, replaces_a_part, view_of_copy
+from dovetail.passes.collection import collection_paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,7 @@ class InplaceReport:
         )
 
 
+@collection_paused()
 def report_of(
     plan: InplacePlan, hints: Mapping[str, Number] | None = None, donated: Collection[int] = ()
 ) -> InplaceReport:

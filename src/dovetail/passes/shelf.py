@@ -6,7 +6,7 @@ says what it would do. The graph module that is given is never edited.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from torch import fx
@@ -18,6 +18,7 @@ from dovetail.ir.fx_lift import Lifted, lift
 from dovetail.ir.fx_lower import lower
 from dovetail.ir.program import Node, Program, map_leaves
 from dovetail.passes.auto_functionalized import write_as_functional_forms
+from dovetail.passes.collection import collection_paused
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.functional import require_functional
 from dovetail.passes.inplace import apply_plan, choose_plan
@@ -118,11 +119,14 @@ def _plan(
 ) -> tuple[Lifted, InplacePlan]:
     lifted = lift(gm, sample_inputs)
     require_functional(lifted.program)
-    donated = _donated(lifted.program, donate)
-    program, _ = remove_dead_code(
-        split_view_copies(write_as_functional_forms(lifted.program))
-    )  # what nobody reads needs nothing kept
-    return lifted, choose_plan(program, donated, commit=commit_point)
+    return lifted, plan_for(lifted.program, _donated(lifted.program, donate), commit=commit_point)
+
+
+@collection_paused()
+def plan_for(program: Program, donated: Collection[int] = (), *, commit: bool = False) -> InplacePlan:
+    """The plan for a functional program as it was lifted; its forms are made such that more is seen of them."""
+    program, _ = remove_dead_code(split_view_copies(write_as_functional_forms(program)))
+    return choose_plan(program, donated, commit=commit)
 
 
 def _donated(program: Program, donate: Donation) -> tuple[int, ...]:
