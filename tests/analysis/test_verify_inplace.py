@@ -15,6 +15,7 @@ import torch
 
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.errors import InplaceMismatch
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Origin, Program, Stage, Value
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops import prims
@@ -553,7 +554,7 @@ def test_a_copy_of_the_wrong_part() -> None:
 def _looping(body: torch.fx.GraphModule) -> Program:
     run = WithSubPrograms(torch.ops.higher_order.map_impl, (body, None), (1,), None)  # type: ignore[arg-type]
     build = Builder("x")
-    loop = prims.Prim("map_impl", run, "torch.ops.higher_order.map_impl")
+    loop = Prim("map_impl", run, "torch.ops.higher_order.map_impl")
     return build.program(build.call("a", loop, build.inputs[0]))
 
 

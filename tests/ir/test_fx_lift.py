@@ -559,3 +559,38 @@ def test_inputs_that_nothing_describes_are_refused() -> None:
     with pytest.raises(MissingSamples, match=r"placeholder x .* is not described"):
         lift(module)
     _round_trip(module, (torch.ones(2),), samples=(torch.ones(2),))
+
+
+# --- results in lists ---------------------------------------------------------------------------------------------
+
+
+def _fused_momentum(p: torch.Tensor, q: torch.Tensor, g: torch.Tensor) -> list[list[torch.Tensor]]:
+    options = {"weight_decay": 0.0, "lr": 0.1, "dampening": 0.0, "nesterov": False, "maximize": False}
+    made: Any = aten._fused_sgd.default(
+        [p, q], [g, g * 2], [p * 0, q * 0], momentum=0.9, is_first_step=False, **options
+    )
+    return [list(part) for part in made]
+
+
+def test_results_that_are_lists() -> None:
+    samples = torch.randn(3), torch.randn(2, 3)[1], torch.randn(3)
+    lifted = _round_trip(make_fx(_fused_momentum)(*samples), samples, samples=samples)
+    fused = [node for node in lifted.program.nodes if "fused" in str(node.target)]
+    assert [len(node.outputs) for node in fused] == [6]
+    assert "prims.flat_results(torch.ops.aten._fused_sgd.default)" in program_text(lifted.program)
+
+
+def test_a_list_of_results_as_an_operand() -> None:
+    samples = torch.randn(3), torch.randn(3), torch.randn(3)
+    graph = make_fx(lambda *xs: torch.stack([item for part in _fused_momentum(*xs)[::2] for item in part]))(*samples)
+    (stack,) = graph.graph.find_nodes(op="call_function", target=aten.stack.default)
+    item = stack.args[0][0]
+    with graph.graph.inserting_before(stack):  # as one operand, in place of an item for each
+        stack.args = (graph.graph.call_function(operator.getitem, (item.args[0].args[0], 2)),)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    lifted = lift(graph, samples)
+    made = lower(lifted, lifted.program)
+    assert aten._fused_sgd.default in {node.target for node in made.graph.nodes}
+    _same(made(*copy.deepcopy(samples)), graph(*copy.deepcopy(samples)))
+    assert [node.meta["val"].shape for node in made.graph.nodes if node.target is aten.stack.default] == [(2, 3)]

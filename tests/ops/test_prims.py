@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dovetail.ir.prim import Prim
 from dovetail.ops import prims
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ aten = torch.ops.aten
     ],
     ids=lambda prim: prim.name,
 )
-def test_the_text_of_a_primitive_gives_the_primitive(prim: prims.Prim) -> None:
+def test_the_text_of_a_primitive_gives_the_primitive(prim: Prim) -> None:
     assert eval(prim.python, {"prims": prims, "torch": torch}) is prim
     assert prim.name.isidentifier()
     assert prim.__name__ == prim.name

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from dovetail.ir.convert import describe
+from dovetail.ir.prim import Prim
 from dovetail.ops.facts import facts_of
-from dovetail.ops.prims import Prim
 from dovetail.ops.twins import exact_twin, functional_twin, inplace_twin, spell_out_defaults
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from tests.ops.operators import aten_overloads

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dovetail.ir.convert import describe
+from dovetail.ir.prim import Prim
 from dovetail.ir.sizes import SizeExpr, symbol
-from dovetail.ops.prims import Prim, clone_with_strides
+from dovetail.ops.prims import clone_with_strides
 from dovetail.ops.views import BASE, SOURCE, WriteThrough, replayed_args, write_through
 
 aten = torch.ops.aten

@@ -37,14 +37,15 @@ from dovetail.analysis.verdict import Verdict
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.errors import DovetailError
 from dovetail.ir.fx_lift import lift
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
 from dovetail.ir.sizes import difference, product, shifted
 from dovetail.ops.facts import is_copy, overwrites
-from dovetail.ops.prims import FunctionalForm, Prim
+from dovetail.ops.prims import FunctionalForm
 from dovetail.ops.views import viewed_meta
 from dovetail.ops.writing_forms import out_form, replaces_a_part, view_of_copy, writing_form, written_operands
-from dovetail.passes.auto_functionalized import write_as_functional_forms
 from dovetail.passes.dead_code import remove_dead_code
+from dovetail.passes.functional_forms import write_as_functional_forms
 from dovetail.passes.inplace import apply_plan, choose_plan
 from dovetail.passes.view_copies import split_view_copies
 from tests.passes.patterns import PATTERNS

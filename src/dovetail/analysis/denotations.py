@@ -17,10 +17,11 @@ from typing import NamedTuple
 import torch
 
 from dovetail.analysis.tokens import Shape, Tokens
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Target, Value
 from dovetail.ir.sizes import Number, SizeExpr, evaluate
 from dovetail.ops.facts import hidden_writes
-from dovetail.ops.prims import FunctionalForm, InGradMode, Prim
+from dovetail.ops.prims import FunctionalForm, InGradMode
 from dovetail.ops.sub_programs import WithSubPrograms
 from dovetail.torch_compat.dispatch import Argument, Overload, overloads, schema_of, tags_of
 

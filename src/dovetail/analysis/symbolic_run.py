@@ -18,10 +18,11 @@ from dovetail.analysis.environment import Bound, Environment, Misfit
 from dovetail.analysis.shadow_memory import Storage
 from dovetail.analysis.token_moves import Moves, Place, is_view, layout_of, on_new_memory, view_behind
 from dovetail.analysis.tokens import Contents
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, made_symbols, values_in
 from dovetail.ir.sizes import Number
 from dovetail.ops.facts import draws_otherwise_in_place, rounds_otherwise_in_place
-from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, Prim, ViewScatter
+from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, ViewScatter
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
 _COPIES = frozenset({"clone", "lift_fresh_copy", "_to_copy"})

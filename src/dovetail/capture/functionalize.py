@@ -27,11 +27,12 @@ import torch
 from dovetail.analysis.region import extent_bytes
 from dovetail.capture.placing import moved_view, on_storage
 from dovetail.errors import DtypeChangingWrite
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.sizes import difference
 from dovetail.ir.text import identifier
 from dovetail.ops.facts import overwrites, writes_of
-from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
+from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.ops.twins import Twin, exact_twin, spell_out_defaults
 from dovetail.ops.views import BASE, SOURCE, addresses_storage, replayed_args, write_through
 from dovetail.torch_compat.dispatch import Overload, schema_of

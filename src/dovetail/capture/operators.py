@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Target
-from dovetail.ops.prims import Prim
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
 

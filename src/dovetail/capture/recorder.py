@@ -28,6 +28,7 @@ from dovetail.errors import (
     UnsupportedTensor,
 )
 from dovetail.ir.convert import QUANTIZED, describe, scalar_of, unsupported_kind
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ir.sizes import Scalar, SizeExpr
 from dovetail.ops.facts import (
@@ -37,7 +38,7 @@ from dovetail.ops.facts import (
     may_resize,
     runs_in_grad_mode,
 )
-from dovetail.ops.prims import EXPECT, Prim, in_grad_mode
+from dovetail.ops.prims import EXPECT, in_grad_mode
 from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import (

@@ -11,7 +11,7 @@ Cost: that of one run on fake tensors, which dwarfs the rest.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from dovetail.ir.fx_attributes import attribute_of
 from dovetail.ir.fx_samples import Faker, InputFakes, fakes_running, input_fakes
 from dovetail.ir.fx_targets import check_target, gives_fresh_results, is_primitive, may_depend_on_data, moves_tensors
 from dovetail.ir.fx_values import NUMBERS, ValueMaker
+from dovetail.ir.prim import flat_results, flattened, places_in
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Stage, Target, TensorMeta, Value, values_in
 from dovetail.ir.provenance import origin_of
 from dovetail.ir.signature import Constant, InputRole, Signature, SizeInput, UserInput, UserOutput
@@ -54,7 +55,8 @@ class Lifted:
     fakes: the fake tensor or number of each value, all of `mode`. made_by: the fx node that gives each value, or, for a
     node without results, its call. called_by: the call behind each result of a node. objects: by `id`, the
     attribute that holds an operand which is no tensor. others: what placeholders hold that are no values. result: the
-    outputs in their containers. is_traced: whether sizes are as they were traced.
+    outputs in their containers. is_traced: whether sizes are as they were traced. places: of results that come in
+    sequences in a sequence, the index at each depth.
     """
 
     program: Program
@@ -67,6 +69,7 @@ class Lifted:
     others: Mapping[fx.Node, object]
     result: Any
     is_traced: bool
+    places: Mapping[Value, tuple[int, ...]]
 
     def hints(self) -> dict[str, Number]:
         """The number behind each size symbol of the inputs, as far as it is known."""
@@ -114,6 +117,7 @@ class _Lifter:
     numbers: dict[SizeExpr, Any] = field(default_factory=dict)
     made_by: dict[Value | Node, fx.Node] = field(default_factory=dict)
     called_by: dict[Value | Node, fx.Node] = field(default_factory=dict)
+    places: dict[Value, tuple[int, ...]] = field(default_factory=dict)
     attributes: dict[str, Operand] = field(default_factory=dict)
     objects: dict[int, str] = field(default_factory=dict)
     placeholders: list[tuple[Value, InputRole]] = field(default_factory=list)
@@ -144,6 +148,7 @@ class _Lifter:
             {node: self.operands[node] for node in self.given.of if not isinstance(self.operands[node], Value)},
             self.result,
             self.given.is_traced,
+            self.places,
         )
 
     def read(self, node: fx.Node) -> None:
@@ -213,14 +218,16 @@ class _Lifter:
         made = self.maker.results(node, result)
         outputs = tuple(value for value, _ in made)
         unpack = isinstance(result, tuple | list)
+        if unpack and isinstance(target, Overload) and any(isinstance(item, tuple | list) for item in result):
+            target = flat_results(target)
+            self.places.update((v, place) for v, (place, _) in zip(outputs, places_in(result), strict=True) if v)
         self.nodes.append(Node(target, args, kwargs, outputs, unpack, origin=origin_of(node)))
         self.called_by[self.nodes[-1]] = self.made_by[self.nodes[-1]] = node
-        for (value, by), item in zip(made, result if unpack else [result], strict=bool(made)):
+        for (value, by), item in zip(made, flattened(result), strict=bool(made)):
             if value is not None:
                 self.fakes[value] = self.live[value] = item
                 self.called_by[value], self.made_by[value] = node, by
-        items = list(outputs) if isinstance(result, list) else outputs
-        self.operands[node] = items if unpack else outputs[0] if outputs else None
+        self.operands[node] = _shaped(result, iter(outputs)) if outputs or unpack else None
         if moves:
             self._follow(result, self.operands[node])
             return
@@ -309,6 +316,14 @@ class _Lifter:
         if isinstance(operand, tuple | list):
             return type(operand)(map(self._live, operand))
         return operand
+
+
+def _shaped(result: Any, items: Iterator[Operand]) -> Operand:
+    """The items in sequences like those of the result."""
+    if not isinstance(result, tuple | list):
+        return next(items)
+    parts = [_shaped(part, items) for part in result]
+    return parts if isinstance(result, list) else tuple(parts)
 
 
 def _failure(node: fx.Node, error: Exception) -> InvalidGraphModule:

@@ -10,7 +10,7 @@ Cost: about 50 us a node, and twice that for torch to write and compile the modu
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,13 @@ from dovetail.ir.fx_lift import Lifted
 from dovetail.ir.fx_samples import fakes_running
 from dovetail.ir.fx_targets import is_primitive, moves_tensors
 from dovetail.ir.fx_write import DescribedFakes, PlainWriter
+from dovetail.ir.prim import FlatResults, Prim
 from dovetail.ir.program import Node, Operand, Origin, Program, ScalarMeta, Target, Value, meta_symbols
 from dovetail.ir.provenance import ORIGIN_KEY, origin_of
 from dovetail.ir.signature import Constant
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.text import identifier
+from dovetail.torch_compat.dispatch import Overload
 from dovetail.torch_compat.fx_graphs import copy_calling_convention
 
 Attributes = Mapping[str, torch.Tensor]
@@ -185,7 +187,8 @@ class _Writer(PlainWriter):
         first = next(iter(node.results()), None)
         source = self.lifted.called_by.get(node if first is None else first)
         if source is not None:
-            made = self.graph.create_node("call_function", node.target, args, kwargs, source.name, source.type)
+            target = _nesting(node) or node.target
+            made = self.graph.create_node("call_function", target, args, kwargs, source.name, source.type)
             self.keep(made, source)
             return made
         name = identifier(target_name(node.target)) if first is None or node.unpack else first.name
@@ -205,10 +208,31 @@ class _Writer(PlainWriter):
     def item(self, value: Value, call: fx.Node, index: int) -> fx.Node:
         """A new fx node for an item of a call's results."""
         source = self._item_source(value)
+        if value in self.lifted.places and isinstance(call.target, Overload):
+            *outer, index = self.lifted.places[value]
+            call = self._sequence_in(call, outer, source)
         name = self._free_name(value.name) if source is None else source.name
         made = self.graph.create_node("call_function", operator.getitem, (call, index), {}, name)
         if source is not None:
             self.keep(made, source)
+        return made
+
+    def _sequence_in(self, call: fx.Node, place: Sequence[int], source: fx.Node | None) -> fx.Node:
+        """The fx node for a sequence among the results of a call. source: the node of an item of it."""
+        if not place:
+            return call
+        *outer, index = place
+        holder = source.args[0] if source is not None and source.target is operator.getitem else None
+        holder = holder if isinstance(holder, fx.Node) and holder.target is operator.getitem else None
+        call = self._sequence_in(call, outer, holder)
+        for user in call.users:
+            if user.target is operator.getitem and user.args[1] == index:
+                return user
+        name = self._free_name("getitem") if holder is None else holder.name
+        made = self.graph.create_node("call_function", operator.getitem, (call, index), {}, name)
+        made.meta["val"] = call.meta["val"][index]
+        if holder is not None:
+            self.keep(made, holder)
         return made
 
     def _item_source(self, value: Value) -> fx.Node | None:
@@ -243,9 +267,28 @@ class _Writer(PlainWriter):
             raise self.broken("every call runs on fake tensors", f"{made.format_node()} raised {error}") from error
         return list(result) if node.unpack else [result]
 
-    def sequence(self, made: fx.Node, fakes: list[Any]) -> Any:
+    def sequence(self, node: Node, fakes: list[Any]) -> Any:
         """What describes the results of a call that gives a sequence."""
-        return tuple(fakes)
+        if _nesting(node) is None:
+            return tuple(fakes)
+        made = [(value, fake) for value, fake in zip(node.outputs, fakes, strict=True) if value is not None]
+        return _nested([(self.lifted.places[value], fake) for value, fake in made])
+
+
+def _nesting(node: Node) -> Overload | None:
+    """The operator of a node that gives in one list what that gives in several."""
+    run = node.target.run if isinstance(node.target, Prim) else None
+    return run.op if isinstance(run, FlatResults) else None
+
+
+def _nested(items: Sequence[tuple[Sequence[int], Any]]) -> Any:
+    """The items in nested sequences, each at its place."""
+    if len(items) == 1 and not items[0][0]:
+        return items[0][1]
+    parts: dict[int, list[tuple[Sequence[int], Any]]] = {}
+    for (index, *rest), item in items:
+        parts.setdefault(index, []).append((rest, item))
+    return tuple(_nested(parts.get(index, [])) for index in range(max(parts, default=-1) + 1))
 
 
 def target_name(target: Target) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,19 +37,32 @@ class ValueMaker:
         return Value(name, self._meta(node, held))
 
     def results(self, node: fx.Node, result: Any) -> list[tuple[Value | None, fx.Node]]:
-        """A value for each result of a call that is not None, and the node that gives it: `getitem`, or the call."""
+        """A value for each result of a call that is not None, and the node that gives it: `getitem`, or the call.
+
+        Those of nested sequences come one after the other.
+        """
         if not isinstance(result, tuple | list):
             return [] if result is None else [(self.value(node, node.name, result), node)]
+        return self._items(node, node.name, result, node.users)
+
+    def _items(
+        self, node: fx.Node, name: str, result: Sequence[Any], readers: Iterable[fx.Node]
+    ) -> list[tuple[Value | None, fx.Node]]:
+        """The values in a sequence that `node` gives, or that is in what it gives, and then has no readers."""
         items = {
-            user.args[1] % len(result): user
-            for user in node.users
-            if user.target is operator.getitem and isinstance(user.args[1], int) and result
+            reader.args[1] % len(result): reader
+            for reader in readers
+            if reader.target is operator.getitem and isinstance(reader.args[1], int) and result
         }
         made: list[tuple[Value | None, fx.Node]] = []
         for index, item in enumerate(result):
-            by = items.get(index, node)
-            name = by.name if by is not node else self._spare_name(f"{node.name}_{index}")
-            made.append((None if item is None else self.value(node, name, item), by))
+            by = items.get(index)
+            label = f"{name}_{index}" if by is None else by.name
+            if isinstance(item, tuple | list):
+                made += self._items(by or node, label, item, () if by is None else by.users)
+                continue
+            label = self._spare_name(label) if by is None else label
+            made.append((None if item is None else self.value(node, label, item), by or node))
         return made
 
     def _spare_name(self, wish: str) -> str:

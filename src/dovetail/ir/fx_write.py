@@ -116,7 +116,7 @@ class PlainWriter:
                 self.bind(value, made)
             return
         fakes = [None if value is None else self.fake(node, value, made) for value in node.outputs]
-        made.meta["val"] = self.sequence(made, fakes)
+        made.meta["val"] = self.sequence(node, fakes)
         for index, output in enumerate(node.outputs):
             if output is not None and self.is_wanted(output):
                 item = self.item(output, made, index)
@@ -162,6 +162,6 @@ class PlainWriter:
         """What describes a result."""
         return self.described.of(value.meta)
 
-    def sequence(self, made: fx.Node, fakes: list[Any]) -> Any:
+    def sequence(self, node: Node, fakes: list[Any]) -> Any:
         """What describes the results of a call that gives a sequence."""
         return fakes

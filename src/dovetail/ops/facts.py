@@ -13,8 +13,9 @@ from functools import cache
 
 import torch
 
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Target
-from dovetail.ops.prims import COPY_TO_LAYOUT, Prim
+from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.torch_compat.dispatch import Overload, Schema, schema_of, tags_of
 from dovetail.torch_compat.symbols import number_function_text
 

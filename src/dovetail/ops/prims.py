@@ -5,40 +5,18 @@ A primitive is called like an operator. Its facts are attributes, because it has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dovetail.errors import UnexpectedSize
+from dovetail.ir.prim import Prim, draws_numbers, flat_results, is_opaque  # noqa: F401, one is for the text of programs
 from dovetail.ir.text import operator_text
 from dovetail.torch_compat.autograd import below_autograd
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.rng import default_generator
-
-
-@dataclass(frozen=True, slots=True)
-class Prim:
-    """A primitive operator. See `ops.facts.Facts` for the flags.
-
-    python: an expression over `dovetail.ops.prims` (as `prims`) and `torch` that gives this primitive.
-    """
-
-    name: str
-    run: Callable[..., object]
-    python: str
-    draws: bool = False
-    reads_generator: bool = False
-    effect: bool = False
-
-    def __call__(self, *args: object, **kwargs: object) -> object:
-        return self.run(*args, **kwargs)
-
-    @property
-    def __name__(self) -> str:
-        return self.name  # torch.fx names nodes and writes code by it
-
 
 # --- generator state ------------------------------------------------------------------------------------------------
 
@@ -134,7 +112,8 @@ def in_grad_mode(op: Overload) -> Prim:
     """The primitive that is `op` with the grad mode on; see `InGradMode`."""
     known = _IN_GRAD_MODE.get(op)
     if known is None:
-        known = Prim(schema_of(op).name, InGradMode(op), f"prims.in_grad_mode({operator_text(op)})", draws=_draws(op))
+        python = f"prims.in_grad_mode({operator_text(op)})"
+        known = Prim(schema_of(op).name, InGradMode(op), python, draws=draws_numbers(op))
         _IN_GRAD_MODE[op] = known
     return known
 
@@ -197,22 +176,12 @@ def functional_form(op: Overload, writes: tuple[int, ...]) -> Prim:
     if known is None:
         name = "_".join(filter(None, ("functional", schema.namespace, schema.name.strip("_"), schema.overload)))
         python = f"prims.functional_form({operator_text(op)}, {writes})"
-        known = Prim(name, FunctionalForm(op, writes), python, draws=_draws(op), effect=_is_opaque(op))
+        known = Prim(name, FunctionalForm(op, writes), python, draws=draws_numbers(op), effect=is_opaque(op))
         _FORMS[(op, writes)] = known
     return known
 
 
 _FORMS: dict[tuple[Overload, tuple[int, ...]], Prim] = {}
-
-
-def _draws(op: Overload) -> bool:
-    return torch.Tag.nondeterministic_seeded in op.tags or any(
-        "Generator" in argument.type for argument in schema_of(op).arguments
-    )
-
-
-def _is_opaque(op: Overload) -> bool:
-    return schema_of(op).namespace not in ("aten", "prims")
 
 
 # --- writing through a view ---------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from dovetail.ir.prim import Prim
 from dovetail.ops.facts import facts_of
-from dovetail.ops.prims import Prim
 from dovetail.torch_compat.autograd import below_autograd
 from dovetail.torch_compat.control_flow import let_sizes_be_unknown
 from dovetail.torch_compat.dispatch import DispatchMode, HigherOrder, storage_key

@@ -12,6 +12,7 @@ from functools import cache
 
 import torch
 
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Operand, Target, TensorMeta
 from dovetail.ir.sizes import Size, product
 from dovetail.ops.facts import facts_of, rounds_otherwise_in_place
@@ -104,6 +105,23 @@ def spell_out_defaults(op: Overload, twin: Overload, args: tuple[Operand, ...]) 
     others = [a for a in schema_of(twin).arguments[len(args) :] if not a.kwarg_only]
     differs = [i for i, (a, b) in enumerate(zip(missing, others, strict=False)) if a.default != b.default]
     return (*args, *(a.default for a in missing[: differs[-1] + 1])) if differs else args
+
+
+@cache
+def form_of_lists(op: Overload) -> Prim | None:
+    """The functional form of the operator of which `op` is the functional twin, where that writes lists.
+
+    The new contents come in the order of `op`'s results, in one list: `_fused_adam` and `_fused_adam_`, say.
+    """
+    schema = schema_of(op)
+    wanted = [(a.name, a.type, a.kwarg_only, a.default) for a in schema.arguments]
+    for candidate in overloads(schema.namespace, f"{schema.name}_"):
+        other = schema_of(candidate)
+        same = [(a.name, a.type, a.kwarg_only, a.default) for a in other.arguments] == wanted
+        written = [a.type for a in other.arguments if a.is_write]
+        if same and not other.returns and written == [type_ for type_, _, _ in schema.returns]:
+            return functional_form(candidate, tuple(i for i, a in enumerate(other.arguments) if a.is_write))
+    return None
 
 
 def _fresh_count(schema: Schema) -> int:

@@ -16,9 +16,10 @@ from functools import cache
 
 import torch
 
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Target, Value, values_in
 from dovetail.ops.facts import draws_otherwise_in_place, facts_of, rounds_otherwise_in_place, rounds_otherwise_into_out
-from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, Prim, ViewScatter
+from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, ViewScatter
 from dovetail.ops.twins import functional_twin, inplace_twin
 from dovetail.torch_compat.dispatch import Overload, Schema, has_kernel, overloads, schema_of
 
@@ -181,16 +182,13 @@ def is_scatter(target: Target) -> bool:
 def written_operands(form: WritingForm, node: Node) -> list[Value] | None:
     """The values that the writing form of a node writes, lists flattened, parallel to its results after the fresh ones.
 
-    None where an argument to write was not given by position, or is no tensor.
+    None where an argument to write was not given by position, or is a number.
     """
     found: list[Value] = []
     for position in form.written:
         if position >= len(node.args):
             return None
-        values = list(values_in(node.args[position]))
-        if not values:
-            return None
-        found += values
+        found += values_in(node.args[position])
     return found if len(found) == len(node.outputs) - form.fresh else None
 
 

@@ -21,10 +21,10 @@ from dovetail.analysis.inplace_plan import (
     WriteOut,
     WritePart,
 )
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Value, symbols_in, values_in
 from dovetail.ir.sizes import Number, evaluate
 from dovetail.ops.facts import ignores_first_contents, is_copy, overwrites
-from dovetail.ops.prims import Prim
 from dovetail.ops.writing_forms import out_form, replaces_a_part, view_of_copy
 from dovetail.passes.collection import collection_paused
 

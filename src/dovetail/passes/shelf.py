@@ -17,10 +17,10 @@ from dovetail.errors import BadDonation
 from dovetail.ir.fx_lift import Lifted, lift
 from dovetail.ir.fx_lower import lower
 from dovetail.ir.program import Node, Program, map_leaves
-from dovetail.passes.auto_functionalized import write_as_functional_forms
 from dovetail.passes.collection import collection_paused
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.functional import require_functional
+from dovetail.passes.functional_forms import write_as_functional_forms
 from dovetail.passes.inplace import apply_plan, choose_plan
 from dovetail.passes.inplace_report import InplaceReport, report_of
 from dovetail.passes.view_copies import split_view_copies

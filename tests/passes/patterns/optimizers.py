@@ -48,6 +48,13 @@ def adam_of_lists(p: Tensor, q: Tensor, g: Tensor, h: Tensor) -> None:
     torch._foreach_addcdiv_(parameters, averages, squares, -0.01)
 
 
+def fused_adam(p: Tensor, q: Tensor, g: Tensor, h: Tensor) -> None:
+    averages, squares, largest = [p * 0, q * 0], [p * 0, q * 0], [p * 0, q * 0]
+    steps = [p.sum() * 0 + 1, q.sum() * 0 + 1]
+    options = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
+    torch._fused_adamw_([p, q], [g, h], averages, squares, largest, steps, amsgrad=True, maximize=False, **options)
+
+
 def add_to_lists(p: Tensor, q: Tensor, g: Tensor, h: Tensor) -> None:
     torch._foreach_add_([p, q], [g, h], alpha=-0.1)
 
@@ -112,6 +119,7 @@ PATTERNS = (
     Pattern("Adam", adam, _four, SYMBOLIC, report="pytorch#91310"),
     Pattern("Adam: lerp_ and a step", adam_with_lerp, lambda: (*_four(), torch.tensor(3.0))),
     Pattern("Adam: foreach", adam_of_lists, _lists, report="pytorch#119191"),
+    Pattern("Adam: fused", fused_adam, _lists),
     Pattern("foreach: add_", add_to_lists, _lists, report="pytorch#177772"),
     Pattern(
         "foreach: copy_",

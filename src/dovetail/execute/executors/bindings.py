@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Value
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.text import Names, plain_call
-from dovetail.ops.prims import Prim
 from dovetail.torch_compat.dispatch import DispatchMode, Overload, python_bindings, schema_of
 
 _PROBE_SIZE = 2

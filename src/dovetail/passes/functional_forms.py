@@ -1,9 +1,15 @@
-"""Write `auto_functionalized`, what torch makes of custom operators that write, as applications of functional forms.
+"""Write what torch makes of operators that write as applications of functional forms.
+
+Of custom operators that write it makes `auto_functionalized`; of those of its own that write several lists, operators
+whose results are lists:
 
     a = auto_functionalized(op, x=b, y=c)                            ->   a, d = functional_form(op)(b, c)
     a = auto_functionalized_v2(op, y=c, _x_base_index=0,             ->   v = slice(b, 0, 2, 4)
             _x_slice_dim=0, _x_slice_start=2, _x_slice_end=4,             w = functional_form(op)(v, c)
             _all_bases=[b])                                               a = view_scatter(slice)(b, w, 0, 2, 4)
+
+    a, b, c = _fused_sgd([p], [g], [m], ...)                         ->   [d, e, f] = functional_form(_fused_sgd_)(
+                                                                                  [p], [g], [m], ...)
 
 So it is known which bytes the operator reads and writes. Left as they are: operators whose written arguments may share
 bytes, `out=` operators, and arguments whose place in memory is given absolutely while their base begins elsewhere.
@@ -19,9 +25,11 @@ from itertools import combinations
 import torch
 
 from dovetail.analysis.pairs import may_overlap
+from dovetail.ir.prim import FlatResults, Prim
 from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, difference
 from dovetail.ops.prims import functional_form, view_scatter
+from dovetail.ops.twins import form_of_lists
 from dovetail.ops.views import addresses_storage, viewed_meta
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, Schema, schema_of
 
@@ -29,10 +37,18 @@ aten = torch.ops.aten
 
 
 def write_as_functional_forms(program: Program) -> Program:
-    """The program without `auto_functionalized`, as far as possible; itself if it has none."""
+    """The program without such applications, as far as possible; itself if it has none."""
+    program = program.replace_nodes(tuple(map(_of_lists, program.nodes)))
     if not any(_version(node) for node in program.nodes):
         return program
     return _Rewriter(program).run()
+
+
+def _of_lists(node: Node) -> Node:
+    """The node, as an application of a functional form if its results are lists that are new contents of operands."""
+    run = node.target.run if isinstance(node.target, Prim) else None
+    form = form_of_lists(run.op) if isinstance(run, FlatResults) else None
+    return node if form is None else replace(node, target=form)
 
 
 def _version(node: Node) -> int:
