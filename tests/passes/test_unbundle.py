@@ -1,4 +1,4 @@
-"""List operators are taken apart, and nodes run late, where that lowers the peak."""
+"""List operators are taken apart where that lowers the peak."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.ir.program import Node, Value
 from dovetail.passes.inplace import work_in_place
-from dovetail.passes.run_late import run_late
 from dovetail.passes.unbundle import UnbundleReport, unbundle
 from tests.passes.programs import Builder, body
 
@@ -60,21 +59,3 @@ def test_lists_stay_where_nothing_is_won() -> None:
 def test_lists_on_other_devices_stay() -> None:
     program = _step(device=torch.device("cuda")).program()
     assert unbundle(program) == (program, UnbundleReport(0))
-
-
-def test_draws_keep_their_places_and_reads_stay_before_writes() -> None:
-    b = Builder("x")
-    (x,) = b.inputs
-    early = b.call("early", aten.mul.Tensor, x, 2)
-    drawn = b.call("drawn", aten.bernoulli.p, x, 0.5)
-    other = b.call("other", aten.rand.default, [4])
-    b.nodes.append(Node(aten.copy_.default, (x, drawn)))
-    result = b.call("result", aten.add.Tensor, early, other)
-    assert [line.split(" = ")[0] for line in body(run_late(b.program(result)))] == [
-        "drawn",
-        "other",
-        "early",
-        "copy_.default(x, drawn)",
-        "result",
-        "return (result,)",
-    ]

@@ -68,7 +68,7 @@ def _folder(dump: Path, name: str) -> Path:
 def test_every_step_has_its_files(dump: Path) -> None:
     folder = _folder(dump, "Sequential")
     steps = [f"{number:03}-{name}" for number, name in enumerate(STEPS)]
-    code = ["011-code-Sequential_forward", "012-code-Sequential_backward", "013-wrapper"]
+    code = ["013-code-Sequential_forward", "014-code-Sequential_backward", "015-wrapper"]
     assert _names(folder, "py") == [*steps, *code]
     assert _names(folder, "json") == steps
     assert _names(folder, "diff") == [*steps[1:], *code]
@@ -111,7 +111,9 @@ def test_facts_are_those_of_the_step(dump: Path) -> None:
         "forward": "split",
         "backward": "split",
         "unbundle-forward": "in-place",
+        "run_late-forward": "in-place",
         "unbundle-backward": "split",
+        "run_late-backward": "split",
         "reinplace-forward": "in-place",
         "reinplace-backward": "split",
     }
@@ -146,10 +148,10 @@ def test_differences_lead_from_step_to_step(dump: Path) -> None:
 def test_the_code_that_runs_is_in_the_dump(dump: Path) -> None:
     compiled = dovetail.compile(lambda x: x.sin(), (torch.ones(2),))
     assert "arg_0.sin()" in compiled.graphs[0].forward.source
-    text = (_folder(dump, "Sequential") / "011-code-Sequential_forward.py").read_text()
+    text = (_folder(dump, "Sequential") / "013-code-Sequential_forward.py").read_text()
     assert text.startswith("def run(args):\n    _0_weight_0, _0_bias_1, ")
     assert "addmm(" in text
-    assert (_folder(dump, "Sequential") / "013-wrapper.py").read_text().startswith("def call(run, args):")
+    assert (_folder(dump, "Sequential") / "015-wrapper.py").read_text().startswith("def call(run, args):")
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

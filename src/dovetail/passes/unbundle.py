@@ -17,10 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from dovetail.analysis.liveness import simulate_peak
 from dovetail.ir.program import Node, Operand, Program
-from dovetail.passes.inplace import work_in_place
-from dovetail.passes.run_late import run_late
+from dovetail.passes.run_late import demand_driven, peak_in_place
 from dovetail.torch_compat.dispatch import Argument, Overload, overloads, schema_of
 
 _PREFIX = "_foreach_"
@@ -55,9 +53,9 @@ def unbundle(program: Program) -> tuple[Program, UnbundleReport]:
         nodes += [node] if singles is None else singles
     if not count:
         return program, UnbundleReport(0)
-    taken_apart = run_late(program.replace_nodes(tuple(nodes)))
-    before, after = (simulate_peak(work_in_place(p)[0]).peak_bytes for p in (program, taken_apart))
-    return (taken_apart, UnbundleReport(count)) if after < before else (program, UnbundleReport(0))
+    taken_apart = demand_driven(program.replace_nodes(tuple(nodes)))
+    is_better = peak_in_place(taken_apart) < peak_in_place(program)
+    return (taken_apart, UnbundleReport(count)) if is_better else (program, UnbundleReport(0))
 
 
 def _taken_apart(node: Node) -> list[Node] | None:

@@ -23,6 +23,7 @@ from dovetail.passes.common_subexpressions import merge_common_subexpressions
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import work_in_place
 from dovetail.passes.no_ops import remove_no_ops
+from dovetail.passes.run_late import run_late
 from dovetail.passes.unbundle import unbundle
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.dump import Dump
@@ -35,7 +36,11 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("no_ops", remove_no_ops),
     ("common_subexpressions", merge_common_subexpressions),
 )
-HALF_PASSES: tuple[tuple[str, Pass], ...] = (("unbundle", unbundle), ("reinplace", work_in_place))
+HALF_PASSES: tuple[tuple[str, Pass], ...] = (
+    ("unbundle", unbundle),
+    ("run_late", run_late),
+    ("reinplace", work_in_place),
+)
 PASS_NAMES = tuple(name for name, _ in (*PASSES, *HALF_PASSES))
 
 

@@ -1,0 +1,81 @@
+"""Nodes run where they are needed, in the order that keeps least alive."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.ir.program import Node
+from dovetail.passes.run_late import RunLateReport, demand_driven, run_late
+from tests.passes.programs import Builder, body
+
+aten = torch.ops.aten
+
+
+def _order(lines: list[str]) -> list[str]:
+    return [line.split(" = ")[0] for line in lines]
+
+
+def test_draws_keep_their_places_and_reads_stay_before_writes() -> None:
+    b = Builder("x")
+    (x,) = b.inputs
+    early = b.call("early", aten.mul.Tensor, x, 2)
+    drawn = b.call("drawn", aten.bernoulli.p, x, 0.5)
+    other = b.call("other", aten.rand.default, [4])
+    b.nodes.append(Node(aten.copy_.default, (x, drawn)))
+    result = b.call("result", aten.add.Tensor, early, other)
+    assert _order(body(demand_driven(b.program(result)))) == [
+        "drawn",
+        "other",
+        "early",
+        "copy_.default(x, drawn)",
+        "result",
+        "return (result,)",
+    ]
+
+
+def test_a_factor_waits_for_the_memory_of_another_one() -> None:
+    b = Builder("p", "g", "m")
+    p, g, m = b.inputs
+    first = b.call("first", aten.mul.Tensor, g, 2)
+    second = b.call("second", aten.mul.Tensor, m, 3)
+    once = b.call("once", aten.add.Tensor, p, first)
+    twice = b.call("twice", aten.add.Tensor, once, second)
+    b.nodes.append(Node(aten.copy_.default, (p, twice)))
+    program = b.program()
+    later, report = run_late(program)
+    assert _order(body(later))[:4] == ["first", "once", "second", "twice"]
+    assert report == RunLateReport(2, 16)
+    assert run_late(later) == (later, RunLateReport(0, 0))
+
+
+def test_the_operand_that_takes_most_comes_first() -> None:
+    b = Builder("x", "y")
+    x, y = b.inputs
+    light = b.call("light", aten.sin.default, x, shape=(400,))
+    number = b.call("number", aten.sum.default, y, shape=())
+    wide = b.call("wide", aten.cos.default, y, shape=(400,))
+    heavy = b.call("heavy", aten.mul.Tensor, wide, number, shape=(400,))
+    result = b.call("result", aten.add.Tensor, light, heavy, shape=(400,))
+    order = ["number", "wide", "heavy", "light", "result", "return (result,)"]
+    assert sorted(_order(body(demand_driven(b.program(result))))[:2]) == sorted(order[:2])
+    assert _order(body(demand_driven(b.program(result))))[2:] == order[2:]
+
+
+def test_what_an_input_has_room_for_does_not_wait() -> None:
+    b = Builder("p", "g", "q")
+    p, g, q = b.inputs
+    step = b.call("step", aten.mm.default, g, g)
+    moved = b.call("moved", aten.add.Tensor, p, step)
+    other = b.call("other", aten.mm.default, q, q)
+    b.nodes.append(Node(aten.copy_.default, (p, moved)))
+    result = b.call("result", aten.add.Tensor, other, q)
+    assert _order(body(demand_driven(b.program(result))))[:2] == ["step", "moved"]
+
+
+def test_nothing_moves_where_the_peak_stays() -> None:
+    b = Builder("x")
+    (x,) = b.inputs
+    a = b.call("a", aten.sin.default, x)
+    c = b.call("c", aten.cos.default, x)
+    program = b.program(b.call("sum", aten.add.Tensor, c, a))
+    assert run_late(program) == (program, RunLateReport(0, 0))
