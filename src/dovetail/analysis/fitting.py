@@ -71,6 +71,7 @@ class Fitting:
             v.tensor.storage for n in program.nodes if is_strided(n.target) for v in n.operands() if v.is_tensor
         )
         self._offset_shows = _storages_whose_offset_shows(program, self._addressed)
+        self._puts = {use.base: use for use in destinations.parts.values()}
         self._self_overlaps: dict[object, bool] = {}
 
     def fit(self, wish: Wish) -> Fit:
@@ -126,19 +127,26 @@ class Fitting:
         if escapes and buffer.external not in (None, storage):
             return Reason.TWO_TENSORS
         if buffer.owner is not Owner.CALLER and not self._buffers.covers(wish.onto, buffer):
-            outlives = self._buffers.last_read_of_storage(storage) > self._buffers.end(buffer)
-            goes_back = not escapes and self._goes_back(wish.result, buffer)
-            if escapes or (outlives and buffer.external is None and not goes_back):
+            last = self._buffers.last_read_of_storage(storage)
+            outlives = last > self._buffers.end(buffer) and last > self._put_back_until(wish.result, buffer)
+            if escapes or (outlives and buffer.external is None):
                 return Reason.KEEPS_MORE
         return self._hindered_by_copy_back(wish, buffer)
 
-    def _goes_back(self, result: Value, buffer: Buffer) -> bool:
-        """Whether the result is only put into a tensor that is in this buffer, or may be made there."""
+    def _put_back_until(self, result: Value, buffer: Buffer) -> int:
+        """How long what the result is put into is read, if that is in this buffer, or may be made there; else -1."""
         use = self._destinations.part_of_source.get(result)
         base = use.base if use is not None else None
         while base is not None and not self._buffers.is_placed(base.tensor.storage):
             base = self._destinations.base_of.get(base)
-        return base is not None and self._buffers.buffer_of(base) is buffer
+        if base is None or self._buffers.buffer_of(base) is not buffer:
+            return -1
+        last = -1
+        while use is not None:
+            whole = use.node.outputs[0]
+            last = -1 if whole is None else max(last, self._buffers.last_read_of_storage(whole.tensor.storage))
+            use = None if whole is None else self._puts.get(whole)
+        return last
 
     def _overlaps_itself(self, meta: TensorMeta) -> bool:
         key = (meta.shape, meta.stride)
