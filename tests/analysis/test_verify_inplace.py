@@ -16,7 +16,7 @@ import torch
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Origin, Program, Stage, Value
+from dovetail.ir.program import Node, Origin, Program, ScalarMeta, Stage, Value
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops import prims
 from dovetail.ops.sub_programs import WithSubPrograms
@@ -201,6 +201,33 @@ def test_an_epilogue_that_writes_a_tensor_on_itself_stays() -> None:
     build.call("done", aten.copy_.default, wide, build.inputs[0], view_of=wide, shape=(3, 4), stride=(0, 1))
     program = build.program()
     verify_inplace(program, program)
+
+
+def test_a_tensor_on_itself_receives_what_it_received() -> None:
+    build = Builder()
+    wide = build.value("x", shape=(3, 4), stride=(2, 1))
+    build.inputs = [wide, build.value("z", shape=(3, 4)), build.value("w", shape=(3, 4))]
+    build.call("done", aten.copy_.default, wide, build.inputs[1], view_of=wide, shape=(3, 4), stride=(2, 1))
+    functional = build.program()
+    verify_inplace(functional, functional)
+    build.nodes[0] = replace(build.nodes[0], args=(wide, build.inputs[2]))
+    with pytest.raises(InplaceMismatch, match="it writes a tensor whose elements share bytes"):
+        verify_inplace(functional, build.program())
+
+
+def test_a_primitive_keeps_the_strides_of_its_operand() -> None:
+    functional = """
+a = aten.clone.default(x, memory_format=torch.contiguous_format)
+b = prims.view_scatter(aten.split.Tensor, 0)(a, y, 2, 1)
+return b"""
+    inputs = {"x": torch.randn(4, 1).expand(4, 4), "y": torch.randn(4, 2)}
+    program = written(functional, inputs)
+    first, second = program.nodes
+    short = replace(second, args=(program.inputs[0], *second.args[1:]))
+    message = "b: it is described with shape [4, 4], stride [4, 1], torch.float32 and has"
+    with pytest.raises(InplaceMismatch, match=re.escape(message)):
+        verify_inplace(program, replace(program, nodes=(short,)))
+    verify_inplace(program, replace(program, nodes=(first, second)))
 
 
 def test_two_written_tensors_on_each_other() -> None:
@@ -501,6 +528,21 @@ def test_symbolic_sizes() -> None:
     verify_inplace(functional, wrong, hints={"n": 3})
     with pytest.raises(InplaceMismatch, match=r"flat = aten\.view\.default cannot be followed"):
         verify_inplace(functional, wrong, hints={"n": 5})
+
+
+def test_sizes_may_be_asked_for() -> None:
+    n = symbol("n")
+
+    def program(*asked: int) -> Program:
+        build = Builder()
+        build.inputs = [build.value("x", shape=(n, 3), stride=(3, 1))]
+        for dim in asked:
+            number = Value(f"size_{dim}", ScalarMeta(build.inputs[0].tensor.shape[dim]))
+            build.nodes.append(Node(aten.sym_size.int, (build.inputs[0], dim), outputs=(number,)))
+        return build.program(build.call("exp", aten.exp.default, build.inputs[0], shape=(n, 3), stride=(3, 1)))
+
+    verify_inplace(program(), program(0, 1), hints={"n": 5})
+    verify_inplace(program(1), program(0), hints={"n": 5})
 
 
 def test_numbers_read_from_tensors() -> None:

@@ -269,7 +269,7 @@ class _Planner:
             and source.tensor.dtype == use.base.tensor.dtype
         )
         others = () if is_there else (source,)
-        fit = self.fitting.fit(Wish(node, at, result, use.base.tensor, use.meta, others))
+        fit = self.fitting.fit(Wish(node, at, result, use.base.tensor, None if is_there else use.meta, others))
         if fit.obstacle is not None:
             return fit
         if fit.first_copy and self._is_ours(use.base) and not is_small_part(source, result):

@@ -64,9 +64,8 @@ class _Descriptions:
 class FunctionalRun(SymbolicRun):
     """Says what everything means.
 
-    crooked: values whose descriptions are not true already here. written_twice: regions of inputs, by the first token
-    of their storage, that lie on themselves and are written all the same. displaced: values at another offset than they
-    are described at, and what they lie on.
+    crooked: values whose descriptions are not true already here. written_twice: copies into inputs that lie on
+    themselves. displaced: values at another offset than they are described at, and what they lie on.
     """
 
     def __init__(self, program: Program, denotations: Denotations, hints: Mapping[str, Number]) -> None:
@@ -87,7 +86,12 @@ class FunctionalRun(SymbolicRun):
         """Note writes to regions that lie on themselves."""
         for place in written:
             if place.storage.is_input and call.base == "aten::copy" and place.region.overlaps_itself():
-                self.written_twice.add((self.position(place), place.region.key))
+                self.written_twice.add(self._copy(call, place))
+
+    def _copy(self, call: Call, place: Place) -> Hashable:
+        """Where a copy into an input goes, and what is copied."""
+        source = call.arguments[1][1]
+        return (self.position(place), place.region.key, self.sees(source) if isinstance(source, Value) else source)
 
     def sees_result(self, value: Value, place: Place) -> None:
         """Note wrong descriptions."""
@@ -177,7 +181,7 @@ class InPlaceRun(FunctionalRun):
     def _is_excused(self, call: Call, place: Place) -> bool:
         if not place.storage.is_input or call.base != "aten::copy":
             return False
-        return (self.position(place), place.region.key) in self.meant.written_twice
+        return self._copy(call, place) in self.meant.written_twice
 
     def _only_read(self, call: Call) -> Iterator[tuple[str, Value]]:
         """Tensors that a call reads, but for those that it writes as the same argument."""

@@ -110,7 +110,7 @@ class SymbolicRun(Environment):
         self._check_order(node)
         call = call_of(node)
         self.moves.writer = label_of(node)
-        results = self._results(node, call)
+        results = self._sizes(node, call) or self._results(node, call)
         self.draws += call.draws
         self.effects += call.effect
         self.unknown -= self.made.get(node, frozenset())
@@ -128,6 +128,14 @@ class SymbolicRun(Environment):
             for name in node.symbols():
                 if name in self.unknown:
                     raise Misfit(f"it reads the size {name} before the node that finds it out")
+
+    def _sizes(self, node: Node, call: Call) -> Sequence[Bound | None]:
+        """The results of a node that only gives numbers known from sizes; none for any other."""
+        results = node.results()
+        is_known = node not in self.made and not (call.writes or call.draws or call.effect)
+        if not is_known or any(value.is_tensor for value in results):
+            return ()
+        return [None if value is None else self.concrete(value) for value in node.outputs]
 
     # --- one node ----------------------------------------------------------------------------------------------------
 
@@ -213,8 +221,10 @@ class SymbolicRun(Environment):
         if not is_prim and any(step == 0 and size > 1 for size, step in zip(*base.layout[:2], strict=True)):
             base = self._filled(result, self.moves.read(base))  # expanded: torch copies each element
         made = self.moves.scattered(base, self.place(operands[1]), part, whole=whole)
-        if layout_of(result) == made.layout and (not whole or self.size(meta.offset) == made.region.offset):
-            return made
+        if is_prim or (
+            layout_of(result) == made.layout and (not whole or self.size(meta.offset) == made.region.offset)
+        ):
+            return made  # a primitive keeps the strides of its operand, whatever is said of them
         return self._filled(result, self.moves.read(made))
 
     def _deliver(self, node: Node, call: Call, *contents: Contents) -> Sequence[Bound | None]:

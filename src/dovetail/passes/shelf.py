@@ -141,11 +141,12 @@ def _donated(program: Program, donate: Donation) -> tuple[int, ...]:
         if not program.inputs[index].is_tensor:
             raise BadDonation(donation=wish, reason="it is no tensor", known=known)
         found.append(index)
-    storages = {program.inputs[index].tensor.storage for index in found}
-    for index, value in enumerate(program.inputs):
-        if value.is_tensor and value.tensor.storage in storages and index not in found:
-            reason = f"it shares memory with {value.name}, which is not donated"
-            raise BadDonation(donation=value.name, reason=reason, known=", ".join(names))
+    for index in found:
+        donated = program.inputs[index]
+        for other, value in enumerate(program.inputs):
+            if other not in found and value.is_tensor and value.tensor.storage == donated.tensor.storage:
+                reason = f"it shares memory with {value.name}, which is not donated"
+                raise BadDonation(donation=donated.name, reason=reason, known=", ".join(names))
     return tuple(found)
 
 
