@@ -166,6 +166,19 @@ def test_other_operators_may_not() -> None:
     _refused("it writes bytes that it reads through operand 'self', a", functional, inplace, _matrices())
 
 
+def test_torch_refuses_one_tensor_as_two_operands_though_it_be_empty() -> None:
+    def program(target: Any, in_place: bool) -> Program:
+        build = Builder()
+        build.inputs = [build.value("x", shape=(0,)), build.value("n", shape=(0,), dtype=torch.int64)]
+        new = build.call("a", aten.mul.Tensor, build.inputs[0], 2, shape=(0,))
+        place = {"view_of": new} if in_place else {}
+        return build.program(build.call("b", target, new, 0, build.inputs[1], new, shape=(0,), **place))
+
+    message = "it writes bytes that it reads through operand 'source', a"
+    with pytest.raises(InplaceMismatch, match=message):
+        verify_inplace(program(aten.index_add.default, False), program(aten.index_add_.default, True))
+
+
 def test_bytes_that_are_shared_in_part() -> None:
     functional = """
 a = aten.exp.default(x)

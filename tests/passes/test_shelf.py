@@ -176,6 +176,14 @@ def test_symbolic_sizes() -> None:
         assert torch.equal(x, other)
 
 
+def test_a_write_may_find_out_that_sizes_are_equal() -> None:
+    samples = torch.randn(4, 2, 6), torch.randn(4, 2, 6)
+    graph = make_fx(lambda x, y: aten.slice_scatter.default(x.sin(), y, 1, 0, 2), tracing_mode="symbolic")(*samples)
+    made = reinplace(graph)
+    verify_inplace(graph, made)
+    assert torch.equal(graph(*samples), made(*samples))
+
+
 def test_several_lists_of_results() -> None:
     def momentum(p: Tensor, q: Tensor, g: Tensor, m: Tensor) -> None:
         options = {"weight_decay": 0.0, "lr": 0.1, "dampening": 0.0, "nesterov": False, "maximize": False}

@@ -51,6 +51,7 @@ class Buffer:
     number: the storage that it was made for. root: the description of what was allocated. external: the storage under
     which the caller knows it, if he can see it. values: those that may still be read, dead ones among them at times; of
     many, those that lie in a small part of the buffer are in `narrow`. end: see `Buffers.end`, and for which order.
+    is_displaced: what lies in it begins elsewhere in it than its description says.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Buffer:
     values: list[Value] = field(default_factory=list)
     narrow: Narrow | None = None
     end: tuple[int, int] = (-1, -1)
+    is_displaced: bool = False
 
 
 @dataclass(slots=True)

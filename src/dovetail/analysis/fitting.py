@@ -71,7 +71,6 @@ class Fitting:
             v.tensor.storage for n in program.nodes if is_strided(n.target) for v in n.operands() if v.is_tensor
         )
         self._offset_shows = _storages_whose_offset_shows(program, self._addressed)
-        self._puts = {use.base: use for use in destinations.parts.values()}
         self._self_overlaps: dict[object, bool] = {}
 
     def fit(self, wish: Wish) -> Fit:
@@ -117,7 +116,7 @@ class Fitting:
             return Reason.UNKNOWN_MEMORY
         if storage in self._reread or buffer.number in self._reread or wish.onto.storage in self._reread:
             return Reason.READ_OTHERWISE
-        if wish.writes is not None and (self._overlaps_itself(wish.onto) or self._overlaps_itself(wish.writes)):
+        if wish.writes is not None and (self.overlaps_itself(wish.onto) or self.overlaps_itself(wish.writes)):
             return Reason.OVERLAPS_ITSELF
         if result.layout() != wish.onto.layout() and not wish.any_layout:
             return Reason.LAYOUT
@@ -139,16 +138,13 @@ class Fitting:
         base = use.base if use is not None else None
         while base is not None and not self._buffers.is_placed(base.tensor.storage):
             base = self._destinations.base_of.get(base)
-        if base is None or self._buffers.buffer_of(base) is not buffer:
+        whole = use.node.outputs[0] if use is not None else None
+        if base is None or whole is None or self._buffers.buffer_of(base) is not buffer:
             return -1
-        last = -1
-        while use is not None:
-            whole = use.node.outputs[0]
-            last = -1 if whole is None else max(last, self._buffers.last_read_of_storage(whole.tensor.storage))
-            use = None if whole is None else self._puts.get(whole)
-        return last
+        return self._buffers.last_read_of_storage(whole.tensor.storage)
 
-    def _overlaps_itself(self, meta: TensorMeta) -> bool:
+    def overlaps_itself(self, meta: TensorMeta) -> bool:
+        """Whether elements of a tensor share bytes, as far as anyone knows."""
         key = (meta.shape, meta.stride)
         known = self._self_overlaps.get(key)
         if known is None:
@@ -161,7 +157,7 @@ class Fitting:
         """Whether views that name places in the result's storage, or read it in other units, can be moved there."""
         values = self._buffers.values_on[result.storage]
         buffer, moved = self._moved(result, onto)
-        if result.storage in self._addressed and buffer.owner is not Owner.PROGRAM:
+        if result.storage in self._addressed and (buffer.owner is not Owner.PROGRAM or buffer.is_displaced):
             return False  # where the caller's memory begins is not fixed
         if result.storage in self._offset_shows and (moved != 0 or buffer.owner is not Owner.PROGRAM):
             return False
@@ -170,13 +166,20 @@ class Fitting:
         sizes = {value.tensor.dtype.itemsize for value in values}
         return len(sizes) == 1 or (isinstance(moved, int) and all(moved % size == 0 for size in sizes))
 
+    def is_displaced(self, operand: object) -> bool:
+        """Whether a tensor lies at another offset than it is described at."""
+        if not isinstance(operand, Value):
+            return False
+        is_moved = self._buffers.region(operand).start_bytes != Region.of_meta(operand.tensor).start_bytes
+        return is_moved or self._buffers.buffer_of(operand).is_displaced
+
     def _hindered_by_copy_back(self, wish: Wish, buffer: Buffer) -> Reason | None:
         """Whether a copy into an input, in whose memory the result would live, writes what is still to be read there.
 
         Where the result lies exactly at the place that it is copied to, nothing is written.
         """
         storage = wish.result.tensor.storage
-        last = self._buffers.last_read_of_storage(storage)
+        last = max(self._buffers.last_read_of_storage(storage), wish.at)
         for node in self._destinations.copy_backs_of.get(buffer.number, ()):
             if self._buffers.position[node] > last:
                 continue

@@ -45,10 +45,10 @@ from dovetail.analysis.inplace_plan import (
     WritePart,
 )
 from dovetail.analysis.postpone import copy_back_early, order_after
-from dovetail.analysis.reads import is_view, note_reads, only_result, other_operands, readers_of
+from dovetail.analysis.reads import is_view, last_check_of, note_reads, only_result, other_operands, readers_of
 from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
-from dovetail.ops.views import viewed_meta
+from dovetail.ops.views import keeps_offset, viewed_meta
 from dovetail.ops.writing_forms import (
     is_scatter,
     makes_new_memory,
@@ -94,17 +94,11 @@ class _Planner:
         self.producers = program.producers()
         self.backs = frozenset(self.destinations.copy_backs)
         self.stay = self.backs | made_symbols(program).keys()
-        last_check = self._last_check() if commit else None
+        last_check = last_check_of(program) if commit else None
         self.fitting = Fitting(program, self.buffers, self.destinations, last_check)
         self.buffers.place_inputs(program, donated)
         note_reads(self.buffers, self.destinations, program)
         copy_back_early(self.buffers, self.destinations.copy_backs, last_check)
-
-    def _last_check(self) -> Node | None:
-        """The last node that can fail."""
-        order = self.program.nodes
-        checks = [n for n in order if facts_of(n.target).effect and not facts_of(n.target).writes and not n.outputs]
-        return checks[-1] if checks else None
 
     # --- the sweep
 
@@ -177,7 +171,8 @@ class _Planner:
             storage = value.tensor.storage
             if not self.buffers.is_placed(storage):
                 owner = Owner.PROGRAM if makes_new_memory(node, value) else Owner.UNKNOWN
-                self.buffers.allocate(value.tensor, owner, storage if storage in self.escaping else None)
+                buffer = self.buffers.allocate(value.tensor, owner, storage if storage in self.escaping else None)
+                buffer.is_displaced = keeps_offset(node.target) and self.fitting.is_displaced(node.args[0])
                 is_new = True
         if is_new:
             self.just_died.clear()
@@ -253,7 +248,10 @@ class _Planner:
             return False
         use = self.destinations.parts.get(reader)
         is_source = ignores_first_contents(reader.target) and reader.args[0] is not value
-        return reader in self.backs or is_source or (use is not None and use.source is value and use.base is not value)
+        target = reader.args[0] if reader in self.backs else None
+        if isinstance(target, Value):  # onto bytes that are shared, the last element counts: in which order is not said
+            return not self.fitting.overlaps_itself(target.tensor)
+        return is_source or (use is not None and use.source is value and use.base is not value)
 
     def _write_part(self, node: Node, at: int) -> _Attempt:
         """A part of the first operand is replaced: write it there."""
@@ -374,7 +372,7 @@ class _Planner:
         home = self.destinations.chain.get(result.tensor.storage, -1)
         at_home = self.died_at_home.get(home, ())
         for place in chain(over_operands, reversed(at_home), reversed(self.just_died)):
-            if place.tensor.layout() != result.tensor.layout():
+            if place in self.lying or place.tensor.layout() != result.tensor.layout():
                 continue
             if self.buffers.buffer_of(place).owner is Owner.CALLER and not self._leads_home(result, place):
                 continue

@@ -64,6 +64,13 @@ def readers_of(program: Program) -> dict[Value, list[Node | None]]:
     return found
 
 
+def last_check_of(program: Program) -> Node | None:
+    """The last node that can fail by our doing."""
+    order = program.nodes
+    checks = [n for n in order if facts_of(n.target).effect and not facts_of(n.target).writes and not n.outputs]
+    return checks[-1] if checks else None
+
+
 def is_view(node: Node) -> bool:
     """Whether all the node does is to show its first operand otherwise."""
     first = node.args[0] if node.args else None

@@ -214,7 +214,7 @@ class SymbolicRun(Environment):
     ) -> Place:
         base, meta = self.place(operands[0]), _first_meta(node)
         is_prim = isinstance(node.target, Prim)
-        whole = not is_prim and not base.region.overlaps_itself()
+        whole = not is_prim
         args, kwargs = self._arranged(view, rest)
         part = partial(_part, view, index, args, kwargs)
         result = self.described(meta)

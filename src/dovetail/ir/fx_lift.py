@@ -20,7 +20,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from dovetail.errors import InvalidGraphModule
-from dovetail.ir.convert import describe, scalar_of
+from dovetail.ir.convert import scalar_of
 from dovetail.ir.fx_attributes import attribute_of
 from dovetail.ir.fx_samples import Faker, InputFakes, fakes_running, input_fakes
 from dovetail.ir.fx_targets import check_target, gives_fresh_results, is_primitive, may_depend_on_data, moves_tensors
@@ -32,7 +32,7 @@ from dovetail.ir.signature import Constant, InputRole, Signature, SizeInput, Use
 from dovetail.ir.sizes import Number, SizeExpr
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL_ERRORS, FakeMode, keep_number, mode_of
-from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, depends_on_data, hint_of, shape_env_of
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, depends_on_data, hint_of, shape_env_of
 
 _WRITTEN_OUT = (
     bool,
@@ -214,6 +214,7 @@ class _Lifter:
         moves = moves_tensors(target)
         if moves:
             self._freeze(held[0])
+        before = {value: concrete_layout(self.live[value]) for value in held if value.is_tensor}
         result = self._run(node, target, args, kwargs)
         made = self.maker.results(node, result)
         outputs = tuple(value for value, _ in made)
@@ -232,7 +233,7 @@ class _Lifter:
             self._follow(result, self.operands[node])
             return
         for value in held:
-            if value.is_tensor and describe(self.live[value], value.tensor.storage) != value.meta:
+            if value.is_tensor and concrete_layout(self.live[value]) != before[value]:
                 raise InvalidGraphModule(
                     node=node.name, reason=f"it changes the shape of {value.name}, which it writes"
                 )
