@@ -251,11 +251,11 @@ class Fitting:
         disturbed: list[Value] = []
         written = self._buffers.region_in_place(writes)
         for value in near:
-            verdict = self._buffers.overlap(value, written)
-            if verdict is Verdict.DISJOINT or value in disturbed:
+            is_there = self._buffers.region(value) == written  # torch compares tensors, empty ones too
+            if value in disturbed or (not is_there and self._buffers.overlap(value, written) is Verdict.DISJOINT):
                 continue
             like = (value.tensor.dtype, value.tensor.stride) == (wish.onto.dtype, wish.onto.stride)
-            if wish.elementwise and like and self._buffers.region(value) == written:
+            if wish.elementwise and like and is_there:
                 continue  # torch takes other strides for another place, also along a dimension of one element
             disturbed.append(value)
         if not disturbed:
