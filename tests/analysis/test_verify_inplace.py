@@ -166,6 +166,25 @@ def test_other_operators_may_not() -> None:
     _refused("it writes bytes that it reads through operand 'self', a", functional, inplace, _matrices())
 
 
+def test_a_copy_of_a_copy_that_begins_elsewhere() -> None:
+    functional = """
+a = aten.add.Tensor(x, 1)
+b = aten.select_scatter.default(a, y, 0, 1)
+c = aten.select_scatter.default(b, y, 0, 2)
+d = aten.as_strided.default(c, [2], [1], 3)
+e = aten.neg.default(d)
+return e"""
+    base = torch.randn(20)
+    inputs = {"x": base[4:].view(4, 4), "y": torch.randn(4)}
+    program = written(functional, inputs)
+    first, *others = program.nodes
+    old, new = first.outputs[0], Value("a", program.inputs[0].meta)
+    nodes = [node.with_operands(lambda v: new if v is old else v) for node in others]
+    in_place = replace(program, nodes=(replace(first, target=aten.add_.Tensor, outputs=(new,)), *nodes))
+    with pytest.raises(InplaceMismatch, match="which begins elsewhere"):
+        verify_inplace(program, in_place, donated=(0,))
+
+
 def test_torch_refuses_one_tensor_as_two_operands_though_it_be_empty() -> None:
     def program(target: Any, in_place: bool) -> Program:
         build = Builder()

@@ -79,7 +79,11 @@ class FunctionalRun(SymbolicRun):
         """Run one node, and note results that begin elsewhere in their storage than they are described."""
         super().step(node)
         result = next(iter(node.results()), None) if keeps_offset(node.target) else None
-        if result is not None and self.size(result.tensor.offset) != self.place(node.args[0]).region.offset:
+        if result is None:
+            return
+        like = self.place(node.args[0])
+        is_displaced = any(other is like.storage for other in self.displaced.values())
+        if is_displaced or self.size(result.tensor.offset) != like.region.offset:
             self.displaced[result.name] = self.place(result).storage
 
     def sees_write(self, node: Node, call: Call, written: Sequence[Place]) -> None:

@@ -68,7 +68,7 @@ def random_view(scene: FunctionalScene, tensor: torch.Tensor) -> RandomView:
         length = choose.randint(1, max(1, size))
         count = -(-size // length)
         return _own("split.Tensor", f"{length}, {dim}", choose.randrange(max(1, count)), count)
-    if kind == "dtype":
+    if kind == "dtype" and tensor.dtype is not torch.bool:  # of which a byte is 0 or 1
         narrow = {torch.float32: "torch.int32", torch.int32: "torch.int16", torch.int64: "torch.float32"}
         return _own("view.dtype", narrow.get(tensor.dtype, str(tensor.dtype)))
     return _reordered(scene, tensor, dim) if kind == "reorder" else _shaped(scene, tensor, dim)
