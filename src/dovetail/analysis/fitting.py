@@ -186,9 +186,9 @@ class Fitting:
             target, new = node.args[:2]
             assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
             place = self._buffers.region(target)
+            if wish.at > self._buffers.position[node] and self._writes_at(wish, place):
+                return Reason.READ_LATER  # these are the contents that the input is left with
             if self._is_there(new, target):
-                if wish.at > self._buffers.position[node] and self._writes_at(wish, place):
-                    return Reason.READ_LATER  # these are the contents that the input is left with
                 continue
             alike = (new.tensor.shape, new.tensor.dtype) == (target.tensor.shape, target.tensor.dtype)
             if new.tensor.storage == storage and alike and self._would_lie(wish, new) == place:
@@ -231,7 +231,7 @@ class Fitting:
             region = self._buffers.region_in_place(written)
             if not any(lies_in(region, self._buffers.region_in_place(whole)) for whole in covered):
                 return Reason.CALLERS_MEMORY
-        elif wish.onto.storage in self._strided and not self._is_donated(buffer, written):
+        elif not self._strided.isdisjoint((wish.onto.storage, buffer.number)) and not self._is_donated(buffer, written):
             return Reason.CALLERS_MEMORY
         if self._last_check is not None and wish.at < self._buffers.position[self._last_check]:
             return Reason.COMMIT
