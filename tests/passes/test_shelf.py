@@ -17,6 +17,7 @@ from dovetail.errors import (
     InplaceMismatch,
     InvalidGraphModule,
     MissingSamples,
+    NotAGraphModule,
     NotFunctional,
     SampleMismatch,
 )
@@ -57,11 +58,12 @@ def _traced(function: Any) -> fx.GraphModule:
         ((-1,), "there is no such input"),
         ((True,), "there is no such input"),
         (("weight",), "there is no such input"),
+        (2.5, "there is no such input"),
         (("x_1",), "'x_1' cannot be donated: it shares memory with y_1, which is not donated"),
     ],
 )
 @pytest.mark.parametrize("a_pass", PASSES)
-def test_bad_donations(a_pass: Callable[..., Any], donate: tuple[object, ...], reason: str) -> None:
+def test_bad_donations(a_pass: Callable[..., Any], donate: object, reason: str) -> None:
     x = torch.randn(3, 4)
     graph = make_fx(_step)(x, x[:, :])
     with pytest.raises(BadDonation, match=re.escape(reason)) as caught:
@@ -97,6 +99,13 @@ def test_samples_that_do_not_fit(a_pass: Callable[..., Any], samples: tuple[Any,
     with pytest.raises(DovetailError) as caught:
         a_pass(graph, *samples)
     assert isinstance(caught.value, SampleMismatch | InvalidGraphModule)
+
+
+@pytest.mark.parametrize("given", [torch.nn.Linear(2, 2), _step, fx.Graph()])
+@pytest.mark.parametrize("a_pass", PASSES)
+def test_what_is_no_graph_module(a_pass: Callable[..., Any], given: object) -> None:
+    with pytest.raises(NotAGraphModule, match=f"a {type(given).__name__} is no torch.fx.GraphModule"):
+        a_pass(given, torch.randn(2, 2))
 
 
 def test_no_samples_and_no_descriptions() -> None:

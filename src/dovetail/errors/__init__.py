@@ -190,6 +190,16 @@ class MissingSamples(DovetailError):
     way_out = "give sample inputs, `the_pass(module, x, y)`: tensors, fake tensors or tensors of device meta"
 
 
+class NotAGraphModule(DovetailError):
+    """A pass over graph modules was given something else."""
+
+    code = "DT-PASS-003"
+    summary = "{given} is no torch.fx.GraphModule."
+    because = "passes read graphs of ATen operators; a module or a function has none until it is traced"
+    way_out = "trace it: make_fx(f)(*inputs), or torch.export.export(model, inputs).graph_module"
+    rows = ()
+
+
 # --- aliasing and mutation ----------------------------------------------------------------------------------
 
 

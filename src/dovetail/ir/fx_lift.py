@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
-from dovetail.errors import InvalidGraphModule
+from dovetail.errors import InvalidGraphModule, NotAGraphModule
 from dovetail.ir.convert import scalar_of
 from dovetail.ir.fx_attributes import attribute_of
 from dovetail.ir.fx_samples import Faker, InputFakes, fakes_running, input_fakes
@@ -89,8 +89,10 @@ def lift(module: fx.GraphModule, sample_inputs: Sequence[object] = (), name: str
     sample_inputs: arguments of a call: real tensors (only their layout and the memory they share are looked at), fake
     tensors (their symbolic sizes stay), tensors of device meta, numbers. None: the placeholders' `meta["val"]` says it.
     Raises: InvalidGraphModule for a node that is no call of an operator with a schema, or fails on fake tensors;
-    SampleMismatch; MissingSamples; UnsupportedTensor.
+    SampleMismatch; MissingSamples; UnsupportedTensor; NotAGraphModule.
     """
+    if not isinstance(module, fx.GraphModule):
+        raise NotAGraphModule(given=f"a {type(module).__name__}")
     inputs = input_fakes(module, sample_inputs)
     lifter = _Lifter(module, inputs)
     with fakes_running(inputs.mode, inputs.is_symbolic):

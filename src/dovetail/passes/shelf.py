@@ -46,7 +46,7 @@ def reinplace(
         memory, unless the samples do.
 
     Raises: NotFunctional when a node writes something else; BadDonation; SampleMismatch; MissingSamples;
-        InvalidGraphModule for a node that is no call of an operator with a schema.
+        InvalidGraphModule for a node that is no call of an operator with a schema; NotAGraphModule.
 
     What is not done, and why: `plan_inplace`. Cost: one run on fake tensors, then linear; see docs/inplace.md.
     """
@@ -133,7 +133,7 @@ def _donated(program: Program, donate: Donation) -> tuple[int, ...]:
     """The numbers of donated inputs."""
     names = {value.name: index for index, value in enumerate(program.inputs)}
     found: list[int] = []
-    for wish in (donate,) if isinstance(donate, int | str) else donate:
+    for wish in donate if isinstance(donate, list | tuple | set | frozenset) else (donate,):
         index = names.get(wish) if isinstance(wish, str) else wish
         known = ", ".join(names)
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(program.inputs):
