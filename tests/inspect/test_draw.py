@@ -74,6 +74,15 @@ def _lifted(graph: Any) -> Program:
     return lift(graph).program
 
 
+def test_a_result_made_in_given_memory_is_a_write() -> None:
+    b = Builder("x", "y")
+    x, y = b.inputs
+    made = b.call("made", aten.sin.out, x, view_of=y, kwargs=(("out", y),))
+    (row,) = [row for row in lay_out(b.program(made)).rows if row.node is not None]
+    assert (row.makes, row.writes) == ((), row.shows)
+    assert to_dot(b.program(made)).count("[style=bold]") == 1
+
+
 def test_lanes_are_shared_by_what_is_not_alive_together() -> None:
     lanes = lay_out(_layer())
     assert lanes.width == 2

@@ -27,7 +27,7 @@ from dovetail.inspect.lanes import Lanes, Life, Row, lay_out
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Program, Value, values_in
 from dovetail.ir.text import Names, plain_call
-from dovetail.ops.facts import writes_of
+from dovetail.ops.facts import written_values
 
 Format = Literal["svg", "text", "dot"]
 _SUFFIXES: dict[str, Format] = {".svg": "svg", ".txt": "text", ".dot": "dot", ".gv": "dot"}
@@ -234,7 +234,7 @@ def to_dot(program: Program) -> str:
     edges: list[str] = []
     names = Names()
     for index, node in enumerate(program.nodes):
-        written = {value for place in writes_of(node) for value in values_in(node.args[place : place + 1])}
+        written = written_values(node)
         results = node.results()
         label = "\n".join((plain_call(names, node).partition("(")[0], *map(_described, results)))
         first = next((value for value in results if value.is_tensor), None)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.ir.program import Node, Phase, Program, Value, values_in
-from dovetail.ops.facts import writes_of
+from dovetail.ops.facts import written_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,7 @@ class _Layout:
         made = [step] if isinstance(step, Value) else list(node.results()) if node is not None else []
         operands = node.operands() if node is not None else () if step is not None else _results_of(self.program)
         reads = self._lanes_of(operands)
-        written = [v for place in writes_of(node) for v in values_in(node.args[place : place + 1])] if node else []
-        writes = self._lanes_of(written)
+        writes = self._lanes_of(written_values(node) if node is not None else ())
         shows = [value for value in made if value.is_tensor and value.tensor.storage in self.lane]
         shown = self._lanes_of(shows)
         makes = tuple(self._begin(value.tensor.storage, at) for value in made if value.is_tensor and value not in shows)

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Target
+from dovetail.ir.program import Node, Target, Value, values_in
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.torch_compat.dispatch import Overload, Schema, schema_of, tags_of
 from dovetail.torch_compat.symbols import number_function_text
@@ -111,6 +111,15 @@ def hidden_writes(target: Target, args: Sequence[object], kwargs: Mapping[str, o
 def writes_of(node: Node) -> tuple[int, ...]:
     """Positions of the arguments that a node writes, whether its schema says so or not."""
     return facts_of(node.target).writes or hidden_writes(node.target, node.args, dict(node.kwargs))
+
+
+def written_values(node: Node) -> list[Value]:
+    """The values that a node writes, in argument order, lists flattened; `out=` included."""
+    places = writes_of(node)
+    named = dict(node.kwargs)
+    arguments = schema_of(node.target).arguments if isinstance(node.target, Overload) and places else ()
+    operands = (node.args[i] if i < len(node.args) else named.get(arguments[i].name) for i in places)
+    return [value for operand in operands for value in values_in(operand)]
 
 
 # --- operators that fakes treat otherwise than eager ----------------------------------------------------------

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from dovetail.analysis.destinations import find_destinations
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.ir.program import Node, Program, Value, made_symbols, values_in
-from dovetail.ops.facts import facts_of, writes_of
+from dovetail.ops.facts import facts_of, writes_of, written_values
 from dovetail.passes.inplace import work_in_place
 
 # What is kept alive may be a little larger than what is made: by a number beside a tensor.
@@ -134,9 +134,8 @@ class _Order:
     def _before(self, node: Node) -> list[Node]:
         """Waiting nodes that make what this node reads, or read what it writes."""
         found = self._makers(node)
-        for place in writes_of(node):
-            for value in values_in(node.args[place]) if place < len(node.args) else ():
-                found += self.readers_of_storage.get(value.tensor.storage, ())
+        for value in written_values(node):
+            found += self.readers_of_storage.get(value.tensor.storage, ())
         return found
 
     def _run_makers(self, values: Iterable[Value]) -> None:

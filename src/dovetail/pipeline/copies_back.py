@@ -15,9 +15,9 @@ import torch
 from dovetail.ir.calling import CallPlan, WriteBack, is_carried_out
 from dovetail.ir.program import Node, Operand, Program, Stage, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.signature import GradientBase, SharedBytes, WriteKind
-from dovetail.ops.facts import writes_of
+from dovetail.ops.facts import written_values
 from dovetail.ops.views import view_node, viewed_meta
-from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.dispatch import Overload
 
 
 def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
@@ -104,8 +104,7 @@ def written_inputs(forward: Program, nodes: Iterable[Node]) -> set[int]:
     producers = forward.producers()
     written: set[Value] = set()
     for node in nodes:
-        for place in writes_of(node):
-            written.update(_viewed(value, producers) for value in values_in(_argument(node, place)))
+        written.update(_viewed(value, producers) for value in written_values(node))
     return {index for index, value in enumerate(forward.inputs) if value in written}
 
 
@@ -117,12 +116,6 @@ def _viewed(value: Value, producers: Mapping[Value, Node]) -> Value:
             break
         value = first
     return value
-
-
-def _argument(node: Node, place: int) -> Operand:
-    if place < len(node.args) or not isinstance(node.target, Overload):
-        return node.args[place]
-    return dict(node.kwargs).get(schema_of(node.target).arguments[place].name)
 
 
 def _place(write: WriteBack, target: Value, new: Value, names: set[str], nodes: list[Node]) -> Value | None:

@@ -25,10 +25,10 @@ from dovetail.ir.signature import InputMutation
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 from dovetail.ir.text import Names, emit, plain_call
 from dovetail.ops import prims
-from dovetail.ops.facts import ignores_first_contents, writes_of
+from dovetail.ops.facts import ignores_first_contents, writes_of, written_values
 from dovetail.testing.real_memory import Snapshot, address_span, occupied, places, share_a_byte, snapshots
 from dovetail.torch_compat.autograd import version_of
-from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
+from dovetail.torch_compat.dispatch import storage_key
 from dovetail.torch_compat.subclasses import is_wrapper
 
 _SERIAL = itertools.count()
@@ -188,15 +188,9 @@ class CheckedRun:
                 yield value, tensor, span
 
     def _written(self, node: Node) -> Iterator[tuple[Value, torch.Tensor]]:
-        if not isinstance(node.target, Overload):
-            return
-        keywords = dict(node.kwargs)
-        arguments = schema_of(node.target).arguments
-        for position in writes_of(node):
-            operand = node.args[position] if position < len(node.args) else keywords.get(arguments[position].name)
-            for value in values_in(operand):
-                self._check_may_write(value)
-                yield value, self._live[value].tensor
+        for value in written_values(node):
+            self._check_may_write(value)
+            yield value, self._live[value].tensor
 
     def _check_may_write(self, value: Value) -> None:
         number = value.tensor.storage
