@@ -18,14 +18,14 @@ import enum
 import sys
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dovetail.analysis.footprint import Footprint, footprint_of, meet
 from dovetail.analysis.pairs import overlap_of_regions
 from dovetail.analysis.region import Region
 from dovetail.analysis.verdict import Verdict, overlap_from
 from dovetail.ir.program import Node, Program, TensorMeta, Value
-from dovetail.ir.sizes import Size, shifted
+from dovetail.ir.sizes import Size, product, shifted
 
 # Position of a read by the caller, after the program.
 FOREVER = sys.maxsize
@@ -51,7 +51,6 @@ class Buffer:
     number: the storage that it was made for. root: the description of what was allocated. external: the storage under
     which the caller knows it, if he can see it. values: those that may still be read, dead ones among them at times; of
     many, those that lie in a small part of the buffer are in `narrow`. end: see `Buffers.end`, and for which order.
-    is_displaced: what lies in it begins elsewhere in it than its description says.
     """
 
     number: int
@@ -61,7 +60,6 @@ class Buffer:
     values: list[Value] = field(default_factory=list)
     narrow: Narrow | None = None
     end: tuple[int, int] = (-1, -1)
-    is_displaced: bool = False
 
 
 @dataclass(slots=True)
@@ -154,10 +152,11 @@ class Buffers:
 
     # --- places
 
-    def allocate(self, meta: TensorMeta, owner: Owner, external: int | None = None) -> Buffer:
-        """Place a storage in a buffer of its own."""
-        buffer = Buffer(meta.storage, meta, owner, external)
-        self.put(meta.storage, buffer, 0)
+    def allocate(self, meta: TensorMeta, owner: Owner, external: int | None = None, displacement: Size = 0) -> Buffer:
+        """Place a storage in a buffer of its own. displacement: elements by which `meta` begins later than it says."""
+        root = meta if displacement == 0 else replace(meta, offset=shifted(meta.offset, displacement))
+        buffer = Buffer(meta.storage, root, owner, external)
+        self.put(meta.storage, buffer, product((displacement, meta.dtype.itemsize)))
         return buffer
 
     def place_inputs(self, program: Program, donated: Collection[int]) -> None:

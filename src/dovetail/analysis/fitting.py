@@ -16,7 +16,7 @@ from dovetail.analysis.pairs import overlap_of_regions, overlaps_itself
 from dovetail.analysis.region import Region
 from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
-from dovetail.ir.sizes import Size, difference, product, shifted
+from dovetail.ir.sizes import Size, SizeExpr, difference, product, shifted
 from dovetail.ops.facts import is_reinterpretation
 from dovetail.ops.views import addresses_storage, copies_from_place, is_strided, keeps_offset
 from dovetail.torch_compat.dispatch import Overload
@@ -157,7 +157,7 @@ class Fitting:
         """Whether views that name places in the result's storage, or read it in other units, can be moved there."""
         values = self._buffers.values_on[result.storage]
         buffer, moved = self._moved(result, onto)
-        if result.storage in self._addressed and (buffer.owner is not Owner.PROGRAM or buffer.is_displaced):
+        if result.storage in self._addressed and buffer.owner is not Owner.PROGRAM:
             return False  # where the caller's memory begins is not fixed
         if result.storage in self._offset_shows and (moved != 0 or buffer.owner is not Owner.PROGRAM):
             return False
@@ -166,12 +166,14 @@ class Fitting:
         sizes = {value.tensor.dtype.itemsize for value in values}
         return len(sizes) == 1 or (isinstance(moved, int) and all(moved % size == 0 for size in sizes))
 
-    def is_displaced(self, operand: object) -> bool:
-        """Whether a tensor lies at another offset than it is described at."""
-        if not isinstance(operand, Value):
-            return False
-        is_moved = self._buffers.region(operand).start_bytes != Region.of_meta(operand.tensor).start_bytes
-        return is_moved or self._buffers.buffer_of(operand).is_displaced
+    def displacement(self, node: Node) -> Size:
+        """By how many elements results begin later in their memory than is said: as the operand that is copied."""
+        first = node.args[0] if node.args else None
+        if not isinstance(first, Value) or not keeps_offset(node.target) or 0 in first.tensor.stride:
+            return 0  # torch lays out anew what is expanded
+        _, shift = self._buffers.place_of(first.tensor.storage)
+        itemsize = first.tensor.dtype.itemsize
+        return shift // itemsize if isinstance(shift, int) else SizeExpr("floordiv", (shift, itemsize))
 
     def _hindered_by_copy_back(self, wish: Wish, buffer: Buffer) -> Reason | None:
         """Whether a copy into an input, in whose memory the result would live, writes what is still to be read there.

@@ -48,7 +48,7 @@ from dovetail.analysis.postpone import copy_back_early, order_after
 from dovetail.analysis.reads import is_view, last_check_of, note_reads, only_result, other_operands, readers_of
 from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
-from dovetail.ops.views import keeps_offset, viewed_meta
+from dovetail.ops.views import viewed_meta
 from dovetail.ops.writing_forms import (
     is_scatter,
     makes_new_memory,
@@ -171,8 +171,8 @@ class _Planner:
             storage = value.tensor.storage
             if not self.buffers.is_placed(storage):
                 owner = Owner.PROGRAM if makes_new_memory(node, value) else Owner.UNKNOWN
-                buffer = self.buffers.allocate(value.tensor, owner, storage if storage in self.escaping else None)
-                buffer.is_displaced = keeps_offset(node.target) and self.fitting.is_displaced(node.args[0])
+                external = storage if storage in self.escaping else None
+                self.buffers.allocate(value.tensor, owner, external, self.fitting.displacement(node))
                 is_new = True
         if is_new:
             self.just_died.clear()
@@ -267,7 +267,8 @@ class _Planner:
             and source.tensor.dtype == use.base.tensor.dtype
         )
         others = () if is_there else (source,)
-        fit = self.fitting.fit(Wish(node, at, result, use.base.tensor, None if is_there else use.meta, others))
+        writes = None if is_there and self._is_ours(use.base) else use.meta
+        fit = self.fitting.fit(Wish(node, at, result, use.base.tensor, writes, others))
         if fit.obstacle is not None:
             return fit
         if fit.first_copy and self._is_ours(use.base) and not is_small_part(source, result):
