@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/aliasing.md: which cells of a storage the views of it cover.
+"""Draw the pictures of the pages: which cells of a storage the views of it cover, and programs as lanes.
 
 python docs/generate_pictures.py            # write docs/images/*.svg
 python docs/generate_pictures.py --check    # exit with status 1 if a picture is not what would be drawn
@@ -15,8 +15,11 @@ from html import escape
 from pathlib import Path
 
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dovetail.analysis.arrangement import Accesses, arrange
+from dovetail.inspect.draw import draw
+from dovetail.passes import reinplace
 
 FOLDER = Path(__file__).resolve().parent / "images"
 
@@ -173,9 +176,22 @@ def _text(x: int, y: int, text: str, color: str, more: str = "") -> str:
     return f'<text x="{x}" y="{y}" fill="{color}" {_FONT}{more}>{escape(text)}</text>'
 
 
+def _step_in_place() -> str:
+    """The program of docs/instruments.md, working in place."""
+
+    def smooth(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(x @ w)
+        new = torch.lerp(x, y, 0.1)
+        x.copy_(new)
+        return y.sum()
+
+    return draw(reinplace(make_fx(smooth)(torch.randn(4, 4), torch.randn(4, 4))), format="svg")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Draw the pictures, or check them with `--check`; the exit status."""
     drawn = {FOLDER / name: render(picture) for name, picture in pictures().items()}
+    drawn[FOLDER / "lanes-in-place.svg"] = _step_in_place()
     if "--check" in arguments:
         stale = [path.name for path, text in drawn.items() if not path.exists() or path.read_text() != text]
         if stale:
