@@ -185,6 +185,19 @@ def test_symbolic_sizes() -> None:
         assert torch.equal(x, other)
 
 
+def test_operators_that_torch_cannot_run_on_symbols_into_given_memory() -> None:
+    def marked(x: Tensor, places: Tensor) -> Tensor:
+        new = x.scatter(0, places, 5.0)
+        total = x.sum()
+        x.copy_(new)
+        return total
+
+    samples = torch.randn(7), torch.tensor([2, 3])
+    graph = make_fx(marked, tracing_mode="symbolic")(*samples)
+    made = reinplace(graph)
+    verify_inplace(graph, made)
+
+
 def test_a_write_may_find_out_that_sizes_are_equal() -> None:
     samples = torch.randn(4, 2, 6), torch.randn(4, 2, 6)
     graph = make_fx(lambda x, y: aten.slice_scatter.default(x.sin(), y, 1, 0, 2), tracing_mode="symbolic")(*samples)

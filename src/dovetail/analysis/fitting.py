@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, lies_in
 from dovetail.analysis.destinations import Destinations
-from dovetail.analysis.inplace_plan import Kept, Reason
+from dovetail.analysis.inplace_plan import Kept, Reason, WriteInCopy
 from dovetail.analysis.pairs import overlap_of_regions, overlaps_itself
+from dovetail.analysis.reads import only_result
 from dovetail.analysis.region import Region
 from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, SizeExpr, difference, product, shifted
 from dovetail.ops.facts import is_reinterpretation
-from dovetail.ops.views import addresses_storage, copies_from_place, is_strided, keeps_offset
+from dovetail.ops.views import addresses_storage, copies_from_place, is_strided, keeps_offset, viewed_meta
 from dovetail.torch_compat.dispatch import Overload
 
 
@@ -70,6 +71,8 @@ class Fitting:
         self._strided = frozenset(
             v.tensor.storage for n in program.nodes if is_strided(n.target) for v in n.operands() if v.is_tensor
         )
+        kept = (node.args[0] for node in program.nodes if node.args and keeps_offset(node.target))
+        self._copied_with_offset = {value.tensor.storage for value in kept if isinstance(value, Value)}
         self._offset_shows = _storages_whose_offset_shows(program, self._addressed)
         self._self_overlaps: dict[object, bool] = {}
 
@@ -122,6 +125,8 @@ class Fitting:
             return Reason.LAYOUT
         if not self._keeps_absolute_places(result, wish.onto):
             return Reason.ADDRESSED
+        if wish.writes is None and storage in self._copied_with_offset and self._is_a_part(wish, buffer):
+            return Reason.KEEPS_MORE  # a copy of it would be one of all memory
         escapes = storage in self._escaping
         if escapes and buffer.external not in (None, storage):
             return Reason.TWO_TENSORS
@@ -131,6 +136,12 @@ class Fitting:
             if escapes or (outlives and buffer.external is None):
                 return Reason.KEEPS_MORE
         return self._hindered_by_copy_back(wish, buffer)
+
+    def _is_a_part(self, wish: Wish, buffer: Buffer) -> bool:
+        """Whether a place is not all of its memory, and none that the result is to stay in."""
+        if self._destinations.chain.get(wish.result.tensor.storage) == buffer.number:
+            return False
+        return buffer.owner is Owner.CALLER or not self._buffers.covers(wish.onto, buffer)
 
     def _put_back_until(self, result: Value, buffer: Buffer) -> int:
         """How long what the result is put into is read, if that is in this buffer, or may be made there; else -1."""
@@ -165,6 +176,20 @@ class Fitting:
             return True
         sizes = {value.tensor.dtype.itemsize for value in values}
         return len(sizes) == 1 or (isinstance(moved, int) and all(moved % size == 0 for size in sizes))
+
+    def in_copy(self, node: Node, why: Kept | None) -> WriteInCopy | None:
+        """How a part is replaced in a copy of its base, where the operator would copy more than that; places it."""
+        use, result = self._destinations.parts.get(node), only_result(node)
+        if use is None or result is None or why is None or not keeps_offset(node.target):
+            return None
+        is_moved = self._buffers.buffer_of(use.base).number != use.base.tensor.storage
+        meta = viewed_meta(use.part.view, use.part.index, use.args, result.tensor, use.source.tensor)
+        if not is_moved or meta is None or result.tensor.layout() != use.base.tensor.layout():
+            return None
+        storage = result.tensor.storage
+        external = storage if storage in self._escaping else None
+        self._buffers.allocate(result.tensor, Owner.PROGRAM, external, difference(0, result.tensor.offset))
+        return WriteInCopy(use.part, use.args, meta, why)
 
     def displacement(self, node: Node) -> Size:
         """By how many elements results begin later in their memory than is said: as the operand that is copied."""

@@ -109,7 +109,7 @@ class _Planner:
             node = self.buffers.order[at]
             if node in self.backs:
                 self._copy_back(node)
-            elif not self._is_settled(node) and self._decide(node, at):
+            elif not all(self.buffers.is_placed(v.tensor.storage) for v in tensors_of(node)) and self._decide(node, at):
                 continue  # another node stands here now
             self._allocate(node, at)
             at += 1
@@ -119,14 +119,12 @@ class _Planner:
             self.program, order, self.actions, self.kept, places, postponed, self.moved, frozenset(self.regrets)
         )
 
-    def _is_settled(self, node: Node) -> bool:
-        return all(self.buffers.is_placed(value.tensor.storage) for value in tensors_of(node))
-
     def _decide(self, node: Node, at: int) -> bool:
         """Choose an action, or note why there is none; True when the node was postponed instead."""
         for attempt in (
             self._share,
             self._write_part,
+            self._write_in_copy,
             self._write_cast,
             self._write_destination,
             self._write_operands,
@@ -275,6 +273,10 @@ class _Planner:
             return Fit(Kept(Reason.OPERAND_OVERLAPS, source.name))
         self.fitting.put(result, use.base.tensor)
         return WritePart(use.part, use.args, use.meta, is_there, fit.first_copy)
+
+    def _write_in_copy(self, node: Node, at: int) -> _Attempt:
+        """A part is replaced in a copy of what is a part of other memory now."""
+        return self.fitting.in_copy(node, self.kept.get(node))
 
     def _write_cast(self, node: Node, at: int) -> _Attempt:
         """A comparison whose result is only converted back: what the comparison in place gives."""

@@ -95,6 +95,19 @@ class WritePart:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteInCopy:
+    """Copy the base, laid out as the result, and write the source into the part of the copy (`meta`) that is replaced.
+
+    For a base that is a part of other memory now, all of which the operator would copy. why: it is not written itself.
+    """
+
+    part: Part
+    args: tuple[Operand, ...]
+    meta: TensorMeta
+    why: Kept
+
+
+@dataclass(frozen=True, slots=True)
 class Share:
     """The result is not copied: it is `source`, or the view of it with `args`, which has these strides."""
 
@@ -137,7 +150,7 @@ class DropCopyBack:
     """The new contents of the input are in its memory already."""
 
 
-Action: TypeAlias = "WriteOperands | WritePart | Share | WriteOut | WriteCast | Absorb | DropCopyBack"
+Action: TypeAlias = "WriteOperands | WritePart | WriteInCopy | Share | WriteOut | WriteCast | Absorb | DropCopyBack"
 
 
 @dataclass(frozen=True, slots=True)

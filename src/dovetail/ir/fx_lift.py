@@ -250,7 +250,10 @@ class _Lifter:
                 return self._description(node)
             raise _failure(node, error) from error
         except Exception as error:
-            raise _failure(node, error) from error
+            outs = _outs_of(target, kwargs)
+            if not outs or not self.given.is_symbolic:
+                raise _failure(node, error) from error
+            result = tuple(map(self._live, outs)) if len(outs) > 1 else self._live(outs[0])  # no kernel for symbols
         return self._known(result, node.meta.get("val")) if may_depend_on_data(target) else result
 
     def _description(self, node: fx.Node) -> Any:
@@ -319,6 +322,12 @@ class _Lifter:
         if isinstance(operand, tuple | list):
             return type(operand)(map(self._live, operand))
         return operand
+
+
+def _outs_of(target: Target, kwargs: tuple[tuple[str, Operand], ...]) -> list[Operand]:
+    """The `out=` arguments of a call, which it also returns."""
+    names = [a.name for a in schema_of(target).arguments if a.is_out] if isinstance(target, Overload) else []
+    return [operand for name, operand in kwargs if name in names]
 
 
 def _shaped(result: Any, items: Iterator[Operand]) -> Operand:

@@ -27,6 +27,7 @@ from dovetail.analysis.inplace_plan import (
     InplacePlan,
     Share,
     WriteCast,
+    WriteInCopy,
     WriteOperands,
     WriteOut,
     WritePart,
@@ -117,6 +118,8 @@ class _Rewriter:
             self._write_operands(node, action)
         elif isinstance(action, WritePart):
             self._write_part(node, action)
+        elif isinstance(action, WriteInCopy):
+            self._write_in_copy(node, action)
         elif isinstance(action, Share):
             self._share(node, action)
         elif isinstance(action, WriteOut):
@@ -170,6 +173,16 @@ class _Rewriter:
             new = self._copy(node, source) if action.first_copy else self._value(source)
             self.nodes.append(replace(node, target=aten.copy_.default, args=(part, new), kwargs=(), outputs=()))
         self.now.update(dict.fromkeys(node.results(), self._value(base)))
+
+    def _write_in_copy(self, node: Node, action: WriteInCopy) -> None:
+        base, source = node.args[:2]
+        assert isinstance(base, Value) and isinstance(source, Value), "a part is replaced by a value"
+        (result,) = node.results()
+        made = self._copy(node, base, result)
+        part = self._view(node, action.part, made, action.args, action.meta)
+        args = (part, self._value(source))
+        self.nodes.append(replace(node, target=aten.copy_.default, args=args, kwargs=(), outputs=()))
+        self.now[result] = made
 
     def _share(self, node: Node, action: Share) -> None:
         if action.view is None:

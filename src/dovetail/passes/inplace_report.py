@@ -17,6 +17,7 @@ from dovetail.analysis.inplace_plan import (
     Reason,
     Share,
     WriteCast,
+    WriteInCopy,
     WriteOperands,
     WriteOut,
     WritePart,
@@ -163,6 +164,8 @@ class _Rows:
             return self._operands(action)
         if isinstance(action, WritePart):
             return [self._part(action)]
+        if isinstance(action, WriteInCopy):
+            return [self._copy(action.why, self._bytes(self.node.results()))]
         if isinstance(action, WriteOut):
             return [self._done(f"in place: made in the memory of {action.out.name}")]
         words = {
