@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.analysis.liveness import simulate_peak, storage_bytes
 from dovetail.ir.program import Program
-from dovetail.ir.signature import InputMutation, Residual
+from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Policy
 from dovetail.partition.problem import moved_bytes, pose_problem
@@ -102,13 +102,11 @@ def joined(program: Program, split: Split) -> Program:
 
 
 def residual_bytes(split: Split, hints: Mapping[str, Number]) -> int:
-    """Bytes that residuals hold between forward and backward, without inputs and what the user gets."""
+    """Bytes that residuals hold between forward and backward, without inputs, their contents and what the user gets."""
     sizes = storage_bytes(split.forward, hints)
     roles = list(zip(split.forward.signature.outputs, split.forward.outputs, strict=True))
     handed = {value for role, value in roles if isinstance(role, Residual)}
-    given = replace(
-        split.forward, outputs=tuple(v for role, v in roles if not isinstance(role, Residual | InputMutation))
-    )
+    given = replace(split.forward, outputs=tuple(v for role, v in roles if not isinstance(role, Residual)))
     others = given.output_storages() | split.forward.input_storages()
     kept = replace(split.forward, outputs=tuple(handed)).output_storages() - others
     return sum(sizes[storage] for storage in kept)

@@ -114,6 +114,7 @@ class _Poser:
         for value in program.inputs:
             is_free = value.is_tensor and value.tensor.storage not in written
             self.homes[value] = FREE if is_free else UNAVAILABLE
+        self.contents_homes: dict[int, int] = {}
         self.sizes: list[int | None] = []
         self.makers: list[int] = []
         self.costs: list[int | None] = []
@@ -123,7 +124,7 @@ class _Poser:
         """Find homes for the results of the next node."""
         can_run = can_run_again(node, self.fixed)
         if can_run and is_view(node) and self.policy.marks.get(node) is not Mark.MUST_SAVE:
-            self.homes.update(dict.fromkeys(node.results(), self.homes[node.operands()[0]]))
+            self.homes.update({value: self._home_of_view(value, node.operands()[0]) for value in node.results()})
             return
         reads = tuple(dict.fromkeys(self.homes[value] for value in node.operands()))
         storages = {value.tensor.storage for value in node.results() if value.is_tensor}
@@ -146,17 +147,23 @@ class _Poser:
             return UNAVAILABLE
         storage = value.tensor.storage
         is_contents = storage in self.contents
-        if is_contents and value in self.saved_by_default:
-            return FREE
         if storage in self.returned and not is_contents:
             return FREE
-        if is_contents and not again:
-            return UNAVAILABLE
         if storage not in items:
-            items[storage] = len(self.sizes)
-            self.sizes.append(None if is_contents or is_marked else self.bytes.get(storage, 0))
-            self.makers.append(job)
-        return items[storage]
+            items[storage] = UNAVAILABLE if is_contents and not again else len(self.sizes)
+            if items[storage] != UNAVAILABLE:
+                self.sizes.append(None if is_contents or is_marked else self.bytes.get(storage, 0))
+                self.makers.append(job)
+            if is_contents:
+                self.contents_homes[storage] = items[storage]
+        return FREE if is_contents and value in self.saved_by_default else items[storage]
+
+    def _home_of_view(self, value: Value, base: Value) -> int:
+        """A view is where its base is; of new contents, the views that the default split saves are there as well."""
+        storage = value.tensor.storage
+        if storage not in self.contents:
+            return self.homes[base]
+        return FREE if value in self.saved_by_default else self.contents_homes.get(storage, self.homes[base])
 
     def posed(self) -> Posed:
         """The problem, once every node of forward was added."""
