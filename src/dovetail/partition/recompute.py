@@ -35,8 +35,9 @@ def split_keeping(program: Program, keeps: Callable[[Value], bool]) -> Split:
     saved, _ = residuals_of(program, backward)
     roles = zip(program.signature.outputs, program.outputs, strict=True)
     returned = [operand for role, operand in roles if is_forward(role)]
-    left = _still_read(forward, {*values_in(returned), *saved}) if writer.again else forward
-    split = split_nodes(program, tuple(left), backward)
+    if writer.again:
+        forward = _still_read(program, forward, {*values_in(returned), *saved})
+    split = split_nodes(program, tuple(forward), backward)
     names = {value.name for value in writer.sources}
     return replace(split, sources=tuple(name for name in split.residuals if name in names))
 
@@ -60,11 +61,12 @@ def keeps_named(program: Program, names: Collection[str]) -> Callable[[Value], b
     return lambda value: value in saved or value not in reachable
 
 
-def _still_read(nodes: list[Node], needed: set[Value]) -> list[Node]:
-    """The nodes without those whose results nobody reads, in order."""
+def _still_read(program: Program, nodes: list[Node], needed: set[Value]) -> list[Node]:
+    """The nodes without those whose results nobody reads, in order. Numbers and sizes may be read without a trace."""
+    fixed = made_symbols(program)
     left: list[Node] = []
     for node in reversed(nodes):
-        numbers = any(not value.is_tensor for value in node.results())
+        numbers = node in fixed or any(not value.is_tensor for value in node.results())
         if numbers or not may_be_removed(node) or not needed.isdisjoint(node.results()):
             left.append(node)
             needed.update(node.operands())
