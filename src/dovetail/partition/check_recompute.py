@@ -34,6 +34,7 @@ class _Checker:
         self.split = split
         self.numbers: dict[Value, int] = {}
         self.known: dict[Hashable, int] = {}
+        self.views: dict[int, bool] = {}
         self.fixed = frozenset(made_symbols(program))
         for value in program.inputs:
             self.numbers[value] = len(self.numbers)
@@ -68,6 +69,8 @@ class _Checker:
                 if at is not None:
                     self.known[at] = number
             self.numbers[value] = number
+            if may_be_new:
+                self.views[number] = _lies_in_operand(node, value)
 
     def _key(self, node: Node) -> Hashable | None:
         """What a node applies to which numbers; None for one that may give something else each time."""
@@ -125,11 +128,12 @@ class _Checker:
         self._require(same, "a node of backward reads the same values", detail)
 
     def _check_place(self, node: Node, storages: set[int]) -> None:
-        """What runs again makes memory of its own, or views what it reads."""
-        read = {v.tensor.storage for v in node.operands() if v.is_tensor}
-        fresh = {v.tensor.storage for v in node.results() if v.is_tensor} - read
-        self._require(fresh.isdisjoint(storages), "what runs again has memory of its own", str(node.target))
-        storages |= fresh
+        """What runs again makes memory of its own, or views what it reads, as it did in forward."""
+        for value in node.results():
+            is_view = _lies_in_operand(node, value)
+            sound = is_view == self.views[self.numbers[value]] and (is_view or value.tensor.storage not in storages)
+            self._require(sound, "what runs again lies as in forward", value.name)
+        storages.update(value.tensor.storage for value in node.results())
 
     def _check_closed(self, half: Program) -> None:
         known = set(half.inputs)
@@ -194,6 +198,11 @@ class _Checker:
 
 def _is(role: InputMutation, place: int) -> bool:
     return bool(role.constant) or role.input == place
+
+
+def _lies_in_operand(node: Node, value: Value) -> bool:
+    storages = {operand.tensor.storage for operand in node.operands() if operand.is_tensor}
+    return value.is_tensor and value.tensor.storage in storages
 
 
 def _frozen(operand: Operand, numbers: Mapping[Value, int]) -> Hashable:
