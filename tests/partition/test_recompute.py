@@ -111,13 +111,6 @@ def test_what_a_name_says_is_kept_and_the_rest_follows_from_it() -> None:
     keeps = keeps_named(program, {"v0_0"})
     kept = [v.name for node in program.nodes[:4] for v in node.results() if keeps(v)]
     assert kept == ["v0_0"]
-    assert all(keeps(v) for node in program.nodes[:4] for v in keeps_nothing(program, node))
-
-
-def keeps_nothing(program: Program, node: object) -> tuple[object, ...]:
-    """Where nothing is named, nothing follows, and each value must be there."""
-    keeps = keeps_named(program, ())
-    return tuple(v for n in program.nodes if n is node for v in n.results() if not keeps(v))
 
 
 def test_a_value_that_nothing_saved_leads_to_stays_a_residual() -> None:
