@@ -9,8 +9,8 @@ side is taken, whatever way the flow took.
 Before the cut, what has one answer is settled: items that only can be saved, jobs that backward runs at no price in
 saved bytes, and items that one job reads which makes no more bytes of them.
 
-Source: "min-cut rematerialization" as in He and Zou, "Min-cut optimal(*) recomputation (i.e. activation checkpointing)
-        with AOTAutograd" (2022).
+Source: min-cut rematerialization: He and Yu, "Transcending runtime-memory tradeoffs in checkpointing by being fusion
+        aware" (MLSys 2023).
 Cost:   that of `max_flow`, on what is left; O(items + reads) before.
 """
 
