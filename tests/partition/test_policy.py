@@ -58,7 +58,7 @@ def test_cheap_or_not(node: Node, cheap: bool) -> None:
         Node(aten.sin.default, (X,)),
         Node(aten._local_scalar_dense.default, (X,), outputs=(Value("n", ScalarMeta(symbol("n"))),)),
     ],
-    ids=lambda node: str(node.target),
+    ids=lambda node: node.target.__name__,
 )
 def test_never_again(node: Node) -> None:
     assert not can_run_again(node, ())
