@@ -107,9 +107,10 @@ class _Poser:
         self.saved_by_default = dict.fromkeys(residuals_of(program, backward)[0])
         roles = list(zip(program.signature.outputs, program.outputs, strict=True))
         self.returned = _storages([operand for role, operand in roles if isinstance(role, UserOutput)])
-        self.contents = _storages([o for role, o in roles if isinstance(role, InputMutation) and is_forward(role)])
-        self.returned_late = _storages([operand for role, operand in roles if not is_forward(role)])
         written = written_storages(program)
+        contents = _storages([o for role, o in roles if isinstance(role, InputMutation) and is_forward(role)])
+        self.contents = contents - written  # a view of the input itself changes with it
+        self.returned_late = _storages([operand for role, operand in roles if not is_forward(role)])
         self.homes: dict[Value, int] = {}
         for value in program.inputs:
             is_free = value.is_tensor and value.tensor.storage not in written

@@ -55,7 +55,7 @@ def keeps_named(program: Program, names: Collection[str]) -> Callable[[Value], b
         if node.phase is Phase.FORWARD:
             named = {value for value in node.results() if value.name in names}
             saved |= named
-            reachable |= named
+            reachable.update(v for v in named if not (v.is_tensor and v.tensor.storage in written))
             if can_run_again(node, fixed) and reachable.issuperset(node.operands()):
                 reachable.update(node.results())
     return lambda value: value in saved or value not in reachable
