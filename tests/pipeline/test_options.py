@@ -16,7 +16,7 @@ from dovetail.pipeline.options import Options, resolve_options
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("DUMP", "VERIFY", "SKIP", "STOP_AFTER"):
+    for name in ("DUMP", "VERIFY", "SKIP", "STOP_AFTER", "PARTITION", "RECOMPUTE"):
         monkeypatch.delenv(f"DOVETAIL_{name}", raising=False)
 
 
@@ -39,6 +39,8 @@ def test_options_are_frozen() -> None:
         ("DOVETAIL_SKIP", "no_ops,", "skip", ("no_ops",)),
         ("DOVETAIL_STOP_AFTER", "no_ops", "stop_after", "no_ops"),
         ("DOVETAIL_STOP_AFTER", "", "stop_after", None),
+        ("DOVETAIL_PARTITION", "min_cut", "partition", "min_cut"),
+        ("DOVETAIL_RECOMPUTE", "all", "recompute", "all"),
     ],
 )
 def test_the_environment_is_read(
@@ -75,6 +77,8 @@ def test_a_path_is_a_folder(tmp_path: Path) -> None:
         ({"max_variants": True}, "option 'max_variants' cannot be True"),
         ({"max_variants": 2.0}, "option 'max_variants' cannot be 2.0"),
         ({"dump": 3}, "option 'dump' cannot be 3"),
+        ({"partition": "max_cut"}, "option 'partition' cannot be 'max_cut'"),
+        ({"recompute": None}, "option 'recompute' cannot be None"),
         ({"dynamic": 1}, "option 'dynamic' cannot be 1"),
         ({"skip": None}, "option 'skip' cannot be None"),
         ({"skip": [1]}, r"option 'skip' cannot be \(1,\)"),

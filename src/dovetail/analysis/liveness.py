@@ -42,7 +42,7 @@ def last_uses(program: Program) -> dict[int, tuple[Value, ...]]:
 
 def simulate_peak(program: Program, hints: Mapping[str, Number] | None = None) -> PeakReport:
     """The peak of live bytes of a run in program order. hints: a number for each size symbol (default 1 each)."""
-    sizes = _storage_bytes(program, hints or {})
+    sizes = storage_bytes(program, hints or {})
     owners = _values_by_storage(program)
     outside = program.input_storages()
     returned = program.output_storages()
@@ -76,7 +76,7 @@ def _values_by_storage(program: Program) -> dict[int, list[Value]]:
     return owners
 
 
-def _storage_bytes(program: Program, hints: Mapping[str, Number]) -> dict[int, int]:
+def storage_bytes(program: Program, hints: Mapping[str, Number]) -> dict[int, int]:
     """Bytes of each storage, from the value that made it (the first one on it)."""
     sizes: dict[int, int] = {}
     for node in program.nodes:

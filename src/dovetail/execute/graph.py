@@ -32,8 +32,9 @@ class CompiledGraph:
     """Callable with the graph's inputs; returns a tuple of the user's outputs.
 
     constants: tensors passed to forward after the inputs, by name. outputs: how many forward outputs are no residuals.
-    residuals: names of the forward outputs after those. backward_for: gives the backward for a pattern, compiling it
-    when it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
+    residuals: names of the forward outputs after those. sources: places of those from which backward computes others
+    again, which the backward of any output may read. backward_for: gives the backward for a pattern, compiling it when
+    it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
     otherwise they are first laid out like their output. unreached: computed inputs that no gradient reaches, which
     autograd must not see: it would walk on to what they were computed from, and let go of what is saved there.
     residual_inputs: for residuals that are the new contents of an input, by their place: that input. counted_only:
@@ -47,6 +48,7 @@ class CompiledGraph:
     constants: dict[str, torch.Tensor]
     outputs: int
     residuals: tuple[str, ...] = ()
+    sources: frozenset[int] = frozenset()
     backward_for: Callable[[Pattern], CompiledBackward] | None = None
     late_constants: Callable[[str], torch.Tensor] | None = None
     written_in_backward: tuple[int, ...] = ()

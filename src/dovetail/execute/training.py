@@ -282,9 +282,11 @@ def _backward_inputs(
         inputs = _left_over(state.left, backward.residuals)
         if not backward_keeps_graph():
             for place in backward.residuals:
-                if not _is_leaf_input(state.graph, place, state.left[place][0]):
+                if not _stays(state.graph, place, state.left[place][0]):
                     del state.left[place]
             state.done.update(arrived if backward.residuals else ())
+            if len(state.done) == sum(state.graph.plan.differentiable):
+                state.left = {}
     if backward.constants:
         inputs += state.graph.tensors_of(backward.constants)
     inputs += [arrived[slot] for slot in backward.tangents]
@@ -294,15 +296,21 @@ def _backward_inputs(
 def _unread(
     graph: CompiledGraph, residuals: Sequence[Any], read: Sequence[int], arrived: Collection[int]
 ) -> dict[int, tuple[Any, int]]:
-    """What stays for a backward of the outputs that received nothing: what was not read, and inputs that are leaves.
+    """What stays for a backward of the outputs that received nothing.
 
-    Somebody holds those anyway. In eager, each operator keeps what it needs of intermediate results by itself, and what
-    two of them need stays until both have run; here it is gone with the first.
+    That is what was not read, inputs that are leaves (somebody holds those anyway), and what values are computed again
+    from: eager keeps these values apart, so each backward can be the first. In eager, each operator keeps what it needs
+    of intermediate results by itself, and what two of them need stays until both have run; here it is gone with the
+    first.
     """
     if len(arrived) == sum(graph.plan.differentiable):
         return {}
-    gone = {k for k in read if not _is_leaf_input(graph, k, residuals[k])}
+    gone = {k for k in read if not _stays(graph, k, residuals[k])}
     return {k: (_without_graph(r), _version(r)) for k, r in enumerate(residuals) if k not in gone}
+
+
+def _stays(graph: CompiledGraph, place: int, residual: Any) -> bool:
+    return place in graph.sources or _is_leaf_input(graph, place, residual)
 
 
 def _is_leaf_input(graph: CompiledGraph, place: int, residual: Any) -> bool:

@@ -28,7 +28,8 @@ class Facts:
 
     writes: positions of the written arguments in the schema. draws: moves a random generator's state.
     reads_generator: its result depends on where the generator stands. effect: must run, once, in order.
-    pointwise: each result element depends on the operand elements at the same place only.
+    pointwise: each result element depends on the operand elements at the same place only. repeats: gives the same bits
+    each time it runs on the same operands.
     """
 
     writes: tuple[int, ...] = ()
@@ -36,6 +37,7 @@ class Facts:
     reads_generator: bool = False
     effect: bool = False
     pointwise: bool = False
+    repeats: bool = True
 
     @property
     def is_pure(self) -> bool:
@@ -57,6 +59,7 @@ def facts_of(target: Target) -> Facts:
         draws=torch.Tag.nondeterministic_seeded in tags or _takes_generator(schema),
         effect=not schema.returns or (schema.namespace not in _TRANSPARENT_NAMESPACES),
         pointwise=torch.Tag.pointwise in tags,
+        repeats=torch.Tag.nondeterministic_bitwise not in tags,
     )
 
 

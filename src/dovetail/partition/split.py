@@ -41,21 +41,34 @@ from dovetail.ir.sizes import symbol
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A program in two halves. residuals: names of the values handed over, tensors first, then numbers."""
+    """A program in two halves.
+
+    residuals: names of the values handed over, tensors first, then numbers. sources: those that values are computed
+    again from.
+    """
 
     forward: Program
     backward: Program
     residuals: tuple[str, ...]
+    sources: tuple[str, ...] = ()
 
 
 def split_by_phase(program: Program) -> Split:
     """The default split: everything that backward needs is saved."""
-    forward_nodes = tuple(node for node in program.nodes if node.phase is Phase.FORWARD)
-    backward_nodes = tuple(node for node in program.nodes if node.phase is Phase.BACKWARD)
+    forward = tuple(node for node in program.nodes if node.phase is Phase.FORWARD)
+    backward = tuple(node for node in program.nodes if node.phase is Phase.BACKWARD)
+    return split_nodes(program, forward, backward)
+
+
+def split_nodes(program: Program, forward_nodes: tuple[Node, ...], backward_nodes: tuple[Node, ...]) -> Split:
+    """The split of a program in which these nodes run forward and those run backward.
+
+    What backward reads and does not make is saved.
+    """
     roles = list(zip(program.signature.outputs, program.outputs, strict=True))
-    forward_outputs = [(role, operand) for role, operand in roles if _is_forward(role)]
-    backward_outputs = [(role, operand) for role, operand in roles if not _is_forward(role)]
-    saved, direct = _residuals(program, backward_nodes, [operand for _, operand in backward_outputs])
+    forward_outputs = [(role, operand) for role, operand in roles if is_forward(role)]
+    backward_outputs = [(role, operand) for role, operand in roles if not is_forward(role)]
+    saved, direct = residuals_of(program, backward_nodes)
     inputs = list(zip(program.signature.inputs, program.inputs, strict=True))
     primals = [(role, value) for role, value in inputs if not isinstance(role, Tangent) and value not in direct]
     tangents = [(role, value) for role, value in inputs if isinstance(role, Tangent)]
@@ -79,12 +92,17 @@ def split_by_phase(program: Program) -> Split:
     return Split(forward, backward, tuple(v.name for v in handed))
 
 
-def _is_forward(role: OutputRole) -> bool:
+def is_forward(role: OutputRole) -> bool:
+    """Whether an output is one of forward."""
     return isinstance(role, UserOutput) or (isinstance(role, InputMutation) and not role.during_backward)
 
 
-def _residuals(program: Program, backward: tuple[Node, ...], outputs: list[Operand]) -> tuple[list[Value], list[Value]]:
-    """Values that exist before backward and that it reads: those to save, and constants to take directly."""
+def residuals_of(program: Program, backward: tuple[Node, ...]) -> tuple[list[Value], list[Value]]:
+    """Tensors that exist before these nodes and that they or backward's outputs read.
+
+    First those to save, then constants to take directly.
+    """
+    outputs = [o for r, o in zip(program.signature.outputs, program.outputs, strict=True) if not is_forward(r)]
     made_late: set[Value] = {value for node in backward for value in node.results()}
     tangents = {v for r, v in zip(program.signature.inputs, program.inputs, strict=True) if isinstance(r, Tangent)}
     constants = {v for r, v in zip(program.signature.inputs, program.inputs, strict=True) if isinstance(r, Constant)}

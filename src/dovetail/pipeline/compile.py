@@ -18,11 +18,15 @@ from dovetail.execute.protocol import Executor, ExecutorList
 from dovetail.execute.training import CompiledBackward
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan, Pattern
-from dovetail.ir.program import Program
+from dovetail.ir.program import Phase, Program
 from dovetail.ir.signature import Gradient, InputMutation, Tangent, WriteKind
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.check import verify_split
+from dovetail.partition.check_recompute import verify_recomputation
+from dovetail.partition.choose import choose_split, joined
+from dovetail.partition.policy import Policy
+from dovetail.partition.recompute import keeps_named, split_keeping
 from dovetail.partition.split import Split, split_by_phase
 from dovetail.pipeline.copies_back import carry_out_writes, counted_only
 from dovetail.pipeline.differential import verify_same_results
@@ -61,6 +65,8 @@ class _GraphCompiler:
         self._pending: dict[Pattern, Split] = {}
         self._decisions: dict[str, bool] = {}
         self._refused: dict[int, CaptureFailed] = {}
+        self._partition = options.partition
+        self._kept: frozenset[str] | None = None
         self._graph: CompiledGraph
 
     def compile(self) -> CompiledGraph:
@@ -89,6 +95,7 @@ class _GraphCompiler:
             constants=constants,
             outputs=len(plan.differentiable),
             residuals=split.residuals,
+            sources=frozenset(k for k, name in enumerate(split.residuals) if name in split.sources),
             backward_for=self._backward_for if trains else None,
             late_constants=self._constant,
             any_layout=not self._recording.is_symbolic,
@@ -136,11 +143,13 @@ class _GraphCompiler:
             verify_same_results("functionalize", programs.recorded, program, self._hints)
         program, records = run_passes(program, self._options, dump, self._hints, self._decisions)
         self._decisions.update({record.name: not record.reason for record in records})
-        split = split_by_phase(program)
+        split = self._split(program)
         if self._options.verify:
-            verify_split(program, split)
+            (verify_split if self._kept is None else verify_recomputation)(program, split)
             for half in (split.forward, split.backward):
                 verify_program(half, writes)
+        if self._options.verify > 1 and self._kept is not None:
+            verify_same_results("partition", program, joined(program, split), self._hints)
         dump.step("forward", split.forward)
         dump.step("backward", split.backward)
         written = carry_out_writes(split.forward, self._recording.outputs.plan)
@@ -149,6 +158,21 @@ class _GraphCompiler:
         )
         split = replace(split, forward=forward, backward=backward)
         self._dump_code(dump, split)
+        return split
+
+    def _split(self, program: Program) -> Split:
+        """The program in halves. What the first pattern saves holds for all: the others compute the rest again."""
+        if self._kept is not None:
+            return split_keeping(program, keeps_named(program, self._kept))
+        if self._partition == "default" or all(node.phase is Phase.FORWARD for node in program.nodes):
+            return split_by_phase(program)
+        policy = Policy(recompute=self._options.recompute)
+        split, report = choose_split(program, policy, self._hints, only_if_worth_it=self._partition == "auto")
+        logger.info("%s: %s", self._name, report)
+        if report.reason:
+            self._partition = "default"
+        else:
+            self._kept = frozenset(split.residuals)
         return split
 
     def _dump_code(self, dump: Dump, split: Split) -> None:

@@ -6,6 +6,8 @@
 | verify | DOVETAIL_VERIFY | 0: nothing; 1: stage rules and purity of every pass; 2: also run both sides of every pass |
 | skip | DOVETAIL_SKIP | names of passes to leave out, comma separated |
 | stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
+| partition | DOVETAIL_PARTITION | default: save all that backward reads; min_cut: the fewest bytes; auto: if worth it |
+| recompute | DOVETAIL_RECOMPUTE | what min_cut and auto may run again: cheap (views, copies, pointwise) or all |
 | max_variants | - | how many kinds of calls one compiled function may keep, and how many programs each kind |
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
 | double_backward | - | keep the inputs of each call, so that backward works with create_graph=True |
@@ -27,6 +29,7 @@ _LATER = {
     "estimate": ("a memory estimate", "whole-program planning comes later", "measure with dovetail.inspect.memory"),
 }
 _VERIFY_LEVELS = (0, 1, 2)
+_CHOICES = {"partition": ("default", "min_cut", "auto"), "recompute": ("cheap", "all")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,8 @@ class Options:
     verify: int = 0
     skip: tuple[str, ...] = ()
     stop_after: str | None = None
+    partition: str = "default"
+    recompute: str = "cheap"
     max_variants: int = 8
     dynamic: bool = False
     double_backward: bool = False
@@ -74,6 +79,8 @@ def _from_environment() -> dict[str, object]:
         ("dump", "DOVETAIL_DUMP"),
         ("skip", "DOVETAIL_SKIP"),
         ("stop_after", "DOVETAIL_STOP_AFTER"),
+        ("partition", "DOVETAIL_PARTITION"),
+        ("recompute", "DOVETAIL_RECOMPUTE"),
     ):
         if os.environ.get(variable):
             found[option] = os.environ[variable]
@@ -94,6 +101,9 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
     dump: object = options.dump
     if dump is not None and not isinstance(dump, str | os.PathLike):
         refuse("dump", dump, "it is a folder", "a path")
+    for option, choices in _CHOICES.items():
+        if getattr(options, option) not in choices:
+            refuse(option, getattr(options, option), "it is a choice", ", ".join(choices[:-1]) + f" or {choices[-1]}")
     for switch in ("dynamic", "double_backward"):
         value: object = getattr(options, switch)
         if not isinstance(value, bool):

@@ -1,0 +1,183 @@
+"""What backward may read, save or compute again: the choice as plain numbers.
+
+An *item* is a piece of memory that forward makes, a *job* the node that makes it. Views are in the memory of what they
+view, so they are no items: whoever holds the item has them. Nothing is asked for what backward can read anyway: inputs
+that nobody writes, and what forward returns to the user.
+
+An input that the program writes holds other numbers by the time backward runs: nothing is computed from it again. Its
+new contents are read only where the default split reads them, so that a later write is refused where eager refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dovetail.analysis.liveness import storage_bytes
+from dovetail.ir.program import Node, Phase, Program, Value, made_symbols, values_in
+from dovetail.ir.signature import InputMutation, SharedBytes, UserOutput
+from dovetail.ir.sizes import Number, evaluate
+from dovetail.partition.policy import Mark, Policy, can_run_again, is_view
+from dovetail.partition.split import is_forward, residuals_of
+
+FREE = -1
+UNAVAILABLE = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Items and jobs are numbered in program order; a job reads items of earlier jobs.
+
+    sizes: bytes of each item; None where it must not be saved (its job can run again). makers: the job of each item.
+    costs: bytes that running each job again reads and writes; None where it cannot. reads: items that each job reads.
+    wanted: items that backward reads.
+    """
+
+    sizes: tuple[int | None, ...]
+    makers: tuple[int, ...]
+    costs: tuple[int | None, ...]
+    reads: tuple[tuple[int, ...], ...]
+    wanted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """saved: items. again: jobs. saved_bytes, moved_bytes: what the two cost."""
+
+    saved: frozenset[int]
+    again: frozenset[int]
+    saved_bytes: int
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Posed:
+    """A problem and what its numbers stand for. homes: the item of each forward value, or FREE, or UNAVAILABLE."""
+
+    problem: Problem
+    homes: Mapping[Value, int]
+
+
+def pose_problem(program: Program, policy: Policy, hints: Mapping[str, Number]) -> Posed:
+    """The choice for a functional program of two phases. hints: a number for each size symbol."""
+    poser = _Poser(program, policy, hints)
+    for node in program.nodes:
+        if node.phase is Phase.FORWARD:
+            poser.add(node)
+    return poser.posed()
+
+
+def moved_bytes(node: Node, hints: Mapping[str, Number]) -> int:
+    """Bytes that a node reads and writes; none for a view."""
+    if is_view(node):
+        return 0
+    return sum(_bytes_of(value, hints) for value in {*node.operands(), *node.results()} if value.is_tensor)
+
+
+def written_storages(program: Program) -> frozenset[int]:
+    """Storages of inputs whose contents the program replaces, in forward or in backward."""
+    by_name = {value.name: value for value in program.inputs}
+    written: list[Value] = []
+    for role in program.signature.outputs:
+        if isinstance(role, InputMutation):
+            written.append(by_name[role.constant] if role.constant else program.inputs[role.input])
+    roles = zip(program.signature.inputs, program.inputs, strict=True)
+    written += [value for role, value in roles if isinstance(role, SharedBytes)]
+    return frozenset(value.tensor.storage for value in written if value.is_tensor)
+
+
+def _bytes_of(value: Value, hints: Mapping[str, Number]) -> int:
+    return int(evaluate(value.tensor.size_bytes(), _Ones(hints)))
+
+
+class _Ones(dict[str, Number]):
+    """A size symbol that nobody knows counts as 1, as it does in simulated peaks."""
+
+    def __missing__(self, key: str) -> Number:
+        return 1
+
+
+class _Poser:
+    def __init__(self, program: Program, policy: Policy, hints: Mapping[str, Number]) -> None:
+        self.policy = policy
+        self.hints = hints
+        self.fixed = frozenset(made_symbols(program))
+        self.bytes = storage_bytes(program, hints)
+        backward = tuple(node for node in program.nodes if node.phase is Phase.BACKWARD)
+        self.saved_by_default = dict.fromkeys(residuals_of(program, backward)[0])
+        roles = list(zip(program.signature.outputs, program.outputs, strict=True))
+        self.returned = _storages([operand for role, operand in roles if isinstance(role, UserOutput)])
+        written = written_storages(program)
+        contents = _storages([o for role, o in roles if isinstance(role, InputMutation) and is_forward(role)])
+        self.contents = contents - written  # a view of the input itself changes with it
+        self.returned_late = _storages([operand for role, operand in roles if not is_forward(role)])
+        self.homes: dict[Value, int] = {}
+        for value in program.inputs:
+            is_free = value.is_tensor and value.tensor.storage not in written
+            self.homes[value] = FREE if is_free else UNAVAILABLE
+        self.contents_homes: dict[int, int] = {}
+        self.sizes: list[int | None] = []
+        self.makers: list[int] = []
+        self.costs: list[int | None] = []
+        self.reads: list[tuple[int, ...]] = []
+
+    def add(self, node: Node) -> None:
+        """Find homes for the results of the next node."""
+        can_run = can_run_again(node, self.fixed)
+        if can_run and is_view(node) and self.policy.marks.get(node) is not Mark.MUST_SAVE:
+            self.homes.update({value: self._home_of_view(value, node.operands()[0]) for value in node.results()})
+            return
+        reads = tuple(dict.fromkeys(self.homes[value] for value in node.operands()))
+        storages = {value.tensor.storage for value in node.results() if value.is_tensor}
+        again = (
+            can_run
+            and self.policy.allows(node)
+            and UNAVAILABLE not in reads
+            and storages.isdisjoint(self.returned_late)
+        )
+        job = len(self.costs)
+        self.costs.append(moved_bytes(node, self.hints) if again else None)
+        self.reads.append(tuple(item for item in reads if item != FREE) if again else ())
+        is_marked = again and self.policy.marks.get(node) is Mark.MUST_RECOMPUTE
+        items: dict[int, int] = {}
+        for value in node.results():
+            self.homes[value] = self._home(value, job, items, again, is_marked)
+
+    def _home(self, value: Value, job: int, items: dict[int, int], again: bool, is_marked: bool) -> int:
+        if not value.is_tensor:
+            return UNAVAILABLE
+        storage = value.tensor.storage
+        is_contents = storage in self.contents
+        if storage in self.returned and not is_contents:
+            return FREE
+        if storage not in items:
+            items[storage] = UNAVAILABLE if is_contents and not again else len(self.sizes)
+            if items[storage] != UNAVAILABLE:
+                self.sizes.append(None if is_contents or is_marked else self.bytes.get(storage, 0))
+                self.makers.append(job)
+            if is_contents:
+                self.contents_homes[storage] = items[storage]
+        return FREE if is_contents and value in self.saved_by_default else items[storage]
+
+    def _home_of_view(self, value: Value, base: Value) -> int:
+        """A view is where its base is; of new contents, the views that the default split saves are there as well."""
+        storage = value.tensor.storage
+        if storage not in self.contents:
+            return self.homes[base]
+        return FREE if value in self.saved_by_default else self.contents_homes.get(storage, self.homes[base])
+
+    def posed(self) -> Posed:
+        """The problem, once every node of forward was added."""
+        wanted = dict.fromkeys(self.homes[value] for value in self.saved_by_default if value in self.homes)
+        problem = Problem(
+            tuple(self.sizes),
+            tuple(self.makers),
+            tuple(self.costs),
+            tuple(self.reads),
+            tuple(item for item in wanted if item >= 0),
+        )
+        return Posed(problem, self.homes)
+
+
+def _storages(operands: list[object]) -> frozenset[int]:
+    return frozenset(value.tensor.storage for value in values_in(operands) if value.is_tensor)

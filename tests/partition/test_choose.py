@@ -1,0 +1,99 @@
+"""When computing again is chosen, by what a step is predicted to need."""
+
+from __future__ import annotations
+
+import pytest
+
+from dovetail.analysis.liveness import simulate_peak
+from dovetail.ir.program import Program
+from dovetail.ir.signature import Gradient, UserOutput
+from dovetail.partition.choose import StepCost, choose_split, joined, residual_bytes, step_cost, worth_it
+from dovetail.partition.policy import Policy
+from dovetail.partition.split import split_by_phase
+from tests.partition.joint_programs import POINTWISE, PRODUCT, VIEW, Maker
+
+
+def _layers(count: int) -> Program:
+    """Layers of a product and a pointwise node; backward reads what both make."""
+    maker = Maker({"x": 100})
+    (v,) = maker.inputs
+    w = v
+    made = []
+    for _ in range(count):
+        (a,) = maker.apply(PRODUCT, v, w, sizes=(100,))
+        (v,) = maker.apply(POINTWISE, a, sizes=(100,))
+        made += [a, v]
+    (loss,) = maker.apply(PRODUCT, v, v, sizes=(1,))
+    (g,) = maker.apply(POINTWISE, maker.tangent(1), v, sizes=(100,), late=True)
+    for v in reversed(made):
+        (g,) = maker.apply(PRODUCT, g, v, sizes=(100,), late=True)
+    return maker.program([(UserOutput(0), loss), (Gradient(0), g)])
+
+
+def test_the_cut_halves_what_is_saved() -> None:
+    program = _layers(4)
+    split, report = choose_split(program, Policy(), {}, only_if_worth_it=False)
+    assert (report.default.saved_bytes, report.min_cut.saved_bytes) == (800, 400)
+    assert report.min_cut.peak_bytes < report.default.peak_bytes
+    assert (report.again, report.reason) == (4, "")
+    assert report.min_cut == step_cost(program, split, {})
+    assert str(report).startswith("4 nodes run again: default saves 800 bytes, peak ")
+
+
+def test_where_it_moves_too_many_bytes_it_is_not_worth_it() -> None:
+    split, report = choose_split(_layers(4), Policy(), {}, only_if_worth_it=True)
+    assert report.reason.startswith("NOT-WORTH-IT: moves ")
+    assert len(split.residuals) == 8
+    assert split.sources == ()
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (StepCost(0, 99, 1000), True),
+        (StepCost(0, 99, 1020), True),
+        (StepCost(0, 99, 1021), False),
+        (StepCost(0, 100, 900), False),
+    ],
+)
+def test_worth_it(after: StepCost, expected: bool) -> None:
+    assert worth_it(StepCost(50, 100, 1000), after) == expected
+
+
+def test_a_peak_that_rises_keeps_the_default_split() -> None:
+    maker = Maker({"x": 1000})
+    (x,) = maker.inputs
+    (small,) = maker.apply(POINTWISE, x, sizes=(10,))
+    (large,) = maker.apply(POINTWISE, small, sizes=(1000,))
+    (wide,) = maker.apply(POINTWISE, large, sizes=(11,))
+    (other,) = maker.apply(POINTWISE, wide, sizes=(1,))
+    (g,) = maker.apply(POINTWISE, maker.tangent(1), sizes=(500,), late=True)
+    (h,) = maker.apply(POINTWISE, g, wide, sizes=(500,), late=True)
+    split, report = choose_split(maker.program([(UserOutput(0), other), (Gradient(0), h)]), Policy(), {}, False)
+    assert report.min_cut.saved_bytes < report.default.saved_bytes
+    assert report.reason.startswith("PEAK-RISES: ")
+    assert split.residuals == ("v2_0",)
+
+
+def test_where_all_is_saved_anyway_there_is_nothing_to_gain() -> None:
+    maker = Maker({"x": 8})
+    (g,) = maker.apply(POINTWISE, maker.tangent(8), *maker.inputs, late=True)
+    _, report = choose_split(maker.program([(Gradient(0), g)]), Policy("all"), {}, False)
+    assert report.reason.startswith("NOTHING-TO-GAIN")
+
+
+def test_views_of_one_residual_count_once_and_outputs_do_not() -> None:
+    maker = Maker({"x": 8})
+    (a,) = maker.apply(PRODUCT, *maker.inputs, sizes=(32,))
+    (view,) = maker.apply(VIEW, a, sizes=(32,))
+    (out,) = maker.apply(PRODUCT, view, sizes=(64,))
+    (g,) = maker.apply(POINTWISE, maker.tangent(64), a, view, out, *maker.inputs[:1], late=True)
+    program = maker.program([(UserOutput(0), out), (Gradient(0), g)])
+    assert residual_bytes(split_by_phase(program), {}) == 32
+
+
+def test_both_halves_are_one_program_again() -> None:
+    program = _layers(2)
+    split = split_by_phase(program)
+    assert joined(program, split).nodes == program.nodes
+    assert step_cost(program, split, {}).peak_bytes == simulate_peak(program).peak_bytes

@@ -1,0 +1,81 @@
+"""Which pieces of memory are chosen among, and what is free."""
+
+from __future__ import annotations
+
+from dovetail.ir.program import Program
+from dovetail.ir.signature import Gradient, InputMutation, UserOutput, WriteKind
+from dovetail.partition.policy import Mark, Policy
+from dovetail.partition.problem import FREE, UNAVAILABLE, pose_problem, written_storages
+from tests.partition.joint_programs import DRAW, POINTWISE, PRODUCT, VIEW, Maker
+
+
+def _program(writes_x: bool = False) -> Program:
+    """x -> a (product) -> view -> b (pointwise) -> c (pointwise, returned); backward reads the view, b and c."""
+    maker = Maker({"x": 8, "w": 8})
+    x, w = maker.inputs
+    (a,) = maker.apply(PRODUCT, x, w, sizes=(16,))
+    (view,) = maker.apply(VIEW, a, sizes=(16,))
+    (b,) = maker.apply(POINTWISE, view, w, sizes=(4,))
+    (c,) = maker.apply(POINTWISE, b, b, sizes=(4,))
+    tangent = maker.tangent(4)
+    (g,) = maker.apply(POINTWISE, tangent, view, late=True)
+    (h,) = maker.apply(POINTWISE, g, b, late=True)
+    (k,) = maker.apply(POINTWISE, h, c, late=True)
+    written = [(InputMutation(0, WriteKind.UNTRACKED), b)] if writes_x else []
+    return maker.program([(UserOutput(0), c), *written, (Gradient(0), k)])
+
+
+def _homes(program: Program, policy: Policy) -> dict[str, int]:
+    return {value.name: home for value, home in pose_problem(program, policy, {}).homes.items()}
+
+
+def test_items_jobs_and_what_is_free() -> None:
+    program = _program()
+    problem = pose_problem(program, Policy("all"), {}).problem
+    assert problem.sizes == (16, 4)
+    assert problem.makers == (0, 1)
+    assert problem.costs == (8 + 8 + 16, 16 + 8 + 4, 4 + 4)
+    assert problem.reads == ((), (0,), (1,))
+    assert problem.wanted == (0, 1)
+    assert _homes(program, Policy("all")) == {
+        "x": FREE,
+        "w": FREE,
+        "tangent": FREE,
+        "v0_0": 0,
+        "v1_0": 0,
+        "v2_0": 1,
+        "v3_0": FREE,
+    }
+
+
+def test_only_cheap_jobs_run_by_default() -> None:
+    assert pose_problem(_program(), Policy(), {}).problem.costs == (None, 28, 8)
+
+
+def test_an_input_that_is_written_is_not_read_again() -> None:
+    program = _program(writes_x=True)
+    assert written_storages(program) == {0}
+    posed = pose_problem(program, Policy("all"), {})
+    assert posed.problem.costs == (None, 28, 8)
+    assert _homes(program, Policy("all"))["x"] == UNAVAILABLE
+    assert _homes(program, Policy("all"))["v2_0"] == FREE  # the default split saves it, too
+
+
+def test_marks() -> None:
+    program = _program()
+    product, view, pointwise, _, *_ = program.nodes
+    marked = Policy("all", {product: Mark.MUST_RECOMPUTE, pointwise: Mark.MUST_SAVE})
+    problem = pose_problem(program, marked, {}).problem
+    assert (problem.sizes, problem.costs) == ((None, 4), (32, None, 8))
+    assert pose_problem(program, Policy(marks={view: Mark.MUST_SAVE}), {}).problem.sizes == (16, 16, 4)
+
+
+def test_a_mark_does_not_repeat_a_draw() -> None:
+    maker = Maker({"x": 8})
+    (mask,) = maker.apply(DRAW, maker.inputs[0])
+    tangent = maker.tangent(8)
+    (g,) = maker.apply(POINTWISE, tangent, mask, late=True)
+    program = maker.program([(Gradient(0), g)])
+    marks = {program.nodes[0]: Mark.MUST_RECOMPUTE}
+    problem = pose_problem(program, Policy("all", marks), {}).problem
+    assert (problem.sizes, problem.costs) == ((8,), (None,))

@@ -1,0 +1,81 @@
+"""The solver against a search through every choice, and its speed."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from dovetail.ir.program import Phase
+from dovetail.partition.check_recompute import verify_recomputation
+from dovetail.partition.choose import residual_bytes, split_by_cut
+from dovetail.partition.policy import Policy
+from dovetail.partition.problem import Problem, moved_bytes, pose_problem
+from dovetail.partition.solve import follow, solve_cut
+from tests.partition.joint_programs import ALL, CHEAP, best_by_search, random_program
+
+# Programs in which an input receives a view of itself.
+_FOUND = (917, 949, 1085)
+
+
+@pytest.mark.parametrize(("recompute", "may_run"), [("cheap", CHEAP), ("all", ALL)])
+def test_no_choice_is_better(recompute: str, may_run: frozenset[object]) -> None:
+    gains = 0
+    for seed in (*range(500), *_FOUND):
+        program = random_program(seed)
+        policy = Policy(recompute=recompute)
+        solution = solve_cut(pose_problem(program, policy, {}).problem)
+        assert (solution.saved_bytes, solution.moved_bytes) == best_by_search(program, may_run), seed
+        split = split_by_cut(program, policy, {})
+        verify_recomputation(program, split)
+        own = {node.outputs for node in program.nodes if node.phase is Phase.BACKWARD}
+        copies = [node for node in split.backward.nodes if node.outputs not in own]
+        assert sum(moved_bytes(node, {}) for node in copies) == solution.moved_bytes, seed
+        assert residual_bytes(split, {}) == solution.saved_bytes, seed
+        gains += bool(copies)
+    assert gains > 100
+
+
+def test_the_choice_does_not_depend_on_the_run() -> None:
+    problem = pose_problem(random_program(7, 200), Policy("all"), {}).problem
+    assert solve_cut(problem) == solve_cut(problem)
+
+
+def test_following_a_choice_saves_what_cannot_run_again() -> None:
+    problem = Problem(sizes=(4, 8), makers=(0, 1), costs=(None, 12), reads=((), (0,)), wanted=(1,))
+    assert solve_cut(problem).saved == {0}
+    assert follow(problem, {1}).saved == {1}
+    assert follow(problem, set()) == solve_cut(problem)
+
+
+def test_a_tie_in_bytes_moves_nothing() -> None:
+    problem = Problem(sizes=(8, 8), makers=(0, 1), costs=(None, 16), reads=((), (0,)), wanted=(1,))
+    assert (solve_cut(problem).saved, solve_cut(problem).again) == ({1}, frozenset())
+
+
+def test_bytes_of_any_size_are_exact() -> None:
+    huge = 2**70
+    problem = Problem(sizes=(huge, huge + 1), makers=(0, 1), costs=(None, huge), reads=((), (0,)), wanted=(1,))
+    assert solve_cut(problem).saved_bytes == huge
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_five_thousand_jobs_take_less_than_a_second(seed: int) -> None:
+    rng = random.Random(seed)
+    count = 5000
+    reads = [
+        tuple({rng.randrange(max(0, i - 30), i) for _ in range(rng.randint(1, 3))} if i else ()) for i in range(count)
+    ]
+    costs = [None if rng.random() < 0.2 else rng.randint(1, 1000) for _ in range(count)]
+    problem = Problem(
+        sizes=tuple(rng.randint(1, 1000) for _ in range(count)),
+        makers=tuple(range(count)),
+        costs=tuple(costs),
+        reads=tuple(() if cost is None else read for read, cost in zip(reads, costs, strict=True)),
+        wanted=tuple(sorted(rng.sample(range(count), count // 4))),
+    )
+    start = time.process_time()
+    solution = solve_cut(problem)
+    assert time.process_time() - start < 1
+    assert solution.again
