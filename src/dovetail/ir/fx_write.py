@@ -22,17 +22,21 @@ from dovetail.ir.provenance import ORIGIN_KEY
 from dovetail.ir.sizes import Number, Scalar, SizeExpr
 from dovetail.ir.text import identifier
 from dovetail.torch_compat.fakes import FakeMode, new_fake_mode
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 
 
-def to_graph_module(program: Program, hints: Mapping[str, Number] | None = None) -> fx.GraphModule:
+def to_graph_module(
+    program: Program, hints: Mapping[str, Number] | None = None, described: DescribedFakes | None = None
+) -> fx.GraphModule:
     """The program as a graph module with the same inputs and a tuple of the same outputs.
 
     hints: a number for each size symbol, for the fakes in `meta["val"]`. The sizes themselves are read off the inputs.
-    Raises: KeyError for a symbol without a hint.
+    described: makes those fakes, in place of the hints. Raises: KeyError for a symbol without a hint.
     """
-    mode = new_fake_mode()
-    writer = PlainWriter(program, DescribedFakes(mode, dict(hints or {})))
-    with fakes_running(mode, symbolic=False):
+    described = described or DescribedFakes(new_fake_mode(), dict(hints or {}))
+    writer = PlainWriter(program, described)
+    is_symbolic = any(isinstance(number, SYMBOLIC_TYPES) for number in described.numbers.values())
+    with fakes_running(described.mode, is_symbolic):
         for value in program.inputs:
             writer.placeholder(value)
         for node in program.nodes:
