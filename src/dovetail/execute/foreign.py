@@ -25,7 +25,7 @@ from dovetail.errors import BadCompiledResult, BadCompiler
 from dovetail.ir.fx_write import DescribedFakes, to_graph_module
 from dovetail.ir.graph_signature import GraphSignature
 from dovetail.ir.program import Operand, Program, TensorMeta, Value
-from dovetail.ir.signature import Gradient, UserOutput
+from dovetail.ir.signature import Gradient, Residual, UserOutput
 from dovetail.ir.sizes import SizeExpr
 from dovetail.torch_compat.boxed import is_boxed
 from dovetail.torch_compat.decompositions import Decompositions
@@ -98,6 +98,8 @@ class ForeignProgram:
         fits = len(shape) == len(meta.shape) and all(
             have == want for have, want in zip(shape, meta.shape, strict=True) if isinstance(want, int)
         )
+        if not fits and expected.is_saved:  # what torch says of a kernel's workspace need not be so
+            return result
         if not fits or result.dtype != meta.dtype or result.device != meta.device:
             raise self._bad(f"gave {_told(result)} for output {expected.place}", str(meta))
         if expected.stride is not None and result.stride() != expected.stride:
@@ -119,29 +121,34 @@ class _Expected:
     """What an output is like.
 
     meta: None for what is no tensor. stride: where it is known. is_fresh: it is handed to the user, in memory that no
-    input and no other output has. constant: a number or None that the program returns whatever runs.
+    input and no other output has. is_saved: it is for backward. constant: a number or None that the program returns
+    whatever runs.
     """
 
     place: int
     meta: TensorMeta | None
     stride: tuple[int, ...] | None
     is_fresh: bool
+    is_saved: bool
     constant: object
     is_constant: bool
 
     @staticmethod
     def of(program: Program, place: int) -> _Expected:
         operand: Operand = program.outputs[place]
+        role = program.signature.outputs[place]
+        is_saved = isinstance(role, Residual)
         if not isinstance(operand, Value) or not operand.is_tensor:
             is_constant = not isinstance(operand, Value | SizeExpr)
-            return _Expected(place, None, None, False, operand, is_constant)
+            return _Expected(place, None, None, False, is_saved, operand, is_constant)
         meta = operand.tensor
         known = tuple(step for step in meta.stride if isinstance(step, int))
         others = [o for i, o in enumerate(program.outputs) if i != place]
         shared = program.input_storages() | {o.tensor.storage for o in others if isinstance(o, Value) and o.is_tensor}
-        is_seen = isinstance(program.signature.outputs[place], UserOutput | Gradient)
-        is_fresh = is_seen and meta.storage not in shared
-        return _Expected(place, meta, known if len(known) == len(meta.stride) else None, is_fresh, None, False)
+        is_fresh = isinstance(role, UserOutput | Gradient) and meta.storage not in shared
+        return _Expected(
+            place, meta, known if len(known) == len(meta.stride) else None, is_fresh, is_saved, None, False
+        )
 
 
 def _laid_out(result: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

@@ -52,11 +52,12 @@ def aot_function(
         decompositions: rules by which operators are taken apart, by overload or packet; results are then the rules'.
         inference_compiler: for calls without gradients; `fw_compiler` by default.
         donate: nothing yet.
-        options: as for `dovetail.compile`.
+        options: as for `dovetail.compile`; and `joint`, called with (gm, example_inputs) of programs before their split.
     Returns: a callable with the function's arguments.
     Raises: BadOptionValue, NotYetSupported; when it is called, BadCompiler and BadCompiledResult.
     """
-    chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate)
+    joint = options.pop("joint", None)
+    chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate, joint)
     return compile_function(fn, **{**options, **chosen})
 
 
@@ -106,7 +107,8 @@ def aot_module_simplified(
     Returns: a callable with the module's arguments.
     Raises: as `aot_function`.
     """
-    chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate)
+    joint = options.pop("joint", None)
+    chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate, joint)
     is_bare = isinstance(mod, fx.GraphModule) and not [*mod.parameters(), *mod.buffers()]
     if isinstance(mod, fx.GraphModule) and is_bare:  # what Dynamo makes: everything is an argument
         return dovetail_backend(mod, args, options={**options, **chosen})
@@ -131,9 +133,11 @@ def _options(
     partition: Partition,
     decompositions: Mapping[Any, Callable[..., Any]] | None,
     donate: Iterable[str | int],
+    joint: Any,
 ) -> dict[str, object]:
-    for name, compiler in (("fw_compiler", fw_compiler), ("bw_compiler", bw_compiler)):
-        if not callable(compiler) and not (compiler is None and name == "bw_compiler"):
+    given = {"bw_compiler": bw_compiler, "inference_compiler": inference_compiler, "joint": joint}
+    for name, compiler in (("fw_compiler", fw_compiler), *((n, c) for n, c in given.items() if c is not None)):
+        if not callable(compiler):
             expected = "a function (gm, example_inputs) -> callable"
             raise BadOptionValue(option=name, value=compiler, reason="it is called", expected=expected)
     if tuple(donate):
@@ -142,12 +146,11 @@ def _options(
             reason="what a caller gives away is not yet made known to compilers",
             hint="leave it out, and call dovetail.passes.reinplace(gm, donate=...) in your compiler",
         )
-    joint = getattr(fw_compiler, "joint", None)
     compilers = Compilers(
         forward=fw_compiler,
         backward=bw_compiler or fw_compiler,
         inference=inference_compiler or fw_compiler,
-        joint=joint if callable(joint) else None,
+        joint=joint,
         decompositions=by_overload(decompositions) if decompositions else None,
     )
     return {"compilers": compilers, **_partition(partition)}

@@ -17,10 +17,12 @@ from torch import fx
 from dovetail.errors import InvalidProgram
 from dovetail.ir.fx_samples import fakes_running
 from dovetail.ir.fx_sizes import SizeNodes, fold_expression
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Meta, Node, Operand, Program, ScalarMeta, Value
 from dovetail.ir.provenance import ORIGIN_KEY
 from dovetail.ir.sizes import Number, Scalar, SizeExpr
 from dovetail.ir.text import identifier
+from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import FakeMode, new_fake_mode
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 
@@ -152,6 +154,8 @@ class PlainWriter:
         """A new fx node for a call."""
         made = self.graph.call_function(node.target, args, kwargs)
         made.meta[ORIGIN_KEY] = str(node.origin)
+        if isinstance(node.target, Prim) and (node.target.draws or node.target.effect):
+            fx.has_side_effect(node.target)  # so that torch's own dead code elimination leaves it
         return made
 
     def item(self, value: Value, call: fx.Node, index: int) -> fx.Node:
@@ -168,4 +172,7 @@ class PlainWriter:
 
     def sequence(self, node: Node, fakes: list[Any]) -> Any:
         """What describes the results of a call that gives a sequence."""
-        return fakes
+        target = node.target
+        several = isinstance(target, Overload) and len(schema_of(target).returns) > 1
+        gives_tuple = several or (isinstance(target, Prim) and target.gives_tuple)
+        return tuple(fakes) if gives_tuple else fakes
