@@ -36,7 +36,7 @@ def graph_dumper_aot(
     inputs of each program's first call, too; needs the package safetensors.
     Raises: CompilerUnavailable without that package; BadOptionValue for a name that is no name of a file.
     """
-    if not current_name or Path(current_name).name != current_name:
+    if current_name in ("", ".", "..") or Path(current_name).name != current_name:
         expected = "letters, digits, dashes"
         raise BadOptionValue(option="current_name", value=current_name, reason="files are named so", expected=expected)
     save = _saver() if dump_example_input else None

@@ -39,7 +39,7 @@ def simple_ts_compile(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[...
 
 def _scripted(gm: fx.GraphModule, name: str) -> Callable[..., Any]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # whoever calls this asked for it
+        warnings.simplefilter("ignore")  # it is deprecated; whoever calls this asked for it
         script = getattr(torch.jit, "script", None)
         if script is None:
             raise _unavailable(name, "this torch has no TorchScript")

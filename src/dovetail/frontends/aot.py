@@ -52,7 +52,7 @@ def aot_function(
         decompositions: rules by which operators are taken apart, by overload or packet; results are then the rules'.
         inference_compiler: for calls without gradients; `fw_compiler` by default.
         donate: nothing yet.
-        options: as for `dovetail.compile`; and `joint`, called with (gm, example_inputs) of programs before their split.
+        options: as for `dovetail.compile`; and `joint`, shown (gm, example_inputs) of programs before their split.
     Returns: a callable with the function's arguments.
     Raises: BadOptionValue, NotYetSupported; when it is called, BadCompiler and BadCompiledResult.
     """
