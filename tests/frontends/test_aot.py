@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, fx, nn
 
 import dovetail
+from dovetail.compat.functorch import debug_nop
 from dovetail.errors import BadCompiledResult, BadCompiler, BadOptionValue, NotYetSupported
 from dovetail.ir.graph_signature import GraphSignature
 from dovetail.testing.agreement import check_program
 from dovetail.testing.aliasing import alias_program
+from dovetail.testing.programs import random_program
 from tests.doors import assert_as_eager
 from tests.models.zoo import ZOO, loss_of
 
@@ -85,6 +87,62 @@ def test_arguments_that_share_memory(compiler: Any, first: int) -> None:
     for seed in range(first, first + 20):
         program = alias_program(seed)
         check_program(program, partial(dovetail.aot_function, fw_compiler=compiler), program.seeds)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("seeds", [range(40, 60), (1024, 1103, 1153, 1173)], ids=["any", "expanded results"])
+def test_random_programs(compiler: Any, seeds: Sequence[int]) -> None:
+    for seed in seeds:
+        check_program(random_program(seed), partial(dovetail.aot_function, fw_compiler=compiler))
+
+
+def test_strides_that_torch_describes_wrongly() -> None:
+    x = torch.randn(2, 3, 4).permute(1, 0, 2)
+    results = [call(x, x) for call in (torch.heaviside, dovetail.aot_function(torch.heaviside, plain))]
+    assert results[0].stride() == results[1].stride()
+
+
+def test_random_generators_of_the_user() -> None:
+    own = torch.Generator()
+
+    def draw(x: Tensor, own: torch.Generator) -> Tensor:
+        return x + torch.rand(2, generator=own) + torch.rand(2) + torch.randn(2, generator=own)
+
+    compiled = dovetail.aot_function(draw, plain)
+    for seed in (1, 2):
+        found = []
+        for call in (draw, compiled):
+            torch.manual_seed(5)
+            found.append((call(torch.ones(2), own.manual_seed(seed)), own.get_state()))
+        assert torch.equal(found[0][0], found[1][0])
+        assert torch.equal(found[0][1], found[1][1])
+
+
+def test_control_flow_with_random_numbers() -> None:
+    def branch(x: Tensor) -> Tensor:
+        dropped = torch.nn.functional.dropout
+        return torch.cond(x.sum() > 0, lambda x: dropped(x.sin()), lambda x: x.cos(), (x,))
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return dovetail.aot_module_simplified(gm, example_inputs, debug_nop)
+
+    compiled = torch.compile(branch, backend=backend, fullgraph=True)
+    for x in (torch.ones(3), -torch.ones(3)):
+        results = []
+        for call in (branch, compiled):
+            torch.manual_seed(0)
+            results.append(call(x))
+        assert torch.equal(*results)
+
+
+def test_copies_of_a_module() -> None:
+    module = dovetail.aot_module(nn.Linear(2, 2), plain)
+    other = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert not other(torch.ones(1, 2)).any()
+    assert module(torch.ones(1, 2)).any()
 
 
 def test_the_same_tensor_twice() -> None:

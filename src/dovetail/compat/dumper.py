@@ -86,7 +86,11 @@ class _Writer:
             title += " It is empty: no operator runs."
             logger.warning("%s: the %s program of graph %d has no operators", self._name, kind, self._number)
         file = stem.with_name(f"{stem.name}.py")
-        file.write_text(script_text(gm, inputs, file.name, title), encoding="utf-8")
+        try:
+            text = script_text(gm, inputs, file.name, title)
+        except CompilerUnavailable as error:  # text to read, then
+            text = f"# {title} It does not run by itself: {error.facts['reason']}.\n{gm.code}"
+        file.write_text(text, encoding="utf-8")
         data = {"program": kind, "graph": self._number, "empty": is_empty, "inputs": describe_inputs(names, inputs)}
         stem.with_name(f"{stem.name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         return stem

@@ -113,6 +113,9 @@ def _needed(names: dict[str, Any]) -> list[str]:
     known = {"torch", "device", "inf", "nan", "operator", "math", "json"}
     lines: list[str] = []
     prims = {name: value for name, value in names.items() if isinstance(value, Prim)}
+    for prim in prims.values():
+        if prim.python.startswith("torch.ops.higher_order"):
+            raise _cannot(f"it holds the sub-programs of {prim.name}")
     if prims:
         lines += ["from dovetail.ops import prims", *(f"{name} = {value.python}" for name, value in prims.items())]
     for name, value in names.items():

@@ -44,7 +44,10 @@ def to_graph_module(
         for node in program.nodes:
             writer.write(node)
         writer.graph.output(tuple(writer.operand(o) for o in program.outputs))
-    return fx.GraphModule(torch.nn.Module(), writer.graph, class_name=identifier(program.name))
+    root = torch.nn.Module()
+    for holder, generator in writer.generators.items():
+        setattr(root, str(holder.target), generator)
+    return fx.GraphModule(root, writer.graph, class_name=identifier(program.name))
 
 
 class DescribedFakes:
@@ -97,6 +100,7 @@ class PlainWriter:
         self.graph = fx.Graph()
         self.sizes = SizeNodes(self.graph)
         self.nodes: dict[Value, fx.Node] = {}
+        self.generators: dict[fx.Node, torch.Generator] = {}
 
     def placeholder(self, value: Value) -> fx.Node:
         """Add an input."""
@@ -142,7 +146,17 @@ class PlainWriter:
                 raise self.broken("every size symbol is bound", str(error.args[0])) from error
         if isinstance(operand, tuple | list):
             return type(operand)(self.operand(item) for item in operand)
+        if isinstance(operand, torch.Generator):
+            return self.generator(operand)
         return operand
+
+    def generator(self, held: torch.Generator) -> fx.Node:
+        """A random generator, which the module holds: code cannot name it."""
+        known = next((node for node, other in self.generators.items() if other is held), None)
+        if known is None:
+            known = self.graph.get_attr(f"generator_{len(self.generators)}")
+            self.generators[known] = held
+        return known
 
     def broken(self, rule: str, detail: str) -> InvalidProgram:
         """The error for a program that breaks a rule."""

@@ -24,4 +24,5 @@ def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
         return function(*given)
 
     setattr(call, _MARK, True)
+    call.__wrapped__ = function
     return call
