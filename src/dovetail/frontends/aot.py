@@ -116,7 +116,11 @@ def aot_module_simplified(
 
 
 def make_boxed_compiler(compiler: Compiler) -> Compiler:
-    """A compiler whose code takes its arguments as one list and empties it: an input can die at its last use."""
+    """A compiler whose code takes its arguments as one list, and empties it.
+
+    Code that takes a list by itself, and lets go of what it has read, is marked by `_boxed_call = True` and stays as it
+    is: only there an input can die at its last use. Arguments of other code live until it returns.
+    """
 
     @functools.wraps(compiler)
     def compile_boxed(*args: Any, **kwargs: Any) -> Any:
