@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dovetail.errors import DovetailError, DovetailWarning
 from dovetail.frontends.analysis_report import AnalysisReport, analyse
+from dovetail.frontends.aot import AotModule, aot_function, aot_module, aot_module_simplified, make_boxed_compiler
 from dovetail.frontends.backend import dovetail_backend
 from dovetail.frontends.function import CompiledFunction, compile
 from dovetail.pipeline.options import Options
@@ -12,12 +13,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AnalysisReport",
+    "AotModule",
     "CompiledFunction",
     "DovetailError",
     "DovetailWarning",
     "Options",
     "__version__",
     "analyse",
+    "aot_function",
+    "aot_module",
+    "aot_module_simplified",
     "compile",
     "dovetail_backend",
+    "make_boxed_compiler",
 ]

@@ -49,6 +49,7 @@ from dovetail.ir.sizes import Scalar
 from dovetail.ops.views import replay
 from dovetail.torch_compat.autograd import set_version, version_of, without_saved_tensor_hooks
 from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
+from dovetail.torch_compat.decompositions import Decompositions, TakenApart
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart, is_fake
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
@@ -78,13 +79,15 @@ class Recording:
         around: Callable[[Recording], contextlib.AbstractContextManager[None]] | None = None,
         arrangement: Arrangement = APART,
         constants: Sequence[torch.Tensor] = (),
+        taken_apart: Decompositions | None = None,
     ) -> None:
         """Prepare to record.
 
         inputs: what the function takes. around: held while it runs. arrangement: how its inputs and `constants` (real
-        tensors that it is known to close over, in order) share memory.
+        tensors that it is known to close over, in order) share memory. taken_apart: operators to replace, by rules.
         """
         self.mode = mode
+        self._taken_apart = TakenApart(taken_apart) if taken_apart else contextlib.nullcontext()
         self._around = around
         self.origins = OriginTracker()
         self.arrangement = arrangement
@@ -366,6 +369,7 @@ class Recording:
                 refused_generators(self._refuse_generator),
                 self._around(self) if self._around else contextlib.nullcontext(),
                 self.recorder,
+                self._taken_apart,
             ):
                 yield
         finally:

@@ -14,6 +14,10 @@ from __future__ import annotations
 
 from dovetail.errors.base import DovetailError as DovetailError
 from dovetail.errors.base import DovetailWarning as DovetailWarning
+from dovetail.errors.compilers import BadCompiledResult as BadCompiledResult
+from dovetail.errors.compilers import BadCompiler as BadCompiler
+from dovetail.errors.compilers import CompilerUnavailable as CompilerUnavailable
+from dovetail.errors.compilers import GraphMismatch as GraphMismatch
 
 # --- environment ------------------------------------------------------------------------------------------------
 

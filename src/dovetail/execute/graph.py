@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.protocol import RunnableProgram
 from dovetail.execute.second_order import Source
 from dovetail.execute.shared_bytes import announce_write
 from dovetail.execute.training import CompiledBackward, run_under_autograd
@@ -42,7 +42,7 @@ class CompiledGraph:
     where second derivatives are wanted.
     """
 
-    forward: CompiledProgram
+    forward: RunnableProgram
     wrapper: Wrapper
     plan: CallPlan
     constants: dict[str, torch.Tensor]

@@ -1,4 +1,4 @@
-"""What an executor is: something that claims nodes and says how to call them.
+"""What an executor is: something that claims nodes and says how to call them; and what a program is that can run.
 
 Executors stand in a list. Each node goes to the first one that claims it; the last one, `aten`, claims everything, so
 every program runs. A claim is text: the call expression that the generated source contains, over names that the claim
@@ -7,13 +7,30 @@ may add. Who runs what is part of the report.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from dovetail.ir.program import Node
+from dovetail.ir.program import Node, Program
 from dovetail.ir.text import Names
 
 
+class RunnableProgram(Protocol):
+    """A program with code for it: `execute.compiled` generates it, `execute.foreign` lets somebody else make it."""
+
+    @property
+    def program(self) -> Program:
+        """What runs."""
+
+    @property
+    def source(self) -> str:
+        """What runs, as text."""
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run. inputs: one per program input, in order; emptied."""
+
+
+@runtime_checkable
 class Executor(Protocol):
     """Claims nodes of a program."""
 

@@ -18,7 +18,7 @@ from dovetail.errors import (
     ForwardModeUnsupported,
     UnsupportedTensor,
 )
-from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.protocol import RunnableProgram
 from dovetail.execute.second_order import HINT, Circumstances, Kept, differentiable_gradients
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival
 from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature
@@ -47,7 +47,7 @@ class CompiledBackward:
     several outputs.
     """
 
-    program: CompiledProgram
+    program: RunnableProgram
     residuals: tuple[int, ...]
     unsaved: tuple[str, ...]
     constants: tuple[str, ...]
@@ -57,7 +57,7 @@ class CompiledBackward:
     writes: tuple[tuple[int, InputMutation], ...]
 
     @staticmethod
-    def of(compiled: CompiledProgram, tangents: Sequence[int], saved: Sequence[str]) -> CompiledBackward:
+    def of(compiled: RunnableProgram, tangents: Sequence[int], saved: Sequence[str]) -> CompiledBackward:
         """Read the roles off the program's signature.
 
         tangents: forward outputs whose gradient it takes. saved: names of what forward saves.

@@ -20,7 +20,7 @@ from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
 from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
-from dovetail.pipeline.options import resolve_options
+from dovetail.pipeline.options import decompositions, resolve_options
 from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, is_fake, new_fake_mode
 from dovetail.torch_compat.subclasses import is_wrapper
@@ -55,6 +55,7 @@ def dovetail_backend(
     own = [_input_spec(i, n, e, fake_mode) for i, (n, e) in enumerate(zip(placeholders, example_inputs, strict=True))]
     specs = specs_with_parts(example_inputs, own, lambda part: part if is_fake(part) else fake_of(fake_mode, part))
     has_wrappers = len(specs) > len(own)
+    rules = decompositions(resolved)
 
     def run(recording: Recording) -> Recording:
         interpreter = GraphInterpreter(gm, recording.origins, recording.in_region)
@@ -65,9 +66,9 @@ def dovetail_backend(
         mode = new_fake_mode()
         fixed = [_fixed_spec(spec, value, mode) for spec, value in zip(specs, inputs, strict=True)]
         fixed = specs_with_parts(inputs[: len(own)], fixed[: len(own)], lambda part: fake_of(mode, part))
-        return run(Recording(mode, fixed, None, arrangement, constants))
+        return run(Recording(mode, fixed, None, arrangement, constants, rules))
 
-    recording = run(Recording(fake_mode, specs))
+    recording = run(Recording(fake_mode, specs, taken_apart=rules))
     logger.info(
         "graph of %d nodes from Dynamo: recorded as %d operators", len(gm.graph.nodes), recording.operator_count
     )

@@ -43,7 +43,7 @@ from dovetail.frontends.targets import as_callable, default_options
 from dovetail.ir.signature import UserInput
 from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
-from dovetail.pipeline.options import Options, resolve_options
+from dovetail.pipeline.options import Options, decompositions, resolve_options
 from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
@@ -308,7 +308,7 @@ class CompiledFunction:
             own = inputs[: len(sources)]
             specs = [self._input_spec(slots, i, tensor, mode, dynamic) for i, tensor in zip(sources, own, strict=True)]
             specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
-            recording = Recording(mode, specs, around, arrangement, constants)
+            recording = Recording(mode, specs, around, arrangement, constants, decompositions(self._options))
             recording.run_forward(lambda *_: call([s.seen for s in recording.stand_ins]))
             return recording
 

@@ -178,7 +178,7 @@ class _Writer(PlainWriter):
 
     def operand(self, operand: Operand) -> Any:
         """An operand as the argument of an fx node; graph modules become attributes."""
-        if isinstance(operand, nn.Module) or id(operand) in self.lifted.objects:
+        if isinstance(operand, nn.Module | torch.Generator) or id(operand) in self.lifted.objects:
             return self._object(operand)
         return super().operand(operand)
 

@@ -17,28 +17,37 @@ from torch import fx
 from dovetail.errors import InvalidProgram
 from dovetail.ir.fx_samples import fakes_running
 from dovetail.ir.fx_sizes import SizeNodes, fold_expression
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Meta, Node, Operand, Program, ScalarMeta, Value
 from dovetail.ir.provenance import ORIGIN_KEY
 from dovetail.ir.sizes import Number, Scalar, SizeExpr
 from dovetail.ir.text import identifier
+from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import FakeMode, new_fake_mode
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 
 
-def to_graph_module(program: Program, hints: Mapping[str, Number] | None = None) -> fx.GraphModule:
+def to_graph_module(
+    program: Program, hints: Mapping[str, Number] | None = None, described: DescribedFakes | None = None
+) -> fx.GraphModule:
     """The program as a graph module with the same inputs and a tuple of the same outputs.
 
     hints: a number for each size symbol, for the fakes in `meta["val"]`. The sizes themselves are read off the inputs.
-    Raises: KeyError for a symbol without a hint.
+    described: makes those fakes, in place of the hints. Raises: KeyError for a symbol without a hint.
     """
-    mode = new_fake_mode()
-    writer = PlainWriter(program, DescribedFakes(mode, dict(hints or {})))
-    with fakes_running(mode, symbolic=False):
+    described = described or DescribedFakes(new_fake_mode(), dict(hints or {}))
+    writer = PlainWriter(program, described)
+    is_symbolic = any(isinstance(number, SYMBOLIC_TYPES) for number in described.numbers.values())
+    with fakes_running(described.mode, is_symbolic):
         for value in program.inputs:
             writer.placeholder(value)
         for node in program.nodes:
             writer.write(node)
         writer.graph.output(tuple(writer.operand(o) for o in program.outputs))
-    return fx.GraphModule(torch.nn.Module(), writer.graph, class_name=identifier(program.name))
+    root = torch.nn.Module()
+    for holder, generator in writer.generators.items():
+        setattr(root, str(holder.target), generator)
+    return fx.GraphModule(root, writer.graph, class_name=identifier(program.name))
 
 
 class DescribedFakes:
@@ -91,6 +100,7 @@ class PlainWriter:
         self.graph = fx.Graph()
         self.sizes = SizeNodes(self.graph)
         self.nodes: dict[Value, fx.Node] = {}
+        self.generators: dict[fx.Node, torch.Generator] = {}
 
     def placeholder(self, value: Value) -> fx.Node:
         """Add an input."""
@@ -136,7 +146,17 @@ class PlainWriter:
                 raise self.broken("every size symbol is bound", str(error.args[0])) from error
         if isinstance(operand, tuple | list):
             return type(operand)(self.operand(item) for item in operand)
+        if isinstance(operand, torch.Generator):
+            return self.generator(operand)
         return operand
+
+    def generator(self, held: torch.Generator) -> fx.Node:
+        """A random generator, which the module holds: code cannot name it."""
+        known = next((node for node, other in self.generators.items() if other is held), None)
+        if known is None:
+            known = self.graph.get_attr(f"generator_{len(self.generators)}")
+            self.generators[known] = held
+        return known
 
     def broken(self, rule: str, detail: str) -> InvalidProgram:
         """The error for a program that breaks a rule."""
@@ -148,6 +168,8 @@ class PlainWriter:
         """A new fx node for a call."""
         made = self.graph.call_function(node.target, args, kwargs)
         made.meta[ORIGIN_KEY] = str(node.origin)
+        if isinstance(node.target, Prim) and (node.target.draws or node.target.effect):
+            fx.has_side_effect(node.target)  # so that torch's own dead code elimination leaves it
         return made
 
     def item(self, value: Value, call: fx.Node, index: int) -> fx.Node:
@@ -164,4 +186,7 @@ class PlainWriter:
 
     def sequence(self, node: Node, fakes: list[Any]) -> Any:
         """What describes the results of a call that gives a sequence."""
-        return fakes
+        target = node.target
+        several = isinstance(target, Overload) and len(schema_of(target).returns) > 1
+        gives_tuple = several or (isinstance(target, Prim) and target.gives_tuple)
+        return tuple(fakes) if gives_tuple else fakes

@@ -16,7 +16,8 @@ from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 class Prim:
     """A primitive operator. It has no schema; see `ops.facts.Facts` for the flags.
 
-    python: an expression over `dovetail.ops.prims` (as `prims`) and `torch` that gives this primitive.
+    python: an expression over `dovetail.ops.prims` (as `prims`) and `torch` that gives this primitive. gives_tuple: of
+    several results, whether they come in a tuple; else in a list.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Prim:
     draws: bool = False
     reads_generator: bool = False
     effect: bool = False
+    gives_tuple: bool = False
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self.run(*args, **kwargs)

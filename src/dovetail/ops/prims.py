@@ -113,7 +113,13 @@ def in_grad_mode(op: Overload) -> Prim:
     known = _IN_GRAD_MODE.get(op)
     if known is None:
         python = f"prims.in_grad_mode({operator_text(op)})"
-        known = Prim(schema_of(op).name, InGradMode(op), python, draws=draws_numbers(op))
+        known = Prim(
+            schema_of(op).name,
+            InGradMode(op),
+            python,
+            draws=draws_numbers(op),
+            gives_tuple=len(schema_of(op).returns) > 1,
+        )
         _IN_GRAD_MODE[op] = known
     return known
 

@@ -64,7 +64,8 @@ def run_with_sub_programs(
     fixed = tuple(None if place in places else leaf for place, leaf in enumerate(leaves))
     name = operator.name()
     run = WithSubPrograms(operator, fixed, places, spec)
-    return Prim(name, run, f"torch.ops.higher_order.{name}", draws=watch.draws, effect=watch.effect), operands, result
+    python, is_tuple = f"torch.ops.higher_order.{name}", isinstance(result, tuple)
+    return Prim(name, run, python, draws=watch.draws, effect=watch.effect, gives_tuple=is_tuple), operands, result
 
 
 class _Watch(DispatchMode):

@@ -13,11 +13,13 @@ from dovetail.capture.recording import Recording
 from dovetail.errors import BadOptionValue, CaptureFailed, LateSizeAssumption
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.aten import AtenExecutor
+from dovetail.execute.foreign import ForeignProgram, example_inputs_of
 from dovetail.execute.graph import CompiledGraph
-from dovetail.execute.protocol import Executor, ExecutorList
+from dovetail.execute.protocol import Executor, ExecutorList, RunnableProgram
 from dovetail.execute.training import CompiledBackward
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan, Pattern
+from dovetail.ir.fx_write import DescribedFakes, to_graph_module
 from dovetail.ir.program import Phase, Program
 from dovetail.ir.signature import Gradient, InputMutation, Tangent, WriteKind
 from dovetail.ir.sizes import Number
@@ -86,7 +88,7 @@ class _GraphCompiler:
         likely = self._recording.likely_pattern() if trains else full
         if likely != full and not self._refused:
             self._pending[likely] = self._lower(f"{self._name}_likely", likely)
-        forward = CompiledProgram(split.forward, self._executors)
+        forward = self._code_for(split.forward, None if trains else "inference")
         signature = split.backward.signature
         self._graph = CompiledGraph(
             forward=forward,
@@ -143,6 +145,10 @@ class _GraphCompiler:
             verify_same_results("functionalize", programs.recorded, program, self._hints)
         program, records = run_passes(program, self._options, dump, self._hints, self._decisions)
         self._decisions.update({record.name: not record.reason for record in records})
+        compilers = self._options.compilers
+        if compilers is not None and compilers.joint is not None and self._recording.can_train:
+            joint = to_graph_module(program, described=self._described())
+            compilers.joint(joint, example_inputs_of(joint))
         split = self._split(program)
         if self._options.verify:
             (verify_split if self._kept is None else verify_recomputation)(program, split)
@@ -152,6 +158,8 @@ class _GraphCompiler:
             verify_same_results("partition", program, joined(program, split), self._hints)
         dump.step("forward", split.forward)
         dump.step("backward", split.backward)
+        if self._options.compilers is not None:
+            return split  # works in place if its compiler does
         written = carry_out_writes(split.forward, self._recording.outputs.plan)
         forward, backward = (
             run_half_passes(half, self._options, dump, self._hints) for half in (written, split.backward)
@@ -174,6 +182,22 @@ class _GraphCompiler:
         else:
             self._kept = frozenset(split.residuals)
         return split
+
+    def _code_for(self, half: Program, kind: str | None = None) -> RunnableProgram:
+        """The half with code for it: of the executors, or of the user's compilers."""
+        compilers = self._options.compilers
+        if compilers is None:
+            return CompiledProgram(half, self._executors)
+        described = self._described()
+        if kind == "inference":
+            return ForeignProgram(half, compilers.inference, described)
+        if any(isinstance(role, Tangent) for role in half.signature.inputs):
+            return ForeignProgram(half, compilers.backward, described, self._graph.forward.program)
+        return ForeignProgram(half, compilers.forward, described)
+
+    def _described(self) -> DescribedFakes:
+        """Describes values with the symbols that they were recorded with."""
+        return DescribedFakes(self._recording.mode, self._recording.recorder.symbols)
 
     def _dump_code(self, dump: Dump, split: Split) -> None:
         if self._options.dump is not None:
@@ -214,7 +238,7 @@ class _GraphCompiler:
             if self._recording.size_facts != facts:
                 raise LateSizeAssumption(pattern=pattern)
         tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
-        compiled = CompiledProgram(split.backward, self._executors)
+        compiled = self._code_for(split.backward)
         return CompiledBackward.of(compiled, tangents, self._graph.residuals)
 
 
@@ -231,7 +255,7 @@ def make_executors(options: Options) -> ExecutorList:
 
     Raises: BadOptionValue for a name that does not exist.
     """
-    unknown = [name for name in options.executors if name not in _EXECUTORS]
+    unknown = [e for e in options.executors if isinstance(e, str) and e not in _EXECUTORS]
     if unknown:
         raise BadOptionValue(
             option="executors",
@@ -240,4 +264,4 @@ def make_executors(options: Options) -> ExecutorList:
             expected=f"names of {', '.join(_EXECUTORS)}",
         )
     names = [*options.executors, *(() if "aten" in options.executors else ("aten",))]
-    return ExecutorList(tuple(_EXECUTORS[name]() for name in names))
+    return ExecutorList(tuple(_EXECUTORS[name]() if isinstance(name, str) else name for name in names))

@@ -11,7 +11,8 @@
 | max_variants | - | how many kinds of calls one compiled function may keep, and how many programs each kind |
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
 | double_backward | - | keep the inputs of each call, so that backward works with create_graph=True |
-| executors | - | names of executors, in order of preference |
+| executors | - | executors, or names of them, in order of preference |
+| compilers | - | `execute.foreign.Compilers` of the user's, called in place of executors; see `dovetail.aot_function` |
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.errors import BadOptionValue, NotYetSupported, UnknownOption
+from dovetail.execute.foreign import Compilers
+from dovetail.execute.protocol import Executor
+from dovetail.torch_compat.decompositions import Decompositions
 
 _LATER = {
     "memory_limit": ("a memory limit", "programs are not yet planned under a limit in bytes", "leave the option out"),
@@ -45,7 +49,8 @@ class Options:
     max_variants: int = 8
     dynamic: bool = False
     double_backward: bool = False
-    executors: tuple[str, ...] = ("aten",)
+    executors: tuple[str | Executor, ...] = ("aten",)
+    compilers: Compilers | None = None
 
 
 def resolve_options(given: Mapping[str, object] | None, pass_names: tuple[str, ...] = ()) -> Options:
@@ -71,6 +76,11 @@ def resolve_options(given: Mapping[str, object] | None, pass_names: tuple[str, .
     options = Options(**values)  # type: ignore[arg-type]
     _check(options, pass_names)
     return options
+
+
+def decompositions(options: Options) -> Decompositions | None:
+    """The rules by which operators are taken apart while recording, if there are any."""
+    return None if options.compilers is None else options.compilers.decompositions
 
 
 def _from_environment() -> dict[str, object]:
@@ -108,10 +118,13 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
         value: object = getattr(options, switch)
         if not isinstance(value, bool):
             refuse(switch, value, "it is a switch", "True or False")
-    for option in ("skip", "executors"):
+    for option, kinds in (("skip", str), ("executors", str | Executor)):
         value = getattr(options, option)
-        if not isinstance(value, tuple) or not all(isinstance(name, str) for name in value):
+        if not isinstance(value, tuple) or not all(isinstance(item, kinds) for item in value):
             refuse(option, value, "it is a list of names", "a list or a comma-separated string of names")
+    compilers: object = options.compilers
+    if compilers is not None and not isinstance(compilers, Compilers):
+        refuse("compilers", compilers, "it is made by dovetail.aot_function", "Compilers(forward, backward, inference)")
     for option, names in (("skip", options.skip), ("stop_after", (options.stop_after,))):
         unknown = [name for name in names if name is not None and name not in pass_names]
         if unknown and pass_names:

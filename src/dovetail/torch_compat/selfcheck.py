@@ -17,7 +17,9 @@ from dataclasses import dataclass
 
 from dovetail.torch_compat.checks import (
     autograd,
+    boxed,
     control_flow,
+    decompositions,
     dispatch,
     dynamo,
     fakes,
@@ -36,7 +38,9 @@ Check = Callable[[], str | None]
 # What compiling and running programs relies on.
 COMPILER_CHECKS: tuple[Check, ...] = (
     *autograd.CHECKS,
+    *boxed.CHECKS,
     *control_flow.CHECKS,
+    *decompositions.CHECKS,
     *dispatch.CHECKS,
     *dynamo.CHECKS,
     *fakes.CHECKS,

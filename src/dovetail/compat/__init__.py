@@ -1,0 +1,1 @@
+"""Entry points of other projects, with their signatures, working."""
