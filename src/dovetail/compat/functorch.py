@@ -24,7 +24,7 @@ from dovetail.errors import CompilerUnavailable, NotYetSupported
 from dovetail.frontends import aot
 from dovetail.frontends.aot import make_boxed_compiler
 from dovetail.frontends.function import CompiledFunction
-from dovetail.inspect.drawing import dot_text, svg_text
+from dovetail.inspect.draw import draw
 from dovetail.inspect.graph_check import GraphChecker
 from dovetail.torch_compat.boxed import boxed as make_boxed_func
 from dovetail.torch_compat.decompositions import decompositions_of
@@ -206,16 +206,16 @@ def draw_graph_compile(name: str) -> Compiler:
     count = 0
 
     @make_boxed_compiler
-    def draw(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def drawn(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         nonlocal count
         stem = Path(name if count == 0 else f"{name}_{count}")
         count += 1
         stem.parent.mkdir(parents=True, exist_ok=True)
-        for ending, text in (("svg", svg_text(gm, stem.name)), ("dot", dot_text(gm, stem.name))):
-            stem.with_name(f"{stem.name}.{ending}").write_text(text, encoding="utf-8")
+        for ending in ("svg", "dot"):
+            draw(gm, *inputs, to=stem.with_name(f"{stem.name}.{ending}"))
         return gm
 
-    return draw
+    return drawn
 
 
 @make_boxed_compiler
