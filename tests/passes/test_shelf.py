@@ -185,6 +185,14 @@ def test_symbolic_sizes() -> None:
         assert torch.equal(x, other)
 
 
+def test_sizes_are_computed_where_a_copy_needs_them() -> None:
+    samples = (torch.randn(4, 6, 5),)
+    graph = make_fx(lambda x: aten.slice_copy.Tensor(x, 1, 0, 3, 2), tracing_mode="symbolic")(*samples)
+    made = reinplace(graph)
+    verify_inplace(graph, made)
+    assert torch.equal(graph(*samples), made(*samples))
+
+
 def test_operators_that_torch_cannot_run_on_symbols_into_given_memory() -> None:
     def marked(x: Tensor, places: Tensor) -> Tensor:
         new = x.scatter(0, places, 5.0)

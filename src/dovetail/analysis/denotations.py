@@ -24,6 +24,7 @@ from dovetail.ops.facts import hidden_writes
 from dovetail.ops.prims import FunctionalForm, InGradMode
 from dovetail.ops.sub_programs import WithSubPrograms
 from dovetail.torch_compat.dispatch import Argument, Overload, overloads, schema_of, tags_of
+from dovetail.torch_compat.symbols import number_function_text
 
 _TRANSPARENT_NAMESPACES = frozenset({"aten", "prims", "mkldnn", "mkl", "quantized", "quantized_decomposed"})
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
@@ -89,7 +90,8 @@ def call_of(node: Node) -> Call:
         target, marks = prim.run.op, ("grad mode",)
     if not isinstance(target, Overload):
         plain = [("", a) for a in node.args] + sorted(kwargs.items())
-        draws, reads, effect = (prim.draws, prim.reads_generator, prim.effect) if prim else (False, False, True)
+        is_opaque = number_function_text(node.target) is None
+        draws, reads, effect = (prim.draws, prim.reads_generator, prim.effect) if prim else (False, False, is_opaque)
         return Call(None, _opaque_name(node.target), tuple(plain), (), (), draws, reads, effect, False, False)
     schema = schema_of(target)
     given = {a.name: operand for a, operand in zip(schema.arguments, node.args, strict=False)} | kwargs
