@@ -48,7 +48,7 @@ def aot_function(
             one that is boxed (see `make_boxed_compiler`) takes a list, which it may empty. With a keyword-only
             parameter `signature`, it is also given the `GraphSignature` of the half.
         bw_compiler: the same for the backward half, when backward first runs; `fw_compiler` by default.
-        partition: "default" saves what backward reads; "min_cut" recomputes what is cheap, where that is built in.
+        partition: "default" saves what backward reads; "min_cut" recomputes what is cheap.
         decompositions: rules by which operators are taken apart, by overload or packet; results are then the rules'.
         inference_compiler: for calls without gradients; `fw_compiler` by default.
         donate: nothing yet.
