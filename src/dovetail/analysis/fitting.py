@@ -186,6 +186,8 @@ class Fitting:
         meta = viewed_meta(use.part.view, use.part.index, use.args, result.tensor, use.source.tensor)
         if not is_moved or meta is None or result.tensor.layout() != use.base.tensor.layout():
             return None
+        if self.overlaps_itself(result.tensor):
+            return None
         if result.tensor.storage in self._addressed or result.tensor.storage in self._offset_shows:
             return None  # places around the base are named
         if is_strided(use.part.view) and not lies_in(Region.of_meta(meta), Region.of_meta(result.tensor)):
