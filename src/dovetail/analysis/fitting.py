@@ -174,6 +174,10 @@ class Fitting:
             return False
         if len(values) == 1 or moved == 0:
             return True
+        if result.storage in self._addressed:
+            whole = Region.of_meta(result)
+            if not all(lies_in(Region.of_meta(value.tensor), whole) for value in values):
+                return False  # it names places around the result, which are not there
         sizes = {value.tensor.dtype.itemsize for value in values}
         return len(sizes) == 1 or (isinstance(moved, int) and all(moved % size == 0 for size in sizes))
 
