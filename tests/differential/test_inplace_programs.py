@@ -56,6 +56,11 @@ def test_smallest_program_works_in_place(path: Path, commit: bool) -> None:
     check_in_place(read_source(path.read_text()), commit=commit)
 
 
+@pytest.mark.parametrize("path", BUGS, ids=lambda path: path.stem)
+def test_smallest_program_with_symbolic_sizes(path: Path) -> None:
+    check_dynamic(read_source(path.read_text()), partial(make_fx, tracing_mode="symbolic"))
+
+
 def test_a_program_is_its_source() -> None:
     for seed in range(20):
         program = functional_program(seed)

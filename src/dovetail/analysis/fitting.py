@@ -152,7 +152,11 @@ class Fitting:
         whole = use.node.outputs[0] if use is not None else None
         if base is None or whole is None or self._buffers.buffer_of(base) is not buffer:
             return -1
-        return self._buffers.last_read_of_storage(whole.tensor.storage)
+        until = self._buffers.last_read_of_storage(whole.tensor.storage)
+        is_kept_for_it = until > self._buffers.end(buffer) and not self._buffers.covers(base.tensor, buffer)
+        if is_kept_for_it and until > self._put_back_until(whole, buffer):
+            return -1  # it is not made there either
+        return until
 
     def overlaps_itself(self, meta: TensorMeta) -> bool:
         """Whether elements of a tensor share bytes, as far as anyone knows."""
@@ -172,12 +176,12 @@ class Fitting:
             return False  # where the caller's memory begins is not fixed
         if result.storage in self._offset_shows and (moved != 0 or buffer.owner is not Owner.PROGRAM):
             return False
-        if len(values) == 1 or moved == 0:
-            return True
         if result.storage in self._addressed:
             whole = Region.of_meta(result)
             if not all(lies_in(Region.of_meta(value.tensor), whole) for value in values):
                 return False  # it names places around the result, which are not there
+        if len(values) == 1 or moved == 0:
+            return True
         sizes = {value.tensor.dtype.itemsize for value in values}
         return len(sizes) == 1 or (isinstance(moved, int) and all(moved % size == 0 for size in sizes))
 

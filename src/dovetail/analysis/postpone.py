@@ -41,8 +41,8 @@ def order_after(buffers: Buffers, node: Node, readers: Collection[Node], fixed: 
 def copy_back_early(buffers: Buffers, backs: Sequence[Node], last_check: Node | None) -> None:
     """Let each copy back into an input run as soon as it can: the new contents may die there.
 
-    It stays behind the maker of the new contents, every read of the input, copies back into the same memory that stood
-    before it, and the last check.
+    It stays behind the maker of the new contents, every earlier read of the input, copies back into the same memory
+    that stood before it, and the last check.
     """
     made_at = {value: at for at, node in enumerate(buffers.order) for value in node.results()}
     waiting: dict[int, list[Node]] = {}
@@ -53,7 +53,8 @@ def copy_back_early(buffers: Buffers, backs: Sequence[Node], last_check: Node | 
         assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
         home = target.tensor.storage
         readers = {read.node for value in buffers.values_on[home] for read in buffers.reads.get(value, ())}
-        before = [placed.get(r, buffers.position[r]) for r in readers if r is not None]
+        earlier = [r for r in readers if r is not None and buffers.position[r] < buffers.position[node]]
+        before = [placed.get(r, buffers.position[r]) for r in earlier]
         before += [made_at.get(new, -1), made_at.get(target, -1), earliest.get(home, -1)]
         before.append(-1 if last_check is None else buffers.position[last_check])
         earliest[home] = placed[node] = max(before)
