@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from dovetail import cli
+from dovetail.cli import demo as demo_command
+from dovetail.cli import doctor
 from dovetail.demo import DemoConfig
 from dovetail.errors import MissingDependency
 from dovetail.torch_compat.selfcheck import CheckResult
@@ -24,12 +27,12 @@ def _run(*arguments: str) -> int:
 def configs(monkeypatch: pytest.MonkeyPatch) -> list[DemoConfig]:
     """Replaces the demo by one that only notes what it was asked for."""
     configs: list[DemoConfig] = []
-    monkeypatch.setattr(cli, "run_demo", configs.append)
+    monkeypatch.setattr(demo_command, "run_demo", configs.append)
     return configs
 
 
 def _use_checks(monkeypatch: pytest.MonkeyPatch, *results: CheckResult) -> None:
-    monkeypatch.setattr(cli, "run_self_checks", lambda: results)
+    monkeypatch.setattr(doctor, "run_self_checks", lambda: results)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +61,15 @@ def test_doctor_tells_versions_machine_and_checks(capsys: pytest.CaptureFixture[
         "self-checks pass",
     ):
         assert expected in out
+
+
+def test_doctor_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    _use_checks(monkeypatch, CheckResult("a.bad", False, "the key is 1, not 2"))
+    assert _run("doctor", "--json") == 1
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["checks"] == [{"name": "a.bad", "ok": False, "detail": "the key is 1, not 2"}]
+    assert torch.__version__ in facts["versions"]["torch"]
+    assert "a.bad" in facts["problems"][0]
 
 
 def test_doctor_fails_when_a_check_does(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +133,7 @@ def _raise_wrapped(config: DemoConfig) -> None:
 def test_an_error_of_dovetail_is_printed_without_a_traceback(
     demo: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "run_demo", demo)
+    monkeypatch.setattr(demo_command, "run_demo", demo)
     assert _run("demo") == 2
     err = capsys.readouterr().err
     assert err.startswith("DT-ENV-002 MissingDependency: the demo needs the package matplotlib")
@@ -133,6 +145,6 @@ def test_any_other_error_is_a_bug_and_keeps_its_traceback(monkeypatch: pytest.Mo
     def fail(_: DemoConfig) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(cli, "run_demo", fail)
+    monkeypatch.setattr(demo_command, "run_demo", fail)
     with pytest.raises(ZeroDivisionError):
         cli.main(["demo"])

@@ -1,4 +1,4 @@
-"""The command `dovetail`: look at this machine, and see a demonstration."""
+"""`dovetail doctor`: what is installed here, and whether what dovetail needs of torch does what it must."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Annotated
+from dataclasses import asdict
 
 import torch
 import typer
@@ -21,13 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 import dovetail
-from dovetail.demo import DemoConfig, run_demo
-from dovetail.errors import DovetailError
+from dovetail.cli.output import AsJson, installed_version, print_json
 from dovetail.execute import executors
 from dovetail.torch_compat.selfcheck import CheckResult, run_self_checks
 from dovetail.torch_compat.version import OLDEST_SUPPORTED, TESTED, installed_torch_version, release_of
 
-_USER_ERROR_STATUS = 2
 _COMPILERS = ("c++", "g++", "clang++", "cl")
 _BACKEND_GROUP = "torch_dynamo_backends"
 # The functions of the public face that take a user's program, and what each of them takes.
@@ -39,88 +36,14 @@ _FRONT_DOORS = (
     ("aot_module", "a module, with compilers of your own"),
 )
 
-_DEMO_DEFAULTS = DemoConfig()
 
-app = typer.Typer(
-    name="dovetail",
-    help="An ahead-of-time compiler for PyTorch programs.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and exit.
-
-    Args:
-        arguments: what follows `dovetail` on the command line; `sys.argv` when not given.
-
-    Raises:
-        SystemExit: always; status 0 on success, 1 when `doctor` found something wrong, 2 for wrong usage and for an
-            error that dovetail raises on purpose, which is printed without a traceback.
-    """
-    try:
-        app(args=None if arguments is None else list(arguments), prog_name="dovetail")
-    except Exception as error:
-        cause = _dovetail_error_in(error)
-        if cause is None:
-            raise
-        Console(stderr=True).print(Text(str(cause), style="red"), soft_wrap=True)
-        sys.exit(_USER_ERROR_STATUS)
-
-
-def _dovetail_error_in(error: BaseException | None) -> DovetailError | None:
-    """The error that dovetail raised, also where Dynamo wraps it in one of its own."""
-    while error is not None and not isinstance(error, DovetailError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
-def _print_version(is_wanted: bool) -> None:
-    if is_wanted:
-        Console().print(f"dovetail {_dovetail_version()}", highlight=False)
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """An ahead-of-time compiler for PyTorch programs."""
-
-
-# --- demo -----------------------------------------------------------------------------------------------------------
-
-
-@app.command()
-def demo(
-    *,
-    extra: Annotated[
-        list[str] | None,
-        typer.Option("--with", metavar="BACKEND", help="Also run this torch.compile backend; may be repeated."),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each column.")] = _DEMO_DEFAULTS.steps,
-    out: Annotated[
-        Path, typer.Option(file_okay=False, help="Where the picture and the page go.")
-    ] = _DEMO_DEFAULTS.out_dir,
-    seed: Annotated[int, typer.Option(help="Decides weights, data and dropout masks.")] = _DEMO_DEFAULTS.seed,
-    quick: Annotated[bool, typer.Option("--quick", help="A tiny model and a handful of steps.")] = False,
-) -> None:
-    """Train a small GPT eagerly and compiled, and compare time, memory and results."""
-    run_demo(DemoConfig(steps=steps, seed=seed, out_dir=out, extra=tuple(extra or ()), quick=quick))
-
-
-# --- doctor ---------------------------------------------------------------------------------------------------------
-
-
-@app.command()
-def doctor() -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Say what is installed and supported on this machine, and check every private torch function dovetail uses."""
     console = Console()
     results = run_self_checks()
+    if as_json:
+        print_json(_facts(results))
+        raise typer.Exit(1 if _problems(results) else 0)
     console.print(_facts_table("versions", _versions()))
     console.print(_facts_table("machine", _machine()))
     console.print(_facts_table("toolchain (none is needed)", _toolchain()))
@@ -135,9 +58,21 @@ def doctor() -> None:
     console.print(Text(f"dovetail works here: {len(results)} of {len(results)} self-checks pass", style="green"))
 
 
+def _facts(results: Sequence[CheckResult]) -> dict[str, object]:
+    sections = {
+        "versions": _versions(),
+        "machine": _machine(),
+        "toolchain": _toolchain(),
+        "front_doors": _front_doors(),
+        "executors": _executors(),
+    }
+    facts: dict[str, object] = {name: dict(rows) for name, rows in sections.items()}
+    return {**facts, "checks": [asdict(result) for result in results], "problems": _problems(results)}
+
+
 def _versions() -> Iterable[tuple[str, str]]:
     version = installed_torch_version()
-    yield "dovetail", _dovetail_version()
+    yield "dovetail", installed_version()
     yield "torch", f"{version} ({_torch_support(version)})"
     yield "python", f"{platform.python_version()} ({sys.executable})"
     yield "platform", platform.platform()
@@ -224,7 +159,3 @@ def _checks_table(results: Sequence[CheckResult]) -> Table:
         mark = Text("ok", style="green") if result.ok else Text("FAILED", style="bold red")
         table.add_row(Text(result.name), mark, Text(result.detail))
     return table
-
-
-def _dovetail_version() -> str:
-    return importlib.metadata.version("dovetail")

@@ -1,0 +1,22 @@
+"""What every command shares: the switch for JSON, and how things are printed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs, and nothing else.")]
+
+
+def print_json(facts: object) -> None:
+    """Write an object to standard output as JSON; what JSON does not know becomes text."""
+    sys.stdout.write(json.dumps(facts, indent=2, default=str) + "\n")
+
+
+def installed_version() -> str:
+    """Of the package that is installed."""
+    return importlib.metadata.version("dovetail")
