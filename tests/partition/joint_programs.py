@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 
 import torch
@@ -27,7 +28,7 @@ _CPU = torch.device("cpu")
 VIEW, POINTWISE, PRODUCT, DRAW, PAIR, FILL = (
     aten.alias.default,
     aten.add.Tensor,
-    aten.mm.default,
+    aten.dot.default,
     aten.bernoulli.default,
     aten.var_mean.dim,
     aten.zeros.default,
@@ -95,8 +96,12 @@ def random_program(seed: int, nodes: int = 14) -> Program:
     outputs: list[tuple[OutputRole, Value]] = [(UserOutput(0), early[-1])]
     if rng.random() < 0.3:
         outputs.append((InputMutation(1, WriteKind.UNTRACKED), rng.choice(early)))
+    viewing = random.Random(-1 - seed)
     for _ in range(rng.randint(1, 5)):
         read = [rng.choice(made) for _ in range(rng.randint(1, 2))]
+        while viewing.random() < 0.3:
+            last = read.pop()
+            read += maker.apply(VIEW, last, sizes=(last.tensor.shape[0],), late=True)
         (arriving,) = maker.apply(POINTWISE, arriving, *read, late=True)
     outputs.append((Gradient(0), arriving))
     return maker.program(outputs)
@@ -113,8 +118,11 @@ class _Facts:
     contents: frozenset[int]
 
 
-def best_by_search(program: Program, may_run: frozenset[object]) -> tuple[int, int]:
-    """The fewest bytes saved and, of those splits, the fewest bytes moved, by trying every choice."""
+def best_by_search(program: Program, may_run: frozenset[object], price: Fraction | None = None) -> tuple[int, int]:
+    """The fewest bytes saved and, of those splits, the fewest bytes moved, by trying every choice.
+
+    price: count each byte moved as so many bytes saved, instead.
+    """
     early = [node for node in program.nodes if node.phase is Phase.FORWARD]
     late = [node for node in program.nodes if node.phase is Phase.BACKWARD]
     facts = _facts(program, early)
@@ -153,7 +161,7 @@ def best_by_search(program: Program, may_run: frozenset[object]) -> tuple[int, i
             saved, moved = search(rest | more)
             cost = sum(v.tensor.shape[0] for v in {*node.operands(), *node.results()})
             found.append((saved, moved + cost))
-        return min(found)
+        return min(found, key=lambda pair: pair if price is None else (pair[0] + price * pair[1], 0))
 
     wanted = {storage_to_get(v) for v in saved_anyway} - {None}
     return search(frozenset(wanted))

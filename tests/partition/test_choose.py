@@ -42,9 +42,33 @@ def test_the_cut_halves_what_is_saved() -> None:
 
 def test_where_it_moves_too_many_bytes_it_is_not_worth_it() -> None:
     split, report = choose_split(_layers(4), Policy(), {}, only_if_worth_it=True)
-    assert report.reason.startswith("NOT-WORTH-IT: moves ")
+    assert report.reason == f"NOT-WORTH-IT: nothing runs again for {0.02 * report.default.work:.0f} of work"
     assert len(split.residuals) == 8
     assert split.sources == ()
+
+
+def test_what_is_cheap_runs_again_and_what_is_dear_does_not() -> None:
+    maker = Maker({"x": 100_000})
+    (x,) = maker.inputs
+    for _ in range(20):
+        (x,) = maker.apply(PRODUCT, x, x, sizes=(100_000,))
+    made = [x]
+    for size in (100_000, 1000):  # layers as in _layers, wide ones and narrow ones
+        for _ in range(2):
+            (a,) = maker.apply(PRODUCT, x, x, sizes=(size,))
+            (x,) = maker.apply(POINTWISE, a, sizes=(size,))
+            made += [a, x]
+    (loss,) = maker.apply(PRODUCT, x, x, sizes=(1,))
+    (g,) = maker.apply(PRODUCT, maker.tangent(1), loss, sizes=(10,), late=True)
+    for value in reversed(made):
+        (g,) = maker.apply(PRODUCT, g, value, sizes=(10,), late=True)
+    program = maker.program([(UserOutput(0), loss), (Gradient(0), g)])
+    _, asked = choose_split(program, Policy(), {}, only_if_worth_it=False)
+    _, unasked = choose_split(program, Policy(), {}, only_if_worth_it=True)
+    assert (asked.reason, unasked.reason) == ("", "")
+    assert 0 < unasked.again < asked.again
+    assert asked.min_cut.saved_bytes < unasked.min_cut.saved_bytes < unasked.default.saved_bytes
+    assert unasked.min_cut.work <= 1.02 * unasked.default.work < asked.min_cut.work
 
 
 @pytest.mark.parametrize(

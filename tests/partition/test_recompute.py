@@ -53,6 +53,21 @@ def test_a_copy_stands_right_before_its_first_reader() -> None:
     ]
 
 
+def test_backward_views_lie_in_what_was_made_again() -> None:
+    maker = Maker({"x": 8})
+    (a,) = maker.apply(PRODUCT, *maker.inputs * 2)
+    (b,) = maker.apply(POINTWISE, a, a)
+    (loss,) = maker.apply(POINTWISE, a, b, sizes=(1,))
+    (view,) = maker.apply(VIEW, b, late=True)
+    (again,) = maker.apply(VIEW, view, late=True)
+    (g,) = maker.apply(POINTWISE, maker.tangent(8), again, late=True)
+    program = maker.program([(UserOutput(0), loss), (Gradient(0), g)])
+    split = _keeping(program, "v0_0")
+    copy, *views = (v for node in split.backward.nodes[:3] for v in node.results())
+    assert [v.name for v in (copy, *views)] == ["v1_0_again", "v3_0", "v4_0"]
+    assert {v.tensor.storage for v in views} == {copy.tensor.storage} != {b.tensor.storage}
+
+
 def test_copies_lie_in_memory_of_their_own_and_views_in_it() -> None:
     program = _program()
     base, view = (v for node in _keeping(program, "v0_0").backward.nodes[1:3] for v in node.results())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from fractions import Fraction
 
 import pytest
 
@@ -11,8 +12,9 @@ from dovetail.ir.program import Phase
 from dovetail.partition.check_recompute import verify_recomputation
 from dovetail.partition.choose import residual_bytes, split_by_cut
 from dovetail.partition.policy import Policy
-from dovetail.partition.problem import Problem, moved_bytes, pose_problem
+from dovetail.partition.problem import Problem, pose_problem
 from dovetail.partition.solve import follow, solve_cut
+from dovetail.partition.work import work_of
 from tests.partition.joint_programs import ALL, CHEAP, best_by_search, random_program
 
 # Programs in which an input receives a view of itself.
@@ -26,15 +28,38 @@ def test_no_choice_is_better(recompute: str, may_run: frozenset[object]) -> None
         program = random_program(seed)
         policy = Policy(recompute=recompute)
         solution = solve_cut(pose_problem(program, policy, {}).problem)
-        assert (solution.saved_bytes, solution.moved_bytes) == best_by_search(program, may_run), seed
+        assert (solution.saved_bytes, solution.work) == best_by_search(program, may_run), seed
         split = split_by_cut(program, policy, {})
         verify_recomputation(program, split)
         own = {node.outputs for node in program.nodes if node.phase is Phase.BACKWARD}
         copies = [node for node in split.backward.nodes if node.outputs not in own]
-        assert sum(moved_bytes(node, {}) for node in copies) == solution.moved_bytes, seed
+        assert sum(work_of(node, {}) for node in copies) == solution.work, seed
         assert residual_bytes(split, {}) == solution.saved_bytes, seed
         gains += bool(copies)
     assert gains > 100
+
+
+@pytest.mark.parametrize("price", [Fraction(1, 9), Fraction(2, 5), Fraction(1)])
+@pytest.mark.parametrize(("recompute", "may_run"), [("cheap", CHEAP), ("all", ALL)])
+def test_no_choice_is_better_at_a_price(recompute: str, may_run: frozenset[object], price: Fraction) -> None:
+    lasting = 0
+    for seed in (*range(200), *_FOUND):
+        program = random_program(seed)
+        solution = solve_cut(pose_problem(program, Policy(recompute=recompute), {}).problem, price)
+        saved, moved = best_by_search(program, may_run, price)
+        assert solution.saved_bytes + price * solution.work == saved + price * moved, seed
+        lasting += bool(solution.again)
+    assert bool(lasting) == (price < 1)  # whatever runs again reads and writes more than it saves
+
+
+def test_a_higher_price_moves_fewer_bytes() -> None:
+    problem = pose_problem(random_program(7, 200), Policy("all"), {}).problem
+    solutions = [solve_cut(problem, price) for price in (None, *map(Fraction, ("1/64", "1/8", "1/4", "1/2", "1000")))]
+    moved = [solution.work for solution in solutions]
+    saved = [solution.saved_bytes for solution in solutions]
+    assert moved == sorted(moved, reverse=True)
+    assert saved == sorted(saved)
+    assert moved[0] > moved[-1] == 0
 
 
 def test_the_choice_does_not_depend_on_the_run() -> None:

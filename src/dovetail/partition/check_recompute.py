@@ -98,12 +98,12 @@ class _Checker:
     def _check_backward(self) -> None:
         self._check_closed(self.split.backward)
         own = iter([node for node in self.program.nodes if node.phase is Phase.BACKWARD])
-        originals = {node.outputs for node in self.program.nodes if node.phase is Phase.BACKWARD}
+        originals = {_names(node) for node in self.program.nodes if node.phase is Phase.BACKWARD}
         storages = {v.tensor.storage for v in self.numbers if v.is_tensor}
         early = [node for node in self.program.nodes if node.phase is Phase.FORWARD]
         left = Counter(self.numbers[value] for node in early for value in node.results())
         for node in self.split.backward.nodes:
-            if node.outputs in originals:
+            if _names(node) in originals:
                 self._check_same(node, next(own, None))
                 continue
             self._require(not any(v in self.numbers for v in node.results()), "a value is made once", str(node.target))
@@ -118,8 +118,14 @@ class _Checker:
     def _check_same(self, node: Node, original: Node | None) -> None:
         """A node of backward is the program's next one, on the same values."""
         detail = str(node.target)
-        self._require(original is not None and node.outputs == original.outputs, "order is kept", detail)
+        self._require(original is not None and _names(node) == _names(original), "order is kept", detail)
         assert original is not None, "just checked"
+        for old, new in zip(original.results(), node.results(), strict=True):
+            self.numbers[new] = self.numbers[old]
+            same_place = _lies_in_operand(node, new) == _lies_in_operand(original, old)
+            is_new = not new.is_tensor or new.tensor == old.tensor or _lies_in_operand(node, new)
+            sound = same_place and is_new and _looks(new) == _looks(old)
+            self._require(sound, "a view lies where what it views lies", new.name)
         same = (node.target, node.unpack, _frozen((node.args, node.kwargs), self.numbers)) == (
             original.target,
             original.unpack,
@@ -170,8 +176,8 @@ class _Checker:
         written = self._written()
         late = [node for node in self.program.nodes if node.phase is Phase.BACKWARD]
         read = {v for node in late for v in node.operands()} | set(values_in(self.split.backward.outputs))
-        own_results = {node.outputs for node in late}
-        again = {v for n in self.split.backward.nodes if n.outputs not in own_results for v in n.operands()}
+        own_results = {_names(node) for node in late}
+        again = {v for n in self.split.backward.nodes if _names(n) not in own_results for v in n.operands()}
         for _, value in taken:
             if value.is_tensor and value.tensor.storage in written:
                 is_read_anyway = value in read and value not in again
@@ -194,6 +200,15 @@ class _Checker:
         outputs = [*kept, *self.split.backward.outputs]
         same = sorted(map(id, outputs)) == sorted(map(id, self.program.outputs))
         self._require(same, "each output is given once", f"{len(outputs)} for {len(self.program.outputs)}")
+
+
+def _names(node: Node) -> tuple[str | None, ...]:
+    """What the results of a node are called: a value that lies elsewhere now keeps its name."""
+    return tuple(None if value is None else value.name for value in node.outputs)
+
+
+def _looks(value: Value) -> Hashable:
+    return value.tensor.layout() if value.is_tensor else value.meta
 
 
 def _is(role: InputMutation, place: int) -> bool:

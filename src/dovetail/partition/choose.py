@@ -2,26 +2,33 @@
 
 Fewer saved bytes do not always mean a lower peak: what is computed again lives in backward, and values that only served
 it live longer. So both splits are simulated, forward and backward as one run, and the default one stays unless the
-other is better.
+other is better. Where nobody asked for less memory, what runs again must also be cheap beside the step: prices of work
+are tried until it is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from dovetail.analysis.liveness import simulate_peak, storage_bytes
 from dovetail.ir.program import Program
 from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Policy
-from dovetail.partition.problem import moved_bytes, pose_problem
+from dovetail.partition.problem import Posed, Problem, Solution, pose_problem
 from dovetail.partition.recompute import split_keeping
-from dovetail.partition.solve import solve_cut
+from dovetail.partition.solve import follow, solve_cut
 from dovetail.partition.split import Split, split_by_phase
+from dovetail.partition.work import work_of
 
-# How much more memory traffic of a step a lower peak may cost where nobody asked for it.
+# How much more work of a step a lower peak may cost where nobody asked for it.
 _WORTH = 1.02
+# Bytes saved that a byte of work counts for, as powers of two: a node moves two bytes at least for each that it saves.
+_LOWEST_PRICE, _HIGHEST_PRICE = -9.0, -1.0
+_TRIALS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +36,15 @@ class StepCost:
     """What forward and backward of a split need together.
 
     saved_bytes: of residuals that would be freed otherwise, each piece of memory once. peak_bytes: simulated, without
-    inputs. moved_bytes: read and written by all nodes.
+    inputs. work: of all nodes, in bytes (`partition.work`).
     """
 
     saved_bytes: int
     peak_bytes: int
-    moved_bytes: int
+    work: int
 
     def __str__(self) -> str:
-        return f"saves {self.saved_bytes} bytes, peak {self.peak_bytes}, moves {self.moved_bytes}"
+        return f"saves {self.saved_bytes} bytes, peak {self.peak_bytes}, work {self.work}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +64,7 @@ class PartitionReport:
 def split_by_cut(program: Program, policy: Policy, hints: Mapping[str, Number]) -> Split:
     """The split that saves the fewest bytes. hints: a number for each size symbol."""
     posed = pose_problem(program, policy, hints)
-    saved = solve_cut(posed.problem).saved
-    homes = posed.homes
-    return split_keeping(program, lambda value: homes[value] < 0 or homes[value] in saved)
+    return _carried_out(program, posed, solve_cut(posed.problem))
 
 
 def choose_split(
@@ -67,19 +72,61 @@ def choose_split(
 ) -> tuple[Split, PartitionReport]:
     """The split by a cheapest cut, or the default one where its peak is lower.
 
-    only_if_worth_it: the default one as well where the step would cost noticeably more.
+    only_if_worth_it: the cut may add two percent of work to the step at most, and must lower the peak.
     """
-    default, cut = split_by_phase(program), split_by_cut(program, policy, hints)
+    default, posed = split_by_phase(program), pose_problem(program, policy, hints)
+    before, best = step_cost(program, default, hints), solve_cut(posed.problem)
+    most_work = (_WORTH - 1) * before.work if only_if_worth_it else math.inf
+    chosen = best if best.work <= most_work else _within(posed.problem, most_work)
+    cut = _carried_out(program, posed, chosen)
     again = sum(node.recomputed for node in cut.backward.nodes) - sum(n.recomputed for n in default.backward.nodes)
-    before, after = step_cost(program, default, hints), step_cost(program, cut, hints)
+    after = step_cost(program, cut, hints)
     reason = ""
     if not again:
-        reason = "NOTHING-TO-GAIN: every value is saved"
+        too_dear = f"NOT-WORTH-IT: nothing runs again for {most_work:.0f} of work"
+        reason = too_dear if best.again else "NOTHING-TO-GAIN: every value is saved"
     elif after.peak_bytes > before.peak_bytes:
         reason = f"PEAK-RISES: {after.peak_bytes} > {before.peak_bytes} simulated bytes"
     elif only_if_worth_it and not worth_it(before, after):
-        reason = f"NOT-WORTH-IT: moves {after.moved_bytes} bytes, not {before.moved_bytes}"
+        reason = f"NOT-WORTH-IT: peak {after.peak_bytes}, not {before.peak_bytes}; work {after.work}, not {before.work}"
     return default if reason else cut, PartitionReport(before, after, again, reason)
+
+
+def _within(problem: Problem, most_work: float) -> Solution:
+    """The best choice found at a price at which nodes that run again keep to a limit; to save all, if need be."""
+    found = follow(problem, range(len(problem.sizes)))
+    tilted = _tilted(problem, most_work)
+    low, high = _LOWEST_PRICE, _HIGHEST_PRICE  # as powers of two
+    for _ in range(_TRIALS):
+        middle = (low + high) / 2
+        here = follow(problem, solve_cut(tilted, Fraction(2**middle)).saved)
+        if here.work <= most_work:
+            high, found = middle, here
+        else:
+            low = middle
+    return found
+
+
+def _tilted(problem: Problem, most_work: float) -> Problem:
+    """The problem without jobs that are above the limit by themselves, in which later jobs cost a little more.
+
+    Many jobs are as good as each other, and one price would decide alike on all of them.
+    """
+    count = len(problem.costs)
+    can_run = [cost is not None and cost <= most_work for cost in problem.costs]
+    costs = [(count + job) * (cost or 0) if can_run[job] else None for job, cost in enumerate(problem.costs)]
+    sizes = [None if size is None else count * size for size in problem.sizes]
+    reads = [read if can_run[job] else () for job, read in enumerate(problem.reads)]
+    must_run = [item for item, size in enumerate(sizes) if size is None and not can_run[problem.makers[item]]]
+    for item in must_run:  # it is asked for, whatever it costs
+        job = problem.makers[item]
+        costs[job], reads[job] = (count + job) * (problem.costs[job] or 0), problem.reads[job]
+    return replace(problem, sizes=tuple(sizes), costs=tuple(costs), reads=tuple(reads))
+
+
+def _carried_out(program: Program, posed: Posed, solution: Solution) -> Split:
+    homes, saved = posed.homes, solution.saved
+    return split_keeping(program, lambda value: homes[value] < 0 or homes[value] in saved)
 
 
 def step_cost(program: Program, split: Split, hints: Mapping[str, Number]) -> StepCost:
@@ -87,13 +134,17 @@ def step_cost(program: Program, split: Split, hints: Mapping[str, Number]) -> St
     return StepCost(
         residual_bytes(split, hints),
         simulate_peak(joined(program, split), hints).peak_bytes,
-        sum(moved_bytes(node, hints) for half in (split.forward, split.backward) for node in half.nodes),
+        _work(program, split, hints),
     )
 
 
+def _work(program: Program, split: Split, hints: Mapping[str, Number]) -> int:
+    return sum(work_of(node, hints) for node in joined(program, split).nodes)
+
+
 def worth_it(before: StepCost, after: StepCost) -> bool:
-    """Whether the peak falls, and the step moves hardly more bytes."""
-    return after.peak_bytes < before.peak_bytes and after.moved_bytes <= _WORTH * before.moved_bytes
+    """Whether the peak falls, and the step does hardly more work."""
+    return after.peak_bytes < before.peak_bytes and after.work <= _WORTH * before.work
 
 
 def joined(program: Program, split: Split) -> Program:

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from dovetail.analysis.liveness import storage_bytes
 from dovetail.ir.program import Node, Phase, Program, Value, made_symbols, values_in
 from dovetail.ir.signature import InputMutation, SharedBytes, UserOutput
-from dovetail.ir.sizes import Number, evaluate
+from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Mark, Policy, can_run_again, is_view
 from dovetail.partition.split import is_forward, residuals_of
+from dovetail.partition.work import work_of
 
 FREE = -1
 UNAVAILABLE = -2
@@ -29,8 +30,8 @@ class Problem:
     """Items and jobs are numbered in program order; a job reads items of earlier jobs.
 
     sizes: bytes of each item; None where it must not be saved (its job can run again). makers: the job of each item.
-    costs: bytes that running each job again reads and writes; None where it cannot. reads: items that each job reads.
-    wanted: items that backward reads.
+    costs: the work of running each job again, in bytes (`partition.work`); None where it cannot. reads: items that each
+    job reads. wanted: items that backward reads.
     """
 
     sizes: tuple[int | None, ...]
@@ -42,12 +43,12 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """saved: items. again: jobs. saved_bytes, moved_bytes: what the two cost."""
+    """saved: items. again: jobs. saved_bytes, work: what the two cost."""
 
     saved: frozenset[int]
     again: frozenset[int]
     saved_bytes: int
-    moved_bytes: int
+    work: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,6 @@ def pose_problem(program: Program, policy: Policy, hints: Mapping[str, Number]) 
     return poser.posed()
 
 
-def moved_bytes(node: Node, hints: Mapping[str, Number]) -> int:
-    """Bytes that a node reads and writes; none for a view."""
-    if is_view(node):
-        return 0
-    return sum(_bytes_of(value, hints) for value in {*node.operands(), *node.results()} if value.is_tensor)
-
-
 def written_storages(program: Program) -> frozenset[int]:
     """Storages of inputs whose contents the program replaces, in forward or in backward."""
     by_name = {value.name: value for value in program.inputs}
@@ -84,17 +78,6 @@ def written_storages(program: Program) -> frozenset[int]:
     roles = zip(program.signature.inputs, program.inputs, strict=True)
     written += [value for role, value in roles if isinstance(role, SharedBytes)]
     return frozenset(value.tensor.storage for value in written if value.is_tensor)
-
-
-def _bytes_of(value: Value, hints: Mapping[str, Number]) -> int:
-    return int(evaluate(value.tensor.size_bytes(), _Ones(hints)))
-
-
-class _Ones(dict[str, Number]):
-    """A size symbol that nobody knows counts as 1, as it does in simulated peaks."""
-
-    def __missing__(self, key: str) -> Number:
-        return 1
 
 
 class _Poser:
@@ -136,7 +119,7 @@ class _Poser:
             and storages.isdisjoint(self.returned_late)
         )
         job = len(self.costs)
-        self.costs.append(moved_bytes(node, self.hints) if again else None)
+        self.costs.append(work_of(node, self.hints) if again else None)
         self.reads.append(tuple(item for item in reads if item != FREE) if again else ())
         is_marked = again and self.policy.marks.get(node) is Mark.MUST_RECOMPUTE
         items: dict[int, int] = {}

@@ -97,7 +97,22 @@ class _Writer:
         """Append a node of backward, after what it needs."""
         for value in node.operands():
             self._make(value)
-        self.nodes.append(node.with_operands(lambda value: self._now.get(value, value)))
+        moved = node.with_operands(lambda value: self._now.get(value, value))
+        outputs = self._in_new_memory(node)
+        self.nodes.append(moved if outputs is None else replace(moved, outputs=outputs))
+
+    def _in_new_memory(self, node: Node) -> tuple[Value | None, ...] | None:
+        """The results of a node that views memory which was made again, as they lie there; None for any other."""
+        places: dict[int, int] = {}
+        for value in node.operands():
+            new = self._now.get(value, value)
+            if value.is_tensor and new.tensor.storage != value.tensor.storage:
+                places[value.tensor.storage] = new.tensor.storage
+        lying = [v for v in node.results() if v.is_tensor and v.tensor.storage in places]
+        for value in lying:
+            meta = replace(value.tensor, storage=places[value.tensor.storage])
+            self._now[value] = Value(value.name, meta)
+        return tuple(v if v is None else self._now.get(v, v) for v in node.outputs) if lying else None
 
     def _make(self, value: Value) -> None:
         stack = [value]

@@ -1,13 +1,16 @@
-"""Which items to save and which jobs to run again: fewest bytes saved, then fewest bytes moved.
+"""Which items to save and which jobs to run again: fewest bytes saved, then the least work.
 
 The choice is a cheapest cut. Source is forward, sink is backward; a job on the sink's side runs again. An item is an
 edge from its job to its readers, which costs its bytes to cut: it is saved when its job stays behind and a reader does
 not. What a job costs is an edge to it from the source; one that cannot run again is the source. One number holds both
-costs: a byte saved counts more than all bytes that could be moved. Of equally good cuts, the one with the smallest sink
-side is taken, whatever way the flow took.
+costs: a byte saved counts more than all the work that could be done. Of equally good cuts, the one with the smallest
+sink side is taken, whatever way the flow took.
 
-Before the cut, what has one answer is settled: items that only can be saved, jobs that backward runs at no price in
-saved bytes, and items that one job reads which makes no more bytes of them.
+With a *price* the two costs are added instead: each byte of work counts as so many bytes saved. So a little memory is
+not bought with a lot of work; the higher the price, the less work is done again.
+
+Before the cut, what has one answer is settled: items that only can be saved, and, unless there is a price, jobs that
+backward runs at no price in saved bytes, and items that one job reads which makes no more bytes of them.
 
 Source: min-cut rematerialization: He and Yu, "Transcending runtime-memory tradeoffs in checkpointing by being fusion
         aware" (MLSys 2023).
@@ -17,6 +20,7 @@ Cost:   that of `max_flow`, on what is left; O(items + reads) before.
 from __future__ import annotations
 
 from collections.abc import Collection
+from fractions import Fraction
 
 from dovetail.partition.max_flow import Network, push_flow, sink_side
 from dovetail.partition.problem import Problem, Solution
@@ -24,9 +28,9 @@ from dovetail.partition.problem import Problem, Solution
 _SOURCE, _SINK = 0, 1
 
 
-def solve_cut(problem: Problem) -> Solution:
-    """The best choice."""
-    return follow(problem, _Cut(problem).saved())
+def solve_cut(problem: Problem, price: Fraction | None = None) -> Solution:
+    """The best choice. price: bytes saved that one byte of work is worth; endlessly few when not given."""
+    return follow(problem, _Cut(problem, price).saved())
 
 
 def follow(problem: Problem, saved: Collection[int]) -> Solution:
@@ -46,13 +50,14 @@ def follow(problem: Problem, saved: Collection[int]) -> Solution:
             seen.update(fresh)
             stack += fresh
     saved_bytes = sum([problem.sizes[item] or 0 for item in used])
-    moved_bytes = sum([problem.costs[job] or 0 for job in again])
-    return Solution(frozenset(used), frozenset(again), saved_bytes, moved_bytes)
+    work = sum([problem.costs[job] or 0 for job in again])
+    return Solution(frozenset(used), frozenset(again), saved_bytes, work)
 
 
 class _Cut:
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, price: Fraction | None) -> None:
         self.problem = problem
+        self.price = price
         self.can_run = [cost is not None for cost in problem.costs]
         self.sizes = list(problem.sizes)
         self.wanted = set(problem.wanted)
@@ -67,8 +72,9 @@ class _Cut:
         """Items to save, where backward needs them."""
         self._find_needed()
         self._settle()
-        self._shorten_chains()
-        self._find_needed()
+        if self.price is None:
+            self._shorten_chains()
+            self._find_needed()
         return self.kept | self._cut()
 
     def _find_needed(self) -> None:
@@ -89,7 +95,8 @@ class _Cut:
         for job, items in enumerate(self.made):
             needed = [item for item in items if item in self.needed]
             wanted = [item for item in needed if item in self.wanted]
-            is_free = self.can_run[job] and all(self.is_settled[i] for i in problem.reads[job])
+            is_free = self.price is None and self.can_run[job]
+            is_free = is_free and all(self.is_settled[i] for i in problem.reads[job])
             for item in needed:
                 if self.sizes[item] == 0 or (item in self.wanted and not self.can_run[job]):
                     self.is_settled[item] = True
@@ -135,8 +142,9 @@ class _Cut:
             for item in problem.reads[job]:
                 if item in readers:
                     readers[item].append(place[job])
-        dearer = 1 + sum([problem.costs[job] or 0 for job in jobs])
-        endless = dearer * (1 + sum([self.sizes[item] or 0 for item in items]))
+        work = sum([problem.costs[job] or 0 for job in jobs])
+        a_byte_saved, a_byte_of_work = (1 + work, 1) if self.price is None else self.price.as_integer_ratio()[::-1]
+        endless = 1 + a_byte_of_work * work + a_byte_saved * sum([self.sizes[item] or 0 for item in items])
         network = Network(2 + len(jobs) + len(items))
         heads: dict[int, int] = {}
         for number, item in enumerate(items):
@@ -150,13 +158,13 @@ class _Cut:
             else:
                 heads[item] = 2 + len(jobs) + number
             if heads[item] != tail:
-                network.connect(tail, heads[item], endless if size is None else size * dearer)
+                network.connect(tail, heads[item], endless if size is None else size * a_byte_saved)
             if heads[item] != _SINK:
                 for reader in readers[item]:
                     if reader != heads[item]:
                         network.connect(heads[item], reader, endless)
         for job in jobs:
-            network.connect(_SOURCE, place[job], problem.costs[job] or 0)
+            network.connect(_SOURCE, place[job], a_byte_of_work * (problem.costs[job] or 0))
         push_flow(network, _SOURCE, _SINK)
         runs = sink_side(network, _SINK)
         return {
