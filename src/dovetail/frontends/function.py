@@ -13,7 +13,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,6 +44,7 @@ from dovetail.ir.signature import UserInput
 from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, decompositions, resolve_options
+from dovetail.pipeline.trail import Trail
 from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
@@ -154,6 +155,10 @@ class CompiledFunction:
         if not (self._options.dynamic or reads_gradients) and SameKind.can_tell(call.everything):
             self._last = SameKind(call.spec, call.everything, call.snapshot), variant
         return variant, call
+
+    def with_trail(self, trail: Trail) -> CompiledFunction:
+        """The same target and options, nothing compiled yet; what compiling makes is kept in the trail."""
+        return CompiledFunction(self._target, replace(self._options, trail=trail))
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""

@@ -16,6 +16,7 @@ from dovetail.analysis.liveness import last_uses, simulate_peak
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import emit, plain_call
+from dovetail.pipeline.trail import Step, Trail
 
 _SERIAL = itertools.count()
 _HEADER = '''"""{title}"""
@@ -30,16 +31,19 @@ from dovetail.testing.samples import run_on_samples
 
 
 class Dump:
-    """Writes steps into `folder / <serial>-<name>`; with folder None, writes nothing."""
+    """Writes steps into `folder / <serial>-<name>`; with folder None, writes nothing. trail: keeps them as well."""
 
-    def __init__(self, folder: str | None, name: str, hints: Mapping[str, Number]) -> None:
+    def __init__(self, folder: str | None, name: str, hints: Mapping[str, Number], trail: Trail | None = None) -> None:
         self._hints = hints
+        self._lowering = None if trail is None else trail.begin(name, hints)
         self._count = 0
         self._previous = ""
         self._folder = None if folder is None else Path(folder) / f"{next(_SERIAL):03}-{name}"
 
     def step(self, name: str, program: Program, record: object = None) -> None:
         """Write one step. record: a dataclass with what the step did."""
+        if self._lowering is not None:
+            self._lowering.steps.append(Step(name, program, record))
         if self._folder is None:
             return
         source = emit(program, plain_call, last_uses(program))

@@ -12,6 +12,7 @@
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
 | double_backward | - | keep the inputs of each call, so that backward works with create_graph=True |
 | executors | - | executors, or names of them, in order of preference |
+| trail | - | a `pipeline.trail.Trail` that keeps what every step made; see `dovetail.explain` |
 | compilers | - | `execute.foreign.Compilers` of the user's, called in place of executors; see `dovetail.aot_function` |
 """
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from dovetail.errors import BadOptionValue, NotYetSupported, UnknownOption
 from dovetail.execute.foreign import Compilers
 from dovetail.execute.protocol import Executor
+from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.decompositions import Decompositions
 
 _LATER = {
@@ -51,6 +53,7 @@ class Options:
     double_backward: bool = False
     executors: tuple[str | Executor, ...] = ("aten",)
     compilers: Compilers | None = None
+    trail: Trail | None = None
 
 
 def resolve_options(given: Mapping[str, object] | None, pass_names: tuple[str, ...] = ()) -> Options:
@@ -125,6 +128,9 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
     compilers: object = options.compilers
     if compilers is not None and not isinstance(compilers, Compilers):
         refuse("compilers", compilers, "it is made by dovetail.aot_function", "Compilers(forward, backward, inference)")
+    trail: object = options.trail
+    if trail is not None and not isinstance(trail, Trail):
+        refuse("trail", trail, "it keeps the steps of a compilation", "a Trail of dovetail.pipeline.trail")
     for option, names in (("skip", options.skip), ("stop_after", (options.stop_after,))):
         unknown = [name for name in names if name is not None and name not in pass_names]
         if unknown and pass_names:

@@ -1,0 +1,1 @@
+def render_page(e): return ""
