@@ -44,7 +44,6 @@ from dovetail.ir.signature import UserInput
 from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, decompositions, resolve_options
-from dovetail.pipeline.trail import Trail
 from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
@@ -156,9 +155,14 @@ class CompiledFunction:
             self._last = SameKind(call.spec, call.everything, call.snapshot), variant
         return variant, call
 
-    def with_trail(self, trail: Trail) -> CompiledFunction:
-        """The same target and options, nothing compiled yet; what compiling makes is kept in the trail."""
-        return CompiledFunction(self._target, replace(self._options, trail=trail))
+    @property
+    def options(self) -> Options:
+        """The options that it is compiled with."""
+        return self._options
+
+    def with_options(self, **changes: Any) -> CompiledFunction:
+        """The same target, nothing compiled yet. changes: fields of `Options` with other values."""
+        return CompiledFunction(self._target, replace(self._options, **changes))
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""

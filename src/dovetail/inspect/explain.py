@@ -22,7 +22,6 @@ from dovetail.partition.choose import PartitionReport
 from dovetail.passes.inplace_report import InplaceReport
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import StepRecord
-from dovetail.pipeline.options import resolve_options
 from dovetail.pipeline.trail import Lowering, Step, Trail
 
 _LIKELY = "_likely"
@@ -42,9 +41,8 @@ def explain(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanatio
     trail = Trail()
     compiled = target if isinstance(target, CompiledFunction) else compile(target)
     name = getattr(target, "__name__", type(target).__name__)
-    traced = compiled.with_trail(trail)
-    traced.prepare(*args, **kwargs)
-    return explanation_of(trail, str(name), make_executors(resolve_options({})))
+    compiled.with_options(trail=trail).prepare(*args, **kwargs)
+    return explanation_of(trail, str(name), make_executors(compiled.options))
 
 
 def explanation_of(trail: Trail, name: str, executors: ExecutorList | None = None) -> Explanation:

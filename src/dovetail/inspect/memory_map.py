@@ -37,6 +37,7 @@ def memory_map(program: Program, hints: Mapping[str, Number], saved: frozenset[i
                 first=life.first,
                 last=life.last,
                 role="saved" if life.storage in saved else role,
+                is_returned=life.is_returned,
                 origin=origins[node],
             )
         )

@@ -57,14 +57,14 @@
       const paints = Object.fromEntries(ROLES.map((role) => [role, color(role)]));
       const ground = color("panel");
       for (const [from, to, node] of columns) {
-        const x = plot.x + from, w = to - from;
+        const x = Math.round(plot.x + from), w = Math.round(plot.x + to) - x;
         let base = plot.y + plot.height;
         for (const storage of this.alive(node)) {
           const h = storage.size * heights;
           pen.globalAlpha = this.held === storage.storage ? 1 : this.held === null ? 0.72 + 0.14 * (storage.at % 3) : 0.35;
           pen.fillStyle = paints[storage.role];
-          pen.fillRect(x, base - h, w + 0.4, h);
-          if (h > 3) { pen.globalAlpha = 1; pen.fillStyle = ground; pen.fillRect(x, base - h, w + 0.4, 0.6); }
+          pen.fillRect(x, base - h, w, h);
+          if (h > 3) { pen.globalAlpha = 1; pen.fillStyle = ground; pen.fillRect(x, base - h, w, 0.6); }
           base -= h;
         }
       }

@@ -51,7 +51,7 @@ class StorageRow:
     """One storage that a program makes. first, last: indices of nodes, both included.
 
     name, operator, origin: of the node that makes it. role: "saved" for backward, "returned", "recomputed" or
-    "temporary".
+    "temporary". is_returned: whether it stays after the program, for backward or the caller.
     """
 
     storage: int
@@ -62,6 +62,7 @@ class StorageRow:
     first: int
     last: int
     role: str
+    is_returned: bool
     origin: Origin
 
     def is_alive(self, node: int) -> bool:

@@ -112,7 +112,7 @@ def _run_pass(
 ) -> tuple[Program, StepRecord]:
     before_text = program_text(program) if options.verify else ""
     start = time.perf_counter_ns()
-    result, report = function(program)
+    result, report = work_in_place(program, hints=hints) if function is work_in_place else function(program)
     elapsed_us = (time.perf_counter_ns() - start) // 1000
     if options.verify:
         if program_text(program) != before_text:
