@@ -2,7 +2,8 @@
 
 | kind | codes |
 |---|---|
-| saved | IS-INPUT, IS-RETURNED, SHARES-MEMORY: costs nothing more; READ-BY-BACKWARD: all that backward reads is saved; |
+| saved | IS-INPUT, IS-RETURNED, SHARES-MEMORY: costs nothing more |
+| | READ-BY-BACKWARD: all that backward reads is saved |
 | | CANNOT-RUN-AGAIN, NOT-CHEAP, CHEAPEST-CUT: where a cut was made |
 | recomputed | CHECKPOINT: the user asked for it; CHEAPEST-CUT: it costs less than saving |
 | in place | IN-PLACE |
@@ -119,7 +120,7 @@ def _recomputed(halves: Halves) -> Iterator[Decision]:
 
 def inplace_decisions(before: Program, report: InplaceReport) -> Iterator[Decision]:
     """Rows for a half that works in place. before: the program that the report is about."""
-    origins = {operand: origin for operand, origin in _origins_by_name(before)}
+    origins = dict(_origins_by_name(before))
     for row in report.rows:
         origin = origins.get(row.node) or origin_from_text(row.origin)
         if row.is_in_place:

@@ -93,9 +93,7 @@ class _Gatherer:
         forward = (_JOINT, "forward") if lowering is self._main else (_JOINT,)
         return (*forward, "backward") if lowering is self._likely and trains else forward
 
-    def _report(
-        self, program: Program, kind: str, hints: Mapping[str, Number], saved: frozenset[int]
-    ) -> ProgramReport:
+    def _report(self, program: Program, kind: str, hints: Mapping[str, Number], saved: frozenset[int]) -> ProgramReport:
         memory = memory_map(program, hints, saved)
         makes = [0] * len(program.nodes)
         for row in memory.storages:
@@ -129,11 +127,18 @@ class _Gatherer:
         for lowering, half in ((self._main, "forward"), (self._likely, "backward")):
             before: Program | None = None
             for step in (step for step in lowering.steps if _part_of(step, lowering) == half):
-                details = step.record.details if isinstance(step.record, StepRecord) else None
-                if isinstance(details, InplaceReport) and before is not None and not step.record.reason:
-                    found += inplace_decisions(before, details)
+                report = _kept_inplace_report(step)
+                if before is not None and report is not None:
+                    found += inplace_decisions(before, report)
                 before = step.program
         return found
+
+
+def _kept_inplace_report(step: Step) -> InplaceReport | None:
+    """What was decided about working in place, if the step did and its result was kept."""
+    record = step.record
+    details = record.details if isinstance(record, StepRecord) and not record.reason else None
+    return details if isinstance(details, InplaceReport) else None
 
 
 def _records(lowering: Lowering) -> list[StepRecord]:

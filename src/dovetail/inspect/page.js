@@ -15,7 +15,7 @@
   const bytes = (count) => {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let unit = 0;
-    while (count >= 1024 && unit < units.length - 1) { count /= 1024; unit += 1; }
+    while (count >= (unit ? 1000 : 1024) && unit < units.length - 1) { count /= 1024; unit += 1; }
     return `${count >= 100 || unit === 0 ? Math.round(count) : count.toPrecision(3)} ${units[unit]}`;
   };
 

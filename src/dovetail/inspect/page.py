@@ -50,12 +50,11 @@ def byte_text(count: int) -> str:
     """Bytes for people: `1.5 MiB`."""
     if count < 1024:
         return f"{count} B"
-    amount = float(count)
-    for unit in _UNITS:
+    amount, units = count / 1024, list(_UNITS)
+    while amount >= 1000 and len(units) > 1:
         amount /= 1024
-        if amount < 1024:
-            break
-    return f"{amount:.3g} {unit}" if amount < 1000 else f"{amount:.0f} {unit}"
+        units.pop(0)
+    return f"{amount:.3g} {units[0]}"
 
 
 # --- head -----------------------------------------------------------------------------------------------------------
@@ -202,7 +201,7 @@ def _difference(place: int, diff: str) -> str:
     removed = sum(line.startswith("-") for line in lines)
     return (
         f'<details class="diff" data-step="{place}"><summary>difference <ins>+{added:,}</ins>'
-        f" <del>−{removed:,}</del></summary><pre></pre></details>"
+        f" <del>&minus;{removed:,}</del></summary><pre></pre></details>"
     )
 
 

@@ -34,8 +34,8 @@ from dovetail.passes.collection import collection_paused
 class InplaceRow:
     """One decision. node: name of the result. operator: of the functional program. because: why it is a copy, else "".
 
-    code: that of the reason for the copy, "" for none. copied_bytes: bytes copied although nothing new is computed; is_needed: whether that is proved to be needed.
-    saved_bytes: bytes of results that need no memory of their own.
+    code: of that reason. copied_bytes: bytes copied although nothing new is computed; is_needed: whether that is proved
+    to be needed. saved_bytes: bytes of results that need no memory of their own.
     """
 
     node: str

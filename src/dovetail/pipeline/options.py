@@ -3,6 +3,7 @@
 | option | environment | meaning |
 |---|---|---|
 | dump | DOVETAIL_DUMP | folder for the text of the program after every step |
+| dump_calls | DOVETAIL_DUMP_CALLS | also the tensors of the first call of each program |
 | verify | DOVETAIL_VERIFY | 0: nothing; 1: stage rules and purity of every pass; 2: also run both sides of every pass |
 | skip | DOVETAIL_SKIP | names of passes to leave out, comma separated |
 | stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
@@ -21,7 +22,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dovetail.errors import BadOptionValue, NotYetSupported, UnknownOption
@@ -35,6 +36,10 @@ _LATER = {
     "estimate": ("a memory estimate", "whole-program planning comes later", "measure with dovetail.inspect.memory"),
 }
 _VERIFY_LEVELS = (0, 1, 2)
+_OBJECTS = (
+    ("compilers", Compilers, "it is made by dovetail.aot_function", "Compilers(forward, backward, inference)"),
+    ("trail", Trail, "it keeps the steps of a compilation", "a Trail of dovetail.pipeline.trail"),
+)
 _CHOICES = {"partition": ("default", "min_cut", "auto"), "recompute": ("cheap", "all")}
 
 
@@ -43,6 +48,7 @@ class Options:
     """See the table in this module. Make one with `resolve_options`, which checks the values."""
 
     dump: str | None = None
+    dump_calls: bool = False
     verify: int = 0
     skip: tuple[str, ...] = ()
     stop_after: str | None = None
@@ -97,10 +103,20 @@ def _from_environment() -> dict[str, object]:
     ):
         if os.environ.get(variable):
             found[option] = os.environ[variable]
+    if os.environ.get("DOVETAIL_DUMP_CALLS"):
+        found["dump_calls"] = os.environ["DOVETAIL_DUMP_CALLS"] != "0"
     level = os.environ.get("DOVETAIL_VERIFY")
     if level:
         found["verify"] = int(level) if level.isdigit() else level
     return found
+
+
+def _foreign_objects(options: Options) -> Iterator[tuple[str, object, str, str]]:
+    """Options that are not of the class that they must be: name, value, reason, what is expected."""
+    for option, kind, reason, expected in _OBJECTS:
+        value = getattr(options, option)
+        if value is not None and not isinstance(value, kind):
+            yield option, value, reason, expected
 
 
 def _check(options: Options, pass_names: tuple[str, ...]) -> None:
@@ -117,7 +133,7 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
     for option, choices in _CHOICES.items():
         if getattr(options, option) not in choices:
             refuse(option, getattr(options, option), "it is a choice", ", ".join(choices[:-1]) + f" or {choices[-1]}")
-    for switch in ("dynamic", "double_backward"):
+    for switch in ("dump_calls", "dynamic", "double_backward"):
         value: object = getattr(options, switch)
         if not isinstance(value, bool):
             refuse(switch, value, "it is a switch", "True or False")
@@ -125,12 +141,8 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
         value = getattr(options, option)
         if not isinstance(value, tuple) or not all(isinstance(item, kinds) for item in value):
             refuse(option, value, "it is a list of names", "a list or a comma-separated string of names")
-    compilers: object = options.compilers
-    if compilers is not None and not isinstance(compilers, Compilers):
-        refuse("compilers", compilers, "it is made by dovetail.aot_function", "Compilers(forward, backward, inference)")
-    trail: object = options.trail
-    if trail is not None and not isinstance(trail, Trail):
-        refuse("trail", trail, "it keeps the steps of a compilation", "a Trail of dovetail.pipeline.trail")
+    for option, value, reason, expected in _foreign_objects(options):
+        refuse(option, value, reason, expected)
     for option, names in (("skip", options.skip), ("stop_after", (options.stop_after,))):
         unknown = [name for name in names if name is not None and name not in pass_names]
         if unknown and pass_names:
