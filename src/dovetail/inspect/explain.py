@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import linecache
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dovetail.analysis.liveness import simulate_peak
@@ -36,30 +37,36 @@ def explain(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanatio
         args, kwargs: what it is called with. They, and the target's parameters, buffers and gradients, stay as they
             are.
     Returns: an `Explanation`; print it, or write it with `.html(path)`, `.trace(path)`, `.to_json()`.
-    Raises: DovetailError when the target cannot be compiled; NothingToExplain when it is called without tensors.
+    Raises: DovetailError when the target cannot be compiled; NothingToExplain when nothing was compiled.
     """
     trail = Trail()
     compiled = target if isinstance(target, CompiledFunction) else compile(target)
     name = getattr(target, "__name__", type(target).__name__)
     compiled.with_options(trail=trail).prepare(*args, **kwargs)
-    return explanation_of(trail, str(name), make_executors(compiled.options))
-
-
-def explanation_of(trail: Trail, name: str, executors: ExecutorList | None = None) -> Explanation:
-    """The explanation of what a trail holds: of its newest program.
-
-    executors: who runs the nodes, where that is known. Raises: NothingToExplain.
-    """
-    complete = [lowering for lowering in trail.lowerings if lowering.is_complete]
-    mains = [lowering for lowering in complete if not lowering.name.endswith(_LIKELY)]
-    if not mains:
-        hint = "call it with the arguments that it is used with, tensors among them"
+    found = explanations_of(trail.lowerings, make_executors(compiled.options))
+    if not found:
+        hint = "call it with the arguments that it is used with"
         raise NothingToExplain(what=name, reason="no program was made for this call", hint=hint)
-    main = mains[-1]
-    likely = next((lowering for lowering in complete if lowering.name == main.name + _LIKELY), main)
-    forward, backward = main.half("forward"), likely.half("backward")
-    assert forward is not None and backward is not None, "complete lowerings have both halves"
-    return _Gatherer(main, likely, forward, backward, executors).gather(name)
+    return replace(found[-1], name=str(name))
+
+
+def explanations_of(lowerings: Sequence[Lowering], executors: ExecutorList | None = None) -> list[Explanation]:
+    """One explanation for each program that was lowered as far as two halves, by the name of the program.
+
+    A lowering for the gradients that arrive most often belongs to the one before it, which forward is from.
+    executors: who runs the nodes, where that is known.
+    """
+    complete = [lowering for lowering in lowerings if lowering.is_complete]
+    found: list[Explanation] = []
+    for place, main in enumerate(complete):
+        if place and main.name == complete[place - 1].name + _LIKELY:
+            continue
+        following = complete[place + 1 : place + 2]
+        likely = following[0] if following and following[0].name == main.name + _LIKELY else main
+        forward, backward = main.half("forward"), likely.half("backward")
+        assert forward is not None and backward is not None, "complete lowerings have both halves"
+        found.append(_Gatherer(main, likely, forward, backward, executors).gather(main.name))
+    return found
 
 
 class _Gatherer:

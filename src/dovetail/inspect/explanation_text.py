@@ -80,7 +80,7 @@ def _top(memory: MemoryMap) -> Iterator[str]:
 
 def _table(rows: Sequence[Sequence[str]], right: Iterable[int]) -> Iterator[str]:
     """Aligned columns. right: numbers of the columns that are aligned on the right."""
-    cut = [[_shortened(cell) for cell in row] for row in rows]
+    cut = [[*map(_shortened, row[:-1]), row[-1]] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
     aligned = set(right)
     for row in cut:
