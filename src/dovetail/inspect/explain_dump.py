@@ -27,9 +27,7 @@ def explain_dump(folder: str | Path) -> list[Explanation]:
     found = explanations_of([_lowering(compilation) for compilation in compilations])
     if not found:
         reasons = [step.reason for compilation in compilations for step in compilation.steps if step.reason]
-        reason = (
-            f"its programs could not be written: {reasons[0]}" if reasons else "no compilation in it has both halves"
-        )
+        reason = f"its programs are not in it: {reasons[0]}" if reasons else "no compilation in it has both halves"
         raise NothingToExplain(what=str(folder), reason=reason, hint=_HINT)
     return found
 

@@ -31,6 +31,7 @@
       this.storages = facts.storages.map(([storage, name, operator, meta, size, first, last, role, where, line], at) =>
         ({storage, name, operator, meta, size, first, last, role, where, line, at}));
       this.storages.sort((a, b) => (b.last - b.first) - (a.last - a.first) || a.first - b.first || a.at - b.at);
+      this.storages.forEach((storage, rank) => { storage.rank = rank; });
       this.node = -1;
       this.held = null;
       this.canvas.addEventListener("mousemove", (event) => this.point(event));
@@ -39,37 +40,85 @@
     }
     get count() { return this.facts.nodes.length; }
     draw() {
+      // The layers are painted once for a size and a colour scheme; pointing at them paints over a copy.
       const {canvas, facts} = this;
       const width = canvas.clientWidth, height = canvas.clientHeight, ratio = window.devicePixelRatio || 1;
       if (!width) return;
       canvas.width = width * ratio;
       canvas.height = height * ratio;
-      const pen = canvas.getContext("2d");
-      pen.scale(ratio, ratio);
       const css = getComputedStyle(document.documentElement);
       const color = (name) => css.getPropertyValue(`--${name}`).trim();
-      const plot = this.plot = {x: MARGIN.left, y: MARGIN.top, width: width - MARGIN.left - MARGIN.right,
-        height: height - MARGIN.top - MARGIN.bottom, most: Math.max(1, facts.peak)};
-      Object.assign(canvas.dataset, {x: plot.x, y: plot.y, width: plot.width, height: plot.height, most: plot.most, drawn: "yes"});
-      this.axes(pen, plot, color);
-      const columns = this.columns = this.layColumns(plot.width);
-      const heights = plot.height / plot.most;
+      const key = [width, height, ratio, color("ground")].join();
+      if (this.key !== key) {
+        const plot = this.plot = {x: MARGIN.left, y: MARGIN.top, width: width - MARGIN.left - MARGIN.right,
+          height: height - MARGIN.top - MARGIN.bottom, most: Math.max(1, facts.peak)};
+        Object.assign(canvas.dataset, {x: plot.x, y: plot.y, width: plot.width, height: plot.height, most: plot.most, drawn: "yes"});
+        this.key = key;
+        this.columns = this.layColumns(plot.width);
+        this.layers = document.createElement("canvas");
+        this.layers.width = canvas.width;
+        this.layers.height = canvas.height;
+        const pen = this.layers.getContext("2d");
+        pen.scale(ratio, ratio);
+        this.axes(pen, plot, color);
+        this.paint(pen, plot, color);
+      }
+      const pen = canvas.getContext("2d");
+      pen.drawImage(this.layers, 0, 0);
+      pen.scale(ratio, ratio);
+      if (this.held) this.raise(pen, color);
+      this.marks(pen, this.plot, color);
+    }
+    paint(pen, plot, color) {
+      const heights = plot.height / plot.most, ground = color("panel");
       const paints = Object.fromEntries(ROLES.map((role) => [role, color(role)]));
-      const ground = color("panel");
-      for (const [from, to, node] of columns) {
+      const begun = [...this.storages].sort((a, b) => a.first - b.first);
+      let next = 0, alive = [];
+      for (const [from, to, node] of this.columns) {
         const x = Math.round(plot.x + from), w = Math.round(plot.x + to) - x;
-        let base = plot.y + plot.height;
-        for (const storage of this.alive(node)) {
+        alive = alive.filter((storage) => storage.last >= node);
+        const count = alive.length;
+        for (; next < begun.length && begun[next].first <= node; next += 1) if (begun[next].last >= node) alive.push(begun[next]);
+        if (alive.length > count) alive.sort((a, b) => a.rank - b.rank);
+        let base = plot.y + plot.height, thin = 0, role = null;
+        const flush = () => {  // what is thinner than a pixel is painted together with its neighbours
+          if (!thin) return;
+          pen.globalAlpha = 0.86;
+          pen.fillStyle = paints[role];
+          pen.fillRect(x, base - thin, w, thin);
+          base -= thin;
+          thin = 0;
+        };
+        for (const storage of alive) {
           const h = storage.size * heights;
-          pen.globalAlpha = this.held === storage.storage ? 1 : this.held === null ? 0.72 + 0.14 * (storage.at % 3) : 0.35;
+          if (thin && (role !== storage.role || thin >= 2 || h >= 1)) flush();
+          if (h < 1) { thin += h; role = storage.role; continue; }
+          pen.globalAlpha = 0.72 + 0.14 * (storage.at % 3);
           pen.fillStyle = paints[storage.role];
           pen.fillRect(x, base - h, w, h);
           if (h > 3) { pen.globalAlpha = 1; pen.fillStyle = ground; pen.fillRect(x, base - h, w, 0.6); }
           base -= h;
         }
+        flush();
       }
       pen.globalAlpha = 1;
-      this.marks(pen, plot, color);
+    }
+    raise(pen, color) {
+      // The storage that is pointed at, all along its life.
+      const {plot, held} = this, heights = plot.height / plot.most;
+      pen.fillStyle = color("ink");
+      pen.globalAlpha = 0.5;
+      for (const [from, to, node] of this.columns) {
+        if (node < held.first || node > held.last) continue;
+        let below = 0;
+        for (const storage of this.storages) {
+          if (storage === held) break;
+          if (storage.first <= node && node <= storage.last) below += storage.size;
+        }
+        const x = Math.round(plot.x + from), w = Math.round(plot.x + to) - x, h = Math.max(1, held.size * heights);
+        pen.fillRect(x, plot.y + plot.height - below * heights - h, w, h);
+      }
+      pen.globalAlpha = 1;
     }
     layColumns(width) {
       // One column for each node, or for each pixel the highest of the nodes that fall on it.
@@ -169,10 +218,9 @@
       tip.style.top = `${below ? event.clientY + 18 : event.clientY - 12 - tip.offsetHeight}px`;
     }
     show(node, storage) {
-      const held = storage ? storage.storage : null;
-      if (node === this.node && held === this.held) return;
+      if (node === this.node && storage === this.held) return;
       this.node = node;
-      this.held = held;
+      this.held = storage;
       this.readout.textContent = node < 0 ? "" : `node ${node}   ${number(this.facts.live[node])} bytes live   ${this.facts.nodes[node]}`;
       if (!this.pending) this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); });
     }
@@ -209,16 +257,23 @@
       || row.lastElementChild.textContent.toLowerCase().includes(word);
   };
   for (const section of document.querySelectorAll(".program")) {
-    const rows = [...section.querySelectorAll("tbody tr")], count = section.querySelector(".count");
+    const chunks = [...section.querySelectorAll(".chunk")].map((table) => ({table, rows: [...table.querySelectorAll("tr")]}));
+    const total = chunks.reduce((sum, chunk) => sum + chunk.rows.length, 0), count = section.querySelector(".count");
     const input = section.querySelector("input");
     input.addEventListener("input", () => {
       const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
       let shown = 0;
-      for (const row of rows) {
-        row.hidden = !words.every((word) => fits(row, word));
-        if (!row.hidden) shown += 1;
+      for (const chunk of chunks) {
+        let here = 0;
+        for (const row of chunk.rows) {
+          row.hidden = !words.every((word) => fits(row, word));
+          if (!row.hidden) here += 1;
+        }
+        chunk.table.hidden = !here;
+        chunk.table.style.setProperty("--rows", here);
+        shown += here;
       }
-      count.textContent = `${number(shown)} of ${number(rows.length)}`;
+      count.textContent = `${number(shown)} of ${number(total)}`;
     });
   }
 

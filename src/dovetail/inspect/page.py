@@ -207,6 +207,7 @@ def _difference(place: int, diff: str) -> str:
 
 # --- programs -------------------------------------------------------------------------------------------------------
 
+_CHUNK = 100  # rows that a browser lays out at once, when they come into view
 _NODE_HEAD = ("#", "name", "call", "result", "#makes", "#live", "storages", "your line")
 
 
@@ -218,8 +219,11 @@ def _program(program: ProgramReport, lines: Mapping[str, str]) -> Iterator[str]:
     yield '<p class="filter"><input type="search" aria-label="filter nodes" spellcheck="false"'
     yield ' placeholder="filter: mm, layers.3, op:aten.add, name:relu, module:attention, storage:12, line:model.py:40">'
     yield f'<span class="count quiet">{len(program.nodes):,} of {len(program.nodes):,}</span></p>'
-    yield '<div class="scroll">'
-    yield _table(_NODE_HEAD, (_node(row, program.peak_bytes, lines) for row in program.nodes), "nodes")
+    yield f'<div class="scroll"><div class="head">{_table(_NODE_HEAD, (), "nodes")}</div>'
+    for start in range(0, len(program.nodes), _CHUNK):
+        rows = [_node(row, program.peak_bytes, lines) for row in program.nodes[start : start + _CHUNK]]
+        yield f'<div class="chunk" style="--rows:{len(rows)}"><table class="nodes"><tbody>{"".join(rows)}'
+        yield "</tbody></table></div>"
     yield "</div></section>"
 
 
