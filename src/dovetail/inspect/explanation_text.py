@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 76
 _TOP = 10
+_ROWS = 20
 _WHAT_BYTES_ARE = {
     "saved": "bytes held from forward to backward",
     "recomputed": "bytes made again in backward",
@@ -59,10 +60,14 @@ def _decisions(kind: str, rows: list[Decision]) -> Iterator[str]:
     yield f"{kind}: {len(rows)}, {_number(total)} {_WHAT_BYTES_ARE[kind]}" if rows else f"{kind}: nothing"
     inputs = [row for row in rows if row.code == "IS-INPUT"]
     others = [row for row in rows if row.code != "IS-INPUT"]
-    cells = [[_number(r.bytes), r.name, r.operator, r.code, r.why, origin_text(r.origin)] for r in others]
+    shown = sorted(others, key=lambda row: -row.bytes)[:_ROWS]
+    cells = [[_number(r.bytes), r.name, r.operator, r.code, r.why, origin_text(r.origin)] for r in shown]
+    if len(others) > len(shown):
+        rest = total - sum(row.bytes for row in shown)
+        cells.append([_number(rest), f"{len(others) - len(shown)} more", "", "", "", ""])
     yield from _table(cells, right={0})
     if inputs:
-        yield f"  {0:>1}  {len(inputs)} inputs that their owner keeps: {_shortened(', '.join(r.name for r in inputs))}"
+        yield f"  and {len(inputs)} inputs, which their owner keeps: {_shortened(', '.join(r.name for r in inputs))}"
 
 
 def _top(memory: MemoryMap) -> Iterator[str]:
