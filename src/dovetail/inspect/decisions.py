@@ -5,7 +5,7 @@
 | saved | IS-INPUT, IS-RETURNED, SHARES-MEMORY: costs nothing more |
 | | READ-BY-BACKWARD: all that backward reads is saved |
 | | CANNOT-RUN-AGAIN, NOT-CHEAP, CHEAPEST-CUT: where a cut was made |
-| recomputed | CHECKPOINT: the user asked for it; CHEAPEST-CUT: it costs less than saving |
+| recomputed | REPEATS-FORWARD: the program says so, by a checkpoint; CHEAPEST-CUT: it costs less than saving |
 | in place | IN-PLACE |
 | copied | the code of an `analysis.inplace_plan.Reason` |
 """
@@ -13,16 +13,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.analysis.liveness import storage_bytes
 from dovetail.inspect.memory_map import node_origins, operator_name, saved_storages
 from dovetail.inspect.report_rows import Decision
-from dovetail.ir.program import Node, Operand, Origin, Program, Value, made_symbols
+from dovetail.ir.program import Node, Operand, Origin, Phase, Program, Value, made_symbols, map_operands
 from dovetail.ir.provenance import origin_from_text
 from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number
-from dovetail.partition.policy import can_run_again, is_cheap
+from dovetail.ops.facts import facts_of
+from dovetail.partition.policy import can_run_again, is_cheap, is_view
 from dovetail.passes.inplace_report import InplaceReport, InplaceRow
 
 SAVED, RECOMPUTED, IN_PLACE, COPIED = KINDS = ("saved", "recomputed", "in place", "copied")
@@ -113,9 +114,38 @@ def _recomputed(halves: Halves) -> Iterator[Decision]:
         counted |= made
         code, why = "CHEAPEST-CUT", "costs less than saving it"
         if value.name in asked:
-            code, why = "CHECKPOINT", "in a region that the program checkpoints"
+            code, why = "REPEATS-FORWARD", "forward runs it too, on the same values: in a checkpoint, say"
         bytes_ = sum(sizes[storage] for storage in made)
         yield Decision("recomputed", backward.name, value.name, operator_name(node), code, why, bytes_, origins[node])
+
+
+def with_repeats_marked(joint: Program, backward: Program) -> Program:
+    """Backward, in which nodes that forward runs as well, on the same values, count as computed again."""
+    repeats = _repeats(joint)
+    nodes = tuple(
+        replace(node, recomputed=True) if any(value.name in repeats for value in node.results()) else node
+        for node in backward.nodes
+    )
+    return replace(backward, nodes=nodes)
+
+
+def _repeats(joint: Program) -> set[str]:
+    """Names of what backward computes and forward has computed before. Draws are never the same; views cost nothing."""
+    number: dict[Value, int] = {value: place for place, value in enumerate(joint.inputs)}
+    known: dict[str, tuple[int, ...]] = {}
+    found: set[str] = set()
+    for node in joint.nodes:
+        facts = facts_of(node.target)
+        key = f"{node.target} {map_operands((node.args, node.kwargs), lambda value: f'%{number[value]}')!r}"
+        same = known.get(key) if facts.is_pure and facts.repeats else None
+        if same is None:
+            same = tuple(range(len(number), len(number) + len(node.results())))
+            if node.phase is Phase.FORWARD:
+                known[key] = same
+        elif node.phase is Phase.BACKWARD and not is_view(node):
+            found.update(value.name for value in node.results())
+        number.update(zip(node.results(), same, strict=True))
+    return found
 
 
 def inplace_decisions(before: Program, report: InplaceReport) -> Iterator[Decision]:

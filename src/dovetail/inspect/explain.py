@@ -12,7 +12,7 @@ from dovetail.analysis.liveness import simulate_peak
 from dovetail.errors import NothingToExplain
 from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.function import CompiledFunction, compile
-from dovetail.inspect.decisions import Halves, inplace_decisions, split_decisions
+from dovetail.inspect.decisions import Halves, inplace_decisions, split_decisions, with_repeats_marked
 from dovetail.inspect.explanation import Explanation
 from dovetail.inspect.memory_map import call_text, memory_map, node_origins, operator_name, saved_storages, whole_step
 from dovetail.inspect.report_rows import Decision, MemoryMap, NodeRow, ProgramReport, StepRow
@@ -76,7 +76,8 @@ class _Gatherer:
         self, main: Lowering, likely: Lowering, forward: Program, backward: Program, executors: ExecutorList | None
     ) -> None:
         self._main, self._likely = main, likely
-        self._forward, self._backward = forward, backward
+        self._joint = [step.program for step in likely.steps if _part_of(step, likely) == _JOINT][-1]
+        self._forward, self._backward = forward, with_repeats_marked(self._joint, backward)
         self._executors = executors
 
     def gather(self, name: str) -> Explanation:
@@ -127,10 +128,9 @@ class _Gatherer:
         return ProgramReport(program.name, kind, tuple(nodes), memory)
 
     def _decisions(self) -> list[Decision]:
-        joint = [step.program for step in self._likely.steps if _part_of(step, self._likely) == _JOINT][-1]
         records = [record for lowering in (self._main, self._likely) for record in _records(lowering)]
         cut = any(isinstance(r.details, PartitionReport) and not r.details.reason for r in records)
-        found = split_decisions(Halves(joint, self._forward, self._backward, cut, self._main.hints))
+        found = split_decisions(Halves(self._joint, self._forward, self._backward, cut, self._main.hints))
         for lowering, half in ((self._main, "forward"), (self._likely, "backward")):
             before: Program | None = None
             for step in (step for step in lowering.steps if _part_of(step, lowering) == half):
