@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -50,7 +51,7 @@ def _check_order(events: list[dict[str, Any]]) -> None:
             track = event["name"] if event["ph"] == "C" else event["tid"]
             tracks[event["ph"], event["pid"], track].append(event)
     for (phase, *_), track in tracks.items():
-        for before, after in zip(track, track[1:], strict=False):
+        for before, after in itertools.pairwise(track):
             assert before["ts"] + (before["dur"] if phase == "X" else 0) <= after["ts"] + 1e-6
     named = {event["pid"] for event in events if event["name"] == "process_name"}
     assert {event["pid"] for event in events} == named
