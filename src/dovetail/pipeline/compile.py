@@ -138,10 +138,13 @@ class _GraphCompiler:
             self._refused = {slot: error for slot, arrival in enumerate(full) if arrival is not None}
         return tuple(None if slot in self._refused else arrival for slot, arrival in enumerate(full))
 
+    def _new_dump(self, name: str) -> Dump:
+        options, first = self._options, next(iter(self._dumps.values()), None)
+        return Dump(options.dump, name, self._hints, options.dump_calls, first, options.trail)
+
     def _lower(self, name: str, pattern: Pattern) -> Split:
-        dump = Dump(self._options.dump, name, self._hints, self._options.dump_calls, self._options.trail)
-        self._dumps[pattern] = dump
         start = time.perf_counter_ns()
+        dump = self._dumps[pattern] = self._new_dump(name)
         programs = self._recording.programs(name, pattern)
         program = programs.functional
         dump.step("recorded", programs.recorded)
