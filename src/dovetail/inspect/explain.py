@@ -41,13 +41,13 @@ def explain(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanatio
     """
     trail = Trail()
     compiled = target if isinstance(target, CompiledFunction) else compile(target)
-    name = getattr(target, "__name__", type(target).__name__)
     compiled.with_options(trail=trail).prepare(*args, **kwargs)
     found = explanations_of(trail.lowerings, make_executors(compiled.options))
     if not found:
         hint = "call it with the arguments that it is used with"
-        raise NothingToExplain(what=name, reason="no program was made for this call", hint=hint)
-    return replace(found[-1], name=str(name))
+        raise NothingToExplain(what=repr(target), reason="no program was made for this call", hint=hint)
+    is_named = not isinstance(target, CompiledFunction)
+    return replace(found[-1], name=str(getattr(target, "__name__", type(target).__name__))) if is_named else found[-1]
 
 
 def explanations_of(lowerings: Sequence[Lowering], executors: ExecutorList | None = None) -> list[Explanation]:
