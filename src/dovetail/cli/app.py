@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dovetail.cli.bench import bench_command
 from dovetail.cli.bisect import bisect_command
 from dovetail.cli.demo import demo
 from dovetail.cli.doctor import doctor
@@ -43,6 +44,7 @@ for name, command in (
     ("draw", draw_command),
     ("replay", replay_command),
     ("bisect", bisect_command),
+    ("bench", bench_command),
 ):
     app.command(name)(command)
 
