@@ -180,12 +180,21 @@ def test_bytes_in_place_follow_the_sizes_of_the_call() -> None:
 
 
 def test_a_dropped_pass_says_why() -> None:
-    compiled = dovetail.compile(Net(), partition="min_cut")
-    found = dovetail.explain(compiled, torch.ones(32, 8))
-    (row, *_) = [row for row in found.steps if row.name == "partition"]
-    assert "default" in row.did
-    reasons = [row.reason for row in found.steps if row.reason]
-    assert all(reason.split(":")[0].isupper() for reason in reasons)
+    def stretched(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Merging the twins keeps the first one alive where the peak is."""
+        first = x.exp().sum()
+        other = x.sin().cos().sum()
+        return first, other, x.exp().prod()
+
+    found = dovetail.explain(stretched, torch.ones(2, 2))
+    (row,) = [row for row in found.steps if row.name == "common_subexpressions"]
+    assert row.reason == "PEAK-RISES: 52 > 36 simulated bytes"
+    assert (row.nodes_after, row.peak_bytes, row.diff) == (row.nodes_before, 36, "")
+    assert "dropped, PEAK-RISES: 52 > 36 simulated bytes" in str(found)
+    cut = dovetail.explain(dovetail.compile(Net(), partition="min_cut"), torch.ones(32, 8))
+    (row, *_) = [row for row in cut.steps if row.name == "partition"]
+    assert row.reason.startswith("PEAK-RISES")
+    assert "default split kept" in row.did
 
 
 def test_differences_lead_from_program_to_program() -> None:
