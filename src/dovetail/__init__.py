@@ -7,6 +7,8 @@ from dovetail.frontends.analysis_report import AnalysisReport, analyse
 from dovetail.frontends.aot import AotModule, aot_function, aot_module, aot_module_simplified, make_boxed_compiler
 from dovetail.frontends.backend import dovetail_backend
 from dovetail.frontends.function import CompiledFunction, compile
+from dovetail.inspect.explain import explain
+from dovetail.inspect.explanation import Explanation
 from dovetail.pipeline.options import Options
 
 __version__ = "0.1.0"
@@ -17,6 +19,7 @@ __all__ = [
     "CompiledFunction",
     "DovetailError",
     "DovetailWarning",
+    "Explanation",
     "Options",
     "__version__",
     "analyse",
@@ -25,5 +28,6 @@ __all__ = [
     "aot_module_simplified",
     "compile",
     "dovetail_backend",
+    "explain",
     "make_boxed_compiler",
 ]

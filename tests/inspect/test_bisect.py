@@ -97,7 +97,7 @@ def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
     (report,) = bisect(_dump(tmp_path))
     assert report.step is None
     assert report.runs == 2
-    assert "all 12 steps agree, on the inputs of the first call" in str(report)
+    assert "all 13 steps agree, on the inputs of the first call" in str(report)
 
 
 def test_random_inputs_serve_where_no_call_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from dovetail.pipeline.driver import HALF_PASSES, PASSES
 
 PASS_NAMES = [name for name, _ in PASSES]
 LATE = [f"{name}-{half}" for half in ("forward", "backward") for name, _ in HALF_PASSES]
-STEPS = ["recorded", "functional", *PASS_NAMES, "forward", "backward", *LATE]
+STEPS = ["recorded", "functional", *PASS_NAMES, "forward", "backward", "write_inputs-forward", *LATE]
 _RUN_ALL = """
 import runpy, sys, torch
 torch.set_num_threads(1)
@@ -68,7 +68,7 @@ def _folder(dump: Path, name: str) -> Path:
 def test_every_step_has_its_files(dump: Path) -> None:
     folder = _folder(dump, "Sequential")
     steps = [f"{number:03}-{name}" for number, name in enumerate(STEPS)]
-    code = ["013-code-Sequential_forward", "014-code-Sequential_backward", "015-wrapper"]
+    code = ["014-code-Sequential_forward", "015-code-Sequential_backward", "016-wrapper"]
     assert _names(folder, "py") == [*steps, *code]
     assert _names(folder, "json") == steps
     assert _names(folder, "diff") == [*steps[1:], *code]
@@ -83,7 +83,7 @@ def test_folders_are_numbered_by_compilation(dump: Path) -> None:
 
 def test_scripts_run_by_themselves_in_a_fresh_process(dump: Path, tmp_path: Path) -> None:
     scripts = [script for folder in sorted(dump.iterdir()) for script in _scripts(folder)]
-    assert len(scripts) >= 3 * len(STEPS)
+    assert len(scripts) >= 3 * (len(STEPS) - 1)  # not all of them write inputs
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", _RUN_ALL, *map(str, scripts)],
         cwd=tmp_path,
@@ -110,6 +110,7 @@ def test_facts_are_those_of_the_step(dump: Path) -> None:
         **dict.fromkeys(("functional", *PASS_NAMES), "functional"),
         "forward": "split",
         "backward": "split",
+        "write_inputs-forward": "in-place",
         "unbundle-forward": "in-place",
         "run_late-forward": "in-place",
         "unbundle-backward": "split",
@@ -119,7 +120,7 @@ def test_facts_are_those_of_the_step(dump: Path) -> None:
     }
     for before, name in zip(["functional", *PASS_NAMES], PASS_NAMES, strict=False):
         step = facts[name]["step"]
-        assert set(step) == {"name", "nodes_before", "nodes_after", "time_us", "report", "reason"}
+        assert set(step) == {"name", "nodes_before", "nodes_after", "time_us", "report", "reason", "details"}
         assert step["name"] == name
         assert step["nodes_before"] == facts[before]["nodes"]
         assert step["nodes_after"] == facts[name]["nodes"]
@@ -148,10 +149,10 @@ def test_differences_lead_from_step_to_step(dump: Path) -> None:
 def test_the_code_that_runs_is_in_the_dump(dump: Path) -> None:
     compiled = dovetail.compile(lambda x: x.sin(), (torch.ones(2),))
     assert "arg_0.sin()" in compiled.graphs[0].forward.source
-    text = (_folder(dump, "Sequential") / "013-code-Sequential_forward.py").read_text()
+    text = (_folder(dump, "Sequential") / "014-code-Sequential_forward.py").read_text()
     assert text.startswith("def run(args):\n    _0_weight_0, _0_bias_1, ")
     assert "addmm(" in text
-    assert (_folder(dump, "Sequential") / "015-wrapper.py").read_text().startswith("def call(run, args):")
+    assert (_folder(dump, "Sequential") / "016-wrapper.py").read_text().startswith("def call(run, args):")
 
 
 def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

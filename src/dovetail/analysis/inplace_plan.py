@@ -36,6 +36,11 @@ class Reason(enum.Enum):
     UNKNOWN_PLACE = "the place of the part is not known before the program runs"
 
     @property
+    def code(self) -> str:
+        """The short name that reports use: `READ-LATER`."""
+        return self.name.replace("_", "-")
+
+    @property
     def proves_need(self) -> bool:
         """Whether a copy is needed: no order and no choice of places could avoid it."""
         return self in _PROOFS

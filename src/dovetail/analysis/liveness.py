@@ -68,6 +68,40 @@ def simulate_peak(program: Program, hints: Mapping[str, Number] | None = None) -
     return PeakReport(peak, place)
 
 
+@dataclass(frozen=True, slots=True)
+class StorageLife:
+    """A storage that the program makes. first, last: indices of nodes, both included. is_returned: it stays after."""
+
+    storage: int
+    first: int
+    last: int
+    bytes: int
+    is_returned: bool
+
+
+def storage_lives(program: Program, hints: Mapping[str, Number] | None = None) -> tuple[StorageLife, ...]:
+    """When each storage that the program makes is alive, in the order in which they are made.
+
+    The bytes of those alive at a node add up to what `simulate_peak` counts there.
+    """
+    sizes = storage_bytes(program, hints or {})
+    outside, returned = program.input_storages(), program.output_storages()
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for index, node in enumerate(program.nodes):
+        for value in node.results():
+            if value.is_tensor and value.tensor.storage not in outside:
+                first.setdefault(value.tensor.storage, index)
+        for value in (*node.results(), *node.operands()):
+            if value.is_tensor:
+                last[value.tensor.storage] = index
+    end = len(program.nodes) - 1
+    return tuple(
+        StorageLife(storage, at, end if storage in returned else last[storage], sizes[storage], storage in returned)
+        for storage, at in first.items()
+    )
+
+
 def _values_by_storage(program: Program) -> dict[int, list[Value]]:
     owners: dict[int, list[Value]] = {}
     for value in (*program.inputs, *(v for node in program.nodes for v in node.results())):

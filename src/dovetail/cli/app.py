@@ -22,6 +22,7 @@ from dovetail.cli.bisect import bisect_command
 from dovetail.cli.demo import demo
 from dovetail.cli.doctor import doctor
 from dovetail.cli.draw import draw_command
+from dovetail.cli.explain import explain_command
 from dovetail.cli.output import installed_version
 from dovetail.cli.replay import replay_command
 from dovetail.errors import DovetailError
@@ -39,6 +40,7 @@ app = typer.Typer(
 for name, command in (
     ("demo", demo),
     ("doctor", doctor),
+    ("explain", explain_command),
     ("draw", draw_command),
     ("replay", replay_command),
     ("bisect", bisect_command),

@@ -20,6 +20,8 @@ from dovetail.errors.compilers import BadCompiledResult as BadCompiledResult
 from dovetail.errors.compilers import BadCompiler as BadCompiler
 from dovetail.errors.compilers import CompilerUnavailable as CompilerUnavailable
 from dovetail.errors.compilers import GraphMismatch as GraphMismatch
+from dovetail.errors.reports import NothingToExplain as NothingToExplain
+from dovetail.errors.reports import ReportNotWritten as ReportNotWritten
 
 # --- environment ------------------------------------------------------------------------------------------------
 

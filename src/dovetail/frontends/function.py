@@ -13,7 +13,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -154,6 +154,15 @@ class CompiledFunction:
         if not (self._options.dynamic or reads_gradients) and SameKind.can_tell(call.everything):
             self._last = SameKind(call.spec, call.everything, call.snapshot), variant
         return variant, call
+
+    @property
+    def options(self) -> Options:
+        """The options that it is compiled with."""
+        return self._options
+
+    def with_options(self, **changes: Any) -> CompiledFunction:
+        """The same target, nothing compiled yet. changes: fields of `Options` with other values."""
+        return CompiledFunction(self._target, replace(self._options, **changes))
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""

@@ -31,13 +31,13 @@ def origin_of(node: fx.Node) -> Origin:
     """The user's line and module that an fx node stands for."""
     written = node.meta.get(ORIGIN_KEY)
     if isinstance(written, str):
-        return _from_text(written)
+        return origin_from_text(written)
     stack = node.meta.get("nn_module_stack")
     last = list(stack.values())[-1] if stack else ("",)
     return _innermost(node.meta.get("stack_trace") or node.stack_trace or "", _module_path(str(last[0])))
 
 
-def _from_text(text: str) -> Origin:
+def origin_from_text(text: str) -> Origin:
     """The origin that was written as `str(origin)`."""
     found = _TEXT.fullmatch(text)
     if found is None:

@@ -14,7 +14,7 @@ Cost: O(nodes + operands).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -58,14 +58,19 @@ aten = torch.ops.aten
 
 
 def work_in_place(
-    program: Program, donated: Collection[int] = (), *, commit: bool = True
+    program: Program,
+    donated: Collection[int] = (),
+    *,
+    commit: bool = True,
+    hints: Mapping[str, Number] | None = None,
 ) -> tuple[Program, InplaceReport]:
     """The program of stage IN_PLACE, and what was decided; the program itself where nothing was.
 
-    donated: numbers of inputs whose memory may be used. commit: see `analysis.inplace.decide_in_place`.
+    donated: numbers of inputs whose memory may be used. commit: see `analysis.inplace.decide_in_place`. hints: a number
+    for each size symbol, for the bytes of the report.
     """
     plan = choose_plan(program, donated, commit=commit)
-    return apply_plan(plan), report_of(plan)
+    return apply_plan(plan), report_of(plan, hints)
 
 
 @collection_paused()

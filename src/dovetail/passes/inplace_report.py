@@ -34,8 +34,8 @@ from dovetail.passes.collection import collection_paused
 class InplaceRow:
     """One decision. node: name of the result. operator: of the functional program. because: why it is a copy, else "".
 
-    copied_bytes: bytes copied although nothing new is computed; is_needed: whether that is proved to be needed.
-    saved_bytes: bytes of results that need no memory of their own.
+    code: of that reason. copied_bytes: bytes copied although nothing new is computed; is_needed: whether that is proved
+    to be needed. saved_bytes: bytes of results that need no memory of their own.
     """
 
     node: str
@@ -46,6 +46,7 @@ class InplaceRow:
     saved_bytes: int = 0
     is_needed: bool = True
     origin: str = ""
+    code: str = ""
 
     @property
     def is_in_place(self) -> bool:
@@ -259,6 +260,7 @@ def _with_copy(row: InplaceRow, kept: Kept, copied: int) -> InplaceRow:
         row.saved_bytes,
         kept.reason.proves_need,
         row.origin,
+        kept.reason.code,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -26,13 +27,13 @@ from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.check import verify_split
 from dovetail.partition.check_recompute import verify_recomputation
-from dovetail.partition.choose import choose_split, joined
+from dovetail.partition.choose import PartitionReport, choose_split, joined
 from dovetail.partition.policy import Policy
 from dovetail.partition.recompute import keeps_named, split_keeping
 from dovetail.partition.split import Split, split_by_phase
 from dovetail.pipeline.copies_back import carry_out_writes, counted_only
 from dovetail.pipeline.differential import verify_same_results
-from dovetail.pipeline.driver import run_half_passes, run_passes, writes
+from dovetail.pipeline.driver import StepRecord, run_half_passes, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.options import Options
 
@@ -137,13 +138,18 @@ class _GraphCompiler:
             self._refused = {slot: error for slot, arrival in enumerate(full) if arrival is not None}
         return tuple(None if slot in self._refused else arrival for slot, arrival in enumerate(full))
 
+    def _new_dump(self, name: str) -> Dump:
+        options, first = self._options, next(iter(self._dumps.values()), None)
+        return Dump(options.dump, name, self._hints, options.dump_calls, first, options.trail)
+
     def _lower(self, name: str, pattern: Pattern) -> Split:
-        first = next(iter(self._dumps.values()), None)
-        dump = self._dumps[pattern] = Dump(self._options.dump, name, self._hints, self._options.dump_calls, first)
+        start = time.perf_counter_ns()
+        dump = self._dumps[pattern] = self._new_dump(name)
         programs = self._recording.programs(name, pattern)
         program = programs.functional
         dump.step("recorded", programs.recorded)
-        dump.step("functional", program, comparable=programs.comparable)
+        record = _functionalized(programs.recorded, program, start)
+        dump.step("functional", program, record, comparable=programs.comparable)
         if self._options.verify > 1 and programs.comparable:
             verify_same_results("functionalize", programs.recorded, program, self._hints)
         program, records = run_passes(program, self._options, dump, self._hints, self._decisions)
@@ -152,18 +158,22 @@ class _GraphCompiler:
         if compilers is not None and compilers.joint is not None and self._recording.can_train:
             joint = to_graph_module(program, described=self._described())
             compilers.joint(joint, example_inputs_of(joint))
-        split = self._split(program)
+        start = time.perf_counter_ns()
+        split, report = self._split(program)
+        record = _partitioned(program, split, report, start)
         if self._options.verify:
             (verify_split if self._kept is None else verify_recomputation)(program, split)
             for half in (split.forward, split.backward):
                 verify_program(half, writes)
         if self._options.verify > 1 and self._kept is not None:
             verify_same_results("partition", program, joined(program, split), self._hints)
-        dump.step("forward", split.forward, part=FORWARD)
-        dump.step("backward", split.backward, part=BACKWARD)
+        dump.step("forward", split.forward, record, part=FORWARD)
+        dump.step("backward", split.backward, record, part=BACKWARD)
         if self._options.compilers is not None:
             return split  # works in place if its compiler does
         written = carry_out_writes(split.forward, self._recording.outputs.plan)
+        if written is not split.forward:
+            dump.step("write_inputs-forward", written, _wrote_inputs(split.forward, written), FORWARD)
         forward, backward = (
             run_half_passes(half, self._options, dump, self._hints, part)
             for half, part in ((written, FORWARD), (split.backward, BACKWARD))
@@ -172,12 +182,12 @@ class _GraphCompiler:
         self._dump_code(dump, split)
         return split
 
-    def _split(self, program: Program) -> Split:
+    def _split(self, program: Program) -> tuple[Split, PartitionReport | None]:
         """The program in halves. What the first pattern saves holds for all: the others compute the rest again."""
         if self._kept is not None:
-            return split_keeping(program, keeps_named(program, self._kept))
+            return split_keeping(program, keeps_named(program, self._kept)), None
         if self._partition == "default" or all(node.phase is Phase.FORWARD for node in program.nodes):
-            return split_by_phase(program)
+            return split_by_phase(program), None
         policy = Policy(recompute=self._options.recompute)
         split, report = choose_split(program, policy, self._hints, only_if_worth_it=self._partition == "auto")
         logger.info("%s: %s", self._name, report)
@@ -185,7 +195,7 @@ class _GraphCompiler:
             self._partition = "default"
         else:
             self._kept = frozenset(split.residuals)
-        return split
+        return split, report
 
     def _code_for(self, half: Program, kind: str | None = None) -> RunnableProgram:
         """The half with code for it: of the executors, or of the user's compilers."""
@@ -244,6 +254,32 @@ class _GraphCompiler:
         tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
         compiled = self._dumps[pattern].watched(self._code_for(split.backward), BACKWARD)
         return CompiledBackward.of(compiled, tangents, self._graph.residuals)
+
+
+def _functionalized(recorded: Program, functional: Program, start_ns: int) -> StepRecord:
+    """What recording the backward and taking the writes out did."""
+    before, after = (sum(map(writes, program.nodes)) for program in (recorded, functional))
+    did = f"{before} writes became new values" if not after else f"{before - after} of {before} writes became values"
+    return StepRecord("functional", len(recorded.nodes), len(functional.nodes), _elapsed_us(start_ns), did)
+
+
+def _partitioned(program: Program, split: Split, report: PartitionReport | None, start_ns: int) -> StepRecord:
+    """What the split did; the rejected cut is its reason."""
+    after = len(split.forward.nodes) + len(split.backward.nodes)
+    did = f"{len(split.residuals)} values go from forward to backward"
+    did += f"; {report}" if report is not None else ""
+    reason = report.reason if report is not None else ""
+    return StepRecord("partition", len(program.nodes), after, _elapsed_us(start_ns), did, reason, report)
+
+
+def _wrote_inputs(before: Program, after: Program) -> StepRecord:
+    added = len(after.nodes) - len(before.nodes)
+    did = f"{added} writes to inputs are carried out by the program"
+    return StepRecord("write_inputs", len(before.nodes), len(after.nodes), 0, did)
+
+
+def _elapsed_us(start_ns: int) -> int:
+    return (time.perf_counter_ns() - start_ns) // 1000
 
 
 def _residual_inputs(forward: Program, plan: CallPlan) -> dict[int, int]:

@@ -46,7 +46,7 @@ PASS_NAMES = tuple(name for name, _ in (*PASSES, *HALF_PASSES))
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """What one pass did. reason: why its result was dropped ("" when it was kept)."""
+    """What one pass did. reason: why its result was dropped ("" when it was kept). details: the pass's own report."""
 
     name: str
     nodes_before: int
@@ -54,6 +54,7 @@ class StepRecord:
     time_us: int
     report: str
     reason: str = ""
+    details: object = None
 
 
 def run_passes(
@@ -111,7 +112,7 @@ def _run_pass(
 ) -> tuple[Program, StepRecord]:
     before_text = program_text(program) if options.verify else ""
     start = time.perf_counter_ns()
-    result, report = function(program)
+    result, report = work_in_place(program, hints=hints) if function is work_in_place else function(program)
     elapsed_us = (time.perf_counter_ns() - start) // 1000
     if options.verify:
         if program_text(program) != before_text:
@@ -129,7 +130,7 @@ def _run_pass(
         if after > before:
             reason = f"PEAK-RISES: {after} > {before} simulated bytes"
     kept = program if reason else result
-    return kept, StepRecord(name, len(program.nodes), len(kept.nodes), elapsed_us, str(report), reason)
+    return kept, StepRecord(name, len(program.nodes), len(kept.nodes), elapsed_us, str(report), reason, report)
 
 
 def writes(node: Node) -> bool:

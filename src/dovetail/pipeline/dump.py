@@ -26,6 +26,7 @@ from dovetail.execute.protocol import RunnableProgram
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import emit, plain_call
+from dovetail.pipeline.trail import Step, Trail
 
 _SERIAL = itertools.count()
 
@@ -110,15 +111,23 @@ class WatchedProgram:
 class Dump:
     """Writes steps into `folder / <serial>-<name>`; with folder None, writes nothing.
 
-    calls: write calls as well. like: the dump in which calls of the forward program are, if not in this one.
+    calls: write calls as well. like: the dump in which calls of the forward program are, if not in this one. trail:
+    keeps the steps in memory.
     """
 
     def __init__(
-        self, folder: str | None, name: str, hints: Mapping[str, Number], calls: bool = False, like: Dump | None = None
+        self,
+        folder: str | None,
+        name: str,
+        hints: Mapping[str, Number],
+        calls: bool = False,
+        like: Dump | None = None,
+        trail: Trail | None = None,
     ) -> None:
         self._calls = calls
         self._like = like
         self._hints = hints
+        self._lowering = None if trail is None else trail.begin(name, hints)
         self._count = 0
         self._previous = ""
         self._folder = None if folder is None else Path(folder) / f"{next(_SERIAL):03}-{name}"
@@ -133,6 +142,8 @@ class Dump:
 
         record: a dataclass with what the step did. part: what the program is, both halves or one. more: further facts.
         """
+        if self._lowering is not None:
+            self._lowering.steps.append(Step(name, program, record))
         if self._folder is None:
             return
         source = emit(program, plain_call, last_uses(program))

@@ -13,6 +13,7 @@
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
 | double_backward | - | keep the inputs of each call, so that backward works with create_graph=True |
 | executors | - | executors, or names of them, in order of preference |
+| trail | - | a `pipeline.trail.Trail` that keeps what every step made; see `dovetail.explain` |
 | compilers | - | `execute.foreign.Compilers` of the user's, called in place of executors; see `dovetail.aot_function` |
 """
 
@@ -21,12 +22,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dovetail.errors import BadOptionValue, NotYetSupported, UnknownOption
 from dovetail.execute.foreign import Compilers
 from dovetail.execute.protocol import Executor
+from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.decompositions import Decompositions
 
 _LATER = {
@@ -34,6 +36,10 @@ _LATER = {
     "estimate": ("a memory estimate", "whole-program planning comes later", "measure with dovetail.inspect.memory"),
 }
 _VERIFY_LEVELS = (0, 1, 2)
+_OBJECTS = (
+    ("compilers", Compilers, "it is made by dovetail.aot_function", "Compilers(forward, backward, inference)"),
+    ("trail", Trail, "it keeps the steps of a compilation", "a Trail of dovetail.pipeline.trail"),
+)
 _CHOICES = {"partition": ("default", "min_cut", "auto"), "recompute": ("cheap", "all")}
 
 
@@ -53,6 +59,7 @@ class Options:
     double_backward: bool = False
     executors: tuple[str | Executor, ...] = ("aten",)
     compilers: Compilers | None = None
+    trail: Trail | None = None
 
 
 def resolve_options(given: Mapping[str, object] | None, pass_names: tuple[str, ...] = ()) -> Options:
@@ -104,6 +111,14 @@ def _from_environment() -> dict[str, object]:
     return found
 
 
+def _foreign_objects(options: Options) -> Iterator[tuple[str, object, str, str]]:
+    """Options that are not of the class that they must be: name, value, reason, what is expected."""
+    for option, kind, reason, expected in _OBJECTS:
+        value = getattr(options, option)
+        if value is not None and not isinstance(value, kind):
+            yield option, value, reason, expected
+
+
 def _check(options: Options, pass_names: tuple[str, ...]) -> None:
     def refuse(option: str, value: object, reason: str, expected: str) -> None:
         raise BadOptionValue(option=option, value=value, reason=reason, expected=expected)
@@ -126,9 +141,8 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
         value = getattr(options, option)
         if not isinstance(value, tuple) or not all(isinstance(item, kinds) for item in value):
             refuse(option, value, "it is a list of names", "a list or a comma-separated string of names")
-    compilers: object = options.compilers
-    if compilers is not None and not isinstance(compilers, Compilers):
-        refuse("compilers", compilers, "it is made by dovetail.aot_function", "Compilers(forward, backward, inference)")
+    for option, value, reason, expected in _foreign_objects(options):
+        refuse(option, value, reason, expected)
     for option, names in (("skip", options.skip), ("stop_after", (options.stop_after,))):
         unknown = [name for name in names if name is not None and name not in pass_names]
         if unknown and pass_names:

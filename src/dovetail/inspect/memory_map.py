@@ -1,0 +1,153 @@
+"""Who is alive when: one program, or forward and backward as they follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from dovetail.analysis.liveness import simulate_peak, storage_lives
+from dovetail.inspect.report_rows import MemoryMap, StorageRow
+from dovetail.ir.program import Node, Operand, Origin, Phase, Program, Value
+from dovetail.ir.signature import Residual
+from dovetail.ir.sizes import Number
+from dovetail.ir.text import Names, plain_call
+from dovetail.ops.facts import overwrites
+
+
+def memory_map(program: Program, hints: Mapping[str, Number], saved: frozenset[int] = frozenset()) -> MemoryMap:
+    """The map of a program. saved: storages that are kept for backward. hints: a number for each size symbol."""
+    lives = storage_lives(program, hints)
+    makers: dict[int, tuple[Node, Value]] = {}
+    for node in program.nodes:
+        for value in node.results():
+            if value.is_tensor:
+                makers.setdefault(value.tensor.storage, (node, value))
+    origins = node_origins(program)
+    rows = []
+    for life in lives:
+        node, value = makers[life.storage]
+        role = "returned" if life.is_returned else "recomputed" if node.recomputed else "temporary"
+        rows.append(
+            StorageRow(
+                storage=life.storage,
+                name=value.name,
+                operator=operator_name(node),
+                meta=str(value.meta),
+                bytes=life.bytes,
+                first=life.first,
+                last=life.last,
+                role="saved" if life.storage in saved else role,
+                is_returned=life.is_returned,
+                origin=origins[node],
+            )
+        )
+    steps = [0] * (len(program.nodes) + 1)
+    for row in rows:
+        steps[row.first] += row.bytes
+        steps[row.last + 1] -= row.bytes
+    levels: list[int] = []
+    for step in steps[:-1]:
+        levels.append(step + (levels[-1] if levels else 0))
+    peak = simulate_peak(program, hints)
+    names = Names()
+    phases = [node.phase for node in program.nodes]
+    return MemoryMap(
+        storages=tuple(rows),
+        live_bytes=tuple(levels),
+        peak_bytes=peak.peak_bytes,
+        peak_node=peak.node,
+        nodes=tuple(call_text(names, node) for node in program.nodes),
+        backward_from=phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases),
+    )
+
+
+def saved_storages(forward: Program) -> frozenset[int]:
+    """Storages that forward keeps for backward alone."""
+    roles = list(zip(forward.signature.outputs, forward.outputs, strict=True))
+    kept = replace(forward, outputs=tuple(operand for role, operand in roles if isinstance(role, Residual)))
+    given = replace(forward, outputs=tuple(operand for role, operand in roles if not isinstance(role, Residual)))
+    return kept.output_storages() - given.output_storages() - forward.input_storages()
+
+
+def whole_step(forward: Program, backward: Program) -> Program:
+    """Forward and backward as one program, in which what is saved lives from its making to its last read.
+
+    The halves number their storages each for itself; here they have numbers of their own.
+    """
+    roles = list(zip(forward.signature.outputs, forward.outputs, strict=True))
+    handed: dict[str, Operand] = {role.name: operand for role, operand in roles if isinstance(role, Residual)}
+    values = [*forward.inputs, *(value for node in forward.nodes for value in node.results())]
+    joiner = _Joiner(1 + max((value.tensor.storage for value in values if value.is_tensor), default=-1))
+    inputs = list(forward.inputs)
+    for role, value in zip(backward.signature.inputs, backward.inputs, strict=True):
+        source = handed.get(role.name) if isinstance(role, Residual) else None
+        if isinstance(source, Value):
+            joiner.stand_for(value, source)
+        else:
+            inputs.append(joiner.moved(value))
+    nodes = [joiner.node(node) for node in backward.nodes]
+    outputs = [operand for role, operand in roles if not isinstance(role, Residual)]
+    outputs += [joiner.operand(operand) for operand in backward.outputs]
+    return Program(
+        forward.name.removesuffix("_forward"),
+        backward.stage,
+        tuple(inputs),
+        (*forward.nodes, *nodes),
+        tuple(outputs),
+    )
+
+
+class _Joiner:
+    """Gives values of backward storages of the whole step. number: the first one that is free."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._places: dict[int, int] = {}
+        self._now: dict[Value, Value] = {}
+
+    def stand_for(self, value: Value, source: Value) -> None:
+        self._now[value] = source
+        if value.is_tensor and source.is_tensor:
+            self._places.setdefault(value.tensor.storage, source.tensor.storage)
+
+    def moved(self, value: Value) -> Value:
+        if not value.is_tensor:
+            self._now[value] = value
+            return value
+        if value.tensor.storage not in self._places:
+            self._places[value.tensor.storage] = self._number
+            self._number += 1
+        made = Value(value.name, replace(value.tensor, storage=self._places[value.tensor.storage]))
+        self._now[value] = made
+        return made
+
+    def node(self, node: Node) -> Node:
+        moved = node.with_operands(lambda value: self._now.get(value, value))
+        outputs = tuple(None if value is None else self.moved(value) for value in node.outputs)
+        return replace(moved, outputs=outputs, phase=Phase.BACKWARD)
+
+    def operand(self, operand: Operand) -> Operand:
+        return self._now.get(operand, operand) if isinstance(operand, Value) else operand
+
+
+def node_origins(program: Program) -> dict[Node, Origin]:
+    """The user's line of each node; of a write that dovetail added, the line that made what it writes."""
+    made: dict[Value, Origin] = {}
+    found: dict[Node, Origin] = {}
+    for node in program.nodes:
+        origin = node.origin
+        if not origin.file and overwrites(node.target):
+            origin = next((made[v] for v in reversed(node.operands()) if v in made and made[v].file), origin)
+        found[node] = origin
+        made.update(dict.fromkeys(node.results(), origin))
+    return found
+
+
+def operator_name(node: Node) -> str:
+    """The operator without its arguments: `aten.mm.default`."""
+    return call_text(Names(), node).partition("(")[0]
+
+
+def call_text(names: Names, node: Node) -> str:
+    """The call of a node, short: `aten.mm.default(x, w)`."""
+    return plain_call(names, node).removeprefix("torch.ops.")

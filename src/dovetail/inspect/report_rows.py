@@ -1,0 +1,128 @@
+"""The rows of a report: frozen, of numbers and text alone, so that each is JSON as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dovetail.ir.program import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step of the compilation.
+
+    program: what it worked on. time_us: microseconds; -1 where it was not measured. peak_bytes: simulated, after it.
+    did: in words. reason: why its result was dropped, "" when it was kept. diff: of the program text, unified.
+    """
+
+    program: str
+    name: str
+    time_us: int
+    nodes_before: int
+    nodes_after: int
+    peak_bytes: int
+    did: str
+    reason: str
+    diff: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """One node. makes: bytes of storages that begin here. live_bytes: while it runs. storages: of operands, results.
+
+    recomputed: it ran in forward as well. executor: who runs it, "" where that is not known. meta: of the results.
+    """
+
+    index: int
+    name: str
+    operator: str
+    call: str
+    meta: str
+    makes: int
+    live_bytes: int
+    storages: tuple[int, ...]
+    recomputed: bool
+    executor: str
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRow:
+    """One storage that a program makes. first, last: indices of nodes, both included.
+
+    name, operator, origin: of the node that makes it. role: "saved" for backward, "returned", "recomputed" or
+    "temporary". is_returned: whether it stays after the program, for backward or the caller.
+    """
+
+    storage: int
+    name: str
+    operator: str
+    meta: str
+    bytes: int
+    first: int
+    last: int
+    role: str
+    is_returned: bool
+    origin: Origin
+
+    def is_alive(self, node: int) -> bool:
+        """Whether it is live while a node runs."""
+        return self.first <= node <= self.last
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMap:
+    """Who is alive when. storages: in the order in which they are made. live_bytes: one sum for each node.
+
+    peak_node: index of the node with the largest sum, -1 when there is none. nodes: the call of each. backward_from:
+    index of the first node of backward; the number of nodes where there is none.
+    """
+
+    storages: tuple[StorageRow, ...]
+    live_bytes: tuple[int, ...]
+    peak_bytes: int
+    peak_node: int
+    nodes: tuple[str, ...]
+    backward_from: int
+
+    def alive(self, node: int) -> tuple[StorageRow, ...]:
+        """The storages that are live while a node runs, the largest first; their bytes add up to the level there."""
+        found = [row for row in self.storages if row.is_alive(node)]
+        return tuple(sorted(found, key=lambda row: (-row.bytes, row.first)))
+
+    def top(self, count: int = 10) -> tuple[StorageRow, ...]:
+        """The largest storages at the peak."""
+        return self.alive(self.peak_node)[:count]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramReport:
+    """One half as it runs. kind: "inference", "forward" or "backward"."""
+
+    name: str
+    kind: str
+    nodes: tuple[NodeRow, ...]
+    memory: MemoryMap
+
+    @property
+    def peak_bytes(self) -> int:
+        """The simulated peak of this program by itself, without its inputs."""
+        return self.memory.peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision about memory.
+
+    kind: "saved", "recomputed", "in place" or "copied". code: of the reason, short and stable; why: in words.
+    bytes: that are held until backward, made again, not allocated, or moved.
+    """
+
+    kind: str
+    program: str
+    name: str
+    operator: str
+    code: str
+    why: str
+    bytes: int
+    origin: Origin

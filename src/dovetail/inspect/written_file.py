@@ -1,0 +1,19 @@
+"""Write a report into a file, and say plainly when that cannot be done."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+
+from dovetail.errors import ReportNotWritten
+
+
+def write_text(path: str | PathLike[str], text: str) -> None:
+    """Write text as UTF-8.
+
+    Raises: ReportNotWritten when the file cannot be written; folders are not made.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ReportNotWritten(path=str(path), reason=error.strerror or str(error)) from error

@@ -1,0 +1,53 @@
+"""What every step of a compilation made, kept in memory: what `dovetail.explain` reads.
+
+A `Trail` is handed down in the options. Each lowering of the recorded program (one for each pattern of arriving
+gradients) is a `Lowering` with its steps in order; programs never change, so keeping them costs no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dovetail.ir.program import Program
+from dovetail.ir.sizes import Number
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. program: what it made. record: a dataclass that says what it did, None if there is nothing to say."""
+
+    name: str
+    program: Program
+    record: object = None
+
+
+@dataclass(slots=True)
+class Lowering:
+    """The way of one recorded program to its two halves. hints: a number for each size symbol."""
+
+    name: str
+    hints: Mapping[str, Number]
+    steps: list[Step] = field(default_factory=list)
+
+    def half(self, which: str) -> Program | None:
+        """The newest program of a half, "forward" or "backward"; None when the split has not been reached."""
+        name = f"{self.name}_{which}"
+        return next((step.program for step in reversed(self.steps) if step.program.name == name), None)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether both halves were made: a recording that is refused leaves steps behind as well."""
+        return self.half("forward") is not None and self.half("backward") is not None
+
+
+class Trail:
+    """Collects the steps of every program that is compiled with it, oldest first."""
+
+    def __init__(self) -> None:
+        self.lowerings: list[Lowering] = []
+
+    def begin(self, name: str, hints: Mapping[str, Number]) -> Lowering:
+        """A new lowering, to which steps are added."""
+        self.lowerings.append(Lowering(name, hints))
+        return self.lowerings[-1]
