@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "analysis": _TO_ANALYSIS - {"analysis"},
     **dict.fromkeys(sorted(SIBLINGS), _TO_ANALYSIS),
     "execute": _TO_ANALYSIS | {"memory.problem"},
-    "artifact": frozenset({"errors", "torch_compat", "ir"}),
+    "artifact": frozenset({"errors", "torch_compat", "ir", "ops"}),
     "pipeline": _TO_ARTIFACT,
     "frontends": _TO_FRONTENDS - {"frontends"},
     "inspect": _TO_FRONTENDS,

@@ -124,7 +124,7 @@ def test_facts_are_those_of_the_step(dump: Path) -> None:
         assert step["nodes_before"] == facts[before]["nodes"]
         assert step["nodes_after"] == facts[name]["nodes"]
     assert facts["forward"]["nodes"] + facts["backward"]["nodes"] == facts[PASS_NAMES[-1]]["nodes"]
-    assert facts["forward"]["program"] == "Sequential_forward"
+    assert facts["forward"]["name"] == "Sequential_forward"
     assert facts["forward"]["peak_bytes"] > 0
     signature = facts["functional"]["signature"]
     assert signature["inputs"][0] == "Parameter(name='0.weight')"

@@ -14,7 +14,7 @@ from dovetail.analysis.destinations import Destinations
 from dovetail.analysis.inplace_plan import Kept, Reason, WriteInCopy
 from dovetail.analysis.pairs import overlap_of_regions, overlaps_itself
 from dovetail.analysis.reads import only_result
-from dovetail.analysis.region import Region
+from dovetail.analysis.region import Region, extent_bytes
 from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, SizeExpr, difference, product, shifted
@@ -130,7 +130,8 @@ class Fitting:
         escapes = storage in self._escaping
         if escapes and buffer.external not in (None, storage):
             return Reason.TWO_TENSORS
-        if buffer.owner is not Owner.CALLER and not self._buffers.covers(wish.onto, buffer):
+        is_more = not self._buffers.covers(wish.onto, buffer) or _leaves_gaps(result, wish.onto)
+        if buffer.owner is not Owner.CALLER and is_more:
             last = self._buffers.last_read_of_storage(storage)
             outlives = last > self._buffers.end(buffer) and last > self._put_back_until(wish.result, buffer)
             if escapes or (outlives and buffer.external is None):
@@ -304,6 +305,14 @@ class Fitting:
         if wish.may_copy and _bytes_of(disturbed) < _bytes_of([wish.result]):
             return Fit(first_copy=tuple(disturbed))
         return Fit(Kept(Reason.OPERAND_OVERLAPS, disturbed[0].name))
+
+
+def _leaves_gaps(result: TensorMeta, onto: TensorMeta) -> bool:
+    """Whether a result takes more memory at a place than it needs, because it is laid out otherwise there."""
+    if result.stride == onto.stride:
+        return False
+    needed, taken = extent_bytes(result), extent_bytes(onto)
+    return needed is None or taken is None or taken[1] - taken[0] > needed[1] - needed[0]
 
 
 def _clashing(clashes: Sequence[Clash]) -> Fit:

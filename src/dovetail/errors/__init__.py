@@ -12,6 +12,8 @@ what happened, where in the user's code, because of what, and the way out:
 
 from __future__ import annotations
 
+from dovetail.errors.artifacts import BadArtifact as BadArtifact
+from dovetail.errors.artifacts import NotSerializable as NotSerializable
 from dovetail.errors.base import DovetailError as DovetailError
 from dovetail.errors.base import DovetailWarning as DovetailWarning
 from dovetail.errors.compilers import BadCompiledResult as BadCompiledResult

@@ -13,6 +13,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 
 from dovetail.analysis.liveness import last_uses, simulate_peak
+from dovetail.artifact.program_json import program_to_json
+from dovetail.errors import NotSerializable
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import emit, plain_call
@@ -45,7 +47,7 @@ class Dump:
         source = emit(program, plain_call, last_uses(program))
         peak = simulate_peak(program, self._hints)
         facts: dict[str, object] = {
-            "program": program.name,
+            "name": program.name,
             "stage": program.stage.value,
             "nodes": len(program.nodes),
             "peak_bytes": peak.peak_bytes,
@@ -56,6 +58,10 @@ class Dump:
         }
         if is_dataclass(record) and not isinstance(record, type):
             facts["step"] = asdict(record)
+        try:
+            facts["program"] = program_to_json(program)
+        except NotSerializable as error:
+            facts["not_serializable"] = error.facts["reason"]
         self._write(name, self._script(name, program, source.text, source.globals), facts)
 
     def text(self, name: str, text: str) -> None:
