@@ -1,8 +1,8 @@
 """Parts of a program that run by themselves: some of its nodes, on what really reached them.
 
 A candidate says which nodes of a recorded program stay, what is returned, and which values another one stands in for.
-`Builder` makes a program and its inputs of it: what a kept node reads and no kept node makes becomes an input, on memory
-shared as it was; sizes stay symbols, and one that nothing gives any more becomes an input as well.
+`Builder` makes a program and its inputs of it: what a kept node reads and no kept node makes becomes an input, on
+memory shared as it was; sizes stay symbols, and one that nothing gives any more becomes an input as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dovetail.ir.program import (
     Operand,
     Program,
     ScalarMeta,
-    TensorMeta,
     Value,
     made_symbols,
     map_operands,
@@ -46,8 +45,8 @@ _LASTING_ROLES = (Parameter, Buffer, Constant, SizeInput)
 class Candidate:
     """A part of a program.
 
-    kept: numbers of the nodes that stay, in order. outputs: what is returned. swaps: pairs of a value and the one that is
-    read in its place. spare: inputs of the program that stay although nothing reads them.
+    kept: numbers of the nodes that stay, in order. outputs: what is returned. swaps: pairs of a value and the one that
+    is read in its place. spare: inputs of the program that stay although nothing reads them.
     """
 
     kept: tuple[int, ...]
@@ -137,6 +136,11 @@ class Builder:
         last = self._made_by(candidate.kept[-1:])
         return tuple(o for o in candidate.outputs if any(candidate.stand_in(v) in last for v in values_in(o)))
 
+    def unread(self, candidate: Candidate) -> tuple[Operand, ...]:
+        """The results that no node of the candidate reads."""
+        read = self._reads(candidate, candidate.kept)
+        return tuple(value for value in self._made_by(candidate.kept) if value not in read)
+
     def _made_by(self, kept: Iterable[int]) -> dict[Value, None]:
         return dict.fromkeys(value for index in kept for value in self._program.nodes[index].results())
 
@@ -180,7 +184,9 @@ class Builder:
         places = self._recording.places
         shared = {value: places[value].storage for value in inputs if value in places}
         before = [self._program.nodes[index] for index in candidate.kept]
-        return Built(with_true_storages(program, before, shared), [*real, *(self._recording.sizes[name] for name in names)])
+        return Built(
+            with_true_storages(program, before, shared), [*real, *(self._recording.sizes[name] for name in names)]
+        )
 
     def _role(self, value: Value, place: int) -> InputRole:
         role = self._roles.get(value)
@@ -217,8 +223,8 @@ def with_true_storages(program: Program, before: Sequence[Node], shared: Mapping
     """The program with numbers of storages that say who shares memory now.
 
     A value that has become an input does not lie any more where the node put it that made the memory. before: the nodes
-    as they were, whose operands and results say who is a view of whom. shared: a number of the storage of each input that
-    is a tensor.
+    as they were, whose operands and results say who is a view of whom. shared: a number of the storage of each input
+    that is a tensor.
     """
     numbers = _Numbers()
     swaps: dict[Value, Operand] = {}

@@ -1,13 +1,14 @@
 """How a program fails, and when two failures are the same one.
 
-A smaller program raises the same error with other numbers in its text, and differs by another amount: texts are compared
-without numbers, addresses, names of values and lines of code; amounts by their order of magnitude.
+A smaller program raises the same error with other numbers in its text, and differs by another amount: texts are
+compared without numbers, addresses, names of values and lines of code; amounts by their order of magnitude.
 """
 
 from __future__ import annotations
 
 import enum
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -36,8 +37,8 @@ class FailureKind(enum.Enum):
 class Failure:
     """How a program fails.
 
-    what: the class of the error; what differs (`numbers`, `shape`, ...); or how the process ended. text: for readers; of
-    an error, its text. amount: of numbers that differ, the largest difference in units of the largest number.
+    what: the class of the error; what differs (`numbers`, `shape`, ...); or how the process ended. text: for readers;
+    of an error, its text. amount: of numbers that differ, the largest difference in units of the largest number.
     """
 
     kind: FailureKind
@@ -65,6 +66,14 @@ class Failure:
 def raised(error: BaseException) -> Failure:
     """The failure that an error is."""
     return Failure(FailureKind.RAISED, type(error).__name__, str(error))
+
+
+def process_ending(code: int) -> str:
+    """How a process ended, by the code that Python gives: `exit status 3`, `signal SIGSEGV`."""
+    if code >= 0:
+        return f"exit status {code}"
+    known = {number.value: number.name for number in signal.Signals}
+    return f"signal {known.get(-code, -code)}"
 
 
 class SameFailure:

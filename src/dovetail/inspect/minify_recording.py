@@ -20,7 +20,7 @@ from dovetail.ir.sizes import Number, SizeExpr, evaluate
 from dovetail.ops.facts import written_values
 from dovetail.torch_compat.dispatch import storage_key
 
-_SEED = 20240229
+SEED = 20240229
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Place:
             storage,
             tuple(tensor.shape),
             tuple(tensor.stride()),
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
             tensor.dtype,
             tensor.is_conj(),
             tensor.is_neg(),
@@ -100,7 +100,7 @@ def repeatable(program: Program) -> Iterator[None]:
     generators = [item for node in program.nodes for item in _generators((node.args, node.kwargs))]
     states = [generator.get_state() for generator in generators]
     with torch.random.fork_rng():
-        torch.manual_seed(_SEED)
+        torch.manual_seed(SEED)
         try:
             yield
         finally:

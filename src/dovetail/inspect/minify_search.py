@@ -34,15 +34,19 @@ class Step:
 
 
 class Search:
-    """A search. best: the smallest candidate known to fail. fails: whether a candidate fails as the whole does."""
+    """A search. best: the smallest candidate known to fail. step: what is being tried.
+
+    fails: whether a candidate fails as the whole does.
+    """
 
     def __init__(self, builder: Builder, fails: Callable[[Candidate], bool]) -> None:
         self.best = builder.whole()
+        self.step = ""
         self._builder = builder
         self._asks = fails
 
-    def run(self, after_step: Callable[[str], None]) -> None:
-        """Make `best` small. Raises: what `fails` raises; `best` then is what was reached."""
+    def run(self, after_step: Callable[[], None]) -> None:
+        """Make `best` small; called after each step that did. Raises: what `fails` raises; `best` stays good."""
         steps: list[tuple[str, Callable[[], object]]] = [
             ("unused inputs", self._without_spare_inputs),
             ("beginning", self._shorten_to_a_beginning),
@@ -53,11 +57,16 @@ class Search:
         ]
         while True:
             before = self.best
-            for name, step in steps:
+            for self.step, step in steps:
+                was = self.best
                 step()
-                after_step(name)
+                if self.best != was:
+                    after_step()
             if self.best == before:
-                return
+                break
+        if not self.best.outputs and self.best.kept:  # a program that gives something reads better
+            self.step = "an output"
+            self._take(self._builder.returning(self.best, self._builder.unread(self.best), prune=False))
 
     def _take(self, candidate: Candidate) -> bool:
         """Make a candidate the best one if it fails."""

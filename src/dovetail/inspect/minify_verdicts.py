@@ -1,8 +1,8 @@
 """The verdicts of a search, kept in a file, so that a search that was broken off goes on where it was.
 
 A file of lines of JSON: what is searched (digests of the program, its inputs and the name of the check), then one line
-per candidate: the digest of its text, and how it failed. The search is deterministic: started again, it asks for the same
-candidates in the same order, and the file answers.
+per candidate: the digest of its text, and how it failed. The search is deterministic: started again, it asks for the
+same candidates in the same order, and the file answers.
 """
 
 from __future__ import annotations
