@@ -16,8 +16,10 @@ import torch
 
 from dovetail.pipeline.differential import same_bits
 
-# A difference that is a hundred times smaller is another one: rounding, say, where a kernel was wrong before.
+# A difference that is a hundred times smaller is another one: rounding, say, where a kernel was wrong before. Beyond a
+# tenth of the largest number, how large it is says more of the program around the fault than of the fault.
 _FADED = 0.01
+_LARGE = 0.1
 _LINES_OF_CODE = re.compile(r"^  (?:from|see) .*$", re.MULTILINE)
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 _NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?")
@@ -90,7 +92,7 @@ class SameFailure:
             return False
         if other.kind is FailureKind.RAISED:
             return self.normalised(other.text) == self._text
-        return not other.amount < self._first.amount * _FADED
+        return other.amount >= min(self._first.amount, _LARGE) * _FADED
 
     def normalised(self, text: str) -> str:
         """A text without what another program of the same failure would say otherwise."""
@@ -121,6 +123,12 @@ def difference(expected: object, actual: object, tolerance: float = 0.0) -> Fail
     if same_bits(expected, actual):
         return None
     return _difference_of_numbers(expected.detach(), actual.detach(), tolerance)
+
+
+def worst(pairs: Iterable[tuple[object, object]], tolerance: float = 0.0) -> Failure | None:
+    """How results differ from the expected ones: other than in numbers, or else where numbers differ most."""
+    found = [failure for one, other in pairs if (failure := difference(one, other, tolerance)) is not None]
+    return max(found, key=lambda failure: (failure.what != "numbers", failure.amount), default=None)
 
 
 def _close(expected: object, actual: object, tolerance: float) -> bool:

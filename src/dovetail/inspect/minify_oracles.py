@@ -17,7 +17,7 @@ import torch
 
 from dovetail.errors import BadCheck
 from dovetail.frontends.function import compile as compile_function
-from dovetail.inspect.minify_failure import Failure, FailureKind, difference, raised
+from dovetail.inspect.minify_failure import Failure, FailureKind, raised, worst
 from dovetail.inspect.minify_recording import clone_together, repeatable, size_numbers
 from dovetail.ir.fx_write import to_graph_module
 from dovetail.ir.program import Program, meta_symbols
@@ -104,7 +104,7 @@ class Agrees:
         if len(expected) != len(actual):
             return Failure(FailureKind.DIFFERS, "count", f"{len(actual)} results in place of {len(expected)}")
         pairs = [*zip(expected, actual, strict=True), *zip(given, inputs, strict=True)]
-        return next((f for one, other in pairs if (f := difference(one, other, self.tolerance)) is not None), None)
+        return worst(pairs, self.tolerance)
 
     def to_json(self) -> dict[str, object]:
         """As plain values, for `oracle_from_json`."""
