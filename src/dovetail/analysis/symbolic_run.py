@@ -170,6 +170,10 @@ class SymbolicRun(Environment):
             return self.moves.views(base, target(*self.concrete(node.args), **kwargs))
         if name == "copy" or (name == "fill" and isinstance(operands[1], Value)):
             like, source = self.place(operands[0]), self.place(operands[1])
+            if name == "copy" and not call.writes and not like.region.overlaps_itself():
+                self.sees_copies(node, target)
+                made = self.moves.scattered(like, source, lambda whole: whole, whole=True)
+                return [self._as_described(_first_meta(node), made)]
             contents = self.moves.read_as(source, like.tensor.dtype)
             return self._deliver(node, call, contents.expanded(like.region.shape))
         if name in _COPIES:
@@ -221,10 +225,15 @@ class SymbolicRun(Environment):
         if not is_prim and any(step == 0 and size > 1 for size, step in zip(*base.layout[:2], strict=True)):
             base = self._filled(result, self.moves.read(base))  # expanded: torch copies each element
         made = self.moves.scattered(base, self.place(operands[1]), part, whole=whole)
-        if is_prim or (
-            layout_of(result) == made.layout and (not whole or self.size(meta.offset) == made.region.offset)
-        ):
+        if is_prim:
             return made  # a primitive keeps the strides of its operand, whatever is said of them
+        return self._as_described(meta, made)
+
+    def _as_described(self, meta: TensorMeta, made: Place) -> Place:
+        """A copy of a whole storage, or of the tensor alone where it is described otherwise."""
+        result = self.described(meta)
+        if layout_of(result) == made.layout and self.size(meta.offset) == made.region.offset:
+            return made
         return self._filled(result, self.moves.read(made))
 
     def _deliver(self, node: Node, call: Call, *contents: Contents) -> Sequence[Bound | None]:

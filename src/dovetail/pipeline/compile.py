@@ -33,7 +33,7 @@ from dovetail.partition.split import Split, split_by_phase
 from dovetail.pipeline.copies_back import carry_out_writes, counted_only
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.driver import run_half_passes, run_passes, writes
-from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.options import Options
 
 logger = logging.getLogger("dovetail")
@@ -65,6 +65,7 @@ class _GraphCompiler:
         self._executors = make_executors(options)
         self._backwards: dict[Pattern, CompiledBackward] = {}
         self._pending: dict[Pattern, Split] = {}
+        self._dumps: dict[Pattern, Dump] = {}
         self._decisions: dict[str, bool] = {}
         self._refused: dict[int, CaptureFailed] = {}
         self._partition = options.partition
@@ -89,6 +90,7 @@ class _GraphCompiler:
         if likely != full and not self._refused:
             self._pending[likely] = self._lower(f"{self._name}_likely", likely)
         forward = self._code_for(split.forward, None if trains else "inference")
+        forward = self._dumps[full].watched(forward, FORWARD)
         signature = split.backward.signature
         self._graph = CompiledGraph(
             forward=forward,
@@ -136,11 +138,12 @@ class _GraphCompiler:
         return tuple(None if slot in self._refused else arrival for slot, arrival in enumerate(full))
 
     def _lower(self, name: str, pattern: Pattern) -> Split:
-        dump = Dump(self._options.dump, name, self._hints)
+        dump = Dump(self._options.dump, name, self._hints, self._options.dump_calls)
+        self._dumps[pattern] = dump
         programs = self._recording.programs(name, pattern)
         program = programs.functional
         dump.step("recorded", programs.recorded)
-        dump.step("functional", program)
+        dump.step("functional", program, comparable=programs.comparable)
         if self._options.verify > 1 and programs.comparable:
             verify_same_results("functionalize", programs.recorded, program, self._hints)
         program, records = run_passes(program, self._options, dump, self._hints, self._decisions)
@@ -156,13 +159,14 @@ class _GraphCompiler:
                 verify_program(half, writes)
         if self._options.verify > 1 and self._kept is not None:
             verify_same_results("partition", program, joined(program, split), self._hints)
-        dump.step("forward", split.forward)
-        dump.step("backward", split.backward)
+        dump.step("forward", split.forward, part=FORWARD)
+        dump.step("backward", split.backward, part=BACKWARD)
         if self._options.compilers is not None:
             return split  # works in place if its compiler does
         written = carry_out_writes(split.forward, self._recording.outputs.plan)
         forward, backward = (
-            run_half_passes(half, self._options, dump, self._hints) for half in (written, split.backward)
+            run_half_passes(half, self._options, dump, self._hints, part)
+            for half, part in ((written, FORWARD), (split.backward, BACKWARD))
         )
         split = replace(split, forward=forward, backward=backward)
         self._dump_code(dump, split)
@@ -238,7 +242,7 @@ class _GraphCompiler:
             if self._recording.size_facts != facts:
                 raise LateSizeAssumption(pattern=pattern)
         tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
-        compiled = self._code_for(split.backward)
+        compiled = self._dumps[pattern].watched(self._code_for(split.backward), BACKWARD)
         return CompiledBackward.of(compiled, tangents, self._graph.residuals)
 
 

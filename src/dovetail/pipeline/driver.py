@@ -26,7 +26,7 @@ from dovetail.passes.no_ops import remove_no_ops
 from dovetail.passes.run_late import run_late
 from dovetail.passes.unbundle import unbundle
 from dovetail.pipeline.differential import verify_same_results
-from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.dump import JOINT, Dump
 from dovetail.pipeline.options import Options
 
 Pass = Callable[[Program], tuple[Program, object]]
@@ -73,11 +73,11 @@ def run_passes(
     return _run_all(PASSES, program, options, dump, hints, decisions or {})
 
 
-def run_half_passes(program: Program, options: Options, dump: Dump, hints: Mapping[str, Number]) -> Program:
-    """One half of a split after the passes that look at it alone."""
+def run_half_passes(program: Program, options: Options, dump: Dump, hints: Mapping[str, Number], part: str) -> Program:
+    """One half of a split after the passes that look at it alone. part: which half."""
     if options.stop_after in {name for name, _ in PASSES}:
         return program
-    return _run_all(HALF_PASSES, program, options, dump, hints, {})[0]
+    return _run_all(HALF_PASSES, program, options, dump, hints, {}, part)[0]
 
 
 def _run_all(
@@ -87,6 +87,7 @@ def _run_all(
     dump: Dump,
     hints: Mapping[str, Number],
     decisions: Mapping[str, bool],
+    part: str = JOINT,
 ) -> tuple[Program, tuple[StepRecord, ...]]:
     records: list[StepRecord] = []
     for name, function in passes:
@@ -94,8 +95,7 @@ def _run_all(
             continue
         program, record = _run_pass(name, function, program, options, hints, decisions.get(name))
         records.append(record)
-        half = f"-{program.name.rpartition('_')[2]}" if passes is HALF_PASSES else ""
-        dump.step(f"{name}{half}", program, record)
+        dump.step(name if part == JOINT else f"{name}-{part}", program, record, part)
         if name == options.stop_after:
             break
     return program, tuple(records)

@@ -1,6 +1,8 @@
 """Write what every step made into a folder: `NNN-<step>.py` (runs by itself), its diff to the step before, and JSON.
 
 The scripts print the shapes of the outputs for random inputs. Folders of several programs are numbered by compilation.
+The JSON has the program itself, for `dovetail replay` and `dovetail bisect`. With `calls`, the arguments and results of
+each half's first call are written too: `forward.inputs.safetensors`, `forward.results.safetensors`, and so on.
 """
 
 from __future__ import annotations
@@ -8,18 +10,28 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from dovetail.analysis.liveness import last_uses, simulate_peak
+from dovetail.artifact.call import save_call
 from dovetail.artifact.program_json import program_to_json
 from dovetail.errors import NotSerializable
+from dovetail.execute.protocol import RunnableProgram
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import emit, plain_call
 
 _SERIAL = itertools.count()
+
+logger = logging.getLogger("dovetail")
+
+JOINT, FORWARD, BACKWARD = "joint", "forward", "backward"
 _HEADER = '''"""{title}"""
 import math
 import operator
@@ -31,26 +43,75 @@ from dovetail.testing.samples import run_on_samples
 '''
 
 
-class Dump:
-    """Writes steps into `folder / <serial>-<name>`; with folder None, writes nothing."""
+class WatchedProgram:
+    """A program that writes down the arguments and results of its first call, and the generator's state before it.
 
-    def __init__(self, folder: str | None, name: str, hints: Mapping[str, Number]) -> None:
+    What cannot be written (subclasses, say) is left out with a warning.
+    """
+
+    def __init__(self, code: RunnableProgram, folder: Path, part: str) -> None:
+        self._code = code
+        self._folder = folder
+        self._part = part
+        self._is_done = False
+
+    @property
+    def program(self) -> Program:
+        """What runs."""
+        return self._code.program
+
+    @property
+    def source(self) -> str:
+        """What runs, as text."""
+        return self._code.source
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run. inputs: one per program input, in order; emptied."""
+        if self._is_done:
+            return self._code(inputs)
+        self._is_done = True
+        is_written = self._save("inputs", [*inputs, torch.get_rng_state()])
+        results = self._code(inputs)
+        if is_written:
+            self._save("results", results)
+        return results
+
+    def _save(self, what: str, items: Sequence[Any]) -> bool:
+        try:
+            save_call(self._folder / f"{self._part}.{what}.safetensors", items)
+        except NotSerializable as error:
+            logger.warning("the %s of the %s program are not written down: %s", what, self._part, error)
+            return False
+        return True
+
+
+class Dump:
+    """Writes steps into `folder / <serial>-<name>`; with folder None, writes nothing. calls: write calls as well."""
+
+    def __init__(self, folder: str | None, name: str, hints: Mapping[str, Number], calls: bool = False) -> None:
+        self._calls = calls
         self._hints = hints
         self._count = 0
         self._previous = ""
         self._folder = None if folder is None else Path(folder) / f"{next(_SERIAL):03}-{name}"
 
-    def step(self, name: str, program: Program, record: object = None) -> None:
-        """Write one step. record: a dataclass with what the step did."""
+    def step(self, name: str, program: Program, record: object = None, part: str = JOINT, **more: object) -> None:
+        """Write one step.
+
+        record: a dataclass with what the step did. part: what the program is, both halves or one. more: further facts.
+        """
         if self._folder is None:
             return
         source = emit(program, plain_call, last_uses(program))
         peak = simulate_peak(program, self._hints)
         facts: dict[str, object] = {
             "name": program.name,
+            "part": part,
             "stage": program.stage.value,
             "nodes": len(program.nodes),
             "peak_bytes": peak.peak_bytes,
+            "hints": dict(self._hints),
+            **more,
             "signature": {
                 "inputs": [str(role) for role in program.signature.inputs],
                 "outputs": [str(role) for role in program.signature.outputs],
@@ -63,6 +124,13 @@ class Dump:
         except NotSerializable as error:
             facts["not_serializable"] = error.facts["reason"]
         self._write(name, self._script(name, program, source.text, source.globals), facts)
+
+    def watched(self, program: RunnableProgram, part: str) -> RunnableProgram:
+        """The code of a half, which writes down its first call where calls are wanted."""
+        if self._folder is None or not self._calls:
+            return program
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return WatchedProgram(program, self._folder, part)
 
     def text(self, name: str, text: str) -> None:
         """Write one more file of Python source."""

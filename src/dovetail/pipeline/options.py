@@ -3,6 +3,7 @@
 | option | environment | meaning |
 |---|---|---|
 | dump | DOVETAIL_DUMP | folder for the text of the program after every step |
+| dump_calls | DOVETAIL_DUMP_CALLS | also the tensors of the first call of each program |
 | verify | DOVETAIL_VERIFY | 0: nothing; 1: stage rules and purity of every pass; 2: also run both sides of every pass |
 | skip | DOVETAIL_SKIP | names of passes to leave out, comma separated |
 | stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
@@ -41,6 +42,7 @@ class Options:
     """See the table in this module. Make one with `resolve_options`, which checks the values."""
 
     dump: str | None = None
+    dump_calls: bool = False
     verify: int = 0
     skip: tuple[str, ...] = ()
     stop_after: str | None = None
@@ -94,6 +96,8 @@ def _from_environment() -> dict[str, object]:
     ):
         if os.environ.get(variable):
             found[option] = os.environ[variable]
+    if os.environ.get("DOVETAIL_DUMP_CALLS"):
+        found["dump_calls"] = os.environ["DOVETAIL_DUMP_CALLS"] != "0"
     level = os.environ.get("DOVETAIL_VERIFY")
     if level:
         found["verify"] = int(level) if level.isdigit() else level
@@ -114,7 +118,7 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
     for option, choices in _CHOICES.items():
         if getattr(options, option) not in choices:
             refuse(option, getattr(options, option), "it is a choice", ", ".join(choices[:-1]) + f" or {choices[-1]}")
-    for switch in ("dynamic", "double_backward"):
+    for switch in ("dump_calls", "dynamic", "double_backward"):
         value: object = getattr(options, switch)
         if not isinstance(value, bool):
             refuse(switch, value, "it is a switch", "True or False")

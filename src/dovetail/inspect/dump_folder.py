@@ -1,0 +1,106 @@
+"""Read what `DOVETAIL_DUMP` wrote: for each compilation, the program at every step, and the calls that were kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail.artifact.call import load_call
+from dovetail.artifact.program_json import program_from_json
+from dovetail.errors import BadArtifact
+from dovetail.ir.program import Program
+from dovetail.ir.sizes import Number
+from dovetail.pipeline.dump import JOINT
+
+_HINT = "give a folder that DOVETAIL_DUMP (or dump=) wrote, one of the folders in it, or a .json file there"
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedStep:
+    """One step of a compilation. part: `joint`, `forward` or `backward`. facts: all that was written down about it.
+
+    program: None where it could not be written; `reason` says why.
+    """
+
+    name: str
+    part: str
+    program: Program | None
+    facts: Mapping[str, Any]
+    path: Path
+
+    @property
+    def reason(self) -> str:
+        """Why there is no program."""
+        return str(self.facts.get("not_serializable", ""))
+
+    @property
+    def hints(self) -> dict[str, Number]:
+        """A number for each size symbol."""
+        return dict(self.facts.get("hints", {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a half that was kept. state: of the generator when it began."""
+
+    inputs: tuple[Any, ...]
+    state: torch.Tensor
+    results: tuple[Any, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """One folder of a dump. calls: by part."""
+
+    folder: Path
+    steps: tuple[DumpedStep, ...]
+    calls: Mapping[str, Call]
+
+    def of_part(self, part: str) -> tuple[DumpedStep, ...]:
+        """The steps of a part that have a program, in order."""
+        return tuple(step for step in self.steps if step.part == part and step.program is not None)
+
+
+def read_dump(path: str | Path) -> list[Compilation]:
+    """The compilations in a folder, in order; of one of them if it is that folder.
+
+    Raises: BadArtifact where there is none, or a file is damaged.
+    """
+    place = Path(path)
+    if not place.is_dir():
+        raise BadArtifact(path=place, expected="a dump", reason="there is no such folder", hint=_HINT)
+    folders = sorted(folder for folder in (place, *place.iterdir()) if folder.is_dir() and _step_files(folder))
+    if not folders:
+        raise BadArtifact(path=place, expected="a dump", reason="no programs are in it", hint=_HINT)
+    return [_read_folder(folder) for folder in folders]
+
+
+def read_step(path: Path) -> DumpedStep:
+    """One step. Raises: BadArtifact for a file that is none."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        held = facts["program"] if "not_serializable" not in facts else None
+        program = None if held is None else program_from_json(held)
+        return DumpedStep(path.stem.partition("-")[2] or path.stem, facts.get("part", JOINT), program, facts, path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadArtifact(path=path, expected="a step of a compilation", reason=error, hint=_HINT) from error
+
+
+def _step_files(folder: Path) -> Sequence[Path]:
+    return sorted(path for path in folder.glob("*.json") if path.stem[:3].isdigit() and path.stem[3:4] == "-")
+
+
+def _read_folder(folder: Path) -> Compilation:
+    steps = tuple(read_step(path) for path in _step_files(folder))
+    calls: dict[str, Call] = {}
+    for path in sorted(folder.glob("*.inputs.safetensors")):
+        part = path.name.removesuffix(".inputs.safetensors")
+        *inputs, state = load_call(path)
+        results = folder / f"{part}.results.safetensors"
+        calls[part] = Call(tuple(inputs), state, tuple(load_call(results)) if results.exists() else None)
+    return Compilation(folder, steps, calls)

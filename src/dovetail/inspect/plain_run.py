@@ -1,0 +1,198 @@
+"""Run a program operator by operator, as it is written, and keep every value that it makes.
+
+Nothing of the compiler takes part but the text of the program: what comes out is what the program means. Values are
+copied when they are made, as later nodes may write over them.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from dovetail.analysis.liveness import last_uses
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.protocol import ExecutorList
+from dovetail.ir.program import Node, Operand, Program, map_leaves
+from dovetail.ir.text import Call, Names, emit, plain_call
+from dovetail.ops import prims
+from dovetail.pipeline.differential import same_bits
+
+_SEED = 20241122
+_WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
+          torch.complex64: torch.complex128}  # fmt: skip
+_NOTE = "_note"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one run gave. values: each value when it was made, by name; empty unless they were asked for.
+
+    outputs: in the order of the program.
+    """
+
+    outputs: tuple[Any, ...]
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How two results differ. largest: the largest difference of two elements; None where that says nothing."""
+
+    what: str
+    largest: float | None = None
+
+    def __str__(self) -> str:
+        return self.what if self.largest is None else f"{self.what} by up to {self.largest:.3g}"
+
+
+def run_program(
+    program: Program,
+    inputs: Sequence[Any],
+    *,
+    state: torch.Tensor | None = None,
+    keep: bool = False,
+    executors: ExecutorList | None = None,
+) -> Run:
+    """Run a program on copies of its inputs.
+
+    inputs: one per input of the program; those that share memory share it in the copies as well. state: of the random
+    generator (`torch.get_rng_state()`); a fixed seed when not given. keep: whether every value is kept. executors: call
+    operators as these do; else each by its full name.
+    Raises: what an operator raises. The random generator is as it was afterwards.
+    """
+    given = copied(inputs)
+    values: dict[str, Any] = {}
+    before = torch.get_rng_state()
+    if state is None:
+        torch.manual_seed(_SEED)
+    else:
+        torch.set_rng_state(state)
+    try:
+        with torch.no_grad():
+            if executors is not None and not keep:
+                outputs = CompiledProgram(program, executors)(given)
+            else:
+                call = plain_call if executors is None else executors.call
+                with _memory_filled() if keep else nullcontext():
+                    outputs = _function(program, values, call, keep)(given)
+    finally:
+        torch.set_rng_state(before)
+    return Run(tuple(outputs), values)
+
+
+@contextmanager
+def _memory_filled() -> Iterator[None]:
+    """Let memory that nobody has written hold NaN, so that two runs are alike in it."""
+    was_on = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(was_on, warn_only=only_warned)
+
+
+def in_float64(program: Program) -> Program:
+    """The program with every dtype of fewer bits among its operands replaced by float64 (complex128).
+
+    For inputs that are widened too; `widened` does it. Descriptions of values stay as they were.
+    """
+
+    def swap(operand: Operand) -> Operand:
+        return _WIDER.get(operand, operand) if isinstance(operand, torch.dtype) else operand
+
+    nodes = [
+        replace(
+            node,
+            args=tuple(map_leaves(operand, swap) for operand in node.args),
+            kwargs=tuple((name, map_leaves(operand, swap)) for name, operand in node.kwargs),
+        )
+        for node in program.nodes
+    ]
+    return program.replace_nodes(tuple(nodes))
+
+
+def widened(items: Sequence[Any]) -> list[Any]:
+    """The items, with tensors of fractions as float64 and complex128; which share no memory then."""
+    return [x.to(_WIDER[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDER else x for x in items]
+
+
+def copied(items: Sequence[Any]) -> list[Any]:
+    """Copies of the tensors among the items; those on one storage are on one storage again."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    made: list[Any] = []
+    for item in items:
+        if not isinstance(item, torch.Tensor):
+            made.append(item)
+            continue
+        old = item.detach().untyped_storage()
+        key = old.data_ptr() if old.nbytes() else -1 - len(made)
+        if key not in storages:
+            storages[key] = old.clone()
+        empty = torch.empty(0, dtype=item.dtype, device=item.device)
+        copy = empty.set_(cast(Any, storages[key]), item.storage_offset(), item.shape, item.stride())
+        made.append(copy.conj() if item.is_conj() else copy)
+    return made
+
+
+def compare(expected: object, actual: object, rtol: float | None = None) -> Difference | None:
+    """How two results differ: in any bit, or in more than a relative error of `rtol` (of the largest element).
+
+    None where they are alike.
+    """
+    if same_bits(expected, actual):
+        return None
+    if not (isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor)):
+        return Difference(f"{expected!r} is {actual!r}")
+    if expected.shape != actual.shape:
+        return Difference(f"the shape {tuple(expected.shape)} is {tuple(actual.shape)}")
+    if expected.dtype != actual.dtype:
+        return Difference(f"the dtype {expected.dtype} is {actual.dtype}")
+    error = largest_error(expected, actual)
+    if rtol is None:
+        if error == 0:
+            return Difference("signs or strides differ")
+        return Difference("differs", error)
+    scale = largest_error(expected, torch.zeros_like(expected))
+    return None if error <= rtol * scale else Difference("differs", error)
+
+
+def largest_error(expected: torch.Tensor, actual: torch.Tensor) -> float:
+    """The largest distance of two elements; infinite where one is NaN or infinite and the other is not that."""
+    wide = torch.complex128 if expected.is_complex() or actual.is_complex() else torch.float64
+    a, b = expected.detach().to(wide), actual.detach().to(wide)
+    same = (a == b) | (a.isnan() & b.isnan())
+    distance = torch.where(same, 0.0, (a - b).abs())
+    distance = torch.where(distance.isnan(), math.inf, distance)
+    return float(distance.max()) if distance.numel() else 0.0
+
+
+def _function(program: Program, values: dict[str, Any], call: Call, keep: bool) -> Callable[[list[Any]], Any]:
+    """The program as a function, which puts a copy of each value into `values` where they are to be kept."""
+    numbers = {node: number for number, node in enumerate(program.nodes)}
+
+    def note(number: int, results: object) -> object:
+        node = program.nodes[number]
+        items = list(results) if node.unpack and isinstance(results, tuple | list) else [results]
+        for value, item in zip(node.outputs, items, strict=False):
+            if value is not None:
+                values[value.name] = item.clone() if isinstance(item, torch.Tensor) else item
+        return results
+
+    def noted(names: Names, node: Node) -> str:
+        text = call(names, node)
+        return f"{_NOTE}({numbers[node]}, {text})" if node.results() else text
+
+    source = emit(program, noted if keep else call, last_uses(program), comments=False)
+    namespace = {"torch": torch, "math": math, "operator": operator, "prims": prims, _NOTE: note, **source.globals}
+    exec(compile(source.text, f"<dovetail plain run of {program.name}>", "exec"), namespace)
+    return cast(Callable[[list[Any]], Any], namespace["run"])

@@ -1,0 +1,146 @@
+"""The whole program at each step of a compilation, run on the same inputs so that results can be compared.
+
+Before the split a state is one program; after it, two halves that hand values over as the runtime does. Results go by
+their role (`UserOutput(0)`, `Gradient(1)`), which stay the same from the first step to the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dovetail.execute.protocol import ExecutorList
+from dovetail.inspect.dump_folder import Call, Compilation, DumpedStep
+from dovetail.inspect.plain_run import Difference, compare, in_float64, run_program, widened
+from dovetail.ir.program import Program
+from dovetail.ir.signature import Residual
+from dovetail.pipeline.differential import sample_inputs
+from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The whole program after a step.
+
+    programs: one, or forward and backward. executors: None to run operators by their full names.
+    """
+
+    step: str
+    programs: tuple[Program, ...]
+    executors: ExecutorList | None = None
+
+    @property
+    def nodes(self) -> int:
+        """How many there are in all."""
+        return sum(len(program.nodes) for program in self.programs)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What a state runs on. values: inputs by name. is_recorded: whether they are those of a real call."""
+
+    values: Mapping[str, Any]
+    state: torch.Tensor | None
+    is_recorded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a state gives.
+
+    results: by role, as text. values: by name, where they were asked for. error: of what failed, if anything did.
+    """
+
+    results: dict[str, Any]
+    values: dict[str, Any]
+    error: str = ""
+
+
+def states_of(compilation: Compilation, executors: ExecutorList | None = None) -> list[State]:
+    """The states in order. executors: add the code that these make of the last one, if they are given.
+
+    A recorded program whose results cannot be compared, as its dump says, is left out.
+    """
+    joint = compilation.of_part(JOINT)
+    comparable = all(step.facts.get("comparable", True) for step in joint)
+    states = [State(step.name, (_program(step),)) for step in joint if comparable or step.name != "recorded"]
+    halves: dict[str, Program] = {}
+    for step in compilation.steps:
+        if step.part != JOINT and step.program is not None:
+            halves[step.part] = step.program
+            if len(halves) == 2:
+                states.append(State(step.name, (halves[FORWARD], halves[BACKWARD])))
+    if executors is not None and states:
+        states.append(replace(states[-1], step="code", executors=executors))
+    return states
+
+
+def world_of(compilation: Compilation, states: list[State]) -> World:
+    """Inputs for the states of a compilation: of the calls that were kept, random ones for what these lack."""
+    first = states[0].programs[0]
+    hints = next(step.hints for step in compilation.steps if step.program is not None)
+    values = dict(zip([value.name for value in first.inputs], _sampled(first, hints), strict=True))
+    names = {step.part: [v.name for v in _program(step).inputs] for step in compilation.steps if step.program}
+    calls: Mapping[str, Call] = compilation.calls
+    for part, call in calls.items():
+        given = zip(names.get(part, ()), call.inputs, strict=False)
+        values.update((name, item) for name, item in given if name in values)
+    forward = calls.get(FORWARD)
+    return World(values, None if forward is None else forward.state, forward is not None)
+
+
+def run_state(state: State, world: World, *, keep: bool = False, wide: bool = False) -> Outcome:
+    """Run a state. keep: keep every value. wide: in float64. An error becomes the outcome's."""
+    results: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    handed: dict[str, Any] = {}
+    try:
+        for program in state.programs:
+            roles = program.signature.inputs
+            inputs = [
+                handed[role.name] if isinstance(role, Residual) else world.values[value.name]
+                for role, value in zip(roles, program.inputs, strict=True)
+            ]
+            if wide:
+                program, inputs = in_float64(program), widened(inputs)
+            run = run_program(program, inputs, state=world.state, keep=keep, executors=state.executors)
+            values.update(run.values)
+            for role, result in zip(program.signature.outputs, run.outputs, strict=True):
+                if isinstance(role, Residual):
+                    handed[role.name] = result
+                else:
+                    results[str(role)] = result
+    except Exception as error:  # whatever an operator raises is the finding
+        return Outcome(results, values, f"{type(error).__name__}: {error}")
+    return Outcome(results, values)
+
+
+def difference(expected: Outcome, actual: Outcome, rtol: float | None = None) -> tuple[str, Difference] | None:
+    """The first result that differs, by role; an error of the second is a difference unless the first had the same."""
+    if expected.error or actual.error:
+        return None if expected.error == actual.error else ("the run", Difference(actual.error or "does not fail"))
+    for role, result in expected.results.items():
+        if role not in actual.results:
+            return role, Difference("is missing")
+        found = compare(result, actual.results[role], rtol)
+        if found is not None:
+            return role, found
+    return None
+
+
+def _program(step: DumpedStep) -> Program:
+    assert step.program is not None, "steps without one are left out"
+    return step.program
+
+
+def _sampled(program: Program, hints: Mapping[str, Any]) -> list[Any]:
+    """Random inputs; numbers that serve as an index are 0 where 1 is too much."""
+    inputs = sample_inputs(program, hints)
+    try:
+        run_program(program, inputs)
+    except (IndexError, RuntimeError):
+        return sample_inputs(program, hints, 0)
+    return inputs
