@@ -17,6 +17,7 @@ from dovetail.ir.program import Program, Stage, values_in
 from dovetail.testing.functional_programs import Reader
 
 aten = torch.ops.aten
+BROKEN = aten.erf.default
 Oracle = Callable[[Program, list[Any]], "Failure | None"]
 
 
@@ -62,8 +63,8 @@ class Computes:
 def long_program(seed: int, length: int, fault: str, at: int, *, writes: bool = False) -> tuple[Program, list[Any]]:
     """A program of about `length` nodes and its inputs. fault: a call over `{a}`, made at that node.
 
-    Each node reads values that were made shortly before; there are views, lists and, with `writes`, writes to inputs and
-    other values, and two inputs that share memory.
+    Each node reads values that were made shortly before; there are views, lists and, with `writes`, writes to inputs
+    and other values, and two inputs that share memory.
     """
     choose = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -113,8 +114,10 @@ def smaller_failures(program: Program, inputs: list[Any], fails: Callable[[Progr
     builder = Builder(Recording(program, inputs))
     whole = builder.whole()
     found = []
-    candidates = [(f"output {o}", builder.returning(whole, [x for x in whole.outputs if x is not o])) for o in whole.outputs]
-    candidates = candidates if len(candidates) > 1 else []
+    candidates = []
+    for output in whole.outputs if len(whole.outputs) > 1 else ():
+        rest = [other for other in whole.outputs if other is not output]
+        candidates.append((f"output {output}", builder.returning(whole, rest)))
     for index in whole.kept:
         candidates.append((f"node {index}", builder.without(whole, {index})))
         candidates += [(f"node {index} for an operand", other) for other in builder.swapped(whole, index)]

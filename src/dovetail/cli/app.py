@@ -19,6 +19,7 @@ from rich.text import Text
 
 from dovetail.cli.demo import demo
 from dovetail.cli.doctor import doctor
+from dovetail.cli.minify import minify
 from dovetail.cli.output import installed_version
 from dovetail.errors import DovetailError
 
@@ -31,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, doctor):
+for command in (demo, doctor, minify):
     app.command()(command)
 
 

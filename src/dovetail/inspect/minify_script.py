@@ -13,6 +13,7 @@ import pprint
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,10 +176,12 @@ def _inline_inputs(inputs: Sequence[Any]) -> list[str] | None:
             if elements > _INLINE_ELEMENTS or memory.nbytes() % item.element_size() or not _can_be_written(item):
                 return None
             flat = torch.empty(0, dtype=item.dtype, device=item.device).set_(memory)
-            numbers = ", ".join(map(number_text, flat.tolist()))
-            lines.append(
-                f"{storages[key][0]} = torch.tensor([{numbers}], dtype={item.dtype}, device={str(item.device)!r})"
-            )
+            numbers = textwrap.wrap(", ".join(map(number_text, flat.tolist())), 100)
+            kind = f"dtype={item.dtype}, device={str(item.device)!r}"
+            lines.append(f"{storages[key][0]} = torch.tensor(")
+            lines += [f"    {'[' if not row else ' '}{text}" for row, text in enumerate(numbers)] or ["    ["]
+            lines[-1] += "],"
+            lines += [f"    {kind},", ")"]
         name, dtype = storages[key]
         if dtype != item.dtype or not _can_be_written(item):
             return None

@@ -66,7 +66,8 @@ class Search:
                 break
         if not self.best.outputs and self.best.kept:  # a program that gives something reads better
             self.step = "an output"
-            self._take(self._builder.returning(self.best, self._builder.unread(self.best), prune=False))
+            unread = self._builder.unread(self.best)
+            any(self._take(self._builder.returning(self.best, [output], prune=False)) for output in unread)
 
     def _take(self, candidate: Candidate) -> bool:
         """Make a candidate the best one if it fails."""
