@@ -46,7 +46,7 @@ def _check(found: Minified, oracle: Any) -> None:
     tensors = [(v.tensor, x) for v, x in zip(program.inputs, inputs, strict=True) if v.is_tensor]
     sizes = size_numbers(zip(program.inputs, inputs, strict=True))
     for meta, item in tensors:
-        known = {name for name in meta_symbols(meta)} <= sizes.keys()
+        known = set(meta_symbols(meta)) <= sizes.keys()
         assert known
         if not list(meta_symbols(meta)):
             assert (meta.shape, meta.stride, meta.offset) == (tuple(item.shape), item.stride(), item.storage_offset())
@@ -449,7 +449,7 @@ def test_a_module_keeps_its_tensors_and_its_names(tmp_path: Path) -> None:
         if scaled and any(user.target is aten.mul.Tensor for n in scaled for user in n.users):
             raise RuntimeError(f"cannot scale {gm.graph.nodes}")
 
-    found = minify_module(gm, [torch.rand(4), torch.rand(4)], lambda gm, i: fails(gm, i))
+    found = minify_module(gm, [torch.rand(4), torch.rand(4)], fails)
     calls = [node for node in found.module.graph.nodes if node.op == "call_function"]
     assert [node.target for node in calls] == [aten.mul.Tensor]
     assert len(found.inputs) == 1

@@ -22,7 +22,7 @@ from tests.inspect.planted import BROKEN, long_program
 
 aten = torch.ops.aten
 
-_CHECKS = '''
+_CHECKS = """
 import os, signal, time
 import torch
 
@@ -58,7 +58,7 @@ def raises(gm, inputs):
 def first_process_only(gm, inputs):
     if _has_erf(gm) and os.environ.get("PLANTED") != "no":
         raise RuntimeError("bad erf")
-'''
+"""
 
 
 @pytest.fixture
@@ -204,5 +204,3 @@ def test_a_check_that_cannot_be_used(text: str | None, function: str, reason: st
         path.write_text(text)
     with pytest.raises(BadCheck, match=reason):
         CheckFile(path, function)
-
-

@@ -38,9 +38,7 @@ _Inputs = Annotated[
 ]
 _Kind = Annotated[
     Literal["compiles", "agrees"],
-    typer.Option(
-        "--oracle", help="compiles: compiling or running it raises. agrees: or it gives other results."
-    ),
+    typer.Option("--oracle", help="compiles: compiling or running it raises. agrees: or it gives other results."),
 ]
 _Check = Annotated[
     str | None,
