@@ -27,7 +27,7 @@ class Contains:
     def __init__(self, *targets: object) -> None:
         self.targets = targets
         self.calls = 0
-        self.name = f"contains {targets}"
+        self.identity = f"contains {targets}"
 
     def __call__(self, program: Program, inputs: list[Any]) -> Failure | None:
         self.calls += 1

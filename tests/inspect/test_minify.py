@@ -14,11 +14,13 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dovetail.errors import DoesNotFail, FlakyFailure
+from dovetail.frontends.function import compile as compile_function
 from dovetail.inspect.minify import Minified, minify, minify_module
 from dovetail.inspect.minify_failure import Failure, FailureKind, SameFailure
 from dovetail.inspect.minify_oracles import Agrees, Compiles, plain_function
 from dovetail.inspect.minify_recording import Recording, clone_together, size_numbers
 from dovetail.inspect.minify_search import Step, shortened
+from dovetail.inspect.minify_source import read_source
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Node, Program, ScalarMeta, Stage, meta_symbols
 from dovetail.ir.signature import Constant, SizeInput
@@ -230,6 +232,40 @@ def test_inputs_that_share_memory_share_it_still() -> None:
     assert x.tensor.storage == y.tensor.storage
     assert storage_key(found.inputs[0]) == storage_key(found.inputs[1])
     _check(found, oracle)
+
+
+def test_an_input_that_nobody_reads_stays_where_the_failure_needs_it() -> None:
+    memory = torch.rand(8)
+    inputs = [memory[:4], torch.rand(4), memory[4:], torch.rand(4)]
+    program = _lifted(lambda a, b, c, d: (torch.erf(torch.cos(a)) + b, d * 2), *inputs)
+
+    def oracle(program: Program, given: list[Any]) -> Failure | None:
+        keys = [storage_key(item) for item in given]
+        shares = len(set(keys)) < len(keys) and BROKEN in [node.target for node in program.nodes]
+        return Failure(FailureKind.RAISED, "Shared", "memory") if shares else None
+
+    found = minify(program, inputs, oracle)
+    assert [node.target for node in found.program.nodes] == [BROKEN]
+    assert {value.name for value in found.program.inputs} == {"a_1", "c_1"}
+
+
+def test_a_program_of_forward_and_backward(tmp_path: Path) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> Any:
+        for _ in range(4):
+            x = torch.cos(x @ w)
+        return torch.erf(x).sum()
+
+    x, w = torch.rand(3, 3, requires_grad=True), torch.rand(3, 3, requires_grad=True)
+    compile_function(function, dump=str(tmp_path), dump_calls=True)(x, w).backward()
+    tried = 0
+    for step in sorted(tmp_path.rglob("*.json")):
+        source = read_source(step)
+        for target in {node.target for node in source.program.nodes}:
+            oracle = Contains(target)
+            found = minify(source.program, source.inputs, oracle)
+            assert [node.target for node in found.program.nodes] == [target]
+            tried += 1
+    assert tried > 20
 
 
 def test_an_input_made_of_a_view_does_not_pretend_to_share_memory_with_what_stays() -> None:

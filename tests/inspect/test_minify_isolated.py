@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,13 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.artifact.call import load_call
+from dovetail.artifact.call import load_call, save_call
+from dovetail.artifact.program_json import program_to_json
 from dovetail.errors import BadCheck, DoesNotFail, OutputInTheWay
 from dovetail.inspect.minify import minify
 from dovetail.inspect.minify_failure import FailureKind
 from dovetail.inspect.minify_isolated import Isolated
 from dovetail.inspect.minify_oracles import Agrees, CheckFile, Compiles, oracle_from_json
 from dovetail.inspect.minify_script import write_reproducer
+from dovetail.inspect.minify_worker import run_apart
 from tests.inspect.planted import BROKEN, long_program
 
 aten = torch.ops.aten
@@ -88,6 +91,20 @@ def test_what_ends_a_process_is_found(function: str, seconds: float, what: str, 
     if function == "exits":
         written = write_reproducer(tmp_path / "out", found, CheckFile(checks, function))
         assert (written.is_confirmed, written.ending) == (True, what)
+
+
+def test_where_the_system_cannot_fork(checks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, inputs = long_program(3, 5, "aten.erf.default({a})", 2)
+    monkeypatch.delattr(os, "fork")
+    for function, end in (("raises", "exit status 0"), ("exits", "exit status 7")):
+        folder = tmp_path / function
+        folder.mkdir()
+        (folder / "program.json").write_text(json.dumps(program_to_json(program)))
+        (folder / "oracle.json").write_text(json.dumps(CheckFile(checks, function).to_json()))
+        save_call(folder / "inputs.safetensors", inputs)
+        assert run_apart(folder, "check", 60) == end
+    assert json.loads((tmp_path / "raises" / "verdict.json").read_text())["what"] == "RuntimeError"
+    assert not (tmp_path / "exits" / "verdict.json").exists()
 
 
 def test_it_says_what_the_check_itself_says(checks: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from dovetail.errors import OtherSearch
 from dovetail.inspect.minify import minify
 from dovetail.inspect.minify_failure import Failure
+from dovetail.inspect.minify_oracles import Agrees, CheckFile, Compiles
 from dovetail.inspect.minify_verdicts import inputs_digest, program_digest
 from dovetail.ir.program import Program
 from tests.inspect.planted import BROKEN, Contains, long_program
@@ -95,6 +96,18 @@ def test_the_file_of_another_search_is_refused(tmp_path: Path) -> None:
         with pytest.raises(OtherSearch, match=what):
             minify(*arguments, state=state)
     assert state.read_bytes() == text
+
+
+def test_a_check_that_was_edited_is_another_one(tmp_path: Path) -> None:
+    program, inputs = long_program(0, 10, FAULT, 3)
+    path, state = tmp_path / "check.py", tmp_path / "state.jsonl"
+    path.write_text("def fails(gm, inputs):\n    raise ValueError('always')\n")
+    found = minify(program, inputs, CheckFile(path, "fails"), state=state)
+    assert found.program.nodes == ()
+    path.write_text("def fails(gm, inputs):\n    raise TypeError('always')\n")
+    with pytest.raises(OtherSearch, match="the check"):
+        minify(program, inputs, CheckFile(path, "fails"), state=state)
+    assert Agrees(0.0).identity != Agrees(0.5).identity != Compiles().identity
 
 
 @pytest.mark.parametrize("text", ["not json\n", "[]\n", "{}\n", json.dumps({"format": 99}) + "\n"])

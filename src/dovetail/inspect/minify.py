@@ -95,11 +95,11 @@ class _Minifier:
         state: str | Path | None,
         progress: Progress | None,
     ) -> None:
-        check = str(getattr(oracle, "name", None) or getattr(oracle, "__qualname__", type(oracle).__qualname__))
+        check = getattr(oracle, "identity", None) or getattr(oracle, "__qualname__", type(oracle).__qualname__)
         self._oracle = oracle
         self._limit = limit
         self._progress = progress or (lambda step: None)
-        self._verdicts = Verdicts(None if state is None else Path(state), program, inputs, check)
+        self._verdicts = Verdicts(None if state is None else Path(state), program, inputs, str(check))
         reach: Callable[[Program, Sequence[Any]], int] | None = getattr(oracle, "reach", None)
         stop = None if reach is None else reach(program, inputs)
         self._program = program
@@ -215,7 +215,7 @@ def minify_module(
             return raised(error)
         return None
 
-    oracle.name = getattr(fails, "__qualname__", "check")  # type: ignore[attr-defined]
+    oracle.identity = getattr(fails, "__qualname__", "check")  # type: ignore[attr-defined]
     flat = _values_given(lifted, inputs)
     found = minify(lifted.program, flat, oracle, limit=limit, state=state, progress=progress)
     module, arguments = _lowered(lifted, found.program, clone_together(found.inputs))

@@ -22,7 +22,8 @@ _FADED = 0.01
 _LARGE = 0.1
 _LINES_OF_CODE = re.compile(r"^  (?:from|see) .*$", re.MULTILINE)
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
-_NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?")
+_SERIAL = re.compile(r"(?<=[A-Za-z0-9])_\d+\b")  # what tells names apart: add_3
+_NUMBER = re.compile(r"-?(?<![A-Za-z_])\d+(?:\.\d*)?(?:e[+-]?\d+)?")
 _NUMBERS = re.compile(r"#(?:,? #)+,?|#,")
 _WORD = re.compile(r"(?<![\w.:])[A-Za-z_]\w*(?![\w:]|\.\w)")
 
@@ -98,7 +99,7 @@ class SameFailure:
         """A text without what another program of the same failure would say otherwise."""
         text = _LINES_OF_CODE.sub("", text)
         text = _WORD.sub(lambda word: "<value>" if word[0] in self._names else word[0], text)
-        text = _NUMBER.sub("#", _ADDRESS.sub("#", text))
+        text = _NUMBER.sub("#", _SERIAL.sub("", _ADDRESS.sub("#", text)))
         return " ".join(_NUMBERS.sub("#", text).split())
 
 

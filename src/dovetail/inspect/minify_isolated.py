@@ -33,7 +33,7 @@ class Isolated:
     def __init__(self, oracle: NamedOracle, seconds: float = 60.0) -> None:
         self.oracle = oracle
         self.seconds = seconds
-        self.name = f"{oracle.name}, isolated"
+        self.identity = f"{oracle.identity}, isolated"
         self._server: subprocess.Popen[str] | None = None
 
     def __call__(self, program: Program, inputs: list[Any]) -> Failure | None:

@@ -5,7 +5,9 @@ Each is a callable `(program, inputs) -> Failure | None` that can be written dow
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +68,11 @@ class Compiles:
             return None if _raises(run, given) else raised(error)
         return None
 
+    @property
+    def identity(self) -> str:
+        """Equal for checks that give equal verdicts."""
+        return json.dumps(self.to_json(), default=repr)
+
     def to_json(self) -> dict[str, object]:
         """As plain values, for `oracle_from_json`."""
         return {"oracle": self.name, "options": dict(self.options)}
@@ -105,6 +112,11 @@ class Agrees:
             return Failure(FailureKind.DIFFERS, "count", f"{len(actual)} results in place of {len(expected)}")
         pairs = [*zip(expected, actual, strict=True), *zip(given, inputs, strict=True)]
         return worst(pairs, self.tolerance)
+
+    @property
+    def identity(self) -> str:
+        """Equal for checks that give equal verdicts."""
+        return json.dumps(self.to_json(), default=repr)
 
     def to_json(self) -> dict[str, object]:
         """As plain values, for `oracle_from_json`."""
@@ -147,6 +159,11 @@ class CheckFile:
         except Exception as error:
             return raised(error)
         return None
+
+    @property
+    def identity(self) -> str:
+        """Equal for checks that give equal verdicts, as far as the file itself tells."""
+        return f"{self.name} {hashlib.sha256(self.path.read_bytes()).hexdigest()}"
 
     def to_json(self) -> dict[str, object]:
         """As plain values, for `oracle_from_json`."""

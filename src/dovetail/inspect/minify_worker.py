@@ -35,7 +35,7 @@ def serve() -> None:
     os.dup2(2, 1)  # what a check prints is no answer
     for line in sys.stdin:
         request = json.loads(line)
-        end = _run_in_child(Path(request["folder"]), request["what"], request["seconds"])
+        end = run_apart(Path(request["folder"]), request["what"], request["seconds"])
         os.write(answers, (json.dumps({"end": end}) + "\n").encode())
 
 
@@ -66,7 +66,8 @@ def _run_plainly(program: Program, inputs: list[Any], path: Path) -> None:
             file.flush()
 
 
-def _run_in_child(folder: Path, what: str, seconds: float) -> str:
+def run_apart(folder: Path, what: str, seconds: float) -> str:
+    """Do what was asked for in a process of its own; how that ended. seconds: until it is killed."""
     if not hasattr(os, "fork"):
         return _run_in_process(folder, what, seconds)
     child = os.fork()
@@ -85,7 +86,7 @@ def _run_in_child(folder: Path, what: str, seconds: float) -> str:
 
 
 def _run_in_process(folder: Path, what: str, seconds: float) -> str:
-    command = [sys.executable, "-m", __spec__.name, str(folder), what]
+    command = [sys.executable, "-m", "dovetail.inspect.minify_worker", str(folder), what]
     try:
         return process_ending(subprocess.run(command, timeout=seconds, check=False).returncode)
     except subprocess.TimeoutExpired:
