@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "testing": _TO_ROOT,
     "demo": _TO_ROOT,
     "cli": _TO_ROOT | {"demo"},
+    "__main__": frozenset({"cli"}),
 }
 
 # Private torch is for this layer alone.

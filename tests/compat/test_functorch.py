@@ -15,9 +15,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dovetail.artifact.call import load_call
 from dovetail.compat import dumper
 from dovetail.compat import functorch as compat
 from dovetail.errors import BadOptionValue, CompilerUnavailable, DovetailError, NotYetSupported, UnknownOption
+from dovetail.inspect.replay import replay
 from dovetail.pipeline.options import Options
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -191,8 +193,6 @@ def test_debug_compile_writes_scripts_that_run(
 
 @pytest.mark.parametrize("with_inputs", [False, True])
 def test_graph_dumper_aot(tmp_path: Path, with_inputs: bool) -> None:
-    if with_inputs:
-        pytest.importorskip("safetensors")
     backend = compat.graph_dumper_aot("model", tmp_path, with_inputs)
     call = torch.compile(step, backend=backend)
     assert_as_eager(call)
@@ -200,15 +200,20 @@ def test_graph_dumper_aot(tmp_path: Path, with_inputs: bool) -> None:
     for kind in ("joint", "forward", "backward"):
         stem = folder / f"model_{kind}_0"
         data = json.loads(stem.with_suffix(".json").read_text())
-        assert data["program"] == kind
+        assert data["kind"] == kind
         made = compat.get_inputs(stem.with_suffix(".json"))
         assert [list(x.shape) for x in made] == [entry["shape"] for entry in data["inputs"]]
         assert "torch.ops.aten." in stem.with_suffix(".py").read_text()
-        assert stem.with_suffix(".safetensors").exists() == (with_inputs and kind != "joint")
+        assert stem.with_suffix(".inputs.safetensors").exists() == (with_inputs and kind != "joint")
     if with_inputs:
-        safe = pytest.importorskip("safetensors.torch")
-        saved = safe.load_file(folder / "model_forward_0.safetensors")
-        assert any(torch.equal(saved[name], operands()[0]) for name in saved)
+        saved = load_call(folder / "model_forward_0.inputs.safetensors")
+        assert any(torch.equal(item, operands()[0]) for item in saved)
+    rows = {row.program: row for row in replay(tmp_path)}
+    assert {name: row.verdict for name, row in rows.items()} == {
+        "model_joint_0": "ran",
+        "model_forward_0": "equal" if with_inputs else "ran",
+        "model_backward_0": "equal" if with_inputs else "ran",
+    }
     run_script(folder / "model_forward_0.py")
 
 
@@ -232,13 +237,10 @@ def test_an_empty_graph_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert json.loads((tmp_path / "empty" / "empty_forward_0.json").read_text())["empty"] is True
 
 
-def test_what_the_dumper_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_dumper_refuses(tmp_path: Path) -> None:
     for name in ("", "a/b", ".."):
         with pytest.raises(BadOptionValue, match="current_name"):
             compat.graph_dumper_aot(name, tmp_path)
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(CompilerUnavailable, match="pip install safetensors"):
-        compat.graph_dumper_aot("name", tmp_path, True)
 
 
 def test_nothing_is_pickled() -> None:

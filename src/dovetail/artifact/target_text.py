@@ -29,6 +29,8 @@ def target_text(target: Target) -> str:
     """Text for `read_target`. Raises: ValueError for a target that has none."""
     python = getattr(target, "python", None)
     text = python if isinstance(python, str) else None
+    if isinstance(target, HigherOrder) or (text or "").startswith("torch.ops.higher_order."):
+        raise ValueError(f"{text or operator_text(target)} calls sub-programs")
     if text is None and (isinstance(target, Overload) or number_function_text(target) is not None):
         text = operator_text(target)
     if text is None:

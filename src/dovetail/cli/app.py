@@ -17,10 +17,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from dovetail.cli.bench import bench_command
+from dovetail.cli.bisect import bisect_command
 from dovetail.cli.demo import demo
 from dovetail.cli.doctor import doctor
-from dovetail.cli.minify import minify
+from dovetail.cli.draw import draw_command
+from dovetail.cli.minify import minify_command
 from dovetail.cli.output import installed_version
+from dovetail.cli.replay import replay_command
 from dovetail.errors import DovetailError
 
 _USER_ERROR_STATUS = 2
@@ -31,9 +35,18 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
-for command in (demo, doctor, minify):
-    app.command()(command)
+for name, command in (
+    ("demo", demo),
+    ("doctor", doctor),
+    ("draw", draw_command),
+    ("replay", replay_command),
+    ("bisect", bisect_command),
+    ("minify", minify_command),
+    ("bench", bench_command),
+):
+    app.command(name)(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dovetail.cli.output import AsJson, print_json
+from dovetail.cli.progress import spinner
 from dovetail.errors import BadCheck, DoesNotFail, OutputInTheWay
-from dovetail.inspect.minify import Minified
-from dovetail.inspect.minify import minify as minify_program
+from dovetail.inspect.minify import Minified, minify
 from dovetail.inspect.minify_isolated import Isolated
 from dovetail.inspect.minify_oracles import BUILT_IN, Agrees, CheckFile, Compiles, NamedOracle
 from dovetail.inspect.minify_script import Reproducer, write_reproducer
-from dovetail.inspect.minify_search import Step
 from dovetail.inspect.minify_source import Source, read_source
 
 _DOES_NOT_FAIL = 1
@@ -62,7 +57,7 @@ _State = Annotated[
 ]
 
 
-def minify(  # noqa: PLR0913 (each is an option of the command)
+def minify_command(  # noqa: PLR0913 (each is an option of the command)
     program: _Path,
     *,
     inputs: _Inputs = None,
@@ -94,8 +89,15 @@ def minify(  # noqa: PLR0913 (each is an option of the command)
     oracle = _oracle(kind, check, tolerance)
     asked = Isolated(oracle, time_limit) if isolate else oracle
     try:
-        with _progress() as show:
-            found = minify_program(source.program, source.inputs, asked, limit=limit, state=state, progress=show)
+        with spinner("minify", quiet=as_json) as show:
+            found = minify(
+                source.program,
+                source.inputs,
+                asked,
+                limit=limit,
+                state=state,
+                progress=lambda step: show(f"{step.name}: {step.nodes} nodes left, {step.checks} checks"),
+            )
     except DoesNotFail as error:
         if as_json:
             print_json({"program": source.program.name, "fails": False, "inputs_from": source.origin})
@@ -120,19 +122,6 @@ def _oracle(name: str, check: str | None, tolerance: float) -> NamedOracle:
             raise BadCheck(check=check, reason="it names no function", known=" and ".join(BUILT_IN))
         return CheckFile(path, function)
     return Compiles() if name == "compiles" else Agrees(tolerance)
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Shows what is left, on standard error where that is a terminal."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("checking the program")
-
-        def show(step: Step) -> None:
-            bar.update(task, description=f"{step.name}: {step.nodes} nodes left, {step.checks} checks")
-
-        yield show
 
 
 def _facts(source: Source, found: Minified, written: Reproducer) -> dict[str, object]:

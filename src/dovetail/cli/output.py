@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+Dumped = Annotated[Path, typer.Argument(metavar="DUMP", help="A folder that DOVETAIL_DUMP wrote, or a file in it.")]
+Tolerance = Annotated[
+    float | None,
+    typer.Option("--rtol", min=0.0, help="What may differ, relative to the largest element; else not one bit."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs, and nothing else.")]
 
 

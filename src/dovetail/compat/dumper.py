@@ -1,28 +1,30 @@
 """`graph_dumper_aot`: write down the forward, backward and joint program of every graph that Dynamo finds.
 
-    folder/name/name_forward_0.py             the program, a file that runs by itself
-    folder/name/name_forward_0.json           what its inputs are like; `get_inputs` makes some
-    folder/name/name_forward_0.safetensors    the inputs of the first call, on demand
+    folder/name/name_forward_0.py                     the program, a file that runs by itself
+    folder/name/name_forward_0.json                   the program, and what its inputs are like; `get_inputs` makes some
+    folder/name/name_forward_0.inputs.safetensors     the inputs of the first call, on demand
+    folder/name/name_forward_0.results.safetensors    what it gave
 
-Nothing is pickled, and nothing that lies there is written over.
+`dovetail replay folder` runs them again, and compares. Nothing is pickled, and nothing that lies there is written over.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import fx
 
+from dovetail.artifact.program_json import program_to_json
 from dovetail.compat.described import describe_inputs
 from dovetail.compat.script import script_text
-from dovetail.errors import BadOptionValue, CompilerUnavailable
+from dovetail.errors import BadOptionValue, CompilerUnavailable, DovetailError
 from dovetail.frontends.aot import aot_module_simplified
+from dovetail.ir.fx_lift import lift
+from dovetail.pipeline.dump import WatchedCall
 
 logger = logging.getLogger("dovetail")
 
@@ -33,16 +35,15 @@ def graph_dumper_aot(
     """A back end for `torch.compile` that writes every program down, and runs it as it is.
 
     current_name: of the folder in `folder_name`, and the beginning of every file's name. dump_example_input: write the
-    inputs of each program's first call, too; needs the package safetensors.
-    Raises: CompilerUnavailable without that package; BadOptionValue for a name that is no name of a file.
+    inputs and results of each program's first call, too.
+    Raises: BadOptionValue for a name that is no name of a file.
     """
     if current_name in ("", ".", "..") or Path(current_name).name != current_name:
         expected = "letters, digits, dashes"
         raise BadOptionValue(option="current_name", value=current_name, reason="files are named so", expected=expected)
-    save = _saver() if dump_example_input else None
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        writer = _Writer(current_name, Path(folder_name) / current_name, save)
+        writer = _Writer(current_name, Path(folder_name) / current_name, dump_example_input)
         return aot_module_simplified(
             gm, example_inputs, writer.compiler("forward"), writer.compiler("backward"), joint=writer.show_joint
         )
@@ -53,10 +54,10 @@ def graph_dumper_aot(
 class _Writer:
     """Writes the programs of one graph, which get one number; further ones of a kind get a second."""
 
-    def __init__(self, name: str, folder: Path, save: Callable[..., Any] | None) -> None:
+    def __init__(self, name: str, folder: Path, with_calls: bool) -> None:
         self._name = name
         self._folder = folder
-        self._save = save
+        self._with_calls = with_calls
         self._number = _reserve(folder, name)
         self._seen: dict[str, int] = {}
 
@@ -65,9 +66,7 @@ class _Writer:
 
         def compile_half(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             stem = self._write(kind, gm, inputs)
-            names = [node.name for node in gm.graph.nodes if node.op == "placeholder"]
-            save = self._save
-            return gm if save is None else _saving(gm, names, stem.with_name(f"{stem.name}.safetensors"), save)
+            return WatchedCall(gm, stem) if self._with_calls else gm
 
         return compile_half
 
@@ -91,9 +90,19 @@ class _Writer:
         except CompilerUnavailable as error:  # text to read, then
             text = f"# {title} It does not run by itself: {error.facts['reason']}.\n{gm.code}"
         file.write_text(text, encoding="utf-8")
-        data = {"program": kind, "graph": self._number, "empty": is_empty, "inputs": describe_inputs(names, inputs)}
+        described = describe_inputs(names, inputs)
+        data = {"kind": kind, "graph": self._number, "empty": is_empty, "inputs": described, **_program(gm, inputs)}
         stem.with_name(f"{stem.name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         return stem
+
+
+def _program(gm: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, object]:
+    """The program as data for `replay`, or why there is none."""
+    try:
+        lifted = lift(gm, inputs)
+        return {"program": program_to_json(lifted.program), "hints": lifted.hints(), "nodes": len(lifted.program.nodes)}
+    except DovetailError as error:
+        return {"not_serializable": str(error).partition("\n")[0]}
 
 
 def _reserve(folder: Path, name: str) -> int:
@@ -106,35 +115,3 @@ def _reserve(folder: Path, name: str) -> int:
             return number
         except FileExistsError:
             number += 1
-
-
-def _saving(gm: fx.GraphModule, names: Sequence[str], path: Path, save: Callable[..., Any]) -> Callable[..., Any]:
-    """The graph module, which writes down the tensors of its first call."""
-    done = False
-
-    def run(*inputs: Any) -> Any:
-        nonlocal done
-        if not done:
-            done = True
-            tensors = {n: x.detach().clone().contiguous() for n, x in zip(names, inputs, strict=True) if _is_tensor(x)}
-            save(tensors, str(path))
-        return gm(*inputs)
-
-    return run
-
-
-def _is_tensor(item: object) -> bool:
-    return isinstance(item, torch.Tensor)
-
-
-def _saver() -> Callable[..., Any]:
-    try:
-        found: Callable[..., Any] = importlib.import_module("safetensors.torch").save_file
-    except ImportError as error:
-        raise CompilerUnavailable(
-            name="graph_dumper_aot(dump_example_input=True)",
-            reason="the package safetensors is not installed",
-            because="tensors are written without pickle",
-            hint="pip install safetensors, or leave dump_example_input out and call get_inputs on the JSON file",
-        ) from error
-    return found

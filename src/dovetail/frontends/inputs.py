@@ -13,7 +13,7 @@ from dovetail.errors import UnsupportedDevice, UnsupportedTensor
 from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.sizes import Number
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
-from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name_at_first
 
 _DEVICES = ("cpu", "cuda")
 
@@ -59,7 +59,7 @@ def size_hints(specs: Sequence[InputSpec]) -> dict[str, Number]:
         )
         for number in numbers:
             if isinstance(number, SYMBOLIC_TYPES):
-                name, hint = symbol_name(number), hint_of(number)
+                name, hint = symbol_name_at_first(number), hint_of(number)
                 if name is not None and hint is not None:
                     hints[name] = hint
     return hints

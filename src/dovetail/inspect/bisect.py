@@ -9,8 +9,9 @@ Cost: log2(steps) + 5 runs, each with copies of its inputs; two of them keep eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -76,6 +77,20 @@ class BisectReport:
         ]
         lines.append(str(self.culprit) if self.culprit is not None else "node      none that has a name in both steps")
         return "\n  ".join("\n".join(lines).splitlines())
+
+
+def report_to_json(report: BisectReport) -> dict[str, object]:
+    """The report as data for JSON."""
+    facts = asdict(report)
+    for holder in (facts, facts["culprit"] or {}):
+        if holder.get("difference") is not None:
+            holder["difference"] = {**holder["difference"], "largest": _finite(holder["difference"]["largest"])}
+        holder.update({name: _finite(holder[name]) for name in ("error_before", "error_after") if name in holder})
+    return facts
+
+
+def _finite(number: float | None) -> float | str | None:
+    return number if number is None or math.isfinite(number) else str(number)
 
 
 def bisect(

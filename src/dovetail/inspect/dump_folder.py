@@ -15,7 +15,7 @@ from dovetail.artifact.program_json import program_from_json
 from dovetail.errors import BadArtifact
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
-from dovetail.pipeline.dump import JOINT
+from dovetail.pipeline.dump import FORWARD, JOINT
 
 _HINT = "give a folder that DOVETAIL_DUMP (or dump=) wrote, one of the folders in it, or a .json file there"
 
@@ -84,7 +84,9 @@ def read_step(path: Path) -> DumpedStep:
     """One step. Raises: BadArtifact for a file that is none."""
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        held = facts["program"] if "not_serializable" not in facts else None
+        if not isinstance(facts, dict) or not facts.keys() & {"program", "not_serializable"}:
+            raise ValueError("it has no program")
+        held = facts.get("program")
         program = None if held is None else program_from_json(held)
         return DumpedStep(path.stem.partition("-")[2] or path.stem, facts.get("part", JOINT), program, facts, path)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -97,10 +99,18 @@ def _step_files(folder: Path) -> Sequence[Path]:
 
 def _read_folder(folder: Path) -> Compilation:
     steps = tuple(read_step(path) for path in _step_files(folder))
+    calls = _calls_in(folder)
+    elsewhere = next((name for step in steps if (name := step.facts.get("forward_call_in"))), "")
+    if FORWARD not in calls and elsewhere and (folder.parent / elsewhere).is_dir():
+        calls.update({part: call for part, call in _calls_in(folder.parent / elsewhere).items() if part == FORWARD})
+    return Compilation(folder, steps, calls)
+
+
+def _calls_in(folder: Path) -> dict[str, Call]:
     calls: dict[str, Call] = {}
     for path in sorted(folder.glob("*.inputs.safetensors")):
         part = path.name.removesuffix(".inputs.safetensors")
         *inputs, state = load_call(path)
         results = folder / f"{part}.results.safetensors"
         calls[part] = Call(tuple(inputs), state, tuple(load_call(results)) if results.exists() else None)
-    return Compilation(folder, steps, calls)
+    return calls

@@ -31,17 +31,6 @@ _NOTE = "_note"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What one run gave. values: each value when it was made, by name; empty unless they were asked for.
-
-    outputs: in the order of the program.
-    """
-
-    outputs: tuple[Any, ...]
-    values: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Difference:
     """How two results differ. largest: the largest difference of two elements; None where that says nothing."""
 
@@ -57,18 +46,17 @@ def run_program(
     inputs: Sequence[Any],
     *,
     state: torch.Tensor | None = None,
-    keep: bool = False,
+    keep: dict[str, Any] | None = None,
     executors: ExecutorList | None = None,
-) -> Run:
-    """Run a program on copies of its inputs.
+) -> tuple[Any, ...]:
+    """The outputs of a program, run on copies of its inputs.
 
     inputs: one per input of the program; those that share memory share it in the copies as well. state: of the random
-    generator (`torch.get_rng_state()`); a fixed seed when not given. keep: whether every value is kept. executors: call
-    operators as these do; else each by its full name.
+    generator (`torch.get_rng_state()`); a fixed seed when not given. keep: gets each value when it is made, by name.
+    executors: call operators as these do; else each by its full name.
     Raises: what an operator raises. The random generator is as it was afterwards.
     """
     given = copied(inputs)
-    values: dict[str, Any] = {}
     before = torch.get_rng_state()
     if state is None:
         torch.manual_seed(_SEED)
@@ -76,15 +64,15 @@ def run_program(
         torch.set_rng_state(state)
     try:
         with torch.no_grad():
-            if executors is not None and not keep:
+            if executors is not None and keep is None:
                 outputs = CompiledProgram(program, executors)(given)
             else:
                 call = plain_call if executors is None else executors.call
-                with _memory_filled() if keep else nullcontext():
-                    outputs = _function(program, values, call, keep)(given)
+                with nullcontext() if keep is None else _memory_filled():
+                    outputs = _function(program, call, keep)(given)
     finally:
         torch.set_rng_state(before)
-    return Run(tuple(outputs), values)
+    return tuple(outputs)
 
 
 @contextmanager
@@ -176,23 +164,23 @@ def largest_error(expected: torch.Tensor, actual: torch.Tensor) -> float:
     return float(distance.max()) if distance.numel() else 0.0
 
 
-def _function(program: Program, values: dict[str, Any], call: Call, keep: bool) -> Callable[[list[Any]], Any]:
-    """The program as a function, which puts a copy of each value into `values` where they are to be kept."""
+def _function(program: Program, call: Call, keep: dict[str, Any] | None) -> Callable[[list[Any]], Any]:
+    """The program as a function, which puts a copy of each value into `keep`."""
     numbers = {node: number for number, node in enumerate(program.nodes)}
 
     def note(number: int, results: object) -> object:
         node = program.nodes[number]
         items = list(results) if node.unpack and isinstance(results, tuple | list) else [results]
         for value, item in zip(node.outputs, items, strict=False):
-            if value is not None:
-                values[value.name] = item.clone() if isinstance(item, torch.Tensor) else item
+            if value is not None and keep is not None:
+                keep[value.name] = item.clone() if isinstance(item, torch.Tensor) else item
         return results
 
     def noted(names: Names, node: Node) -> str:
         text = call(names, node)
         return f"{_NOTE}({numbers[node]}, {text})" if node.results() else text
 
-    source = emit(program, noted if keep else call, last_uses(program), comments=False)
+    source = emit(program, call if keep is None else noted, last_uses(program), comments=False)
     namespace = {"torch": torch, "math": math, "operator": operator, "prims": prims, _NOTE: note, **source.globals}
     exec(compile(source.text, f"<dovetail plain run of {program.name}>", "exec"), namespace)
     return cast(Callable[[list[Any]], Any], namespace["run"])

@@ -10,9 +10,8 @@ from typing import Any
 from dovetail.artifact.call import load_call
 from dovetail.inspect.dump_folder import Compilation, read_dump, read_step
 from dovetail.inspect.plain_run import Difference, compare, run_program
-from dovetail.inspect.states import State, difference, run_state, states_of, world_of
+from dovetail.inspect.states import State, difference, random_inputs, run_state, states_of, world_of
 from dovetail.ir.program import Program
-from dovetail.pipeline.differential import sample_inputs
 from dovetail.pipeline.dump import BACKWARD, FORWARD
 
 EQUAL, RAN, DIFFERS, FAILED, SKIPPED = "equal", "ran", "differs", "failed", "skipped"
@@ -98,7 +97,7 @@ def _replay_file(path: Path, rtol: float | None, progress: Callable[[str], None]
         return ReplayRow(path.stem, "", int(step.facts.get("nodes", 0)), "", SKIPPED, step.reason)
     given = path.with_name(f"{path.stem}.inputs.safetensors")
     results = path.with_name(f"{path.stem}.results.safetensors")
-    inputs: tuple[Any, ...] = tuple(sample_inputs(step.program, step.hints))
+    inputs: tuple[Any, ...] = tuple(random_inputs(step.program, step.hints))
     state = None
     if given.exists():
         *loaded, state = load_call(given)
@@ -114,7 +113,7 @@ def _again(
 ) -> tuple[str, str]:
     """Verdict and detail of one run."""
     try:
-        outputs = run_program(program, inputs, state=state).outputs
+        outputs = run_program(program, inputs, state=state)
     except Exception as error:  # whatever an operator raises is the finding
         return FAILED, f"{type(error).__name__}: {error}"
     if expected is None:

@@ -82,7 +82,7 @@ def world_of(compilation: Compilation, states: list[State]) -> World:
     """Inputs for the states of a compilation: of the calls that were kept, random ones for what these lack."""
     first = states[0].programs[0]
     hints = next(step.hints for step in compilation.steps if step.program is not None)
-    values = dict(zip([value.name for value in first.inputs], _sampled(first, hints), strict=True))
+    values = dict(zip([value.name for value in first.inputs], random_inputs(first, hints), strict=True))
     names = {step.part: [v.name for v in _program(step).inputs] for step in compilation.steps if step.program}
     calls: Mapping[str, Call] = compilation.calls
     for part, call in calls.items():
@@ -106,9 +106,9 @@ def run_state(state: State, world: World, *, keep: bool = False, wide: bool = Fa
             ]
             if wide:
                 program, inputs = in_float64(program), widened(inputs)
-            run = run_program(program, inputs, state=world.state, keep=keep, executors=state.executors)
-            values.update(run.values)
-            for role, result in zip(program.signature.outputs, run.outputs, strict=True):
+            kept = values if keep else None
+            outputs = run_program(program, inputs, state=world.state, keep=kept, executors=state.executors)
+            for role, result in zip(program.signature.outputs, outputs, strict=True):
                 if isinstance(role, Residual):
                     handed[role.name] = result
                 else:
@@ -131,16 +131,16 @@ def difference(expected: Outcome, actual: Outcome, rtol: float | None = None) ->
     return None
 
 
-def _program(step: DumpedStep) -> Program:
-    assert step.program is not None, "steps without one are left out"
-    return step.program
-
-
-def _sampled(program: Program, hints: Mapping[str, Any]) -> list[Any]:
-    """Random inputs; numbers that serve as an index are 0 where 1 is too much."""
+def random_inputs(program: Program, hints: Mapping[str, Any]) -> list[Any]:
+    """Random inputs of a program; numbers that serve as an index are 0 where 1 is too much."""
     inputs = sample_inputs(program, hints)
     try:
         run_program(program, inputs)
     except (IndexError, RuntimeError):
         return sample_inputs(program, hints, 0)
     return inputs
+
+
+def _program(step: DumpedStep) -> Program:
+    assert step.program is not None, "steps without one are left out"
+    return step.program

@@ -138,8 +138,8 @@ class _GraphCompiler:
         return tuple(None if slot in self._refused else arrival for slot, arrival in enumerate(full))
 
     def _lower(self, name: str, pattern: Pattern) -> Split:
-        dump = Dump(self._options.dump, name, self._hints, self._options.dump_calls)
-        self._dumps[pattern] = dump
+        first = next(iter(self._dumps.values()), None)
+        dump = self._dumps[pattern] = Dump(self._options.dump, name, self._hints, self._options.dump_calls, first)
         programs = self._recording.programs(name, pattern)
         program = programs.functional
         dump.step("recorded", programs.recorded)

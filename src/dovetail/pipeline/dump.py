@@ -11,7 +11,7 @@ import difflib
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,50 @@ from dovetail.testing.samples import run_on_samples
 '''
 
 
-class WatchedProgram:
-    """A program that writes down the arguments and results of its first call, and the generator's state before it.
+class WatchedCall:
+    """A function that writes down the arguments and results of its first call: the generator's state comes last.
 
-    What cannot be written (subclasses, say) is left out with a warning.
+    stem: files are `<stem>.inputs.safetensors` and `<stem>.results.safetensors`. What cannot be written (subclasses,
+    say) is left out with a warning.
     """
 
-    def __init__(self, code: RunnableProgram, folder: Path, part: str) -> None:
-        self._code = code
-        self._folder = folder
-        self._part = part
+    def __init__(self, function: Callable[..., Any], stem: Path) -> None:
+        self._function = function
+        self._stem = stem
         self._is_done = False
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Call the function."""
+        is_written = self.before(inputs)
+        results = self._function(*inputs)
+        if is_written:
+            self.after(results if isinstance(results, tuple | list) else [results])
+        return results
+
+    def before(self, inputs: Sequence[Any]) -> bool:
+        """Write the arguments down if this is the first call; whether they were."""
+        is_first, self._is_done = not self._is_done, True
+        return is_first and self._save("inputs", [*inputs, torch.get_rng_state()])
+
+    def after(self, results: Sequence[Any]) -> None:
+        """Write the results down."""
+        self._save("results", results)
+
+    def _save(self, what: str, items: Sequence[Any]) -> bool:
+        try:
+            save_call(self._stem.with_name(f"{self._stem.name}.{what}.safetensors"), items)
+        except NotSerializable as error:
+            logger.warning("the %s of %s are not written down: %s", what, self._stem.name, error)
+            return False
+        return True
+
+
+class WatchedProgram:
+    """A program that writes down its first call."""
+
+    def __init__(self, code: RunnableProgram, stem: Path) -> None:
+        self._code = code
+        self._watch = WatchedCall(code, stem)
 
     @property
     def program(self) -> Program:
@@ -67,33 +100,33 @@ class WatchedProgram:
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         """Run. inputs: one per program input, in order; emptied."""
-        if self._is_done:
-            return self._code(inputs)
-        self._is_done = True
-        is_written = self._save("inputs", [*inputs, torch.get_rng_state()])
+        is_written = self._watch.before(inputs)
         results = self._code(inputs)
         if is_written:
-            self._save("results", results)
+            self._watch.after(results)
         return results
-
-    def _save(self, what: str, items: Sequence[Any]) -> bool:
-        try:
-            save_call(self._folder / f"{self._part}.{what}.safetensors", items)
-        except NotSerializable as error:
-            logger.warning("the %s of the %s program are not written down: %s", what, self._part, error)
-            return False
-        return True
 
 
 class Dump:
-    """Writes steps into `folder / <serial>-<name>`; with folder None, writes nothing. calls: write calls as well."""
+    """Writes steps into `folder / <serial>-<name>`; with folder None, writes nothing.
 
-    def __init__(self, folder: str | None, name: str, hints: Mapping[str, Number], calls: bool = False) -> None:
+    calls: write calls as well. like: the dump in which calls of the forward program are, if not in this one.
+    """
+
+    def __init__(
+        self, folder: str | None, name: str, hints: Mapping[str, Number], calls: bool = False, like: Dump | None = None
+    ) -> None:
         self._calls = calls
+        self._like = like
         self._hints = hints
         self._count = 0
         self._previous = ""
         self._folder = None if folder is None else Path(folder) / f"{next(_SERIAL):03}-{name}"
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        return "" if self._folder is None else self._folder.name
 
     def step(self, name: str, program: Program, record: object = None, part: str = JOINT, **more: object) -> None:
         """Write one step.
@@ -111,6 +144,7 @@ class Dump:
             "nodes": len(program.nodes),
             "peak_bytes": peak.peak_bytes,
             "hints": dict(self._hints),
+            "forward_call_in": "" if self._like is None else self._like.name,
             **more,
             "signature": {
                 "inputs": [str(role) for role in program.signature.inputs],
@@ -130,7 +164,7 @@ class Dump:
         if self._folder is None or not self._calls:
             return program
         self._folder.mkdir(parents=True, exist_ok=True)
-        return WatchedProgram(program, self._folder, part)
+        return WatchedProgram(program, self._folder / part)
 
     def text(self, name: str, text: str) -> None:
         """Write one more file of Python source."""

@@ -140,6 +140,12 @@ def symbol_name(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str | 
     return expr.name if isinstance(expr, sympy.Symbol) else None
 
 
+def symbol_name_at_first(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str | None:
+    """The name of the symbol that the number was made as, also where it has turned out to be one number since."""
+    expr = number.node._expr
+    return expr.name if isinstance(expr, sympy.Symbol) else None
+
+
 def hint_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool | None:
     """The value that the symbolic number had when it was made, if it is backed by one."""
     return number.node.hint if number.node.has_hint() else None

@@ -39,6 +39,18 @@ def check_symbol_name() -> str | None:
     )
 
 
+def check_symbol_name_at_first() -> str | None:
+    """A symbol that turned out to be one number keeps its name at first."""
+    _, rows, columns = _symbolic_sizes()
+    name = symbols.symbol_name(rows)
+    is_settled = bool(rows == int(rows))
+    return first_difference(
+        ("whether it is settled", (is_settled, symbols.symbol_name(rows)), (True, None)),
+        ("its name at first", symbols.symbol_name_at_first(rows), name),
+        ("the name of a sum", symbols.symbol_name_at_first(columns + 1), None),
+    )
+
+
 def check_symbolic_tree() -> str | None:
     """Sums, products, quotients and remainders of sizes are read as trees."""
     _, rows, _ = _symbolic_sizes()
@@ -190,6 +202,7 @@ CHECKS = (
     check_guard_trees,
     check_new_shape_env,
     check_symbol_name,
+    check_symbol_name_at_first,
     check_symbolic_tree,
     check_expression_tree,
     check_hint_of,

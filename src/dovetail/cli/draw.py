@@ -1,0 +1,67 @@
+"""`dovetail draw`: a picture of a dumped program."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dovetail.cli.output import AsJson, Dumped, print_json
+from dovetail.errors import BadArtifact
+from dovetail.inspect.draw import draw
+from dovetail.inspect.dump_folder import DumpedStep, read_dump, read_step
+
+_To = Annotated[
+    Path | None, typer.Option("--to", help="The file to write: .svg, .dot or .txt; standard output when not given.")
+]
+_Step = Annotated[
+    str | None,
+    typer.Option("--step", help="Of a folder: the step to draw; the last of each part if not given."),
+]
+
+
+def draw_command(dump: Dumped, to: _To = None, step: _Step = None, as_json: AsJson = False) -> None:
+    """Draw a dumped program: storages as lanes, in the order of execution.
+
+    DUMP is one .json file of a dump, or a folder of one compilation in it. With several programs to draw, --to gets the
+    program's name in front of its ending.
+
+    Exit status: 0, or 2 for a file that is no dumped program.
+    """
+    place = Path(dump)
+    steps = [read_step(place)] if place.is_file() else _chosen(place, step)
+    written = []
+    for one in steps:
+        if one.program is None:
+            raise BadArtifact(path=one.path, expected="a program", reason=one.reason, hint="draw another step")
+        if to is None:
+            if not as_json:
+                sys.stdout.write(f"{one.program.name} after {one.name}\n{draw(one.program)}\n")
+            continue
+        path = to if len(steps) == 1 else to.with_name(f"{to.stem}-{one.program.name}{to.suffix}")
+        draw(one.program, to=path)
+        written.append(str(path))
+        if not as_json:
+            sys.stdout.write(f"{path}\n")
+    if as_json:
+        print_json({"written": written, "drawn": [draw(one.program) for one in steps if one.program and to is None]})
+
+
+def _chosen(folder: Path, name: str | None) -> list[DumpedStep]:
+    """The steps of that name, or the last one of each part of each compilation."""
+    found: list[DumpedStep] = []
+    known: dict[str, None] = {}
+    for compilation in read_dump(folder):
+        last: dict[str, DumpedStep] = {}
+        for step in compilation.steps:
+            known[step.name] = None
+            if name is None or step.name == name:
+                last[step.part] = step
+        parts = [part for part in last if part != "joint"] or list(last)
+        found += [last[part] for part in parts]
+    if not found:
+        hint = f"steps are {', '.join(known)}"
+        raise BadArtifact(path=folder, expected="a dump", reason=f"there is no step {name!r} in it", hint=hint)
+    return found
