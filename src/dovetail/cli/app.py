@@ -23,6 +23,7 @@ from dovetail.cli.demo import demo
 from dovetail.cli.doctor import doctor
 from dovetail.cli.draw import draw_command
 from dovetail.cli.explain import explain_command
+from dovetail.cli.minify import minify_command
 from dovetail.cli.output import installed_version
 from dovetail.cli.replay import replay_command
 from dovetail.errors import DovetailError
@@ -44,6 +45,7 @@ for name, command in (
     ("draw", draw_command),
     ("replay", replay_command),
     ("bisect", bisect_command),
+    ("minify", minify_command),
     ("bench", bench_command),
 ):
     app.command(name)(command)

@@ -20,6 +20,11 @@ from dovetail.errors.compilers import BadCompiledResult as BadCompiledResult
 from dovetail.errors.compilers import BadCompiler as BadCompiler
 from dovetail.errors.compilers import CompilerUnavailable as CompilerUnavailable
 from dovetail.errors.compilers import GraphMismatch as GraphMismatch
+from dovetail.errors.reduction import BadCheck as BadCheck
+from dovetail.errors.reduction import DoesNotFail as DoesNotFail
+from dovetail.errors.reduction import FlakyFailure as FlakyFailure
+from dovetail.errors.reduction import OtherSearch as OtherSearch
+from dovetail.errors.reduction import OutputInTheWay as OutputInTheWay
 from dovetail.errors.reports import NothingToExplain as NothingToExplain
 from dovetail.errors.reports import ReportNotWritten as ReportNotWritten
 

@@ -1,0 +1,202 @@
+"""Checks that decide how a program fails: compiling it, comparing it with itself compiled, or a function of the user's.
+
+Each is a callable `(program, inputs) -> Failure | None` that can be written down, so that another process runs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+
+from dovetail.errors import BadCheck
+from dovetail.frontends.function import compile as compile_function
+from dovetail.inspect.minify_failure import Failure, FailureKind, raised, worst
+from dovetail.inspect.minify_recording import clone_together, repeatable, size_numbers
+from dovetail.ir.fx_write import to_graph_module
+from dovetail.ir.program import Program, meta_symbols
+from dovetail.ir.text import emit, plain_call
+from dovetail.ops import prims
+
+Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+
+BUILT_IN = ("compiles", "agrees")
+
+
+def plain_function(program: Program) -> Run:
+    """The program as it is, one operator after the other, as a function that takes a list and empties it."""
+    source = emit(program, plain_call, {})
+    namespace: dict[str, Any] = {"torch": torch, "math": math, "operator": operator, "prims": prims, **source.globals}
+    exec(compile(source.text, f"<dovetail {program.name}>", "exec"), namespace)
+    run: Run = namespace["run"]
+    return run
+
+
+def has_open_sizes(program: Program) -> bool:
+    """Whether the shape of an input has a symbol."""
+    return any(True for value in program.inputs if value.is_tensor for _ in meta_symbols(value.meta))
+
+
+@dataclass(frozen=True, slots=True)
+class Compiles:
+    """Compiling and running the program raises, which running it as it is does not.
+
+    options: for `dovetail.compile`; dynamic is given for a program whose inputs have symbolic sizes.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    name: ClassVar[str] = "compiles"
+
+    def __call__(self, program: Program, inputs: list[Any]) -> Failure | None:
+        """How the program fails."""
+        return self.of_function(plain_function(program), inputs, dynamic=has_open_sizes(program))
+
+    def of_function(self, run: Run, inputs: list[Any], *, dynamic: bool = False) -> Failure | None:
+        """How a function fails that takes a list of inputs and empties it."""
+        given = clone_together(inputs)
+        try:
+            _compiled(run, dynamic, self.options)(*inputs)
+        except Exception as error:
+            return None if _raises(run, given) else raised(error)
+        return None
+
+    @property
+    def identity(self) -> str:
+        """Equal for checks that give equal verdicts."""
+        return json.dumps(self.to_json(), default=repr)
+
+    def to_json(self) -> dict[str, object]:
+        """As plain values, for `oracle_from_json`."""
+        return {"oracle": self.name, "options": dict(self.options)}
+
+
+@dataclass(frozen=True, slots=True)
+class Agrees:
+    """The compiled program raises, gives other results, or leaves other inputs behind than the program as it is.
+
+    tolerance: 0 compares every bit, signs of zeros and strides; see `minify_failure.difference`. options: as in
+    `Compiles`.
+    """
+
+    tolerance: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    name: ClassVar[str] = "agrees"
+
+    def __call__(self, program: Program, inputs: list[Any]) -> Failure | None:
+        """How the program fails."""
+        with repeatable(program):
+            return self.of_function(plain_function(program), inputs, dynamic=has_open_sizes(program))
+
+    def of_function(self, run: Run, inputs: list[Any], *, dynamic: bool = False) -> Failure | None:
+        """How a function fails that takes a list of inputs and empties it."""
+        given = clone_together(inputs)
+        state = torch.get_rng_state()
+        try:
+            expected = run(list(given))
+        except Exception:
+            return None
+        torch.set_rng_state(state)
+        try:
+            actual = _compiled(run, dynamic, self.options)(*inputs)
+        except Exception as error:
+            return raised(error)
+        if len(expected) != len(actual):
+            return Failure(FailureKind.DIFFERS, "count", f"{len(actual)} results in place of {len(expected)}")
+        pairs = [*zip(expected, actual, strict=True), *zip(given, inputs, strict=True)]
+        return worst(pairs, self.tolerance)
+
+    @property
+    def identity(self) -> str:
+        """Equal for checks that give equal verdicts."""
+        return json.dumps(self.to_json(), default=repr)
+
+    def to_json(self) -> dict[str, object]:
+        """As plain values, for `oracle_from_json`."""
+        return {"oracle": self.name, "tolerance": self.tolerance, "options": dict(self.options)}
+
+
+def _compiled(run: Run, dynamic: bool, options: Mapping[str, Any]) -> Callable[..., Any]:
+    def program(*inputs: Any) -> Sequence[Any]:
+        return run(list(inputs))
+
+    given = {"dynamic": True, **options} if dynamic else dict(options)
+    return compile_function(program, **given)
+
+
+def _raises(run: Run, inputs: list[Any]) -> bool:
+    try:
+        run(inputs)
+    except Exception:
+        return True
+    return False
+
+
+class CheckFile:
+    """A function of a file of Python, `function(gm, inputs)`, which raises where the program fails.
+
+    Raises: BadCheck when the file cannot be run, or has no such function.
+    """
+
+    def __init__(self, path: str | Path, function: str) -> None:
+        self.path = Path(path).resolve()
+        self.function = function
+        self.name = f"{self.path.name}:{function}"
+        self._check = _function_of(self.path, function, self.name)
+
+    def __call__(self, program: Program, inputs: list[Any]) -> Failure | None:
+        """How the program fails."""
+        hints = size_numbers(zip(program.inputs, inputs, strict=True))
+        try:
+            self._check(to_graph_module(program, hints), inputs)
+        except Exception as error:
+            return raised(error)
+        return None
+
+    @property
+    def identity(self) -> str:
+        """Equal for checks that give equal verdicts, as far as the file itself tells."""
+        return f"{self.name} {hashlib.sha256(self.path.read_bytes()).hexdigest()}"
+
+    def to_json(self) -> dict[str, object]:
+        """As plain values, for `oracle_from_json`."""
+        return {"oracle": "check", "path": str(self.path), "function": self.function}
+
+
+def _function_of(path: Path, function: str, name: str) -> Callable[..., object]:
+    known = " and ".join(BUILT_IN)
+    spec = importlib.util.spec_from_file_location(f"dovetail_check_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise BadCheck(check=name, reason=f"{path} is no file of Python", known=known)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BadCheck(check=name, reason=f"{type(error).__name__}: {error}", known=known) from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise BadCheck(check=name, reason=f"it has no function {function}", known=known)
+    check: Callable[..., object] = found
+    return check
+
+
+NamedOracle: TypeAlias = "Compiles | Agrees | CheckFile"
+
+
+def oracle_from_json(data: Mapping[str, Any]) -> NamedOracle:
+    """The check that `to_json` wrote. Raises: BadCheck when it cannot be used, or there is none of that name."""
+    kind = data["oracle"]
+    if kind == "check":
+        return CheckFile(data["path"], data["function"])
+    if kind == "compiles":
+        return Compiles(data["options"])
+    if kind == "agrees":
+        return Agrees(data["tolerance"], data["options"])
+    raise BadCheck(check=kind, reason="there is no such check", known=" and ".join(BUILT_IN))
