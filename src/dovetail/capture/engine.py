@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.checkpoint import CheckpointFunction
+
+from dovetail.capture.origins import OriginTracker
+from dovetail.errors import BackwardInside
+from dovetail.torch_compat.autograd import refused_backward
 
 
 def gradients_of(
@@ -28,6 +33,20 @@ def gradients_of(
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad
+
+
+@contextlib.contextmanager
+def without_backward(origins: OriginTracker) -> Iterator[None]:
+    """Refuse code that calls backward itself: leaves get their `.grad` behind the back of what is recorded.
+
+    Raises: BackwardInside.
+    """
+
+    def refuse() -> NoReturn:
+        raise BackwardInside(origin=origins.here())
+
+    with refused_backward(refuse):
+        yield
 
 
 def _has_reentrant_checkpoint(outputs: Sequence[torch.Tensor]) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from dovetail.analysis.arrangement import APART, Accesses, Arrangement
 from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
-from dovetail.capture.engine import gradients_of
+from dovetail.capture.engine import gradients_of, without_backward
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.generator import RecordedGenerator
 from dovetail.capture.infer import MetaInference
@@ -108,7 +108,7 @@ class Recording:
 
     def run_forward(self, function: Callable[..., Sequence[object]]) -> None:
         """Record `function(*inputs)`, which returns a flat sequence."""
-        with self._recording():
+        with self._recording(), without_backward(self.origins):
             results = list(function(*[stand_in.seen for stand_in in self.stand_ins[: len(self.specs)]]))
             self._note_constants(results)
             self._expect_sizes()

@@ -161,6 +161,16 @@ class PythonSideEffect(DovetailError):
     way_out = 'keep such state in a buffer that is written in place, or use torch.compile(backend="dovetail")'
 
 
+class BackwardInside(DovetailError):
+    """The program calls backward() itself, which leaves gradients in the `.grad` of leaves."""
+
+    code = "DT-CAPTURE-011"
+    summary = "the program calls backward() while it is recorded, which is not supported yet."
+    because = "gradients that it leaves in `.grad` are no results, and a compiled program would not leave them there"
+    way_out = "return the loss and call backward on it outside, or take gradients by torch.autograd.grad"
+    rows = ("origin",)
+
+
 class GeneratorMadeInside(DovetailError):
     """The program makes a random generator of its own."""
 

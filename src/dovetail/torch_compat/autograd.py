@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -95,3 +97,21 @@ def below_autograd() -> AbstractContextManager[None]:
     """While active, operators go straight to the device's kernels: autograd does not see them, whatever the mode."""
     guard: AbstractContextManager[None] = torch._C._AutoDispatchBelowAutograd()
     return guard
+
+
+@contextlib.contextmanager
+def refused_backward(refuse: Callable[[], None]) -> Iterator[None]:
+    """While active, `torch.autograd.backward` and `Tensor.backward` in this thread call `refuse`, which raises."""
+    before, thread = torch.autograd.backward, threading.get_ident()
+
+    @functools.wraps(before)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            refuse()
+        before(*args, **kwargs)
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = before

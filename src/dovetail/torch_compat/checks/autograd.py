@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -193,7 +194,30 @@ def check_below_autograd() -> str | None:
     return first_difference(("requires_grad", result.requires_grad, False), ("the grad mode", mode, True))
 
 
+def check_refused_backward() -> str | None:
+    """Both ways to call backward are refused, and nothing is afterwards."""
+    calls: list[str] = []
+
+    def refuse() -> None:
+        calls.append("refused")
+        raise KeyError
+
+    x = torch.ones(2, requires_grad=True)
+    loss = x.sum()
+    with autograd.refused_backward(refuse):
+        for way in (loss.backward, lambda: torch.autograd.backward([loss])):
+            with contextlib.suppress(KeyError):
+                way()
+    before = x.grad
+    loss.backward()
+    return first_difference(
+        ("refusals", calls, ["refused", "refused"]),
+        ("the gradient before and after", (before, x.grad is not None), (None, True)),
+    )
+
+
 CHECKS = (
+    check_refused_backward,
     check_backward_keeps_graph,
     check_drop_saved_tensors,
     check_without_saved_tensor_hooks,
