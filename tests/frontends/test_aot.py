@@ -15,6 +15,7 @@ import dovetail
 from dovetail.compat.functorch import debug_nop
 from dovetail.errors import BadCompiledResult, BadCompiler, BadOptionValue, NotYetSupported
 from dovetail.ir.graph_signature import GraphSignature
+from dovetail.partition.problem import Problem
 from dovetail.testing.agreement import check_program
 from dovetail.testing.aliasing import alias_program
 from dovetail.testing.programs import random_program
@@ -381,9 +382,36 @@ def test_code_that_hands_back_one_tensor_twice() -> None:
     assert torch.equal(second, torch.full((2,), 2.0))
 
 
+def _chain(x: Tensor) -> Tensor:
+    return x.sin().exp().tanh().cos().sum()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2, None])
+def test_a_partition_of_ones_own(kept: int | None) -> None:
+    asked: list[Problem] = []
+
+    def choose(problem: Problem) -> list[int]:
+        asked.append(problem)
+        return [n for n, size in enumerate(problem.sizes) if size is not None] if kept is None else [kept]
+
+    compiled = dovetail.aot_function(_chain, plain, partition=choose)
+    x, y = (torch.linspace(0, 1, 5, requires_grad=True) for _ in range(2))
+    compiled(x).backward()
+    _chain(y).backward()
+    assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
+    assert sorted(asked[0].wanted) == [1, 2]  # what exp and tanh give; x itself costs nothing
+    residuals = [name for name in compiled.graphs[0].residuals if not name.startswith("arg")]
+    assert len(residuals) == (2 if kept is None else 1)
+
+
+def test_wrong_partitions() -> None:
+    x = torch.ones(3, requires_grad=True)
+    for wrong in ([10_000], [-1], 3, ["a"], None):
+        with pytest.raises(BadOptionValue, match="the function returned it"):
+            dovetail.aot_function(_chain, plain, partition=lambda problem, wrong=wrong: wrong)(x)  # type: ignore[misc]
+
+
 def test_what_is_refused() -> None:
-    with pytest.raises(NotYetSupported, match="partition function"):
-        dovetail.aot_function(torch.sin, plain, partition=lambda gm, inputs: (gm, gm))
     with pytest.raises(NotYetSupported, match=r"passes\.reinplace"):
         dovetail.aot_function(torch.sin, plain, donate=["x"])
     with pytest.raises(BadOptionValue, match="fw_compiler"):

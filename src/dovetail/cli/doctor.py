@@ -22,6 +22,7 @@ from rich.text import Text
 import dovetail
 from dovetail.cli.output import AsJson, installed_version, print_json
 from dovetail.execute import executors
+from dovetail.execute.installed import brought_executors
 from dovetail.torch_compat.selfcheck import CheckResult, run_self_checks
 from dovetail.torch_compat.version import OLDEST_SUPPORTED, TESTED, installed_torch_version, release_of
 
@@ -130,6 +131,8 @@ def _executors() -> Iterable[tuple[str, str]]:
     for module in sorted(pkgutil.iter_modules(executors.__path__), key=lambda found: found.name):
         documentation = importlib.import_module(f"{executors.__name__}.{module.name}").__doc__ or ""
         yield module.name, documentation.strip().partition("\n")[0]
+    for name, entry in sorted(brought_executors().items()):
+        yield name, f"{entry.value}, brought by {entry.dist.name if entry.dist is not None else 'a package'}"
 
 
 def _problems(results: Sequence[CheckResult]) -> list[str]:

@@ -146,7 +146,14 @@ def _chosen(
             reason="compilers are given functional graphs",
             hint="leave it out; dovetail.passes.reinplace(gm) in your compiler works in place again",
         )
-    partition: Any = _PARTITIONS.get(partition_fn, partition_fn)
+    partition = _PARTITIONS.get(partition_fn)
+    if partition is None:
+        raise NotYetSupported(
+            feature="a partition function of functorch's kind",
+            reason="dovetail splits programs, not graph modules",
+            hint="pass default_partition or min_cut_rematerialization_partition, or a function of what to save as "
+            "partition= of dovetail.aot_function",
+        )
     return {
         "partition": partition,
         "decompositions": decompositions,

@@ -12,7 +12,7 @@ eager mode. See docs/backends.md.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import fx, nn
@@ -22,10 +22,11 @@ from dovetail.execute.foreign import Compiler, Compilers
 from dovetail.frontends.backend import dovetail_backend
 from dovetail.frontends.function import CompiledFunction
 from dovetail.frontends.function import compile as compile_function
+from dovetail.partition.problem import Problem
 from dovetail.torch_compat.boxed import boxed
 from dovetail.torch_compat.decompositions import by_overload
 
-Partition = str | Callable[..., Any]
+Partition = str | Callable[[Problem], Collection[int]]
 
 
 def aot_function(
@@ -48,7 +49,8 @@ def aot_function(
             one that is boxed (see `make_boxed_compiler`) takes a list, which it may empty. With a keyword-only
             parameter `signature`, it is also given the `GraphSignature` of the half.
         bw_compiler: the same for the backward half, when backward first runs; `fw_compiler` by default.
-        partition: "default" saves what backward reads; "min_cut" recomputes what is cheap.
+        partition: "default" saves what backward reads; "min_cut" recomputes what is cheap; a function is given the
+            `partition.problem.Problem` and returns the numbers of the items to save.
         decompositions: rules by which operators are taken apart, by overload or packet; results are then the rules'.
         inference_compiler: for calls without gradients; `fw_compiler` by default.
         donate: nothing yet.
@@ -164,10 +166,4 @@ def _partition(partition: Partition) -> dict[str, object]:
     """The option that names the partition, where it is not the default."""
     if partition == "default":
         return {}
-    if callable(partition):
-        raise NotYetSupported(
-            feature="a partition function of your own",
-            reason="dovetail splits programs, not graph modules",
-            hint='name a partition: partition="default" or "min_cut"',
-        )
     return {"partition": partition}

@@ -9,14 +9,16 @@ are tried until it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from dovetail.analysis.liveness import simulate_peak, storage_bytes
+from dovetail.errors import BadOptionValue
 from dovetail.ir.program import Program
 from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number
+from dovetail.partition.check_recompute import verify_recomputation
 from dovetail.partition.policy import Policy
 from dovetail.partition.problem import Posed, Problem, Solution, pose_problem
 from dovetail.partition.recompute import split_keeping
@@ -65,6 +67,26 @@ def split_by_cut(program: Program, policy: Policy, hints: Mapping[str, Number]) 
     """The split that saves the fewest bytes. hints: a number for each size symbol."""
     posed = pose_problem(program, policy, hints)
     return _carried_out(program, posed, solve_cut(posed.problem))
+
+
+def split_by(
+    choose: Callable[[Problem], Collection[int]], program: Program, policy: Policy, hints: Mapping[str, Number]
+) -> Split:
+    """The split that a function chooses: it is given the problem, and gives numbers of the items to save.
+
+    What backward needs beyond these is computed again where it can be, and saved where it cannot. The split is checked.
+    Raises: BadOptionValue for what are no numbers of items.
+    """
+    posed = pose_problem(program, policy, hints)
+    saved = choose(posed.problem)
+    items = range(len(posed.problem.sizes))
+    if not isinstance(saved, Collection) or any(item not in items for item in saved):
+        expected = f"a collection of numbers below {len(items)}"
+        raise BadOptionValue(option="partition", value=saved, reason="the function returned it", expected=expected)
+    kept = frozenset(item for item in saved if posed.problem.sizes[item] is not None)
+    split = _carried_out(program, posed, follow(posed.problem, kept))
+    verify_recomputation(program, split)
+    return split
 
 
 def choose_split(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
-from dovetail.errors import BadOptionValue, CaptureFailed, LateSizeAssumption
+from dovetail.errors import CaptureFailed, LateSizeAssumption
 from dovetail.execute.compiled import CompiledProgram
-from dovetail.execute.executors.aten import AtenExecutor
 from dovetail.execute.foreign import ForeignProgram, example_inputs_of
 from dovetail.execute.graph import CompiledGraph
-from dovetail.execute.protocol import Executor, ExecutorList, RunnableProgram
+from dovetail.execute.installed import executor_by_name
+from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.execute.training import CompiledBackward
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan, Pattern
@@ -27,7 +27,7 @@ from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.check import verify_split
 from dovetail.partition.check_recompute import verify_recomputation
-from dovetail.partition.choose import PartitionReport, choose_split, joined
+from dovetail.partition.choose import PartitionReport, choose_split, joined, split_by
 from dovetail.partition.policy import Policy
 from dovetail.partition.recompute import keeps_named, split_keeping
 from dovetail.partition.split import Split, split_by_phase
@@ -38,8 +38,6 @@ from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.options import Options
 
 logger = logging.getLogger("dovetail")
-
-_EXECUTORS: dict[str, Callable[[], Executor]] = {"aten": AtenExecutor}
 
 
 def compile_recording(recording: Recording, name: str, options: Options, hints: Mapping[str, Number]) -> CompiledGraph:
@@ -186,6 +184,10 @@ class _GraphCompiler:
         """The program in halves. What the first pattern saves holds for all: the others compute the rest again."""
         if self._kept is not None:
             return split_keeping(program, keeps_named(program, self._kept)), None
+        if callable(self._partition):
+            split = split_by(self._partition, program, Policy(recompute=self._options.recompute), self._hints)
+            self._kept = frozenset(split.residuals)
+            return split, None
         if self._partition == "default" or all(node.phase is Phase.FORWARD for node in program.nodes):
             return split_by_phase(program), None
         policy = Policy(recompute=self._options.recompute)
@@ -295,13 +297,5 @@ def make_executors(options: Options) -> ExecutorList:
 
     Raises: BadOptionValue for a name that does not exist.
     """
-    unknown = [e for e in options.executors if isinstance(e, str) and e not in _EXECUTORS]
-    if unknown:
-        raise BadOptionValue(
-            option="executors",
-            value=unknown[0],
-            reason="no such executor",
-            expected=f"names of {', '.join(_EXECUTORS)}",
-        )
     names = [*options.executors, *(() if "aten" in options.executors else ("aten",))]
-    return ExecutorList(tuple(_EXECUTORS[name]() if isinstance(name, str) else name for name in names))
+    return ExecutorList(tuple(executor_by_name(name) if isinstance(name, str) else name for name in names))

@@ -7,7 +7,7 @@
 | verify | DOVETAIL_VERIFY | 0: nothing; 1: stage rules and purity of every pass; 2: also run both sides of every pass |
 | skip | DOVETAIL_SKIP | names of passes to leave out, comma separated |
 | stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
-| partition | DOVETAIL_PARTITION | default: save all that backward reads; min_cut: the fewest bytes; auto: if worth it |
+| partition | DOVETAIL_PARTITION | default: save what backward reads; min_cut: the fewest bytes; auto: if cheap; a function |
 | recompute | DOVETAIL_RECOMPUTE | what min_cut and auto may run again: cheap (views, copies, pointwise) or all |
 | max_variants | - | how many kinds of calls one compiled function may keep, and how many programs each kind |
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
@@ -22,12 +22,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from dovetail.errors import BadOptionValue, NotYetSupported, UnknownOption
 from dovetail.execute.foreign import Compilers
 from dovetail.execute.protocol import Executor
+from dovetail.partition.problem import Problem
 from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.decompositions import Decompositions
 
@@ -52,7 +53,7 @@ class Options:
     verify: int = 0
     skip: tuple[str, ...] = ()
     stop_after: str | None = None
-    partition: str = "default"
+    partition: str | Callable[[Problem], Collection[int]] = "default"
     recompute: str = "cheap"
     max_variants: int = 8
     dynamic: bool = False
@@ -131,7 +132,8 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
     if dump is not None and not isinstance(dump, str | os.PathLike):
         refuse("dump", dump, "it is a folder", "a path")
     for option, choices in _CHOICES.items():
-        if getattr(options, option) not in choices:
+        is_function = option == "partition" and callable(options.partition)
+        if not is_function and getattr(options, option) not in choices:
             refuse(option, getattr(options, option), "it is a choice", ", ".join(choices[:-1]) + f" or {choices[-1]}")
     for switch in ("dump_calls", "dynamic", "double_backward"):
         value: object = getattr(options, switch)
