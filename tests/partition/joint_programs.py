@@ -21,6 +21,7 @@ from dovetail.ir.signature import (
     UserOutput,
     WriteKind,
 )
+from dovetail.partition.work import CPU
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -119,9 +120,9 @@ class _Facts:
 
 
 def best_by_search(program: Program, may_run: frozenset[object], price: Fraction | None = None) -> tuple[int, int]:
-    """The fewest bytes saved and, of those splits, the fewest bytes moved, by trying every choice.
+    """The fewest bytes saved and, of those splits, the least work, by trying every choice.
 
-    price: count each byte moved as so many bytes saved, instead.
+    price: count each byte of work as so many bytes saved, instead.
     """
     early = [node for node in program.nodes if node.phase is Phase.FORWARD]
     late = [node for node in program.nodes if node.phase is Phase.BACKWARD]
@@ -159,7 +160,7 @@ def best_by_search(program: Program, may_run: frozenset[object], price: Fraction
         if is_possible(at):
             more = {storage_to_get(v) for v in node.operands()} - {None}
             saved, moved = search(rest | more)
-            cost = sum(v.tensor.shape[0] for v in {*node.operands(), *node.results()})
+            cost = CPU.bytes_per_call + sum(v.tensor.shape[0] for v in {*node.operands(), *node.results()})
             found.append((saved, moved + cost))
         return min(found, key=lambda pair: pair if price is None else (pair[0] + price * pair[1], 0))
 

@@ -31,7 +31,7 @@ def _joint(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *input
 
     with monkeypatch.context() as patch:
         patch.setattr(pipeline_compile, "split_by_phase", split)
-        dovetail.compile(function, inputs, **options)
+        dovetail.compile(function, inputs, partition="default", **options)
     return seen[0]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from dovetail.ir.program import Node, TensorMeta, Value
 from dovetail.ir.sizes import Size, symbol
-from dovetail.partition.work import work_of
+from dovetail.partition.work import ACCELERATOR, CPU, work_of
 
 aten = torch.ops.aten
 
@@ -32,12 +32,13 @@ def _product(n: int, device: str) -> Node:
     ],
 )
 def test_a_product_of_matrices(n: int, device: str, work: int) -> None:
-    assert work_of(_product(n, device), {}) == work
+    call = (CPU if device == "cpu" else ACCELERATOR).bytes_per_call
+    assert work_of(_product(n, device), {}) == call + work
 
 
 def test_a_pointwise_node_reads_each_operand_once() -> None:
     x, y = _tensor(10), _tensor(10, storage=1, dtype=torch.float64)
-    assert work_of(Node(aten.mul.Tensor, (x, x), outputs=(y,)), {}) == 40 + 80
+    assert work_of(Node(aten.mul.Tensor, (x, x), outputs=(y,)), {}) == CPU.bytes_per_call + 40 + 80
 
 
 def test_a_view_costs_nothing() -> None:
@@ -61,9 +62,9 @@ _ONE_IMAGE = 2 * 60 * 6 * 6 * 40 * 3 * 3
 
 def test_symbolic_sizes() -> None:
     node = _convolution(symbol("n"), 1)
-    assert work_of(node, {"n": 100}) == 100 * _ONE_IMAGE // 10
-    assert work_of(node, {}) == _ONE_IMAGE // 10
+    assert work_of(node, {"n": 100}) == CPU.bytes_per_call + 100 * _ONE_IMAGE // 10
+    assert work_of(node, {}) == CPU.bytes_per_call + _ONE_IMAGE // 10
 
 
 def test_several_results() -> None:
-    assert work_of(_convolution(1, 2), {}) == 2 * _ONE_IMAGE // 10
+    assert work_of(_convolution(1, 2), {}) == CPU.bytes_per_call + 2 * _ONE_IMAGE // 10

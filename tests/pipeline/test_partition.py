@@ -112,7 +112,7 @@ def test_measured_memory_falls() -> None:
     assert peak(partition="min_cut") < 0.8 * peak()
 
 
-def test_the_default_saves_all() -> None:
+def test_small_networks_save_all_by_default() -> None:
     net, x = _perceptron()
     assert _saved(dovetail.compile(net, (x,))) == _saved(dovetail.compile(net, (x,), partition="default"))
 
@@ -211,3 +211,64 @@ def test_inference_is_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_compile, "choose_split", None)
     f = dovetail.compile(lambda x: x.sin(), partition="min_cut")
     assert torch.equal(f(torch.ones(2)), torch.ones(2).sin())
+
+
+# --- the default ----------------------------------------------------------------------------------------------------
+
+
+def _wide(x: Tensor, bias: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Cheap nodes beside dear products. Eager keeps neither the bias nor the first result."""
+    h = (x @ w).sin().cos().tanh()
+    y = h + bias
+    return y, ((y.sin() @ w) @ w).sum()
+
+
+def _wide_inputs() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((256, 1024), (1024,), (1024, 1024))
+    x, bias, w = (torch.randn(shape, generator=generator).div_(32).requires_grad_() for shape in shapes)
+    return x, bias, w
+
+
+def test_by_default_cheap_nodes_run_again_and_gradients_are_eagers() -> None:
+    compiled = dovetail.compile(_wide)
+    ours, eagers = _wide_inputs(), _wide_inputs()
+    compiled(*ours)[1].backward()
+    _wide(*eagers)[1].backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours, eagers, strict=True))  # type: ignore[arg-type]
+    (graph,) = compiled.graphs
+    assert graph.sources
+    everything = dovetail.compile(_wide, _wide_inputs(), partition="default").graphs[0]
+    assert len(graph.residuals) < len(everything.residuals)
+
+
+def test_what_eager_does_not_keep_may_change_before_backward() -> None:
+    """With `min_cut` it may not: backward reads it."""
+
+    def step(function: Callable[..., Any]) -> list[Tensor]:
+        x, bias, w = _wide_inputs()
+        _, loss = function(x, bias, w)
+        with torch.no_grad():
+            bias.zero_()
+        loss.backward()
+        return [x.grad, bias.grad, w.grad]  # type: ignore[list-item]
+
+    expected = step(_wide)
+    assert all(map(torch.equal, step(dovetail.compile(_wide)), expected))
+
+
+def test_what_eager_lets_go_dies_before_backward() -> None:
+    def peak(function: Callable[..., Any]) -> int:
+        _, bias, w = _wide_inputs()
+
+        def step() -> None:
+            x = torch.ones(256, 1024)  # nobody else holds it, and it needs no gradient; w's gradient reads it
+            y, loss = function(x, bias, w)
+            del x, y
+            loss.backward()
+
+        step()
+        bias.grad = w.grad = None
+        return measure_peak(step).peak_bytes
+
+    assert peak(dovetail.compile(_wide)) <= peak(_wide)

@@ -28,10 +28,15 @@ class Mark(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """recompute: "cheap" or "all". marks: for single nodes, whatever `recompute` says."""
+    """recompute: "cheap" or "all". marks: for single nodes, whatever `recompute` says.
+
+    only_what_eager_holds: compute again only from inputs and returned tensors that eager would keep for backward. The
+    caller may let others go in between, or change them, as he may in eager.
+    """
 
     recompute: str = "cheap"
     marks: Mapping[Node, Mark] = field(default_factory=dict)
+    only_what_eager_holds: bool = False
 
     def allows(self, node: Node) -> bool:
         """Whether a node that can run again may."""

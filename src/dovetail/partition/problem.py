@@ -2,7 +2,7 @@
 
 An *item* is a piece of memory that forward makes, a *job* the node that makes it. Views are in the memory of what they
 view, so they are no items: whoever holds the item has them. Nothing is asked for what backward can read anyway: inputs
-that nobody writes, and what forward returns to the user.
+that nobody writes, and what forward returns to the user; of these, if the policy says so, only what eager keeps too.
 
 An input that the program writes holds other numbers by the time backward runs: nothing is computed from it again. Its
 new contents are read only where the default split reads them, so that a later write is refused where eager refuses it.
@@ -95,8 +95,11 @@ class _Poser:
         self.contents = contents - written  # a view of the input itself changes with it
         self.returned_late = _storages([operand for role, operand in roles if not is_forward(role)])
         self.homes: dict[Value, int] = {}
+        held = {value.tensor.storage for value in self.saved_by_default if value.is_tensor}
+        self.let_go = self.returned - held if policy.only_what_eager_holds else frozenset()
         for value in program.inputs:
             is_free = value.is_tensor and value.tensor.storage not in written
+            is_free = is_free and (value.tensor.storage in held or not policy.only_what_eager_holds)
             self.homes[value] = FREE if is_free else UNAVAILABLE
         self.contents_homes: dict[int, int] = {}
         self.sizes: list[int | None] = []
@@ -132,7 +135,7 @@ class _Poser:
         storage = value.tensor.storage
         is_contents = storage in self.contents
         if storage in self.returned and not is_contents:
-            return FREE
+            return UNAVAILABLE if storage in self.let_go else FREE
         if storage not in items:
             items[storage] = UNAVAILABLE if is_contents and not again else len(self.sizes)
             if items[storage] != UNAVAILABLE:

@@ -190,8 +190,9 @@ class _GraphCompiler:
             return split, None
         if self._partition == "default" or all(node.phase is Phase.FORWARD for node in program.nodes):
             return split_by_phase(program), None
-        policy = Policy(recompute=self._options.recompute)
-        split, report = choose_split(program, policy, self._hints, only_if_worth_it=self._partition == "auto")
+        is_auto = self._partition == "auto"
+        policy = Policy(recompute=self._options.recompute, only_what_eager_holds=is_auto)
+        split, report = choose_split(program, policy, self._hints, only_if_worth_it=is_auto)
         logger.info("%s: %s", self._name, report)
         if report.reason:
             self._partition = "default"

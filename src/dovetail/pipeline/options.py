@@ -7,7 +7,7 @@
 | verify | DOVETAIL_VERIFY | 0: nothing; 1: stage rules and purity of every pass; 2: also run both sides of every pass |
 | skip | DOVETAIL_SKIP | names of passes to leave out, comma separated |
 | stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
-| partition | DOVETAIL_PARTITION | default: save what is read; min_cut: the fewest bytes; auto: if cheap; or a function |
+| partition | DOVETAIL_PARTITION | auto: recompute what is cheap; min_cut: save least; default: save all; a function |
 | recompute | DOVETAIL_RECOMPUTE | what min_cut and auto may run again: cheap (views, copies, pointwise) or all |
 | max_variants | - | how many kinds of calls one compiled function may keep, and how many programs each kind |
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
@@ -53,7 +53,7 @@ class Options:
     verify: int = 0
     skip: tuple[str, ...] = ()
     stop_after: str | None = None
-    partition: str | Callable[[Problem], Collection[int]] = "default"
+    partition: str | Callable[[Problem], Collection[int]] = "auto"
     recompute: str = "cheap"
     max_variants: int = 8
     dynamic: bool = False
