@@ -111,6 +111,14 @@ def test_demo_hands_on_its_options(configs: list[DemoConfig]) -> None:
     assert configs == [DemoConfig(steps=7, seed=3, out_dir=Path("somewhere"), extra=extra, quick=True)]
 
 
+def test_demo_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("demo", "--quick", "--steps", "2", "--out", str(tmp_path), "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [column["name"] for column in told["columns"]] == ["eager", "dovetail"]
+    assert told["is_bitwise_equal"] is True
+    assert Path(told["page"]).exists()
+
+
 @pytest.mark.parametrize("options", [("--steps", "0"), ("--steps", "many"), ("--unknown",)])
 def test_wrong_usage_ends_with_status_2(configs: list[DemoConfig], options: tuple[str, ...]) -> None:
     assert _run("demo", *options) == 2

@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from dovetail.artifact.call import load_call
 from dovetail.compat import dumper
 from dovetail.compat import functorch as compat
-from dovetail.errors import BadOptionValue, CompilerUnavailable, DovetailError, NotYetSupported, UnknownOption
+from dovetail.errors import (
+    BadOptionValue,
+    CompilerUnavailable,
+    DovetailError,
+    NotAGraphModule,
+    NotYetSupported,
+    UnknownOption,
+)
 from dovetail.inspect.replay import replay
 from dovetail.pipeline.options import Options
 
@@ -61,6 +68,12 @@ def test_compilers_that_run_the_graph(compiler: Any, capsys: pytest.CaptureFixtu
     assert_as_eager(compat.aot_function(step, compiler))
     assert_as_eager(compat.aot_function(step, compiler, compiler, decompositions=None))
     assert ("torch.ops.aten.mm" in capsys.readouterr().out) == (compiler is compat.print_compile)
+
+
+@pytest.mark.parametrize("compiler", [compat.ts_compile, compat.simple_ts_compile], ids=lambda c: c.__name__)
+def test_torchscript_takes_graphs_only(compiler: Callable[..., Any]) -> None:
+    with pytest.raises(NotAGraphModule, match="a int"):
+        compiler(3, 4)
 
 
 @pytest.mark.parametrize("compiler", [compat.ts_compile, compat.simple_ts_compile], ids=lambda c: c.__name__)

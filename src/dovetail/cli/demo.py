@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from dovetail.cli.output import AsJson, print_json
 from dovetail.demo import DemoConfig, run_demo
 
 _DEMO_DEFAULTS = DemoConfig()
@@ -24,6 +27,19 @@ def demo(
     ] = _DEMO_DEFAULTS.out_dir,
     seed: Annotated[int, typer.Option(help="Decides weights, data and dropout masks.")] = _DEMO_DEFAULTS.seed,
     quick: Annotated[bool, typer.Option("--quick", help="A tiny model and a handful of steps.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a small GPT eagerly and compiled, and compare time, memory and results."""
-    run_demo(DemoConfig(steps=steps, seed=seed, out_dir=out, extra=tuple(extra or ()), quick=quick))
+    config = DemoConfig(steps=steps, seed=seed, out_dir=out, extra=tuple(extra or ()), quick=quick)
+    if not as_json:
+        run_demo(config)
+        return
+    result = run_demo(config, Console(stderr=True))
+    print_json(
+        {
+            "columns": [asdict(column) for column in result.columns],
+            "is_bitwise_equal": result.is_bitwise_equal,
+            "picture": str(result.picture_path),
+            "page": str(result.page_path),
+        }
+    )

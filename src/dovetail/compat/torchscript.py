@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from dovetail.errors import CompilerUnavailable
+from dovetail.errors import CompilerUnavailable, NotAGraphModule
 from dovetail.frontends.aot import make_boxed_compiler
 from dovetail.ir.prim import Prim
 from dovetail.torch_compat.dispatch import Overload, schema_of
@@ -38,6 +38,8 @@ def simple_ts_compile(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[...
 
 
 def _scripted(gm: fx.GraphModule, name: str) -> Callable[..., Any]:
+    if not isinstance(gm, fx.GraphModule):
+        raise NotAGraphModule(given=f"a {type(gm).__name__}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is deprecated; whoever calls this asked for it
         script = getattr(torch.jit, "script", None)
