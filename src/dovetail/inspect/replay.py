@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.artifact.call import load_call
+from dovetail.execute.protocol import ExecutorList
 from dovetail.inspect.dump_folder import Compilation, read_dump, read_step
 from dovetail.inspect.plain_run import Difference, compare, run_program
 from dovetail.inspect.states import State, difference, random_inputs, run_state, states_of, world_of
@@ -74,16 +75,19 @@ def _replay_compilation(
         found = difference(expected, run_state(state, world), rtol)
         detail = "" if found is None else f"{found[0]} {found[1]}"
         rows.append(ReplayRow(name, state.step, state.nodes, inputs, EQUAL if found is None else DIFFERS, detail))
-    return rows + _replay_calls(compilation, states[-1], rtol)
+    return rows + replay_calls(compilation, states[-1], rtol)
 
 
-def _replay_calls(compilation: Compilation, last: State, rtol: float | None) -> list[ReplayRow]:
-    """Each half on the inputs of its call, held against what the call gave."""
+def replay_calls(compilation: Compilation, last: State, rtol: float | None) -> list[ReplayRow]:
+    """Each half of the last state on the inputs of its call, held against what the call gave.
+
+    Nothing for a compilation whose calls were not kept.
+    """
     rows = []
     for part, program in zip((FORWARD, BACKWARD), last.programs, strict=False):
         call = compilation.calls.get(part)
         if call is not None and call.results is not None:
-            verdict, detail = _again(program, call.inputs, call.state, call.results, rtol)
+            verdict, detail = _again(program, call.inputs, call.state, call.results, rtol, last.executors)
             rows.append(
                 ReplayRow(compilation.folder.name, f"{part} call", len(program.nodes), "recorded", verdict, detail)
             )
@@ -109,11 +113,16 @@ def _replay_file(path: Path, rtol: float | None, progress: Callable[[str], None]
 
 
 def _again(
-    program: Program, inputs: tuple[Any, ...], state: Any, expected: tuple[Any, ...] | None, rtol: float | None
+    program: Program,
+    inputs: tuple[Any, ...],
+    state: Any,
+    expected: tuple[Any, ...] | None,
+    rtol: float | None,
+    executors: ExecutorList | None = None,
 ) -> tuple[str, str]:
     """Verdict and detail of one run."""
     try:
-        outputs = run_program(program, inputs, state=state)
+        outputs = run_program(program, inputs, state=state, executors=executors)
     except Exception as error:  # whatever an operator raises is the finding
         return FAILED, f"{type(error).__name__}: {error}"
     if expected is None:
