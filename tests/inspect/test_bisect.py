@@ -182,7 +182,7 @@ def test_a_call_that_something_else_ran_is_said(tmp_path: Path) -> None:
     (report,) = bisect(tmp_path)
     assert report.step is None
     assert report.differs
-    assert "but the forward call: result 0 differs by up to" in str(report)
+    assert "but the forward call gave something else: result 0 differs by up to" in str(report)
     (report,) = bisect(tmp_path, executors=[_Sloppy()])
     assert report.step == "code"
     assert report.culprit is not None
@@ -197,7 +197,6 @@ class Mine:
     def call(self, names, node):
         return f"({names.text(node.args[0])} - {names.text(node.args[1])})"
 def none(): return None
-def broken(): raise OSError("no such device")
 """
 
 
@@ -210,7 +209,6 @@ def test_the_command_takes_executors(tmp_path: Path) -> None:
     assert "run by    mine: (" in told.stdout
     for text, reason in (
         (f"{file}:none", "it gives a NoneType, which is no executor"),
-        (f"{file}:broken", "calling it raised OSError: no such device"),
         (f"{file}:Other", "the file has no function 'Other'"),
     ):
         told = _command("bisect", str(folder), "--executor", text)

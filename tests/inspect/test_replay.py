@@ -133,3 +133,46 @@ def test_other_folders(tmp_path: Path, what: str) -> None:
         (folder / "000-x.json").write_text('{"program": {"format": "dovetail program", "version": 0}}')
     with pytest.raises(BadArtifact, match=r"no such folder|no programs|has no program|Expecting|version 0"):
         replay(folder)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"hints": [1]}, "its hints are no object"),
+        ({"part": "middle"}, "its part is 'middle'"),
+        ({"part": []}, "its part is"),
+    ],
+)
+def test_damaged_steps(tmp_path: Path, facts: dict[str, object], reason: str) -> None:
+    path = next(iter(_dump(tmp_path).rglob("*-forward.json")))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+    with pytest.raises(BadArtifact, match=reason):
+        replay(tmp_path)
+
+
+def test_results_in_place_of_inputs(tmp_path: Path) -> None:
+    (path,) = _dump(tmp_path, dump_calls=True).rglob("forward.inputs.safetensors")
+    save_call(path, load_call(path)[:-1])
+    with pytest.raises(BadArtifact, match="state of the random generator is not its last tensor"):
+        replay(tmp_path)
+
+
+def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
+    path = next(iter(_dump(tmp_path).rglob("*-forward.json")))
+    with pytest.raises(BadArtifact, match=f"give its folder: {path.parent}"):
+        read_dump(path)
+
+
+def test_one_step_uses_the_call_that_was_kept(tmp_path: Path) -> None:
+    folder = _dump(tmp_path, dump_calls=True)
+    (path,) = folder.rglob("*-reinplace-forward.json")
+    (row,) = replay(path)
+    assert (row.inputs, row.verdict) == ("recorded", "equal")
+
+
+def test_a_program_by_itself(tmp_path: Path) -> None:
+    path = next(iter(_dump(tmp_path / "dump").rglob("*-forward.json")))
+    alone = tmp_path / "program.json"
+    alone.write_text(json.dumps(json.loads(path.read_text())["program"]))
+    (row,) = replay(alone)
+    assert (row.program, row.inputs, row.verdict) == ("program", "random", "ran")

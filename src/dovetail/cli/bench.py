@@ -49,7 +49,7 @@ def bench_command(program: _Program, extra: _With = None, rounds: _Rounds = 20, 
 
 
 def _load(program: str) -> Make:
-    """The function that `FILE:FUNCTION` names. Raises: BadOptionValue."""
+    """The function that `FILE:FUNCTION` names. Raises: BadOptionValue; what the file raises."""
     make = load_named(program, "FILE:FUNCTION", _EXPECTED)
 
     def checked() -> object:

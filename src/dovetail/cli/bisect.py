@@ -11,7 +11,7 @@ from rich.text import Text
 from dovetail.cli.named_object import load_named
 from dovetail.cli.output import AsJson, Dumped, Tolerance, print_json
 from dovetail.cli.progress import spinner
-from dovetail.errors import BadOptionValue
+from dovetail.errors import BadArtifact, BadOptionValue
 from dovetail.execute.protocol import Executor
 from dovetail.inspect.bisect import bisect, report_to_json
 
@@ -35,13 +35,16 @@ def bisect_command(
     without arguments, that gives one.
 
     Exit status: 0 when all steps agree, 1 when a step or a recorded call differs, 2 for wrong usage and a folder that
-    holds no dump.
+    holds no dump with programs to run.
     """
     if executor and not code:
         raise typer.BadParameter("--executor is looked at in the generated code: leave out --no-code")
     executors = [_executor(text) for text in executor or ()] if code else None
     with spinner("bisect", quiet=as_json) as progress:
         reports = bisect(dump, rtol=rtol, executors=executors, progress=progress)
+    if not reports:
+        reason = "its programs could not be written down, as its .json files say under `not_serializable`"
+        raise BadArtifact(path=dump, expected="a dump", reason=reason, hint="replay names the reasons")
     if as_json:
         print_json([report_to_json(report) for report in reports])
     else:
@@ -49,20 +52,14 @@ def bisect_command(
         for report in reports:
             style = "red" if report.differs else "green"
             console.print(Text(str(report), style=style), soft_wrap=True)
-        if not reports:
-            console.print("the dump holds no program that can be run: see its .json files", highlight=False)
     raise typer.Exit(1 if any(report.differs for report in reports) else 0)
 
 
 def _executor(text: str) -> Executor:
-    """What `FILE:NAME` makes. Raises: BadOptionValue."""
+    """What `FILE:NAME` makes. Raises: BadOptionValue; what the file raises."""
     expected = "executors.py:Mine, a class with name, claim and call"
     make = load_named(text, "--executor", expected)
-    try:
-        made = make()
-    except Exception as error:
-        reason = f"calling it raised {type(error).__name__}: {error}"
-        raise BadOptionValue(option="--executor", value=text, reason=reason, expected=expected) from error
+    made = make()
     if not isinstance(made, Executor):
         reason = f"it gives a {type(made).__name__}, which is no executor"
         raise BadOptionValue(option="--executor", value=text, reason=reason, expected=expected)

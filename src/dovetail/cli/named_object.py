@@ -14,7 +14,7 @@ def load_named(text: str, option: str, expected: str) -> Callable[..., Any]:
     """The function or class that `FILE:NAME` names; the file is run for it.
 
     option: what the user gave it to; expected: an example, for errors.
-    Raises: BadOptionValue.
+    Raises: BadOptionValue; what the file raises, which keeps its traceback.
     """
 
     def bad(reason: str) -> BadOptionValue:
@@ -30,10 +30,7 @@ def load_named(text: str, option: str, expected: str) -> Callable[..., Any]:
     if spec is None or spec.loader is None:
         raise bad("the file is no Python module")
     module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise bad(f"running the file raised {type(error).__name__}: {error}") from error
+    spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not callable(found):
         raise bad(f"the file has no function {name!r}")

@@ -26,7 +26,7 @@ from dovetail.ir.text import Names, plain_call
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.options import Options
 
-_CALL_DIFFERS = "but {call}; what ran was not this: bisect again with the executors or compilers that did"
+_CALL_DIFFERS = "but the {call}. Other code ran it: give its executors to bisect, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,9 @@ def bisect_states(
 def _call_that_differs(compilation: Compilation, last: State, rtol: float | None) -> str:
     """How a recorded call gave something else than the last state; empty where none did."""
     rows = replay_calls(compilation, last, rtol)
-    return next((f"the {row.step}: {row.detail}" for row in rows if row.verdict in (DIFFERS, FAILED)), "")
+    return next(
+        (f"{row.step} gave something else: {row.detail}" for row in rows if row.verdict in (DIFFERS, FAILED)), ""
+    )
 
 
 class _Search:
