@@ -12,6 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import dovetail
+from dovetail import cli
 from dovetail.artifact.call import load_call, save_call
 from dovetail.compat import functorch
 from dovetail.errors import BadArtifact
@@ -176,3 +177,15 @@ def test_a_program_by_itself(tmp_path: Path) -> None:
     alone.write_text(json.dumps(json.loads(path.read_text())["program"]))
     (row,) = replay(alone)
     assert (row.program, row.inputs, row.verdict) == ("program", "random", "ran")
+
+
+def test_details_are_not_squeezed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = _dump(tmp_path, dump_calls=True).rglob("forward.results.safetensors")
+    first, *others = load_call(path)
+    save_call(path, [first + 1, *others])
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["replay", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert caught.value.code == 1
+    assert f"{path.parent.name} forward call: result 0 differs by up to 1" in out
+    assert "1 differs" in out

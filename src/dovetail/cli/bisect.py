@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from dovetail.cli.named_object import load_named
-from dovetail.cli.output import AsJson, Dumped, Tolerance, print_json
+from dovetail.cli.output import AsJson, DumpFolder, Tolerance, print_json
 from dovetail.cli.progress import spinner
 from dovetail.errors import BadArtifact, BadOptionValue
 from dovetail.execute.protocol import Executor
@@ -23,11 +23,11 @@ _Executors = Annotated[
 
 
 def bisect_command(
-    dump: Dumped, rtol: Tolerance = None, executor: _Executors = None, code: _Code = True, as_json: AsJson = False
+    dump: DumpFolder, rtol: Tolerance = None, executor: _Executors = None, code: _Code = True, as_json: AsJson = False
 ) -> None:
     """Find the first pass, and the first node, from which on results differ from what was recorded.
 
-    DUMP is a folder that DOVETAIL_DUMP=folder wrote. The recorded program, run operator by operator, is what eager
+    The recorded program, run operator by operator, is what eager
     does; each later step must give the same. Set DOVETAIL_DUMP_CALLS=1 as well to have the inputs of the first call in
     the dump; without, inputs are random. A node is told with the user's line, and how far its result is from float64's.
 
