@@ -189,3 +189,14 @@ def test_details_are_not_squeezed(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert caught.value.code == 1
     assert f"{path.parent.name} forward call: result 0 differs by up to 1" in out
     assert "1 differs" in out
+
+
+def test_calls_run_with_as_many_threads_as_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _dump(tmp_path, dump_calls=True)
+    for path in folder.rglob("*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "threads": 3}))
+    counts: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    replay(folder)
+    assert counts.count(3) == 2
+    assert counts[-1] == torch.get_num_threads()

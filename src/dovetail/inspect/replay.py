@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.artifact.call import load_call
 from dovetail.execute.protocol import ExecutorList
 from dovetail.inspect.dump_folder import Compilation, calls_in, read_dump, read_step
-from dovetail.inspect.plain_run import Difference, compare, run_program
+from dovetail.inspect.plain_run import Difference, compare, run_program, with_threads
 from dovetail.inspect.states import State, difference, random_inputs, run_state, states_of, world_of
 from dovetail.ir.program import Program
 from dovetail.pipeline.dump import BACKWARD, FORWARD
@@ -87,7 +87,8 @@ def replay_calls(compilation: Compilation, last: State, rtol: float | None) -> l
     for part, program in zip((FORWARD, BACKWARD), last.programs, strict=False):
         call = compilation.calls.get(part)
         if call is not None and call.results is not None:
-            verdict, detail = _again(program, call.inputs, call.state, call.results, rtol, last.executors)
+            with with_threads(compilation.steps[0].facts.get("threads")):
+                verdict, detail = _again(program, call.inputs, call.state, call.results, rtol, last.executors)
             rows.append(
                 ReplayRow(compilation.folder.name, f"{part} call", len(program.nodes), "recorded", verdict, detail)
             )
@@ -103,7 +104,8 @@ def _replay_file(path: Path, rtol: float | None, progress: Callable[[str], None]
     results = path.with_name(f"{path.stem}.results.safetensors")
     if not _is_single(path) and step.part in (calls := calls_in(path.parent)):
         call = calls[step.part]
-        verdict, detail = _again(step.program, call.inputs, call.state, call.results, rtol)
+        with with_threads(step.facts.get("threads")):
+            verdict, detail = _again(step.program, call.inputs, call.state, call.results, rtol)
         return ReplayRow(path.stem, "", len(step.program.nodes), "recorded", verdict, detail)
     inputs: tuple[Any, ...] = tuple(random_inputs(step.program, step.hints))
     state = None

@@ -156,6 +156,7 @@ class Dump:
             "stage": program.stage.value,
             "nodes": len(program.nodes),
             "peak_bytes": peak.peak_bytes,
+            "threads": torch.get_num_threads(),
             "hints": dict(self._hints),
             "forward_call_in": "" if self._like is None else self._like.name,
             **more,
