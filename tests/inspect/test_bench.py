@@ -73,7 +73,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         ("{path}:none", "no function 'none'"),
         ("{path}:wrong", "returned int"),
-        ("{path}", "no such file"),
+        ("{path}", "names no function"),
         ("{path}x:make", "no such file"),
     ],
 )

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.execute.protocol import ExecutorList
 from dovetail.inspect.bisect import bisect
 from dovetail.ir.program import Node, Program
 from dovetail.ir.text import Names, plain_call
@@ -122,7 +121,7 @@ class _Sloppy:
 
 
 def test_a_wrong_executor_is_the_last_step(tmp_path: Path) -> None:
-    (report,) = bisect(_dump(tmp_path), executors=ExecutorList((_Sloppy(),)))
+    (report,) = bisect(_dump(tmp_path), executors=[_Sloppy()])
     assert report.step == "code"
     assert report.culprit is not None
     assert report.culprit.value == "tanh"
@@ -174,3 +173,44 @@ def test_the_command_tells_and_exits_with_1(tmp_path: Path, monkeypatch: pytest.
 
 def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "dovetail", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_a_call_that_something_else_ran_is_said(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = dovetail.compile(_Net(), dump=str(tmp_path), dump_calls=True, executors=[_Sloppy()])
+    net(torch.randn(4, 8)).backward()
+    (report,) = bisect(tmp_path)
+    assert report.step is None
+    assert report.differs
+    assert "but the forward call gave something else: result 0 differs by up to" in str(report)
+    (report,) = bisect(tmp_path, executors=[_Sloppy()])
+    assert report.step == "code"
+    assert report.culprit is not None
+    assert report.culprit.executor == "sloppy: torch.ops.aten.sin_.default(addmm)"
+
+
+_EXECUTOR_FILE = """
+class Mine:
+    name = "mine"
+    def claim(self, node):
+        return node.target.__name__ == "mul.Tensor"
+    def call(self, names, node):
+        return f"({names.text(node.args[0])} - {names.text(node.args[1])})"
+def none(): return None
+"""
+
+
+def test_the_command_takes_executors(tmp_path: Path) -> None:
+    folder = _dump(tmp_path / "dump")
+    file = tmp_path / "mine.py"
+    file.write_text(_EXECUTOR_FILE)
+    told = _command("bisect", str(folder), "--executor", f"{file}:Mine")
+    assert told.returncode == 1, told.stderr
+    assert "run by    mine: (" in told.stdout
+    for text, reason in (
+        (f"{file}:none", "it gives a NoneType, which is no executor"),
+        (f"{file}:Other", "the file has no function 'Other'"),
+    ):
+        told = _command("bisect", str(folder), "--executor", text)
+        assert (told.returncode, "Traceback" in told.stderr) == (2, False)
+        assert reason in told.stderr

@@ -12,6 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import dovetail
+from dovetail import cli
 from dovetail.artifact.call import load_call, save_call
 from dovetail.compat import functorch
 from dovetail.errors import BadArtifact
@@ -133,3 +134,69 @@ def test_other_folders(tmp_path: Path, what: str) -> None:
         (folder / "000-x.json").write_text('{"program": {"format": "dovetail program", "version": 0}}')
     with pytest.raises(BadArtifact, match=r"no such folder|no programs|has no program|Expecting|version 0"):
         replay(folder)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"hints": [1]}, "its hints are no object"),
+        ({"part": "middle"}, "its part is 'middle'"),
+        ({"part": []}, "its part is"),
+    ],
+)
+def test_damaged_steps(tmp_path: Path, facts: dict[str, object], reason: str) -> None:
+    path = next(iter(_dump(tmp_path).rglob("*-forward.json")))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **facts}))
+    with pytest.raises(BadArtifact, match=reason):
+        replay(tmp_path)
+
+
+def test_results_in_place_of_inputs(tmp_path: Path) -> None:
+    (path,) = _dump(tmp_path, dump_calls=True).rglob("forward.inputs.safetensors")
+    save_call(path, load_call(path)[:-1])
+    with pytest.raises(BadArtifact, match="state of the random generator is not its last tensor"):
+        replay(tmp_path)
+
+
+def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
+    path = next(iter(_dump(tmp_path).rglob("*-forward.json")))
+    with pytest.raises(BadArtifact, match=f"give its folder: {path.parent}"):
+        read_dump(path)
+
+
+def test_one_step_uses_the_call_that_was_kept(tmp_path: Path) -> None:
+    folder = _dump(tmp_path, dump_calls=True)
+    (path,) = folder.rglob("*-reinplace-forward.json")
+    (row,) = replay(path)
+    assert (row.inputs, row.verdict) == ("recorded", "equal")
+
+
+def test_a_program_by_itself(tmp_path: Path) -> None:
+    path = next(iter(_dump(tmp_path / "dump").rglob("*-forward.json")))
+    alone = tmp_path / "program.json"
+    alone.write_text(json.dumps(json.loads(path.read_text())["program"]))
+    (row,) = replay(alone)
+    assert (row.program, row.inputs, row.verdict) == ("program", "random", "ran")
+
+
+def test_details_are_not_squeezed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = _dump(tmp_path, dump_calls=True).rglob("forward.results.safetensors")
+    first, *others = load_call(path)
+    save_call(path, [first + 1, *others])
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["replay", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert caught.value.code == 1
+    assert f"{path.parent.name} forward call: result 0 differs by up to 1" in out
+    assert "1 differs" in out
+
+
+def test_calls_run_with_as_many_threads_as_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _dump(tmp_path, dump_calls=True)
+    for path in folder.rglob("*.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "threads": 3}))
+    counts: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", counts.append)
+    replay(folder)
+    assert counts.count(3) == 2
+    assert counts[-1] == torch.get_num_threads()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dovetail.cli.named_object import load_named
 from dovetail.cli.output import AsJson, print_json
 from dovetail.cli.progress import spinner
 from dovetail.errors import BadOptionValue
@@ -26,6 +25,7 @@ _With = Annotated[
 ]
 _Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Timed calls of each.")]
 _MIB = 1 << 20
+_EXPECTED = "model.py:make, with make() -> (module, args)"
 
 
 def bench_command(program: _Program, extra: _With = None, rounds: _Rounds = 20, as_json: AsJson = False) -> None:
@@ -50,32 +50,16 @@ def bench_command(program: _Program, extra: _With = None, rounds: _Rounds = 20, 
 
 def _load(program: str) -> Make:
     """The function that `FILE:FUNCTION` names. Raises: BadOptionValue; what the file raises."""
-    place, _, name = program.rpartition(":")
-    path = Path(place)
-    if not place or not path.is_file():
-        raise _bad(program, "there is no such file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise _bad(program, "the file is no Python module")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    make = getattr(module, name, None)
-    if not callable(make):
-        raise _bad(program, f"the file has no function {name!r}")
+    make = load_named(program, "FILE:FUNCTION", _EXPECTED)
 
     def checked() -> object:
         made = make()
         if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], tuple | list)):
-            raise _bad(program, f"the function returned {type(made).__name__}, no callable and a tuple of arguments")
+            reason = f"the function returned {type(made).__name__}, no callable and a tuple of arguments"
+            raise BadOptionValue(option="FILE:FUNCTION", value=program, reason=reason, expected=_EXPECTED)
         return made
 
     return checked  # type: ignore[return-value]
-
-
-def _bad(program: str, reason: str) -> BadOptionValue:
-    return BadOptionValue(
-        option="FILE:FUNCTION", value=program, reason=reason, expected="model.py:make, with make() -> (module, args)"
-    )
 
 
 def _table(columns: list[Measured]) -> Table:

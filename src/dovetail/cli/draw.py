@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from dovetail.cli.output import AsJson, Dumped, print_json
-from dovetail.errors import BadArtifact
-from dovetail.inspect.draw import draw
+from dovetail.errors import BadArtifact, BadOptionValue
+from dovetail.inspect.draw import SUFFIXES, draw
 from dovetail.inspect.dump_folder import DumpedStep, read_dump, read_step
 
 _To = Annotated[
@@ -28,8 +28,11 @@ def draw_command(dump: Dumped, to: _To = None, step: _Step = None, as_json: AsJs
     DUMP is one .json file of a dump, or a folder of one compilation in it. With several programs to draw, --to gets the
     program's name in front of its ending.
 
-    Exit status: 0, or 2 for a file that is no dumped program.
+    Exit status: 0, or 2 for a file that is no dumped program, and one that cannot be written.
     """
+    if to is not None and to.suffix.lower() not in SUFFIXES:
+        reason = "its ending says nothing of the form"
+        raise BadOptionValue(option="--to", value=str(to), reason=reason, expected=f"a name in {', '.join(SUFFIXES)}")
     place = Path(dump)
     steps = [read_step(place)] if place.is_file() else _chosen(place, step)
     written = []

@@ -8,21 +8,19 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli.output import AsJson, Dumped
+from dovetail.cli.output import AsJson, DumpFolder
 from dovetail.errors import ReportNotWritten
 from dovetail.inspect.explain_dump import explain_dump
 from dovetail.inspect.explanation import Explanation
 
 
 def explain_command(
-    dump: Dumped,
+    dump: DumpFolder,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as a page.")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a trace for Perfetto.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what was decided: steps, predicted peak, what is saved, recomputed, in place and copied, and why.
-
-    DUMP is the folder that DOVETAIL_DUMP named, or the folder of one compilation in it.
 
     Exit status: 0, or 2 for a folder that is no dump and a file that cannot be written.
     """

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from dovetail.cli.output import AsJson, print_json
 from dovetail.cli.progress import spinner
-from dovetail.errors import BadCheck, DoesNotFail, OutputInTheWay
+from dovetail.errors import BadCheck, BadOptionValue, DoesNotFail, OutputInTheWay
 from dovetail.inspect.minify import Minified, minify
 from dovetail.inspect.minify_isolated import Isolated
 from dovetail.inspect.minify_oracles import BUILT_IN, Agrees, CheckFile, Compiles, NamedOracle
@@ -85,6 +85,11 @@ def minify_command(  # noqa: PLR0913 (each is an option of the command)
     """
     if out.exists():
         raise OutputInTheWay(path=out)
+    try:  # before the search, which takes long
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"it cannot be made: {error.strerror or error}"
+        raise BadOptionValue(option="--out", value=str(out), reason=reason, expected="a new folder") from error
     source = read_source(program, inputs)
     oracle = _oracle(kind, check, tolerance)
     asked = Isolated(oracle, time_limit) if isolate else oracle

@@ -11,11 +11,14 @@ from typing import Annotated
 import typer
 
 Dumped = Annotated[Path, typer.Argument(metavar="DUMP", help="A folder that DOVETAIL_DUMP wrote, or a file in it.")]
+DumpFolder = Annotated[
+    Path, typer.Argument(metavar="DUMP", help="A folder that DOVETAIL_DUMP wrote, or that of one compilation in it.")
+]
 Tolerance = Annotated[
     float | None,
     typer.Option("--rtol", min=0.0, help="What may differ, relative to the largest element; else not one bit."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for programs, and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs to read, and nothing else.")]
 
 
 def print_json(facts: object) -> None:

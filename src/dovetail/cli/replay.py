@@ -42,14 +42,17 @@ def _print(rows: list[ReplayRow]) -> None:
     table.add_column("program", no_wrap=True)
     table.add_column("step", no_wrap=True)
     table.add_column("nodes", justify="right")
-    table.add_column("inputs")
+    table.add_column("inputs", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    table.add_column("", overflow="fold")
     for row in rows:
         verdict = Text(row.verdict, style=_STYLES.get(row.verdict, ""))
-        table.add_row(Text(row.program), Text(row.step), str(row.nodes), row.inputs, verdict, Text(row.detail))
+        table.add_row(Text(row.program), Text(row.step), str(row.nodes), row.inputs, verdict)
     console = Console()
     console.print(table)
+    for row in rows:
+        if row.detail:
+            where = " ".join(filter(None, (row.program, row.step)))
+            console.print(Text(f"{where}: {row.detail}", style=_STYLES.get(row.verdict, "")), soft_wrap=True)
     counts = Counter(row.verdict for row in rows)
     console.print(
         ", ".join(f"{count} {verdict}" for verdict, count in counts.items()) or "no programs", highlight=False

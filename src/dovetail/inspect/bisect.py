@@ -10,18 +10,23 @@ Cost: log2(steps) + 5 runs, each with copies of its inputs; two of them keep eve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-from dovetail.execute.protocol import ExecutorList
+from dovetail.execute.protocol import Executor, ExecutorList
 from dovetail.inspect.dump_folder import Compilation, read_dump
 from dovetail.inspect.plain_run import Difference, compare, largest_error
+from dovetail.inspect.replay import DIFFERS, FAILED, replay_calls
 from dovetail.inspect.states import Outcome, State, World, difference, run_state, states_of, world_of
 from dovetail.ir.program import Node, Value, values_in
 from dovetail.ir.text import Names, plain_call
+from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.options import Options
+
+_CALL_DIFFERS = "but the {call}. Other code ran it: give its executors to bisect, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ class Culprit:
     """The node that makes the first difference.
 
     node: as text. value: name of its result. origin: the user's line. error_before, error_after: largest distance of
-    its result to that of a run in float64, before and after the step; None where that says nothing.
+    its result to that of a run in float64, before and after the step; None where that says nothing. executor: who runs
+    it and how, where the step is the generated code.
     """
 
     node: str
@@ -38,9 +44,11 @@ class Culprit:
     difference: Difference
     error_before: float | None = None
     error_after: float | None = None
+    executor: str = ""
 
     def __str__(self) -> str:
         lines = [f"node      {self.node}", f"          {self.value} {self.difference}"]
+        lines += [f"run by    {self.executor}"] if self.executor else []
         lines += [f"from      {self.origin}"] if self.origin else []
         if self.error_before is not None and self.error_after is not None:
             lines.append(
@@ -54,7 +62,8 @@ class BisectReport:
     """What was found in one compilation. step: the first one whose results differ; None when all agree.
 
     before: the step before it. result: role of the first result that differs. culprit: None where no node can be named.
-    steps, runs: how many there are, and were. is_recorded: whether inputs are those of a real call, or random.
+    call: where all steps agree, how a recorded call gave something else. steps, runs: how many there are, and were.
+    is_recorded: whether inputs are those of a real call, or random.
     """
 
     compilation: str
@@ -66,11 +75,18 @@ class BisectReport:
     result: str = ""
     difference: Difference | None = None
     culprit: Culprit | None = None
+    call: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything does."""
+        return self.step is not None or bool(self.call)
 
     def __str__(self) -> str:
         on = "the inputs of the first call" if self.is_recorded else "random inputs"
         if self.step is None:
-            return f"{self.compilation}: all {self.steps} steps agree, on {on} ({self.runs} runs)"
+            agree = f"{self.compilation}: all {self.steps} steps agree, on {on} ({self.runs} runs)"
+            return f"{agree}\n  {_CALL_DIFFERS.format(call=self.call)}" if self.call else agree
         lines = [
             f"{self.compilation}: step {self.step} differs from {self.before}, on {on} ({self.runs} runs)",
             f"result    {self.result} {self.difference}",
@@ -97,19 +113,20 @@ def bisect(
     path: str | Path,
     *,
     rtol: float | None = None,
-    executors: ExecutorList | None = None,
+    executors: Sequence[str | Executor] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[BisectReport]:
     """For each compilation in a dump, the first step and node that differs.
 
     path: a folder that DOVETAIL_DUMP wrote; with DOVETAIL_DUMP_CALLS it holds real inputs. rtol: how much may differ,
-    relative to the largest element; nothing when not given. executors: also look at the code that they make.
-    progress: told what is being run.
+    relative to the largest element; nothing when not given. executors: also look at the code that they make, as
+    `dovetail.compile` takes them; none means dovetail's own. progress: told what is being run.
     Raises: BadArtifact for another folder.
     """
     found = []
+    claiming = None if executors is None else make_executors(Options(executors=tuple(executors)))
     for compilation in read_dump(path):
-        states = states_of(compilation, executors)
+        states = states_of(compilation, claiming)
         if states:
             found.append(bisect_states(compilation, states, rtol, progress))
     return found
@@ -128,7 +145,8 @@ def bisect_states(
     good, bad = 0, len(states) - 1
     found = search.differs(expected, states[bad])
     if found is None:
-        return BisectReport(name, len(states), search.runs, search.world.is_recorded)
+        call = _call_that_differs(compilation, states[-1], rtol)
+        return BisectReport(name, len(states), search.runs, search.world.is_recorded, call=call)
     while bad - good > 1:
         middle = (good + bad) // 2
         here = search.differs(expected, states[middle])
@@ -139,6 +157,14 @@ def bisect_states(
         name, len(states), search.runs, search.world.is_recorded,
         states[bad].step, states[good].step, role, what, culprit,
     )  # fmt: skip
+
+
+def _call_that_differs(compilation: Compilation, last: State, rtol: float | None) -> str:
+    """How a recorded call gave something else than the last state; empty where none did."""
+    rows = replay_calls(compilation, last, rtol)
+    return next(
+        (f"{row.step} gave something else: {row.detail}" for row in rows if row.verdict in (DIFFERS, FAILED)), ""
+    )
 
 
 class _Search:
@@ -177,6 +203,7 @@ class _Search:
             difference=compared.get(name) or Difference(new.error),
             error_before=_error(wide, old, name),
             error_after=_error(wide, new, name),
+            executor="" if after.executors is None else _run_by(after.executors, node),
         )
 
 
@@ -212,6 +239,10 @@ def _error(wide: Outcome, run: Outcome, name: str) -> float | None:
     if not isinstance(expected, torch.Tensor) or not isinstance(actual, torch.Tensor):
         return None
     return largest_error(expected, actual) if expected.shape == actual.shape else None
+
+
+def _run_by(executors: ExecutorList, node: Node) -> str:
+    return f"{executors.owner(node).name}: {executors.call(Names(), node)}"
 
 
 def _node_text(node: Node) -> str:

@@ -24,13 +24,14 @@ from xml.sax.saxutils import escape
 from torch import fx
 
 from dovetail.inspect.lanes import Lanes, Life, Row, lay_out
+from dovetail.inspect.written_file import write_text
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Program, Value, values_in
 from dovetail.ir.text import Names, plain_call
 from dovetail.ops.facts import written_values
 
 Format = Literal["svg", "text", "dot"]
-_SUFFIXES: dict[str, Format] = {".svg": "svg", ".txt": "text", ".dot": "dot", ".gv": "dot"}
+SUFFIXES: dict[str, Format] = {".svg": "svg", ".txt": "text", ".dot": "dot", ".gv": "dot"}
 
 _ROW = 18
 _LANE = 11
@@ -51,9 +52,10 @@ def draw(
 
     sample_inputs: as for `dovetail.passes.reinplace`, where placeholders have no `meta["val"]`. to: a file to write as
     well. format: "svg", "text" or "dot"; by default what the name of the file ends in (.svg, .txt, .dot), or "text".
-    Raises: ValueError for another format; what `reinplace` raises for a graph module that cannot be read.
+    Raises: ValueError for another format; ReportNotWritten for a file that cannot be written; what `reinplace` raises
+    for a graph module that cannot be read.
     """
-    wanted = format or (_SUFFIXES.get(Path(to).suffix.lower(), "") if to is not None else "text")
+    wanted = format or (SUFFIXES.get(Path(to).suffix.lower(), "") if to is not None else "text")
     if wanted not in ("svg", "text", "dot"):
         what = f"format {format!r}" if format else f"a name that ends in {Path(to or '').suffix!r}"
         raise ValueError(f"{what} is not known: give format='svg', 'text' or 'dot', or a name in .svg, .txt or .dot")
@@ -61,7 +63,7 @@ def draw(
         program = lift(program, sample_inputs).program
     made = {"svg": to_svg, "text": to_text, "dot": to_dot}[wanted](program)
     if to is not None:
-        Path(to).write_text(made, encoding="utf-8")
+        write_text(to, made)
     return made
 
 

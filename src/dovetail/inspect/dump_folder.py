@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from dovetail.artifact.call import load_call
-from dovetail.artifact.program_json import program_from_json
+from dovetail.artifact.program_json import FORMAT, program_from_json
 from dovetail.errors import BadArtifact
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
-from dovetail.pipeline.dump import FORWARD, JOINT
+from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
 
 _HINT = "give a folder that DOVETAIL_DUMP (or dump=) wrote, one of the folders in it, or a .json file there"
 
@@ -73,7 +73,10 @@ def read_dump(path: str | Path) -> list[Compilation]:
     """
     place = Path(path)
     if not place.is_dir():
-        raise BadArtifact(path=place, expected="a dump", reason="there is no such folder", hint=_HINT)
+        is_file = place.exists()
+        reason = "it is a file, and only one step of a compilation" if is_file else "there is no such folder"
+        hint = f"give its folder: {place.parent}" if is_file else _HINT
+        raise BadArtifact(path=place, expected="a dump", reason=reason, hint=hint)
     folders = sorted(folder for folder in (place, *place.iterdir()) if folder.is_dir() and _step_files(folder))
     if not folders:
         raise BadArtifact(path=place, expected="a dump", reason="no programs are in it", hint=_HINT)
@@ -81,16 +84,29 @@ def read_dump(path: str | Path) -> list[Compilation]:
 
 
 def read_step(path: Path) -> DumpedStep:
-    """One step. Raises: BadArtifact for a file that is none."""
+    """One step, or a program by itself. Raises: BadArtifact for a file that is neither."""
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = _parsed(path)
+        if isinstance(facts, dict) and facts.get("format") == FORMAT:
+            facts = {"program": facts}
         if not isinstance(facts, dict) or not facts.keys() & {"program", "not_serializable"}:
             raise ValueError("it has no program")
+        if facts.get("part", JOINT) not in (JOINT, FORWARD, BACKWARD):
+            raise ValueError(f"its part is {facts['part']!r}")
+        if not isinstance(facts.get("hints", {}), dict):
+            raise ValueError("its hints are no object")
         held = facts.get("program")
         program = None if held is None else program_from_json(held)
         return DumpedStep(path.stem.partition("-")[2] or path.stem, facts.get("part", JOINT), program, facts, path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadArtifact(path=path, expected="a step of a compilation", reason=error, hint=_HINT) from error
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"it is no JSON ({error})") from error
 
 
 def _step_files(folder: Path) -> Sequence[Path]:
@@ -99,18 +115,22 @@ def _step_files(folder: Path) -> Sequence[Path]:
 
 def _read_folder(folder: Path) -> Compilation:
     steps = tuple(read_step(path) for path in _step_files(folder))
-    calls = _calls_in(folder)
+    calls = calls_in(folder)
     elsewhere = next((name for step in steps if (name := step.facts.get("forward_call_in"))), "")
     if FORWARD not in calls and elsewhere and (folder.parent / elsewhere).is_dir():
-        calls.update({part: call for part, call in _calls_in(folder.parent / elsewhere).items() if part == FORWARD})
+        calls.update({part: call for part, call in calls_in(folder.parent / elsewhere).items() if part == FORWARD})
     return Compilation(folder, steps, calls)
 
 
-def _calls_in(folder: Path) -> dict[str, Call]:
+def calls_in(folder: Path) -> dict[str, Call]:
+    """The calls that were kept in the folder of a compilation. Raises: BadArtifact for files that hold none."""
     calls: dict[str, Call] = {}
     for path in sorted(folder.glob("*.inputs.safetensors")):
         part = path.name.removesuffix(".inputs.safetensors")
         *inputs, state = load_call(path)
+        if not (isinstance(state, torch.Tensor) and state.dtype is torch.uint8):
+            reason = "the state of the random generator is not its last tensor"
+            raise BadArtifact(path=path, expected="the inputs of a call", reason=reason, hint="write the dump again")
         results = folder / f"{part}.results.safetensors"
         calls[part] = Call(tuple(inputs), state, tuple(load_call(results)) if results.exists() else None)
     return calls

@@ -34,7 +34,7 @@ def explain_dump(folder: str | Path) -> list[Explanation]:
 
 def _lowering(compilation: Compilation) -> Lowering:
     steps = [_step(step) for step in compilation.steps]
-    name = compilation.folder.name.partition("-")[2]
+    name = str(compilation.steps[0].facts.get("compilation") or compilation.folder.name.partition("-")[2])
     hints = compilation.steps[0].hints if compilation.steps else {}
     return Lowering(name, hints, [step for step in steps if step is not None])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import json
 import math
 import operator
@@ -183,6 +184,13 @@ def _function_of(path: Path, function: str, name: str) -> Callable[..., object]:
     found = getattr(module, function, None)
     if not callable(found):
         raise BadCheck(check=name, reason=f"it has no function {function}", known=known)
+    try:
+        inspect.signature(found).bind(None, None)
+    except TypeError as error:
+        reason = f"{function} cannot be called with a graph module and a list of inputs: {error}"
+        raise BadCheck(check=name, reason=reason, known=known) from error
+    except ValueError:  # a builtin that does not say
+        pass
     check: Callable[..., object] = found
     return check
 

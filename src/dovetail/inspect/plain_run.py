@@ -76,6 +76,21 @@ def run_program(
 
 
 @contextmanager
+def with_threads(count: object) -> Iterator[None]:
+    """Let operators use as many threads as a dump says: sums are in another order with another number of them.
+
+    count: what was written down; nothing changes where it is no number.
+    """
+    before = torch.get_num_threads()
+    if isinstance(count, int) and count > 0:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def _memory_filled() -> Iterator[None]:
     """Let memory that nobody has written hold NaN, so that two runs are alike in it."""
     was_on = torch.are_deterministic_algorithms_enabled()

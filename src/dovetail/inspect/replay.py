@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.artifact.call import load_call
-from dovetail.inspect.dump_folder import Compilation, read_dump, read_step
-from dovetail.inspect.plain_run import Difference, compare, run_program
+from dovetail.execute.protocol import ExecutorList
+from dovetail.inspect.dump_folder import Compilation, calls_in, read_dump, read_step
+from dovetail.inspect.plain_run import Difference, compare, run_program, with_threads
 from dovetail.inspect.states import State, difference, random_inputs, run_state, states_of, world_of
 from dovetail.ir.program import Program
 from dovetail.pipeline.dump import BACKWARD, FORWARD
@@ -74,16 +75,20 @@ def _replay_compilation(
         found = difference(expected, run_state(state, world), rtol)
         detail = "" if found is None else f"{found[0]} {found[1]}"
         rows.append(ReplayRow(name, state.step, state.nodes, inputs, EQUAL if found is None else DIFFERS, detail))
-    return rows + _replay_calls(compilation, states[-1], rtol)
+    return rows + replay_calls(compilation, states[-1], rtol)
 
 
-def _replay_calls(compilation: Compilation, last: State, rtol: float | None) -> list[ReplayRow]:
-    """Each half on the inputs of its call, held against what the call gave."""
+def replay_calls(compilation: Compilation, last: State, rtol: float | None) -> list[ReplayRow]:
+    """Each half of the last state on the inputs of its call, held against what the call gave.
+
+    Nothing for a compilation whose calls were not kept.
+    """
     rows = []
     for part, program in zip((FORWARD, BACKWARD), last.programs, strict=False):
         call = compilation.calls.get(part)
         if call is not None and call.results is not None:
-            verdict, detail = _again(program, call.inputs, call.state, call.results, rtol)
+            with with_threads(compilation.steps[0].facts.get("threads")):
+                verdict, detail = _again(program, call.inputs, call.state, call.results, rtol, last.executors)
             rows.append(
                 ReplayRow(compilation.folder.name, f"{part} call", len(program.nodes), "recorded", verdict, detail)
             )
@@ -97,6 +102,11 @@ def _replay_file(path: Path, rtol: float | None, progress: Callable[[str], None]
         return ReplayRow(path.stem, "", int(step.facts.get("nodes", 0)), "", SKIPPED, step.reason)
     given = path.with_name(f"{path.stem}.inputs.safetensors")
     results = path.with_name(f"{path.stem}.results.safetensors")
+    if not _is_single(path) and step.part in (calls := calls_in(path.parent)):
+        call = calls[step.part]
+        with with_threads(step.facts.get("threads")):
+            verdict, detail = _again(step.program, call.inputs, call.state, call.results, rtol)
+        return ReplayRow(path.stem, "", len(step.program.nodes), "recorded", verdict, detail)
     inputs: tuple[Any, ...] = tuple(random_inputs(step.program, step.hints))
     state = None
     if given.exists():
@@ -109,11 +119,16 @@ def _replay_file(path: Path, rtol: float | None, progress: Callable[[str], None]
 
 
 def _again(
-    program: Program, inputs: tuple[Any, ...], state: Any, expected: tuple[Any, ...] | None, rtol: float | None
+    program: Program,
+    inputs: tuple[Any, ...],
+    state: Any,
+    expected: tuple[Any, ...] | None,
+    rtol: float | None,
+    executors: ExecutorList | None = None,
 ) -> tuple[str, str]:
     """Verdict and detail of one run."""
     try:
-        outputs = run_program(program, inputs, state=state)
+        outputs = run_program(program, inputs, state=state, executors=executors)
     except Exception as error:  # whatever an operator raises is the finding
         return FAILED, f"{type(error).__name__}: {error}"
     if expected is None:

@@ -129,6 +129,7 @@ class Dump:
         self._hints = hints
         self._lowering = None if trail is None else trail.begin(name, hints)
         self._count = 0
+        self._name = name
         self._previous = ""
         self._folder = None if folder is None else Path(folder) / f"{next(_SERIAL):03}-{name}"
 
@@ -150,10 +151,12 @@ class Dump:
         peak = simulate_peak(program, self._hints)
         facts: dict[str, object] = {
             "name": program.name,
+            "compilation": self._name,
             "part": part,
             "stage": program.stage.value,
             "nodes": len(program.nodes),
             "peak_bytes": peak.peak_bytes,
+            "threads": torch.get_num_threads(),
             "hints": dict(self._hints),
             "forward_call_in": "" if self._like is None else self._like.name,
             **more,
