@@ -17,16 +17,18 @@ from dovetail.errors import DoesNotFail, FlakyFailure
 from dovetail.frontends.function import compile as compile_function
 from dovetail.inspect.minify import Minified, minify, minify_module
 from dovetail.inspect.minify_failure import Failure, FailureKind, SameFailure
-from dovetail.inspect.minify_oracles import Agrees, Compiles, plain_function
-from dovetail.inspect.minify_recording import Recording, clone_together, size_numbers
+from dovetail.inspect.minify_oracles import Agrees, Compiles
+from dovetail.inspect.minify_recording import Recording, size_numbers
 from dovetail.inspect.minify_search import Step, shortened
 from dovetail.inspect.minify_source import read_source
+from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Node, Program, ScalarMeta, Stage, meta_symbols
 from dovetail.ir.signature import Constant, SizeInput
 from dovetail.ir.stages import verify_program
 from dovetail.ir.text import Names, plain_call
 from dovetail.ops.facts import writes_of
+from dovetail.pipeline.differential import plain_function
 from dovetail.testing.functional_programs import functional_program
 from dovetail.testing.programs import random_program
 from dovetail.torch_compat.dispatch import storage_key

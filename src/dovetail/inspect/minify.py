@@ -22,9 +22,10 @@ from torch import fx
 from dovetail.errors import DoesNotFail, FlakyFailure
 from dovetail.inspect.minify_candidate import Builder, Built, Candidate
 from dovetail.inspect.minify_failure import Failure, SameFailure, raised
-from dovetail.inspect.minify_recording import Recording, clone_together, repeatable
+from dovetail.inspect.minify_recording import Recording, repeatable
 from dovetail.inspect.minify_search import LimitReached, Search, Step
 from dovetail.inspect.minify_verdicts import Verdicts, program_digest
+from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.fx_attributes import attribute_of
 from dovetail.ir.fx_lift import Lifted, lift
 from dovetail.ir.fx_lower import lower_part

@@ -9,8 +9,6 @@ import hashlib
 import importlib.util
 import inspect
 import json
-import math
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,24 +19,15 @@ import torch
 from dovetail.errors import BadCheck
 from dovetail.frontends.function import compile as compile_function
 from dovetail.inspect.minify_failure import Failure, FailureKind, raised, worst
-from dovetail.inspect.minify_recording import clone_together, repeatable, size_numbers
+from dovetail.inspect.minify_recording import repeatable, size_numbers
+from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.fx_write import to_graph_module
 from dovetail.ir.program import Program, meta_symbols
-from dovetail.ir.text import emit, plain_call
-from dovetail.ops import prims
+from dovetail.pipeline.differential import plain_function
 
 Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 BUILT_IN = ("compiles", "agrees")
-
-
-def plain_function(program: Program) -> Run:
-    """The program as it is, one operator after the other, as a function that takes a list and empties it."""
-    source = emit(program, plain_call, {})
-    namespace: dict[str, Any] = {"torch": torch, "math": math, "operator": operator, "prims": prims, **source.globals}
-    exec(compile(source.text, f"<dovetail {program.name}>", "exec"), namespace)
-    run: Run = namespace["run"]
-    return run
 
 
 def has_open_sizes(program: Program) -> bool:

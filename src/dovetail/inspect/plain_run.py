@@ -7,22 +7,20 @@ copied when they are made, as later nodes may write over them.
 from __future__ import annotations
 
 import math
-import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from dovetail.analysis.liveness import last_uses
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.protocol import ExecutorList
+from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.program import Node, Operand, Program, map_leaves
-from dovetail.ir.text import Call, Names, emit, plain_call
-from dovetail.ops import prims
-from dovetail.pipeline.differential import same_bits
+from dovetail.ir.text import Call, Names, plain_call
+from dovetail.pipeline.differential import plain_function, same_bits
 
 _SEED = 20241122
 _WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
@@ -56,7 +54,7 @@ def run_program(
     executors: call operators as these do; else each by its full name.
     Raises: what an operator raises. The random generator is as it was afterwards.
     """
-    given = copied(inputs)
+    given = clone_together(inputs)
     before = torch.get_rng_state()
     if state is None:
         torch.manual_seed(_SEED)
@@ -129,24 +127,6 @@ def widened(items: Sequence[Any]) -> list[Any]:
     return [x.to(_WIDER[x.dtype]) if isinstance(x, torch.Tensor) and x.dtype in _WIDER else x for x in items]
 
 
-def copied(items: Sequence[Any]) -> list[Any]:
-    """Copies of the tensors among the items; those on one storage are on one storage again."""
-    storages: dict[int, torch.UntypedStorage] = {}
-    made: list[Any] = []
-    for item in items:
-        if not isinstance(item, torch.Tensor):
-            made.append(item)
-            continue
-        old = item.detach().untyped_storage()
-        key = old.data_ptr() if old.nbytes() else -1 - len(made)
-        if key not in storages:
-            storages[key] = old.clone()
-        empty = torch.empty(0, dtype=item.dtype, device=item.device)
-        copy = empty.set_(cast(Any, storages[key]), item.storage_offset(), item.shape, item.stride())
-        made.append(copy.conj() if item.is_conj() else copy)
-    return made
-
-
 def compare(expected: object, actual: object, rtol: float | None = None) -> Difference | None:
     """How two results differ: in any bit, or in more than a relative error of `rtol` (of the largest element).
 
@@ -195,7 +175,4 @@ def _function(program: Program, call: Call, keep: dict[str, Any] | None) -> Call
         text = call(names, node)
         return f"{_NOTE}({numbers[node]}, {text})" if node.results() else text
 
-    source = emit(program, call if keep is None else noted, last_uses(program), comments=False)
-    namespace = {"torch": torch, "math": math, "operator": operator, "prims": prims, _NOTE: note, **source.globals}
-    exec(compile(source.text, f"<dovetail plain run of {program.name}>", "exec"), namespace)
-    return cast(Callable[[list[Any]], Any], namespace["run"])
+    return plain_function(program, call if keep is None else noted, **{_NOTE: note})

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from dovetail.analysis.liveness import last_uses
 from dovetail.errors import PassChangedMeaning
 from dovetail.ir.program import Program, ScalarMeta, TensorMeta, meta_symbols
 from dovetail.ir.sizes import Number, evaluate
-from dovetail.ir.text import emit, plain_call
+from dovetail.ir.text import Call, emit, plain_call
 from dovetail.ops import prims
 
 _SEED = 20240229
@@ -93,15 +94,26 @@ class _Defaults(dict[str, Number]):
         return 2
 
 
+def plain_function(program: Program, call: Call = plain_call, **more: object) -> Callable[[list[Any]], Any]:
+    """The program as it is, one operator after the other, as a function that takes a list and empties it.
+
+    call: how operators are called; by their full names if not given. more: names that those calls use.
+    """
+    source = emit(program, call, last_uses(program), comments=False)
+    known = {"torch": torch, "math": math, "operator": operator, "prims": prims}
+    namespace: dict[str, Any] = {**known, **more, **source.globals}
+    exec(compile(source.text, f"<dovetail plain run of {program.name}>", "exec"), namespace)
+    run: Callable[[list[Any]], Any] = namespace["run"]
+    return run
+
+
 def _run(program: Program, inputs: list[Any]) -> tuple[tuple[Any, ...], torch.Tensor]:
-    source = emit(program, plain_call, {})
-    namespace: dict[str, Any] = {"torch": torch, "math": math, "operator": operator, "prims": prims, **source.globals}
-    exec(compile(source.text, f"<dovetail check of {program.name}>", "exec"), namespace)
+    run = plain_function(program)
     before = torch.get_rng_state()
     torch.manual_seed(_SEED)
     try:
         with torch.no_grad():
-            outputs = namespace["run"](inputs)
+            outputs = run(inputs)
         return outputs, torch.get_rng_state()
     finally:
         torch.set_rng_state(before)
