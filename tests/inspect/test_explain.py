@@ -205,13 +205,6 @@ def test_differences_lead_from_program_to_program() -> None:
     assert [row.diff for row in found.steps if row.name == "dead_code"] == [""]
 
 
-def test_text_of_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(_ROOT)
-    for make in _EXPLAINED:
-        expected = (_GOLDEN / f"{make.__name__}.txt").read_text()
-        assert make().text(times=False) + "\n" == expected, f"python -m tests.inspect.write_golden, then look at {make}"
-
-
 def test_text_has_times_where_they_are_wanted() -> None:
     found = explained.explained_write()
     assert " ms " in str(found)
