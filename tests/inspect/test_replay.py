@@ -104,6 +104,8 @@ def test_what_cannot_be_written_is_left_out_and_said(tmp_path: Path) -> None:
     rows = replay(tmp_path)
     assert rows
     assert {row.verdict for row in rows} == {"skipped"}
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["replay", str(tmp_path)])
     assert all("calls sub-programs" in row.detail for row in rows)
 
 

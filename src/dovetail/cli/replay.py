@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dovetail.cli.output import AsJson, Dumped, Tolerance, print_json
 from dovetail.cli.progress import spinner
-from dovetail.inspect.replay import DIFFERS, FAILED, ReplayRow, replay
+from dovetail.inspect.replay import DIFFERS, FAILED, SKIPPED, ReplayRow, replay
 
 _STYLES = {DIFFERS: "bold red", FAILED: "bold red", "equal": "green"}
 
@@ -25,7 +25,8 @@ def replay_command(dump: Dumped, rtol: Tolerance = None, as_json: AsJson = False
     compilation must give what the first one gives; each recorded call, what it gave then. Inputs are those of the first
     call where DOVETAIL_DUMP_CALLS=1 was set (or dump_example_input=True), else random ones of the same shapes.
 
-    Exit status: 0 when everything agrees, 1 when something differs or fails, 2 for a folder that holds no dump.
+    Exit status: 0 when everything agrees, 1 when something differs or fails, 2 for a folder that holds no
+    dump, or no program that can be run.
     """
     with spinner("replay", quiet=as_json) as progress:
         rows = replay(dump, rtol=rtol, progress=progress)
@@ -34,7 +35,8 @@ def replay_command(dump: Dumped, rtol: Tolerance = None, as_json: AsJson = False
         print_json([asdict(row) for row in rows])
     else:
         _print(rows)
-    raise typer.Exit(1 if is_wrong else 0)
+    nothing_ran = all(row.verdict == SKIPPED for row in rows)
+    raise typer.Exit(1 if is_wrong else 2 if nothing_ran else 0)
 
 
 def _print(rows: list[ReplayRow]) -> None:
