@@ -404,6 +404,20 @@ def test_a_partition_of_ones_own(kept: int | None) -> None:
     assert len(residuals) == (2 if kept is None else 1)
 
 
+def test_all_is_saved_unless_told_otherwise() -> None:
+    def layers(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x.sin().cos().tanh() @ w
+        return x.sum()
+
+    def residuals(**options: Any) -> int:
+        compiled = dovetail.aot_function(layers, plain, **options)
+        compiled(torch.ones(256, 1024, requires_grad=True), torch.ones(1024, 1024, requires_grad=True))
+        return len(compiled.graphs[0].residuals)
+
+    assert residuals() == residuals(partition="default") > residuals(partition="auto")
+
+
 def test_wrong_partitions() -> None:
     x = torch.ones(3, requires_grad=True)
     for wrong in ([10_000], [-1], 3, ["a"], None):

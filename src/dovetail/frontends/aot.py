@@ -49,7 +49,8 @@ def aot_function(
             one that is boxed (see `make_boxed_compiler`) takes a list, which it may empty. With a keyword-only
             parameter `signature`, it is also given the `GraphSignature` of the half.
         bw_compiler: the same for the backward half, when backward first runs; `fw_compiler` by default.
-        partition: "default" saves what backward reads; "min_cut" recomputes what is cheap; a function is given the
+        partition: "default" saves what backward reads; "min_cut" recomputes what is cheap, "auto" what is cheap beside
+            the step; a function is given the
             `partition.problem.Problem` and returns the numbers of the items to save.
         decompositions: rules by which operators are taken apart, by overload or packet; results are then the rules'.
         inference_compiler: for calls without gradients; `fw_compiler` by default.
@@ -159,11 +160,4 @@ def _options(
         joint=joint,
         decompositions=by_overload(decompositions) if decompositions else None,
     )
-    return {"compilers": compilers, **_partition(partition)}
-
-
-def _partition(partition: Partition) -> dict[str, object]:
-    """The option that names the partition, where it is not the default."""
-    if partition == "default":
-        return {}
-    return {"partition": partition}
+    return {"compilers": compilers, "partition": partition}
