@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from dovetail.analysis.arrangement import APART, Accesses, Arrangement
+from dovetail.analysis.infer import MetaInference
 from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.engine import gradients_of, without_backward
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.generator import RecordedGenerator
-from dovetail.capture.infer import MetaInference
 from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.outputs import OutputAnalysis, analyse_outputs

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from fractions import Fraction
 
-from dovetail.partition.max_flow import Network, push_flow, sink_side
+from dovetail.analysis.max_flow import Network, push_flow, sink_side
 from dovetail.partition.problem import Problem, Solution
 
 _SOURCE, _SINK = 0, 1

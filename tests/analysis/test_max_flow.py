@@ -8,7 +8,7 @@ import random
 import networkx
 import pytest
 
-from dovetail.partition.max_flow import Network, push_flow, sink_side
+from dovetail.analysis.max_flow import Network, push_flow, sink_side
 
 Edges = list[tuple[int, int, int]]
 
