@@ -25,9 +25,14 @@ class MetaInference:
     """
 
     def __init__(self, mode: FakeMode, symbols: Mapping[str, Any]) -> None:
-        self._mode = mode
+        self.mode = mode
         self._symbols = symbols
         self._known: dict[object, list[Meta | None]] = {}
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether there are sizes that are symbols."""
+        return bool(self._symbols)
 
     def __call__(
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
@@ -42,7 +47,7 @@ class MetaInference:
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
     ) -> list[Meta | None]:
         kernels = kernels_for_symbolic_sizes() if self._symbols else nullcontext()
-        with self._mode, torch.no_grad(), kernels:
+        with self.mode, torch.no_grad(), kernels:
             result = target(*self.materialize(args), **{name: self.materialize(o) for name, o in kwargs})
         items = list(result) if isinstance(result, tuple | list) else [result]
         return [self._describe(item, place) for place, item in enumerate(items)]
@@ -68,7 +73,7 @@ class MetaInference:
         """A fake tensor of this description, on a storage of its own."""
         shape = tuple(self.materialize(size) for size in meta.shape)
         stride = tuple(self.materialize(size) for size in meta.stride)
-        with self._mode:
+        with self.mode:
             return torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
 
 

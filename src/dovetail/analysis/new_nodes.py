@@ -1,0 +1,125 @@
+"""New nodes for a program: their results described, in storages and under names that the program does not have yet.
+
+A description comes from running the operator once on fake tensors that lie as its operands do. A result that lies in
+an operand's storage is a view of it, and is described as one.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from dovetail.analysis.infer import MetaInference
+from dovetail.ir.convert import describe, scalar_of
+from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Program, ScalarMeta, Target, Value, map_operands
+from dovetail.ir.sizes import Size, difference, product, shifted
+from dovetail.torch_compat.dispatch import storage_key
+from dovetail.torch_compat.fakes import kernels_for_symbolic_sizes
+
+_NOWHERE = Origin()
+
+
+class NodeMaker:
+    """Makes nodes for one program; everything it makes has a name and storages of its own."""
+
+    def __init__(self, program: Program, infer: MetaInference) -> None:
+        """infer: makes fakes of the program's descriptions, of symbolic sizes as well."""
+        values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
+        self._names = {value.name for value in values}
+        self._next_storage = 1 + max((value.tensor.storage for value in values if value.is_tensor), default=-1)
+        self._infer = infer
+
+    def call(
+        self,
+        target: Target,
+        args: tuple[Operand, ...],
+        kwargs: tuple[tuple[str, Operand], ...] = (),
+        *,
+        name: str,
+        origin: Origin = _NOWHERE,
+        phase: Phase = Phase.FORWARD,
+    ) -> Node:
+        """The application of an operator. name: of its first result, if it is still free.
+
+        Raises: what the operator raises for operands like these.
+        """
+        metas, unpack = self._describe(target, args, kwargs)
+        outputs = tuple(None if meta is None else Value(self.name(name), meta) for meta in metas)
+        return Node(target, args, kwargs, outputs, unpack, phase, origin)
+
+    def again(self, node: Node) -> Node:
+        """The node with its results described anew, because its operands are not what they were."""
+        metas, unpack = self._describe(node.target, node.args, node.kwargs)
+        pairs = zip(node.outputs, metas, strict=True)
+        outputs = tuple(None if o is None or m is None else Value(self.name(o.name), m) for o, m in pairs)
+        return Node(
+            node.target, node.args, node.kwargs, outputs, unpack, node.phase, node.origin, recomputed=node.recomputed
+        )
+
+    def input(self, wish: str, meta: Meta) -> Value:
+        """A new input of the program; a tensor gets a storage of its own."""
+        if not isinstance(meta, ScalarMeta):
+            meta = describe(self._infer.fake(meta), self.storage())
+        return Value(self.name(wish), meta)
+
+    def name(self, wish: str) -> str:
+        """A name that nothing in the program has."""
+        name, count = wish, 1
+        while name in self._names:
+            name, count = f"{wish}_{count}", count + 1
+        self._names.add(name)
+        return name
+
+    def storage(self) -> int:
+        """The number of a storage that the program does not have."""
+        self._next_storage += 1
+        return self._next_storage - 1
+
+    def _describe(
+        self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
+    ) -> tuple[list[Meta | None], bool]:
+        fakes: dict[Value, Any] = {}
+        numbers: dict[int, int] = {}
+        kernels = kernels_for_symbolic_sizes() if self._infer.is_symbolic else nullcontext()
+
+        def fake(value: Value) -> Operand:
+            if not value.is_tensor:
+                return value
+            if value not in fakes:
+                fakes[value] = self._placed(value)
+                numbers[storage_key(fakes[value])] = value.tensor.storage
+            return fakes[value]
+
+        def live(operand: Operand) -> Any:
+            return self._infer.materialize(map_operands(operand, fake))
+
+        with self._infer.mode, torch.no_grad(), kernels:
+            result: Any = target(*map(live, args), **{name: live(operand) for name, operand in kwargs})
+        unpack = isinstance(result, tuple | list)
+        return [self._described(item, numbers) for item in (result if unpack else [result])], unpack
+
+    def _described(self, item: object, numbers: dict[int, int]) -> Meta | None:
+        if item is None:
+            return None
+        if not isinstance(item, torch.Tensor):
+            return ScalarMeta(scalar_of(item))
+        key = storage_key(item)
+        if key not in numbers:
+            numbers[key] = self.storage()
+        return describe(item, numbers[key])
+
+    def _placed(self, value: Value) -> torch.Tensor:
+        """A fake that lies in its storage where the value does."""
+        meta = value.tensor
+        reach: Size = shifted(meta.offset, 1)
+        for size, stride in zip(meta.shape, meta.stride, strict=True):
+            reach = shifted(reach, product((difference(size, 1), stride)))
+        sizes = [self._infer.materialize(list(part)) for part in (meta.shape, meta.stride)]
+        with self._infer.mode:
+            length = self._infer.materialize(reach)
+            length = max(length, 0) if isinstance(length, int) else length
+            flat: torch.Tensor = torch.empty(length, dtype=meta.dtype, device=meta.device)
+            placed: torch.Tensor = flat.as_strided(*sizes, self._infer.materialize(meta.offset))
+            return placed

@@ -1,0 +1,55 @@
+"""New nodes: what their results look like, where they lie, what they are called."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.analysis.infer import MetaInference
+from dovetail.analysis.new_nodes import NodeMaker
+from dovetail.ir.program import Program, Stage, TensorMeta, Value
+from dovetail.torch_compat.fakes import new_fake_mode
+
+aten = torch.ops.aten
+
+
+def _maker(*inputs: Value) -> NodeMaker:
+    return NodeMaker(Program("p", Stage.FUNCTIONAL, inputs, (), ()), MetaInference(new_fake_mode(), {}))
+
+
+def _value(name: str, *shape: int, offset: int = 0, storage: int = 0) -> Value:
+    stride = torch.empty(shape).stride()
+    return Value(name, TensorMeta(shape, stride, offset, torch.float32, torch.device("cpu"), storage))
+
+
+def test_fresh_results_get_storages_and_names_of_their_own() -> None:
+    x = _value("x", 2, 3, storage=4)
+    maker = _maker(x)
+    node = maker.call(aten.add.Tensor, (x, 1.0), name="x")
+    (result,) = node.results()
+    assert (result.name, result.tensor.shape, result.tensor.storage) == ("x_1", (2, 3), 5)
+    (other,) = maker.call(aten.to.dtype, (x, torch.float64), name="x").results()
+    assert (other.name, other.tensor.storage, other.tensor.dtype) == ("x_2", 6, torch.float64)
+
+
+def test_views_lie_in_their_operand() -> None:
+    x = _value("x", 4, 3, offset=7, storage=2)
+    (row,) = _maker(x).call(aten.select.int, (x, 0, 2), name="row").results()
+    assert row.tensor == TensorMeta((3,), (1,), 13, torch.float32, torch.device("cpu"), 2)
+
+
+def test_several_results() -> None:
+    x = _value("x", 4, 3)
+    node = _maker(x).call(aten.split.Tensor, (x, 2), name="part")
+    assert node.unpack
+    assert [(v.name, v.tensor.offset, v.tensor.storage) for v in node.results()] == [("part", 0, 0), ("part_1", 6, 0)]
+    assert not _maker(x).call(aten.cat.default, ([x, x],), name="both").unpack
+
+
+def test_a_node_again_after_its_operand_has_changed() -> None:
+    x = _value("x", 4, 3)
+    maker = _maker(x)
+    node = maker.call(aten.relu.default, (x,), name="y")
+    wide = maker.input("wide", TensorMeta((4, 3), (1, 4), 0, torch.float32, torch.device("cpu"), 0))
+    (y,) = maker.again(node.with_operands(lambda _: wide)).results()
+    assert (y.tensor.stride, wide.tensor.storage != x.tensor.storage) == ((1, 4), True)
+    assert y.name == "y_1"
