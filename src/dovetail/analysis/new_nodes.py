@@ -114,12 +114,12 @@ class NodeMaker:
         """A fake that lies in its storage where the value does."""
         meta = value.tensor
         reach: Size = shifted(meta.offset, 1)
-        for size, stride in zip(meta.shape, meta.stride, strict=True):
-            reach = shifted(reach, product((difference(size, 1), stride)))
-        sizes = [self._infer.materialize(list(part)) for part in (meta.shape, meta.stride)]
+        for size, step in zip(meta.shape, meta.stride, strict=True):
+            reach = shifted(reach, product((difference(size, 1), step)))
+        shape, stride = (self._infer.materialize(part) for part in (meta.shape, meta.stride))
         with self._infer.mode:
             length = self._infer.materialize(reach)
             length = max(length, 0) if isinstance(length, int) else length
             flat: torch.Tensor = torch.empty(length, dtype=meta.dtype, device=meta.device)
-            placed: torch.Tensor = flat.as_strided(*sizes, self._infer.materialize(meta.offset))
+            placed: torch.Tensor = flat.as_strided(shape, stride, self._infer.materialize(meta.offset))
             return placed
