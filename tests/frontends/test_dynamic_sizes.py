@@ -246,3 +246,14 @@ def test_outputs_that_share_memory_of_a_size_that_depends_on_data() -> None:
     whole, rest = dovetail.compile(f)(with_positives(3))
     assert torch.equal(whole[1:], rest)
     assert whole[1:].data_ptr() == rest.data_ptr()
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_symbol_is_a_size_above_one(size: int) -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] == size else x + 0
+
+    compiled = dovetail.compile(program, dynamic=True)
+    for rows in (4, size, 3):
+        x = torch.rand(rows, 3)
+        assert torch.equal(compiled(x), program(x))

@@ -11,46 +11,37 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from dovetail.analysis.arrangement import APART, Arrangement
 from dovetail.capture.exclusive import RECORDING
-from dovetail.capture.inputs import InputSpec
-from dovetail.capture.module_state import TensorSlot, replaced_tensors
-from dovetail.capture.origins import module_names
-from dovetail.capture.python_effects import no_tensors_left
 from dovetail.capture.python_state import Alive
 from dovetail.capture.recording import Recording
 from dovetail.errors import (
     DataDependentControlFlow,
     DovetailError,
     DovetailWarning,
-    PythonSideEffect,
-    UnsupportedTensor,
 )
 from dovetail.execute.graph import CompiledGraph
-from dovetail.frontends.call_kind import Call, SameKind, checked_name
-from dovetail.frontends.inputs import size_hints, specs_with_parts, with_parts
+from dovetail.frontends.call_kind import Call, SameKind
+from dovetail.frontends.inputs import size_hints, with_parts
 from dovetail.frontends.reach import Reach, Reaches
+from dovetail.frontends.recorded_call import CallRecorder, all_dims
 from dovetail.frontends.size_guard import SizeGuard
-from dovetail.frontends.structure import Structure, changes, flatten, unflatten
+from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.frontends.targets import as_callable, default_options
-from dovetail.ir.signature import UserInput
 from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, decompositions, resolve_options
 from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
-from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.modes import function_mode_is_active
 from dovetail.torch_compat.subclasses import is_wrapper
-from dovetail.torch_compat.symbols import new_shape_env
 from dovetail.torch_compat.version import ensure_supported_torch
 
 logger = logging.getLogger("dovetail")
@@ -272,79 +263,16 @@ class CompiledFunction:
         return variant
 
     def _capture(self, described: Call, unknown_sizes: bool) -> _Variant:
-        leaves, spec, tensors, slots = described.leaves, described.spec, described.tensors, described.reach.slots
-        everything = [*tensors, *leaves]  # no function below may hold these: they are kept with the variant
-        for place in described.held_gradients():
-            name = f"the gradient (`.grad`) of {checked_name(slots, place, everything[place])}"
-            raise UnsupportedTensor(name=name, kind="read by the function", hint="pass it as an argument of its own")
-        reach, read, met = described.reach, described.snapshot, list[object]()
-        reach.state.snapshot(met)
-        sources = described.distinct_tensors()
-        inputs = [everything[i] for i in sources]
-        place_of = {id(tensor): place for place, tensor in enumerate(inputs)}
-        leaf_places = [place_of[id(item)] if isinstance(item, torch.Tensor) else None for item in leaves]
-        slot_places = [place_of[id(tensor)] for tensor in tensors]
-        arguments = [None if isinstance(item, torch.Tensor) else item for item in leaves]
-        output_spec: list[Structure] = []
-
-        def call(inputs: Sequence[Any]) -> list[Any]:
-            shown = [
-                item if place is None else inputs[place] for item, place in zip(arguments, leaf_places, strict=True)
-            ]
-            args, kwargs = unflatten(shown, spec)
-            results, structure = flatten(self._target(*args, **kwargs), results=True)
-            output_spec[:] = [structure]
-            if changes((args, kwargs), shown, spec):
-                raise PythonSideEffect(what="changed a container among its arguments")
-            return results
-
-        @contextmanager
-        def around(recording: Recording) -> Iterator[None]:
-            with (
-                no_tensors_left(self._target, arguments),
-                replaced_tensors(slots, [recording.stand_ins[place].seen for place in slot_places]),
-                module_names(recording.origins, reach.state.modules),
-            ):
-                yield
-
-        def record(
-            inputs: Sequence[Any],
-            arrangement: Arrangement = APART,
-            constants: Sequence[torch.Tensor] = (),
-            dynamic: bool = False,
-        ) -> Recording:
-            mode = new_fake_mode(new_shape_env() if dynamic or unknown_sizes else None)
-            own = inputs[: len(sources)]
-            specs = [self._input_spec(slots, i, tensor, mode, dynamic) for i, tensor in zip(sources, own, strict=True)]
-            specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
-            recording = Recording(mode, specs, around, arrangement, constants, decompositions(self._options))
-            recording.run_forward(lambda *_: call([s.seen for s in recording.stand_ins]))
-            return recording
-
-        def source(inputs: Sequence[Any]) -> list[Any]:
-            reach.refuse_changes(read)
-            with RECORDING, replaced_tensors(slots, [inputs[place] for place in slot_places]):
-                return call(inputs)
-
-        recording = record(inputs, dynamic=self._options.dynamic)
+        recorder = CallRecorder(self._target, described, decompositions(self._options))
+        met: list[object] = []
+        described.reach.state.snapshot(met)
+        inputs = [described.everything[i] for i in recorder.sources]
+        dims = all_dims if self._options.dynamic else None
+        recording = recorder.record(inputs, dims=dims, unknown_sizes=unknown_sizes)
         hints = size_hints(recording.specs)
-        graphs = GraphVariants(recording, record, self._name, self._options, hints, source)
+        again = partial(recorder.record, unknown_sizes=unknown_sizes)
+        graphs = GraphVariants(recording, again, self._name, self._options, hints, recorder.run)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         guard = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
-        return _Variant(graphs, tuple(sources), any(map(is_wrapper, inputs)), output_spec[0], guard, Alive(met))
-
-    def _input_spec(
-        self, slots: Sequence[TensorSlot], index: int, tensor: torch.Tensor, mode: Any, dynamic: bool
-    ) -> InputSpec:
-        position = index - len(slots)
-        role = slots[index].role if position < 0 else UserInput(position)
-        name = checked_name(slots, index, tensor)
-        symbolic = dynamic and index >= len(slots)
-        return InputSpec(
-            f"{name}_{index}" if index < len(slots) else name,
-            role,
-            None if is_wrapper(tensor) else symbolic_fake_of(mode, tensor, name) if symbolic else fake_of(mode, tensor),
-            requires_grad=tensor.requires_grad,
-            is_leaf=tensor.is_leaf,
-            is_parameter=isinstance(tensor, torch.nn.Parameter),
-        )
+        has_wrappers = any(map(is_wrapper, inputs))
+        return _Variant(graphs, recorder.sources, has_wrappers, recorder.output_spec, guard, Alive(met))

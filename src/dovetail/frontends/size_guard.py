@@ -14,7 +14,10 @@ from dovetail.ir.sizes import Number, Scalar, Size, SizeExpr, evaluate
 
 @dataclass(frozen=True, slots=True)
 class SizeGuard:
-    """inputs: description of each input, None for a number. facts: what recording relied on, over the symbols."""
+    """inputs: description of each input, None for a number. facts: what recording relied on, over the symbols.
+
+    A symbol stands for a size above 1: recording takes that for granted.
+    """
 
     inputs: tuple[TensorMeta | None, ...]
     facts: tuple[Scalar, ...]
@@ -31,6 +34,8 @@ class SizeGuard:
         for meta, tensor in pairs:
             if len(meta.shape) != tensor.dim() or not _bind(meta.shape, tensor.shape, sizes):
                 return False
+        if any(number < 2 for number in sizes.values()):
+            return False
         layouts = all(_agrees(meta, tensor, sizes) for meta, tensor in pairs)
         return layouts and all(evaluate(fact, sizes) for fact in self.facts)
 

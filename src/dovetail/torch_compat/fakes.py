@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -94,10 +94,19 @@ def _quiet_about_gradients() -> Iterator[None]:
         yield
 
 
-def symbolic_fake_of(mode: FakeTensorMode, tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """As `fake_of`, with a symbol for every size above 1; `mode` needs a shape environment."""
+def symbolic_fake_of(
+    mode: FakeTensorMode, tensor: torch.Tensor, name: str, dims: Sequence[int] | None = None
+) -> torch.Tensor:
+    """As `fake_of`, with a symbol for every size above 1, or for those of `dims`; `mode` needs a shape environment.
+
+    Equal sizes get one symbol.
+    """
+    chosen = range(tensor.dim()) if dims is None else dims
     context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
-        dynamic_sizes=[DimDynamic.DUCK if size > 1 else DimDynamic.STATIC for size in tensor.shape]
+        dynamic_sizes=[
+            DimDynamic.DUCK if size > 1 and dim in chosen else DimDynamic.STATIC
+            for dim, size in enumerate(tensor.shape)
+        ]
     )
     with _quiet_about_gradients():
         return mode.from_tensor(tensor, source=ConstantSource(name), symbolic_context=context)

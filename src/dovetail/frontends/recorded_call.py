@@ -1,0 +1,131 @@
+"""Recording one kind of call of a target, on fakes of its arguments and of what its modules hold.
+
+A `CallRecorder` knows where each input of a recording comes from and what the results are put together as. It holds no
+tensor of the call that it was made for: it is kept as long as programs for that kind of call are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+
+from dovetail.analysis.arrangement import APART, Arrangement
+from dovetail.capture.exclusive import RECORDING
+from dovetail.capture.inputs import InputSpec
+from dovetail.capture.module_state import replaced_tensors
+from dovetail.capture.origins import module_names
+from dovetail.capture.python_effects import no_tensors_left
+from dovetail.capture.recording import Recording
+from dovetail.errors import PythonSideEffect, UnsupportedTensor
+from dovetail.frontends.call_kind import Call, checked_name
+from dovetail.frontends.inputs import specs_with_parts
+from dovetail.frontends.structure import Structure, changes, flatten, unflatten
+from dovetail.ir.signature import UserInput
+from dovetail.torch_compat.decompositions import Decompositions
+from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
+from dovetail.torch_compat.subclasses import is_wrapper
+from dovetail.torch_compat.symbols import new_shape_env
+
+SymbolicDims: TypeAlias = "Callable[[int], Sequence[int] | None]"
+"""Which sizes of an argument, by its place among the leaves, become symbols; None: each that is above 1."""
+
+
+def all_dims(place: int) -> None:
+    """Every size above 1 of every argument."""
+
+
+class CallRecorder:
+    """Records one kind of call, for inputs that share memory in one way or another.
+
+    sources: for each input of a recording, its place among the tensors of the modules and the leaves of the arguments.
+    """
+
+    def __init__(self, target: Callable[..., Any], described: Call, taken_apart: Decompositions | None) -> None:
+        """Look at a call. Raises: UnsupportedTensor when the target reads a gradient that one of its tensors holds."""
+        everything, slots = described.everything, described.reach.slots
+        for place in described.held_gradients():
+            name = f"the gradient (`.grad`) of {checked_name(slots, place, everything[place])}"
+            raise UnsupportedTensor(name=name, kind="read by the function", hint="pass it as an argument of its own")
+        self._target = target
+        self._taken_apart = taken_apart
+        self._reach, self._snapshot, self._spec = described.reach, described.snapshot, described.spec
+        self.sources = tuple(described.distinct_tensors())
+        place_of = {id(everything[source]): place for place, source in enumerate(self.sources)}
+        self._leaf_places = [place_of[id(x)] if isinstance(x, torch.Tensor) else None for x in described.leaves]
+        self._slot_places = [place_of[id(tensor)] for tensor in described.tensors]
+        self._arguments = [None if isinstance(item, torch.Tensor) else item for item in described.leaves]
+        self._output_spec: Structure | None = None
+
+    @property
+    def output_spec(self) -> Structure:
+        """How the results are put together. Known once something was recorded."""
+        assert self._output_spec is not None, "nothing was recorded"
+        return self._output_spec
+
+    def record(
+        self,
+        inputs: Sequence[Any],
+        arrangement: Arrangement = APART,
+        constants: Sequence[torch.Tensor] = (),
+        *,
+        dims: SymbolicDims | None = None,
+        unknown_sizes: bool = False,
+    ) -> Recording:
+        """Record for these inputs, in the order of `sources`.
+
+        dims: which of their sizes become symbols; none by default. unknown_sizes: sizes that depend on data may.
+        """
+        mode = new_fake_mode(new_shape_env() if dims or unknown_sizes else None)
+        own = inputs[: len(self.sources)]
+        specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=True)]
+        specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
+        recording = Recording(mode, specs, self._around, arrangement, constants, self._taken_apart)
+        recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
+        return recording
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Run the target in eager mode with these inputs. Raises: DoubleBackwardUnsupported when it has changed."""
+        self._reach.refuse_changes(self._snapshot)
+        slots = self._reach.slots
+        with RECORDING, replaced_tensors(slots, [inputs[place] for place in self._slot_places]):
+            return self._call(inputs)
+
+    def _call(self, inputs: Sequence[Any]) -> list[Any]:
+        pairs = zip(self._arguments, self._leaf_places, strict=True)
+        shown = [item if place is None else inputs[place] for item, place in pairs]
+        args, kwargs = unflatten(shown, self._spec)
+        results, self._output_spec = flatten(self._target(*args, **kwargs), results=True)
+        if changes((args, kwargs), shown, self._spec):
+            raise PythonSideEffect(what="changed a container among its arguments")
+        return results
+
+    @contextmanager
+    def _around(self, recording: Recording) -> Iterator[None]:
+        with (
+            no_tensors_left(self._target, self._arguments),
+            replaced_tensors(self._reach.slots, [recording.stand_ins[place].seen for place in self._slot_places]),
+            module_names(recording.origins, self._reach.state.modules),
+        ):
+            yield
+
+    def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any, dims: SymbolicDims | None) -> InputSpec:
+        slots = self._reach.slots
+        position = index - len(slots)
+        name = checked_name(slots, index, tensor)
+        if is_wrapper(tensor):
+            fake = None
+        elif dims is None or position < 0:
+            fake = fake_of(mode, tensor)
+        else:
+            fake = symbolic_fake_of(mode, tensor, name, dims(position))
+        return InputSpec(
+            f"{name}_{index}" if position < 0 else name,
+            slots[index].role if position < 0 else UserInput(position),
+            fake,
+            requires_grad=tensor.requires_grad,
+            is_leaf=tensor.is_leaf,
+            is_parameter=isinstance(tensor, torch.nn.Parameter),
+        )
