@@ -6,6 +6,8 @@ from dovetail.errors import DovetailError, DovetailWarning
 from dovetail.frontends.analysis_report import AnalysisReport, analyse
 from dovetail.frontends.aot import AotModule, aot_function, aot_module, aot_module_simplified, make_boxed_compiler
 from dovetail.frontends.backend import dovetail_backend
+from dovetail.frontends.freezing.freeze import freeze
+from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, compile
 from dovetail.inspect.explain import explain
 from dovetail.inspect.explanation import Explanation
@@ -20,6 +22,7 @@ __all__ = [
     "DovetailError",
     "DovetailWarning",
     "Explanation",
+    "FrozenModule",
     "Options",
     "__version__",
     "analyse",
@@ -29,5 +32,6 @@ __all__ = [
     "compile",
     "dovetail_backend",
     "explain",
+    "freeze",
     "make_boxed_compiler",
 ]

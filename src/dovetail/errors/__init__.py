@@ -20,6 +20,15 @@ from dovetail.errors.compilers import BadCompiledResult as BadCompiledResult
 from dovetail.errors.compilers import BadCompiler as BadCompiler
 from dovetail.errors.compilers import CompilerUnavailable as CompilerUnavailable
 from dovetail.errors.compilers import GraphMismatch as GraphMismatch
+from dovetail.errors.freezing import BadDynamicShapes as BadDynamicShapes
+from dovetail.errors.freezing import BadWeights as BadWeights
+from dovetail.errors.freezing import DiscardedParameter as DiscardedParameter
+from dovetail.errors.freezing import FrozenCallMismatch as FrozenCallMismatch
+from dovetail.errors.freezing import FrozenIsFixed as FrozenIsFixed
+from dovetail.errors.freezing import FrozenNeedsNoGrad as FrozenNeedsNoGrad
+from dovetail.errors.freezing import NoSources as NoSources
+from dovetail.errors.freezing import NotFreezable as NotFreezable
+from dovetail.errors.freezing import StaleWeights as StaleWeights
 from dovetail.errors.reduction import BadCheck as BadCheck
 from dovetail.errors.reduction import DoesNotFail as DoesNotFail
 from dovetail.errors.reduction import FlakyFailure as FlakyFailure

@@ -29,15 +29,50 @@ class SizeGuard:
 
     def holds(self, tensors: Sequence[Any]) -> bool:
         """Whether the program is right for these inputs. tensors: in the order of the program's inputs."""
+        sizes = self.sizes(tensors)
+        return sizes is not None and all(_agrees(meta, tensor, sizes) for meta, tensor in self._pairs(tensors))
+
+    def sizes(self, tensors: Sequence[Any]) -> dict[str, Number] | None:
+        """The number of each symbol; None when the program is not right for inputs of these shapes."""
         sizes: dict[str, Number] = {}
-        pairs = [(m, t) for m, t in zip(self.inputs, tensors, strict=False) if m is not None]
+        pairs = self._pairs(tensors)
         for meta, tensor in pairs:
             if len(meta.shape) != tensor.dim() or not _bind(meta.shape, tensor.shape, sizes):
-                return False
-        if any(number < 2 for number in sizes.values()):
-            return False
-        layouts = all(_agrees(meta, tensor, sizes) for meta, tensor in pairs)
-        return layouts and all(evaluate(fact, sizes) for fact in self.facts)
+                return None
+        fits = all(number > 1 for number in sizes.values()) and all(_has_shape(meta, x, sizes) for meta, x in pairs)
+        return sizes if fits and all(evaluate(fact, sizes) for fact in self.facts) else None
+
+    def reason(self, tensors: Sequence[Any], names: Sequence[str]) -> str:
+        """Why the program is not right for inputs of these shapes. names: of the inputs."""
+        sizes: dict[str, Number] = {}
+        for name, meta, tensor in zip(names, self.inputs, tensors, strict=False):
+            if meta is None:
+                continue
+            wanted, given = f"[{', '.join(map(str, meta.shape))}]", f"[{', '.join(map(str, tensor.shape))}]"
+            fits = len(meta.shape) == tensor.dim() and _bind(meta.shape, tensor.shape, sizes)
+            if not fits or not _has_shape(meta, tensor, sizes):
+                return f"{name} has shape {given}, and the program is for {wanted}" + _text(sizes)
+        small = next((symbol for symbol, number in sizes.items() if number < 2), None)
+        if small is not None:
+            return f"the program is for sizes above 1, and {small} is {sizes[small]}"
+        broken = next((fact for fact in self.facts if not evaluate(fact, sizes)), None)
+        return f"the program relies on {broken}" + _text(sizes) if broken is not None else "nothing is wrong"
+
+    def _pairs(self, tensors: Sequence[Any]) -> list[tuple[TensorMeta, torch.Tensor]]:
+        return [(m, t) for m, t in zip(self.inputs, tensors, strict=False) if m is not None]
+
+
+def strides_of(meta: TensorMeta, sizes: Mapping[str, Number]) -> tuple[int, ...]:
+    """The strides that a description stands for."""
+    return tuple(int(evaluate(step, sizes)) for step in meta.stride)
+
+
+def _text(sizes: Mapping[str, Number]) -> str:
+    return f" (here {', '.join(f'{name} = {number}' for name, number in sizes.items())})" if sizes else ""
+
+
+def _has_shape(meta: TensorMeta, tensor: torch.Tensor, sizes: Mapping[str, Number]) -> bool:
+    return all(evaluate(size, sizes) == number for size, number in zip(meta.shape, tensor.shape, strict=True))
 
 
 def _bind(wanted: tuple[Size, ...], given: Sequence[int], sizes: dict[str, Number]) -> bool:
@@ -49,6 +84,4 @@ def _bind(wanted: tuple[Size, ...], given: Sequence[int], sizes: dict[str, Numbe
 
 
 def _agrees(meta: TensorMeta, tensor: torch.Tensor, sizes: Mapping[str, Number]) -> bool:
-    wanted = (*meta.shape, *meta.stride)
-    given = (*tensor.shape, *tensor.stride())
-    return all(evaluate(size, sizes) == number for size, number in zip(wanted, given, strict=True))
+    return all(evaluate(step, sizes) == number for step, number in zip(meta.stride, tensor.stride(), strict=True))

@@ -1,0 +1,1 @@
+"""Freezing: models as inference programs with their weights inside."""

@@ -1,0 +1,127 @@
+"""How a frozen method is called: binding arguments, and refusing calls that it was not frozen for.
+
+Positional and named arguments are bound by the method's own signature, with its defaults, so that a call may spell
+them otherwise than the example did.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.capture.python_state import plain_key
+from dovetail.errors import FrozenCallMismatch, NotFreezable
+from dovetail.frontends.structure import Structure, flatten
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of the arguments. kind: of a tensor, its dtype, device and number of dimensions; else None.
+
+    value: of anything else.
+    """
+
+    name: str
+    kind: tuple[torch.dtype, torch.device, int] | None
+    value: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """What calls of a method look like."""
+
+    method: str
+    signature: inspect.Signature
+    structure: Structure
+    leaves: tuple[Leaf, ...]
+
+    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of a call. Raises: TypeError as the method would; FrozenCallMismatch with the reason."""
+        found, structure = flatten(bound(self.signature, args, kwargs))
+        if structure != self.structure or len(found) != len(self.leaves):
+            reason = "its arguments are nested otherwise than the example's"
+            raise mismatch(self.method, reason, "call it as in example_inputs, or freeze for calls like this one")
+        for leaf, given in zip(self.leaves, found, strict=True):
+            if leaf.kind is None:
+                if given is not leaf.value and plain_key(given) != plain_key(leaf.value):
+                    raise self._refusal(leaf, f"{_short(leaf.value)}", _short(given))
+            elif not isinstance(given, torch.Tensor):
+                raise self._refusal(leaf, "a tensor", _short(given))
+            elif (given.dtype, given.device, given.dim()) != leaf.kind:
+                raise self._refusal(leaf, _kind_text(leaf.kind), _kind_text((given.dtype, given.device, given.dim())))
+        return found
+
+    def _refusal(self, leaf: Leaf, expected: str, given: str) -> FrozenCallMismatch:
+        reason = f"{leaf.name} is {given}, and was {expected}"
+        return mismatch(self.method, reason, "pass what the example had, or freeze for calls like this one")
+
+
+def mismatch(method: str, reason: str, hint: str, because: str = "") -> FrozenCallMismatch:
+    """The error for a call that a method was not frozen for."""
+    because = because or "everything else than the contents of tensors and free sizes was decided when it was frozen"
+    return FrozenCallMismatch(name=method, reason=reason, hint=hint, because=because)
+
+
+def bound(signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Arguments as the signature has them: as many as possible by position, defaults included."""
+    found = signature.bind(*args, **kwargs)
+    found.apply_defaults()
+    return found.args, found.kwargs
+
+
+def signature_of(method: str, function: Callable[..., Any]) -> inspect.Signature:
+    """The signature by which calls are bound. Raises: NotFreezable for a function that has none."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        hint = "wrap it in a module whose forward names its arguments"
+        raise NotFreezable(what=method, reason=f"its arguments are not known ({error})", hint=hint) from error
+
+
+def call_form(method: str, signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> CallForm:
+    """The form of an example call. Raises: TypeError when the method does not take it."""
+    leaves, structure = flatten(bound(signature, args, kwargs))
+    names = _leaf_names(signature, args, kwargs)
+    return CallForm(method, signature, structure, tuple(_leaf(n, x) for n, x in zip(names, leaves, strict=True)))
+
+
+def arguments_of(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[list[str], list[Any]]:
+    """Name and value of each argument, in the order of their leaves; of `*args` and `**kwargs` each by itself."""
+    positional, named = bound(signature, args, kwargs)
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}[{k}]" for k in range(len(positional) - len(names))]
+        elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    return [*names, *named], [*positional, *named.values()]
+
+
+def _leaf_names(signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
+    found: list[str] = []
+    for name, value in zip(*arguments_of(signature, args, kwargs), strict=True):
+        count = len(flatten(value)[0])
+        found += [name] if count == 1 else [f"{name}, item {k}" for k in range(count)]
+    return found
+
+
+def _leaf(name: str, item: Any) -> Leaf:
+    if isinstance(item, torch.Tensor):
+        return Leaf(name, (item.dtype, item.device, item.dim()))
+    return Leaf(name, None, item)
+
+
+def _kind_text(kind: tuple[torch.dtype, torch.device, int]) -> str:
+    dtype, device, rank = kind
+    return f"a tensor of {rank} dimensions, {str(dtype).removeprefix('torch.')} on {device}"
+
+
+def _short(item: object) -> str:
+    text = f"a tensor of shape {tuple(item.shape)}" if isinstance(item, torch.Tensor) else repr(item)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,189 @@
+"""Recording with free sizes, and holding the program against a second size.
+
+A program of free sizes is right by construction for every size that its guard accepts: what recording relied on is in
+the guard. All the same it is held against a recording at another size, node by node, before it is believed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dovetail.errors import BadDynamicShapes, DovetailError
+from dovetail.frontends.freezing.examples import Example
+from dovetail.frontends.freezing.pool import Pool
+from dovetail.frontends.freezing.record import MethodRecorder, Recorded
+from dovetail.frontends.freezing.shapes import FreeSizes
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, map_leaves
+from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
+
+_STEP = 3
+_ALL_CHOICES = 3
+
+
+def record_method(
+    recorder: MethodRecorder, pool: Pool, example: Example, wish: Any
+) -> tuple[tuple[Recorded, ...], tuple[str, ...]]:
+    """The programs of a method for an example call, and what is fixed in them that might have been free.
+
+    wish: `dynamic_shapes`. A symbol stands for sizes above 1; sizes of 1 get programs of their own.
+    Raises: BadDynamicShapes for a size that was asked for by name and cannot be free; DovetailError.
+    """
+    free = example.free_sizes(wish)
+    if not free.labels:
+        return (recorder.record(pool, *example.call(example.leaves)),), ()
+    try:
+        found, notes = _free(recorder, pool, example, free)
+    except DovetailError as error:
+        if free.is_asked:
+            raise
+        found, notes = [], (f"every size is fixed: with free ones, {_first_line(error)}",)
+    if not any(one.guard.holds([example.leaves[leaf] for leaf in one.arguments]) for one in found):
+        found.insert(0, recorder.record(pool, *example.call(example.leaves)))
+    return tuple(found), notes
+
+
+def _free(
+    recorder: MethodRecorder, pool: Pool, example: Example, free: FreeSizes
+) -> tuple[list[Recorded], tuple[str, ...]]:
+    """The programs of free sizes, none when no size is free in the end; and what is fixed."""
+    numbers = free.numbers(example.leaves)
+    one = recorder.record(pool, *example.call(free.resized(example.leaves, numbers)), dims=free.dims)
+    symbols = _symbols(one, free)
+    fixed, notes = _fixed(one, numbers, symbols, example)
+    if fixed and free.is_asked:
+        raise BadDynamicShapes(reason="; ".join(notes), hint="leave the size out, or change the model's code")
+    if set(symbols) <= fixed:
+        return [], notes
+    second = {label: number if label in fixed else number + _STEP for label, number in numbers.items()}
+    other = recorder.record(pool, *example.call(free.resized(example.leaves, second)))
+    at = {symbol: second[label] for label, symbol in symbols.items()}
+    difference = difference_at(one.program, other.program, at)
+    if difference:
+        if free.is_asked:
+            raise BadDynamicShapes(reason=f"at another size the model {difference}", hint="leave the size out")
+        return [], (f"every size is fixed: at another size the model {difference}",)
+    ones, failures = _ones(recorder, pool, example, free, {k: n for k, n in numbers.items() if k not in fixed})
+    return [_within_ranges(one, free, symbols), *ones], (*notes, *failures)
+
+
+def _ones(
+    recorder: MethodRecorder, pool: Pool, example: Example, free: FreeSizes, numbers: Mapping[Hashable, int]
+) -> tuple[list[Recorded], tuple[str, ...]]:
+    """Programs in which some of the free sizes are 1: every choice of them for a few sizes, else one or all of them."""
+    labels = [label for label in numbers if free.ranges.get(label, (0, None))[0] < 2]
+    choices = [c for count in range(1, len(labels) + 1) for c in itertools.combinations(labels, count)]
+    if len(labels) > _ALL_CHOICES:
+        choices = [c for c in choices if len(c) in (1, len(labels))]
+    found: list[Recorded] = []
+    notes: list[str] = []
+    for choice in choices:
+        leaves = free.resized(example.leaves, {**free.numbers(example.leaves), **dict.fromkeys(choice, 1)})
+        try:
+            found.append(recorder.record(pool, *example.call(leaves), dims=free.dims))
+        except DovetailError as error:
+            where = " and ".join(map(repr, choice)) if free.is_asked else "the first dimension"
+            notes.append(f"{where} cannot be 1: {_first_line(error)}")
+    return found, tuple(notes)
+
+
+def _symbols(one: Recorded, free: FreeSizes) -> dict[Hashable, str]:
+    """The symbol that each label became."""
+    found: dict[Hashable, str] = {}
+    for leaf, meta in zip(one.arguments, one.guard.inputs, strict=True):
+        assert meta is not None, "inputs that are tensors are described"
+        for dim in free.dims(leaf):
+            size = meta.shape[dim]
+            if isinstance(size, SizeExpr) and size.op == "symbol":
+                found[free.labels[leaf, dim]] = str(size)
+    return found
+
+
+def _fixed(
+    one: Recorded, numbers: Mapping[Hashable, int], symbols: Mapping[Hashable, str], example: Example
+) -> tuple[set[Hashable], tuple[str, ...]]:
+    """Labels that recording fixed, with the reason."""
+    at = {symbol: numbers[label] for label, symbol in symbols.items()}
+    fixed: set[Hashable] = set()
+    notes: list[str] = []
+    for label, symbol in symbols.items():
+        moved = {**at, symbol: at[symbol] + _STEP}
+        broken = next((fact for fact in one.guard.facts if _known(fact, moved) and not evaluate(fact, moved)), None)
+        if broken is not None:
+            fixed.add(label)
+            notes.append(
+                f"{_where(label, one, symbol, example)} is fixed to {at[symbol]}: the model relies on {broken}"
+            )
+    return fixed, tuple(notes)
+
+
+def _known(fact: Scalar, at: Mapping[str, Number]) -> bool:
+    return not isinstance(fact, SizeExpr) or set(fact.symbols()) <= set(at)
+
+
+def _where(label: Hashable, one: Recorded, symbol: str, example: Example) -> str:
+    names = [
+        f"dimension {dim} of {example.form.leaves[leaf].name}"
+        for leaf, meta in zip(one.arguments, one.guard.inputs, strict=True)
+        if meta is not None
+        for dim, size in enumerate(meta.shape)
+        if str(size) == symbol
+    ]
+    return f"{label!r} ({', '.join(names)})" if isinstance(label, str) else " and ".join(names)
+
+
+def _within_ranges(one: Recorded, free: FreeSizes, symbols: Mapping[Hashable, str]) -> Recorded:
+    facts = list(one.guard.facts)
+    for label, (least, greatest) in free.ranges.items():
+        symbol = SizeExpr("symbol", (symbols[label],))
+        facts.append(SizeExpr("ge", (symbol, least)))
+        if greatest is not None:
+            facts.append(SizeExpr("le", (symbol, greatest)))
+    return replace(one, guard=replace(one.guard, facts=tuple(facts)))
+
+
+# --- two programs that must be one ------------------------------------------------------------------------------------
+
+
+def difference_at(free: Program, fixed: Program, at: Mapping[str, Number]) -> str:
+    """How a program of free sizes differs, at these, from one that was recorded for them; "" when it does not."""
+    if len(free.nodes) != len(fixed.nodes):
+        return f"runs {len(fixed.nodes)} operators, and not {len(free.nodes)}"
+    twins: dict[Value, Value] = dict(zip(free.inputs, fixed.inputs, strict=False))
+    for one, other in zip(free.nodes, fixed.nodes, strict=True):
+        if one.target is not other.target or not _same_operands(one, other, twins, at):
+            return f"runs {other.target}, and not {one.target}, from {one.origin}"
+        for value, twin in zip(one.outputs, other.outputs, strict=True):
+            if value is None or twin is None or not _same_meta(value, twin, at):
+                if value is not twin:
+                    return f"makes another {one.target}, from {one.origin}"
+                continue
+            twins[value] = twin
+    return ""
+
+
+def _same_operands(one: Node, other: Node, twins: Mapping[Value, Value], at: Mapping[str, Number]) -> bool:
+    def settled(operand: Operand) -> Operand:
+        if isinstance(operand, Value):
+            return twins.get(operand, operand)
+        return evaluate(operand, at) if isinstance(operand, SizeExpr) else operand
+
+    ours = (map_leaves(one.args, settled), [(name, map_leaves(o, settled)) for name, o in one.kwargs])
+    return bool(ours == (other.args, [(name, operand) for name, operand in other.kwargs]))
+
+
+def _same_meta(value: Value, twin: Value, at: Mapping[str, Number]) -> bool:
+    ours, theirs = value.meta, twin.meta
+    if isinstance(ours, ScalarMeta) or isinstance(theirs, ScalarMeta):
+        return type(ours) is type(theirs)
+    return _numbers(ours, at) == _numbers(theirs, at) and (ours.dtype, ours.device) == (theirs.dtype, theirs.device)
+
+
+def _numbers(meta: TensorMeta, at: Mapping[str, Number]) -> Sequence[Number]:
+    return [evaluate(size, at) for size in (*meta.shape, *meta.stride)]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n")[0]

@@ -1,0 +1,201 @@
+"""`dovetail.freeze`: a model as an inference program with its weights inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dovetail.capture.module_state import TensorSlot, tensor_slots
+from dovetail.errors import BadOptionValue, NotFreezable
+from dovetail.frontends.freezing.examples import Example, examples_of
+from dovetail.frontends.freezing.free_recording import record_method
+from dovetail.frontends.freezing.method import FrozenMethod
+from dovetail.frontends.freezing.module import FrozenModule
+from dovetail.frontends.freezing.originals import Originals, discard
+from dovetail.frontends.freezing.pool import Pool
+from dovetail.frontends.freezing.record import MethodRecorder, Recorded
+from dovetail.frontends.freezing.variant import Variant
+from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
+from dovetail.frontends.targets import as_callable
+from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.driver import PASS_NAMES
+from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, freezing_pass_names, simplify
+from dovetail.pipeline.options import Options, resolve_options
+from dovetail.pipeline.trail import Trail
+from dovetail.torch_compat.version import ensure_supported_torch
+
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "keep_sources": (None, MEMORY, FILE),
+    "on_stale": ("error", "refresh", "ignore"),
+    "on_grad": ("raise", "original"),
+}
+
+
+def freeze(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    example_inputs: Sequence[Any] | Mapping[str, tuple[Sequence[Any], Mapping[str, Any]]],
+    *,
+    dynamic_shapes: Any = None,
+    discard_originals: bool = False,
+    keep_sources: str | None = None,
+    passes: str | Sequence[str] = "bitwise",
+    on_stale: str = "error",
+    on_grad: str = "raise",
+    **options: Any,
+) -> FrozenModule:
+    """Freeze a model: record it for inference, fold what is constant, and keep its weights inside.
+
+    Args:
+        model: stays as it is, unless `discard_originals`. It is frozen in the mode that it is in: `eval()` it first.
+        example_inputs: arguments of `forward`; or, for several methods, by name, a pair (arguments, named arguments).
+        dynamic_shapes: which sizes are free. None: the first one of every input, as far as the model allows (see
+            `specialized` of the result). "static": none. A mapping from argument to {dimension: name}, in which equal
+            names are equal sizes (`torch.export.Dim` works): an error where one cannot be free. By method, when
+            there are several.
+        discard_originals: the model's parameters go to the frozen program and are gone from the model, which raises
+            when it is used. At no time are there more than the model and one layer.
+        keep_sources: "memory" or "file": keep the weights as they were before folding, for `source_state_dict` and
+            partial `swap_weights`.
+        passes: "bitwise": those that keep every bit. "fast": all. Or names of passes; see docs/freezing.md.
+        on_stale: what a call does when the model's weights have changed since: "error", "refresh" (fold again), or
+            "ignore": the program holds copies, and does not look.
+        on_grad: what a call does with gradients on and an input that wants one: "raise", or run the "original".
+        options: see `dovetail.pipeline.options`.
+    Returns: a module that is called like the model, without gradients.
+    Raises: DovetailError; the model is as it was.
+    """
+    ensure_supported_torch()
+    settings = _Settings.checked(discard_originals, keep_sources, on_stale, on_grad)
+    resolved = resolve_options(options, (*PASS_NAMES, *freezing_pass_names()))
+    names = chosen_passes(passes)
+    target = as_callable(model)
+    if not isinstance(target, torch.nn.Module):
+        what = str(getattr(target, "__name__", type(target).__name__))
+        raise NotFreezable(what=what, reason="it is no module", hint="call the function from a module's forward")
+    examples = examples_of(target, example_inputs, FrozenModule)
+    return _Freezing(target, resolved, names, settings).run(examples, dynamic_shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    discards: bool
+    keep_sources: str | None
+    on_stale: str
+    on_grad: str
+
+    @staticmethod
+    def checked(discards: bool, keep_sources: str | None, on_stale: str, on_grad: str) -> _Settings:
+        settings = _Settings(discards, keep_sources, on_stale, on_grad)
+        for option, choices in _CHOICES.items():
+            value = getattr(settings, option)
+            if value not in choices:
+                expected = " or ".join(map(repr, choices))
+                raise BadOptionValue(option=option, value=value, reason="it is a choice", expected=expected)
+        if discards and on_grad == "original":
+            reason = "the original cannot run once its parameters are discarded"
+            raise BadOptionValue(option="on_grad", value=on_grad, reason=reason, expected='"raise"')
+        return settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Lowering:
+    """A recorded program on its way: after the passes, before folding."""
+
+    recorded: Recorded
+    unfolded: Unfolded
+    dump: Dump
+
+
+class _Freezing:
+    """One run of `freeze`."""
+
+    def __init__(self, model: torch.nn.Module, options: Options, passes: Sequence[str], settings: _Settings) -> None:
+        self._model = model
+        self._passes = passes
+        self._settings = settings
+        self._trail = options.trail or Trail()
+        self._options = replace(options, trail=self._trail)
+        self._pool = Pool()
+
+    def run(self, examples: Mapping[str, Example], dynamic_shapes: Any) -> FrozenModule:
+        """The frozen module. Nothing of the model changes before everything is planned."""
+        found: dict[str, tuple[tuple[Recorded, ...], tuple[str, ...]]] = {}
+        for method, example in examples.items():
+            recorder = MethodRecorder(self._model if method == "forward" else getattr(self._model, method), method)
+            by_method = len(examples) > 1 and isinstance(dynamic_shapes, Mapping)
+            wish = dynamic_shapes.get(method) if by_method else dynamic_shapes
+            found[method] = record_method(recorder, self._pool, example, wish)
+        everything = [one for recorded, _ in found.values() for one in recorded]
+        lasting = frozenset[str]().union(*(one.lasting for one in everything))
+        lowerings = [self._lower(one, lasting) for one in everything]
+        persistent = frozenset(self._model.state_dict(keep_vars=True))
+        originals = self._settle(lasting)
+        sources = self._sources(persistent)
+        folded = fold([lowering.unfolded for lowering in lowerings], self._pool.tensors, lasting)
+        variants = iter([self._variant(*pair) for pair in zip(lowerings, folded, strict=True)])
+        methods = {
+            method: FrozenMethod(examples[method].form, tuple(next(variants) for _ in recorded), notes)
+            for method, (recorded, notes) in found.items()
+        }
+        return FrozenModule(
+            type(self._model).__name__,
+            methods,
+            self._pool,
+            make_executors(self._options),
+            sources=sources,
+            originals=originals,
+            on_stale=self._settings.on_stale,
+            unfrozen=self._model if self._settings.on_grad == "original" else None,
+            trail=self._trail,
+        )
+
+    def _lower(self, one: Recorded, lasting: frozenset[str]) -> _Lowering:
+        dump = Dump(self._options.dump, one.program.name, one.hints, False, None, self._trail)
+        constants = frozenset(value.name for value in one.program.inputs[len(one.arguments) :]) - lasting
+        result = simplify(one.program, constants, one.infer, self._passes, self._options, dump, one.hints)
+        unfolded = Unfolded(result.program, one.plan, result.asked, len(one.arguments))
+        return _Lowering(one, unfolded, dump)
+
+    def _variant(self, lowering: _Lowering, folded: Folded) -> Variant:
+        one = lowering.recorded
+        return Variant(
+            program=finish(folded, self._options, lowering.dump, one.hints),
+            held=folded.held,
+            arguments=one.arguments,
+            plan=folded.plan,
+            results=one.results,
+            guard=one.guard,
+            written=one.written,
+            unfolded=lowering.unfolded,
+        )
+
+    def _settle(self, lasting: frozenset[str]) -> Originals | None:
+        """Take the tensors over from the model."""
+        slots = tensor_slots([("", self._model)])
+        pool, settings = self._pool, self._settings
+        names = {dotted: name for name, dots in pool.origins.items() for dotted in dots}
+        pool.unused = frozenset(slot.name for slot in slots) - set(names)
+        watched = {dotted: name for dotted, name in names.items() if name not in lasting}
+        originals = None if settings.discards else Originals(slots, watched)
+        pool.settle(lasting, own=settings.on_stale == "ignore" and not settings.discards)
+        if settings.discards:
+            self._discard(slots)
+        return originals
+
+    def _discard(self, slots: Sequence[TensorSlot]) -> None:
+        hint = "load_state_dict(state_dict, assign=True) puts parameters back, for instance those of the checkpoint"
+        if self._settings.keep_sources is not None:
+            hint = "load_state_dict(frozen.source_state_dict(), assign=True, strict=False) puts them back"
+        discard(slots, type(self._model).__name__, hint)
+
+    def _sources(self, persistent: frozenset[str]) -> Sources:
+        """The weights as they are before folding, as far as they are kept. persistent: names that state dicts have."""
+        pool, where = self._pool, self._settings.keep_sources
+        if where is not None:
+            return Sources(pool.tensors, where, is_complete=True)
+        kept = {name: t for name, t in pool.tensors.items() if persistent.isdisjoint(pool.origins[name])}
+        return Sources(kept, MEMORY, is_complete=False)

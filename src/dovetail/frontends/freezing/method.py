@@ -1,0 +1,74 @@
+"""A method of a frozen module: binds a call, finds the program for its shapes, runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.errors import FrozenNeedsNoGrad
+from dovetail.execute.protocol import ExecutorList
+from dovetail.frontends.freezing.call_form import CallForm, mismatch
+from dovetail.frontends.freezing.variant import RunnableVariant, Variant
+from dovetail.torch_compat.autograd import transform_is_active
+from dovetail.torch_compat.modes import function_mode_is_active
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenMethod:
+    """What is saved of a method. notes: what became fixed although it might have been free, and why."""
+
+    form: CallForm
+    variants: tuple[Variant, ...]
+    notes: tuple[str, ...]
+
+
+class RunnableMethod:
+    """A method with code for its programs."""
+
+    def __init__(self, method: FrozenMethod, executors: ExecutorList) -> None:
+        self.method = method
+        self.form = method.form
+        names = [leaf.name for leaf in method.form.leaves]
+        self.variants = [RunnableVariant(v, method.form.method, names, executors) for v in method.variants]
+
+    def bind_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take what the programs hold from these, by name."""
+        for variant in self.variants:
+            variant.bind(tensors)
+
+    def leaf_that_wants_gradient(self, leaves: Sequence[Any]) -> str | None:
+        """The name of an argument that autograd would follow, if there is one."""
+        if not torch.is_grad_enabled():
+            return None
+        pairs = zip(self.form.leaves, leaves, strict=True)
+        return next((leaf.name for leaf, x in pairs if isinstance(x, torch.Tensor) and x.requires_grad), None)
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """Run for bound arguments. Raises: FrozenCallMismatch with the reason; FrozenNeedsNoGrad."""
+        argument = self.leaf_that_wants_gradient(leaves)
+        if argument is not None:
+            raise FrozenNeedsNoGrad(name=self.form.method, argument=argument)
+        if transform_is_active() or function_mode_is_active():
+            reason = "a transform of torch.func or a function mode is active, which a program does not see"
+            raise mismatch(self.form.method, reason, "call it outside of that, or call the model itself")
+        for variant in self.variants:
+            sizes = variant.sizes(leaves)
+            if sizes is not None:
+                return _without_autocast(variant, leaves, sizes)
+        reason = "; ".join(dict.fromkeys(variant.reason(leaves) for variant in self.variants))
+        hint = "name the size in dynamic_shapes when freezing, or give an example of that size"
+        because = "; ".join(self.method.notes) or "sizes that are not free were decided when it was frozen"
+        raise mismatch(self.form.method, reason, hint, because)
+
+
+def _without_autocast(variant: RunnableVariant, leaves: Sequence[Any], sizes: Mapping[str, Any]) -> Any:
+    """Run as recorded: a program holds the conversions of the autocast that it was recorded under."""
+    active = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if not active:
+        return variant(leaves, sizes)
+    kind = active[0]
+    with torch.autocast(kind, enabled=False):
+        return _without_autocast(variant, leaves, sizes)

@@ -1,0 +1,213 @@
+"""What `dovetail.freeze` returns: a module whose methods are programs with their weights inside."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from dovetail.errors import FrozenIsFixed, NoSources, StaleWeights
+from dovetail.execute.protocol import ExecutorList
+from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
+from dovetail.frontends.freezing.originals import Originals
+from dovetail.frontends.freezing.pool import Pool, copy_of
+from dovetail.frontends.freezing.weights import Sources, refolded
+from dovetail.pipeline.trail import Trail
+
+
+class FrozenModule(torch.nn.Module):
+    """A frozen model: an inference program with its weights inside. Made by `dovetail.freeze` and `dovetail.load`.
+
+    It is called like the model, and keeps the methods that were frozen. Buffers that the program writes are its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        methods: Mapping[str, FrozenMethod],
+        pool: Pool,
+        executors: ExecutorList,
+        *,
+        sources: Sources | None = None,
+        originals: Originals | None = None,
+        on_stale: str = "error",
+        unfrozen: torch.nn.Module | None = None,
+        trail: Trail | None = None,
+    ) -> None:
+        """sources: weights from before folding. originals: the model, watched. unfrozen: what runs with gradients."""
+        super().__init__()
+        super().eval()
+        self._name = name
+        self._executors = executors
+        self._pool = pool
+        self._sources = sources
+        self._originals = originals
+        self._on_stale = on_stale
+        self._unfrozen = (unfrozen,)  # in a tuple, or it would be a child of this module
+        self._trail = trail
+        self._methods = {key: RunnableMethod(method, executors) for key, method in methods.items()}
+        for key, method in self._methods.items():
+            method.bind_tensors(pool.tensors)
+            if key != "forward":
+                self.__dict__[key] = partial(self._run, key)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The results of the model's forward, without gradients.
+
+        Raises: FrozenCallMismatch for a call that the program is not for, with the reason; FrozenNeedsNoGrad when
+        gradients are on and an input wants one; StaleWeights when the model has changed since (see `on_stale`).
+        """
+        return self._run("forward", *args, **kwargs)
+
+    def _run(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        method = self._methods.get(key)
+        if method is None:
+            raise FrozenIsFixed(what=f"run {key}, which was not frozen (it has {', '.join(self._methods)})")
+        leaves = method.form.bind(args, kwargs)
+        (unfrozen,) = self._unfrozen
+        if unfrozen is not None and method.leaf_that_wants_gradient(leaves) is not None:
+            return (unfrozen if key == "forward" else getattr(unfrozen, key))(*args, **kwargs)
+        if self._originals is not None and self._on_stale != "ignore":
+            changed = self._originals.changed()
+            if changed and self._on_stale == "error":
+                raise StaleWeights(changed=_listed(changed))
+            if changed:
+                self.refresh()
+        return method.run(leaves)
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    def check_stale(self) -> tuple[str, ...]:
+        """Dotted names of the model's tensors that have changed since it was frozen; none once it is gone.
+
+        Not seen: writes through `.data` of a tensor that the model still holds.
+        """
+        return () if self._originals is None else tuple(self._originals.changed())
+
+    def refresh(self) -> None:
+        """Take the model's weights as they are now, and fold again. State of the frozen program stays.
+
+        Raises: BadWeights when their shapes, strides or dtypes have changed, and nothing is done.
+        """
+        if self._originals is None:
+            raise FrozenIsFixed(what="be refreshed: the model that it was frozen from is not known")
+        now = {name: t for name, t in self._originals.now().items() if self._constant(name)}
+        self._take(refolded(self._frozen_methods(), self._pool, self._sources, now, full=True, own=self._owns))
+        self._originals = self._originals.renewed()
+
+    def swap_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Put other weights in place, by their names in the model, and fold again: as if frozen with them.
+
+        With `keep_sources`, a part of the weights is enough.
+        Raises: BadWeights for names, shapes or dtypes that do not fit; NoSources for a part without kept sources.
+        Nothing is done then.
+        """
+        self._take(refolded(self._frozen_methods(), self._pool, self._sources, state_dict, full=False, own=True))
+        self._originals = None
+
+    def source_state_dict(self) -> dict[str, torch.Tensor]:
+        """The weights as they were before folding, by their names in the model. Raises: NoSources."""
+        if self._sources is None or not self._sources.is_complete:
+            raise NoSources(what="source_state_dict()", hint="")
+        tensors = self._sources.read()
+        return {
+            dotted: tensors[name] for name, dots in self._pool.origins.items() if name in tensors for dotted in dots
+        }
+
+    def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """The constants and the state as they are stored: folded weights under the names that folding gave them."""
+        found = OrderedDict() if destination is None else destination
+        for name, tensor in self._pool.tensors.items():
+            found[prefix + name] = tensor
+        return found
+
+    def constant_bytes(self) -> int:
+        """Bytes of the memory of all constants and state, each storage once."""
+        return self._pool.size_bytes()
+
+    @property
+    def specialized(self) -> tuple[str, ...]:
+        """What became fixed although it might have been free, and why."""
+        return tuple(note for method in self._methods.values() for note in method.method.notes)
+
+    @property
+    def trail(self) -> Trail | None:
+        """What every step of freezing made; see `dovetail.explain`."""
+        return self._trail
+
+    @property
+    def executors(self) -> ExecutorList:
+        """Who runs the nodes."""
+        return self._executors
+
+    def _constant(self, dotted: str) -> bool:
+        return any(dotted in dots for name, dots in self._pool.origins.items() if name not in self._pool.state)
+
+    @property
+    def _owns(self) -> bool:
+        return self._on_stale == "ignore"
+
+    def _frozen_methods(self) -> list[FrozenMethod]:
+        return [method.method for method in self._methods.values()]
+
+    def _take(self, pool: Pool) -> None:
+        self._pool = pool
+        for method in self._methods.values():
+            method.bind_tensors(pool.tensors)
+
+    # --- what a module can do, and a frozen one cannot ---------------------------------------------------------------
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises FrozenIsFixed: see `swap_weights`."""
+        raise FrozenIsFixed(what="load a state dict by its own names; swap_weights takes one of the model's")
+
+    def train(self, mode: bool = True) -> FrozenModule:
+        """Raises FrozenIsFixed for True: training and evaluation were decided when it was frozen."""
+        if mode:
+            raise FrozenIsFixed(what="be put into training mode")
+        return self
+
+    def requires_grad_(self, requires_grad: bool = True) -> FrozenModule:
+        """Raises FrozenIsFixed for True: it gives no gradients."""
+        if requires_grad:
+            raise FrozenIsFixed(what="require gradients")
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises FrozenIsFixed, as every conversion: devices and dtypes are part of the program."""
+        raise FrozenIsFixed(what="be moved or converted")
+
+    cuda = cpu = half = float = double = bfloat16 = type = to_empty = to
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise FrozenIsFixed(what="be pickled: frozen.save(path) writes it without pickle")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FrozenModule:
+        """A copy with state of its own; constants are shared."""
+        tensors = {n: copy_of(t) if n in self._pool.state else t for n, t in self._pool.tensors.items()}
+        pool = Pool(tensors, dict(self._pool.origins), self._pool.state, self._pool.unused)
+        methods = {key: method.method for key, method in self._methods.items()}
+        return FrozenModule(
+            self._name,
+            methods,
+            pool,
+            self._executors,
+            sources=self._sources,
+            originals=self._originals,
+            on_stale=self._on_stale,
+            unfrozen=self._unfrozen[0],
+            trail=self._trail,
+        )
+
+    def extra_repr(self) -> str:
+        """What it was frozen from, and how large it is."""
+        lines = [f"{self._name}, {self.constant_bytes():,} bytes of constants, methods: {', '.join(self._methods)}"]
+        return "\n".join([*lines, *self.specialized])
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

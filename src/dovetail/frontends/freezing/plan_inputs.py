@@ -1,0 +1,91 @@
+"""The inputs of a program and of its call plan: who of them lasts beyond a call, and putting them in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dovetail.ir.calling import AsLeaf, CallPlan, FromInput, FromView, OutputRule, Rebuilt, Rewritten
+from dovetail.ir.program import Program, values_in
+from dovetail.ir.signature import InputMutation, Signature
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Inputs by number. written: their contents, shape or flags change. handed_out: the caller gets their memory."""
+
+    written: frozenset[int]
+    handed_out: frozenset[int]
+
+    def __contains__(self, number: int) -> bool:
+        return number in self.written or number in self.handed_out
+
+
+def inputs_touched(program: Program, plan: CallPlan) -> Touched:
+    """What a call does to the inputs of a functional program."""
+    written = {write.input for write in plan.writes} | {change.input for change in plan.metadata}
+    written |= {flag.input for flag in plan.flags} | set(plan.touched)
+    handed_out = {number for number in map(_input_of, _rules(plan.outputs)) if number is not None}
+    storages = {v.tensor.storage: k for k, v in enumerate(program.inputs) if v.is_tensor}
+    carried = {write.slot for write in plan.writes}
+    for slot, operand in enumerate(program.outputs):
+        for value in values_in(operand):
+            if slot not in carried and value.is_tensor and value.tensor.storage in storages:
+                handed_out.add(storages[value.tensor.storage])
+    return Touched(frozenset(written), frozenset(handed_out))
+
+
+def with_inputs(program: Program, plan: CallPlan, order: Sequence[int]) -> tuple[Program, CallPlan]:
+    """The program with only these inputs, by number, in this order; nothing may name another one."""
+    place = {old: new for new, old in enumerate(order)}
+    roles = program.signature.inputs
+    outputs = tuple(
+        replace(role, input=place[role.input]) if isinstance(role, InputMutation) and role.input >= 0 else role
+        for role in program.signature.outputs
+    )
+    signature = Signature(tuple(roles[old] for old in order), outputs)
+    program = replace(program, inputs=tuple(program.inputs[old] for old in order), signature=signature)
+    plan = replace(
+        plan,
+        outputs=tuple(_renumbered(rule, place) for rule in plan.outputs),
+        writes=tuple(replace(write, input=place[write.input]) for write in plan.writes),
+        metadata=tuple(replace(change, input=place[change.input]) for change in plan.metadata),
+        flags=tuple(replace(flag, input=place[flag.input]) for flag in plan.flags),
+        touched=tuple(place[number] for number in plan.touched),
+        extras_at=len(order),
+    )
+    return program, plan
+
+
+def _rules(outputs: Sequence[OutputRule]) -> Iterator[OutputRule]:
+    for rule in outputs:
+        if isinstance(rule, Rebuilt):
+            yield from _rules(rule.parts)
+        elif isinstance(rule, AsLeaf):
+            yield from _rules([rule.of])
+        elif isinstance(rule, Rewritten):
+            yield from _rules([rule.view])
+        else:
+            yield rule
+
+
+def _input_of(rule: OutputRule) -> int | None:
+    if isinstance(rule, FromInput):
+        return rule.input
+    return rule.base if isinstance(rule, FromView) and rule.of_input else None
+
+
+def _renumbered(rule: OutputRule, place: Mapping[int, int]) -> OutputRule:
+    if isinstance(rule, FromInput):
+        return FromInput(place[rule.input])
+    if isinstance(rule, FromView):
+        return replace(rule, base=place[rule.base]) if rule.of_input else rule
+    if isinstance(rule, AsLeaf):
+        return AsLeaf(_renumbered(rule.of, place))
+    if isinstance(rule, Rewritten):
+        view = _renumbered(rule.view, place)
+        assert isinstance(view, FromView | Rebuilt), "a view stays a view"
+        return replace(rule, view=view)
+    if isinstance(rule, Rebuilt):
+        return replace(rule, parts=tuple(_renumbered(part, place) for part in rule.parts))
+    return rule

@@ -1,0 +1,174 @@
+"""Recording a method for inference: a functional program whose weights are inputs with names.
+
+The method runs once on fakes, with gradients off. Inputs of the program are the arguments that are tensors, in order of
+the leaves, and then tensors of the pool. What the recording relied on about sizes is kept as a guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from dovetail.analysis.arrangement import APART, arrange
+from dovetail.analysis.infer import MetaInference
+from dovetail.capture.exclusive import RECORDING
+from dovetail.capture.python_state import leads_on
+from dovetail.capture.recording import Recording
+from dovetail.errors import NotFreezable
+from dovetail.frontends.call_kind import Call, checked_name
+from dovetail.frontends.freezing.plan_inputs import inputs_touched, with_inputs
+from dovetail.frontends.freezing.pool import Pool
+from dovetail.frontends.inputs import size_hints
+from dovetail.frontends.reach import Reach
+from dovetail.frontends.recorded_call import CallRecorder, SymbolicDims
+from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.structure import Structure, flatten
+from dovetail.ir.calling import CallPlan
+from dovetail.ir.program import Program, Value, map_operands
+from dovetail.ir.signature import Constant, Signature, UserInput
+from dovetail.ir.sizes import Number
+from dovetail.torch_compat.subclasses import is_wrapper
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One way to run a method.
+
+    program: functional. arguments: the leaf behind each of its first inputs. results: how what it returns is put
+    together. guard: which sizes it is for. hints: a number for each size symbol. lasting: names of tensors of the pool
+    that it writes or hands out. written: leaves that it writes. infer: describes new nodes.
+    """
+
+    program: Program
+    plan: CallPlan
+    arguments: tuple[int, ...]
+    results: Structure
+    guard: SizeGuard
+    hints: Mapping[str, Number]
+    lasting: frozenset[str]
+    written: frozenset[int]
+    infer: MetaInference
+
+
+class MethodRecorder:
+    """Records one method of a model, for example arguments of several sizes."""
+
+    def __init__(self, target: Callable[..., Any], method: str) -> None:
+        self._target = target
+        self._method = method
+
+    def record(
+        self, pool: Pool, args: Sequence[Any], kwargs: Mapping[str, Any], dims: SymbolicDims | None = None
+    ) -> Recorded:
+        """Record for these arguments. dims: which of their sizes are symbols.
+
+        Raises: DovetailError when the method cannot be recorded, or not be frozen.
+        """
+        with RECORDING, torch.no_grad():
+            described = self._described(args, kwargs)
+            recorder = CallRecorder(self._target, described, None)
+            inputs = [described.everything[source] for source in recorder.sources]
+            recording = recorder.record(inputs, dims=dims, unknown_sizes=dims is None)
+            self._refuse_sharing(recording, inputs)
+            names = self._held_names(pool, described, recorder.sources, recording)
+            return self._recorded(recording, recorder, len(described.tensors), names)
+
+    def _described(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        leaves, spec = flatten((tuple(args), dict(kwargs)))
+        leaves = [item.detach() if isinstance(item, torch.Tensor) else item for item in leaves]
+        reach = Reach.of(self._target, [leaf for leaf in leaves if leads_on(leaf)])
+        tensors = [slot.read() for slot in reach.slots]
+        for place, tensor in enumerate([*tensors, *leaves]):
+            name = checked_name(reach.slots, place, tensor)
+            if isinstance(tensor, torch.Tensor) and is_wrapper(tensor):
+                reason = f"{name} is a {type(tensor).__name__}, which is made of other tensors"
+                raise NotFreezable(
+                    what=self._method, reason=reason, hint="compile it with torch.compile or dovetail.compile"
+                )
+        return Call(reach, leaves, spec, tensors, [*tensors, *leaves], reach.state.snapshot())
+
+    def _refuse_sharing(self, recording: Recording, inputs: Sequence[Any]) -> None:
+        """The program must be right for any arguments that share no memory: other sharing is not looked for."""
+        names = [s.declared.name for s in recording.stand_ins]
+        arguments = [*inputs, *recording.constants]
+        arrangement = arrange(arguments, recording.accesses(), names, wants_gradient=False)
+        if arrangement != APART:
+            what = arrangement.groups and [names[member.argument] for member in arrangement.groups[0].members]
+            reason = f"it writes memory that several of its tensors share ({', '.join(what or names[:1])})"
+            hint = "give each of them memory of its own, or write each through one tensor only"
+            raise NotFreezable(what=self._method, reason=reason, hint=hint)
+
+    def _held_names(self, pool: Pool, described: Call, sources: Sequence[int], recording: Recording) -> dict[int, str]:
+        """The name in the pool of each input of the program that is none of the call, by its number."""
+        slots = described.reach.slots
+        names = {
+            number: pool.name_of(described.everything[source], slots[source].name)
+            for number, source in enumerate(sources)
+            if source < len(slots)
+        }
+        pool.note_slots(slots)
+        for number, (name, tensor) in enumerate(recording.forward_constants, start=len(sources)):
+            names[number] = pool.name_of(tensor, name)
+        return names
+
+    def _recorded(self, recording: Recording, recorder: CallRecorder, slots: int, names: Mapping[int, str]) -> Recorded:
+        plan = recording.outputs.plan
+        if plan.extras or plan.packs:
+            hint = "pass tensors that are no views of each other"
+            raise NotFreezable(what=self._method, reason="its inputs are views of one another", hint=hint)
+        functional = recording.programs(self._method, tuple(None for _ in plan.differentiable)).functional
+        count = len(recording.outputs.values)
+        signature = Signature(functional.signature.inputs, functional.signature.outputs[:count])
+        program = replace(functional, outputs=functional.outputs[:count], signature=signature)
+        arguments = [k for k in range(len(recorder.sources)) if k not in names]
+        touched = inputs_touched(program, plan)
+        program, plan = with_inputs(program, plan, [*arguments, *names])
+        program = _renamed(program, len(arguments), list(names.values()))
+        declared = program.inputs[: len(arguments)]
+        leaves = tuple(recorder.sources[k] - slots for k in arguments)
+        return Recorded(
+            program=program,
+            plan=plan,
+            arguments=leaves,
+            results=recorder.output_spec,
+            guard=SizeGuard.of(declared, recording.size_conditions),
+            hints=size_hints(recording.specs),
+            lasting=frozenset(name for number, name in names.items() if number in touched),
+            written=frozenset(recorder.sources[k] - slots for k in arguments if k in touched.written),
+            infer=recording.infer,
+        )
+
+
+def _renamed(program: Program, arguments: int, names: Sequence[str]) -> Program:
+    """The program with these names for the inputs after its arguments, and their roles."""
+    taken = set(names)
+    swap: dict[Value, Value] = {}
+    for number, value in enumerate(program.inputs):
+        name = names[number - arguments] if number >= arguments else _free(value.name, taken)
+        swap[value] = Value(name, value.meta)
+    for node in program.nodes:
+        for value in node.results():
+            swap[value] = Value(_free(value.name, taken), value.meta)
+    nodes = [
+        replace(node.with_operands(swap.__getitem__), outputs=tuple(o if o is None else swap[o] for o in node.outputs))
+        for node in program.nodes
+    ]
+    roles = [UserInput(k) if k < arguments else Constant(names[k - arguments]) for k in range(len(program.inputs))]
+    return replace(
+        program,
+        inputs=tuple(swap[value] for value in program.inputs),
+        nodes=tuple(nodes),
+        outputs=tuple(map_operands(operand, swap.__getitem__) for operand in program.outputs),
+        signature=Signature(tuple(roles), program.signature.outputs),
+    )
+
+
+def _free(wish: str, taken: set[str]) -> str:
+    name, count = wish, 1
+    while name in taken:
+        name, count = f"{wish}_{count}", count + 1
+    taken.add(name)
+    return name

@@ -1,0 +1,220 @@
+"""Which sizes of the example inputs stay free: `dynamic_shapes`, read, and the sizes to record with.
+
+A free size has a label; sizes with one label are equal in every call. By default the first size of every input is
+free, and those that are equal in the example share a label. To record, each label gets a number of its own: symbols
+are told apart by it, and 0 and 1 are never taken for a symbol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.errors import BadDynamicShapes
+
+STATIC = "static"
+_SPELLING = (
+    'give None, "static", or for each argument by name a mapping from dimension to a name, '
+    'as in dynamic_shapes={"x": {0: "batch"}}; torch.export.Dim works, too'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSizes:
+    """labels: by leaf of the arguments and dimension. ranges: least and greatest size per label, where one was given.
+
+    is_asked: the user named them, so that one that cannot be free is an error.
+    """
+
+    labels: Mapping[tuple[int, int], Hashable]
+    ranges: Mapping[Hashable, tuple[int, int | None]]
+    is_asked: bool
+
+    def dims(self, place: int) -> tuple[int, ...]:
+        """The free dimensions of a leaf."""
+        return tuple(dim for leaf, dim in self.labels if leaf == place)
+
+    def numbers(self, leaves: Sequence[Any]) -> dict[Hashable, int]:
+        """A number above 1 for each label, different for each, and the example's where that is possible."""
+        wished = {label: int(leaves[leaf].shape[dim]) for (leaf, dim), label in self.labels.items()}
+        fixed = {
+            int(size)
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, torch.Tensor)
+            for dim, size in enumerate(leaf.shape)
+            if (place, dim) not in self.labels
+        }
+        chosen: dict[Hashable, int] = {}
+        for label in sorted(wished, key=lambda label: -wished[label]):
+            least, greatest = self.ranges.get(label, (0, None))
+            number = wished[label]
+            while number < 2 or number in chosen.values() or (wished[label] < 2 and number in fixed):
+                number += 1
+            fits = number >= least and (greatest is None or number <= greatest)
+            chosen[label] = number if fits else max(wished[label], 2)
+        return chosen
+
+    def resized(self, leaves: Sequence[Any], numbers: Mapping[Hashable, int]) -> list[Any]:
+        """The leaves with free sizes as `numbers` has them; those of other sizes than the example's hold zeros."""
+        found = list(leaves)
+        for place, leaf in enumerate(leaves):
+            wanted = {dim: numbers[self.labels[place, dim]] for dim in self.dims(place)}
+            if any(leaf.shape[dim] != size for dim, size in wanted.items()):
+                found[place] = _with_sizes(leaf, wanted)
+        return found
+
+
+def free_sizes(wish: Any, names: Sequence[str], arguments: Sequence[Any], leaves: Sequence[Sequence[Any]]) -> FreeSizes:
+    """What `dynamic_shapes` says of these arguments.
+
+    names, arguments: of the method, bound. leaves: of each argument, in order.
+    Raises: BadDynamicShapes.
+    """
+    flat = [leaf for found in leaves for leaf in found]
+    if isinstance(wish, str) and wish == STATIC:
+        return FreeSizes({}, {}, is_asked=True)
+    if wish is None:
+        return FreeSizes(_first_sizes(flat), {}, is_asked=False)
+    specs = _by_argument(wish, names)
+    labels: dict[tuple[int, int], Hashable] = {}
+    ranges: dict[Hashable, tuple[int, int | None]] = {}
+    first = 0
+    for name, argument, found in zip(names, arguments, leaves, strict=True):
+        for offset, spec in enumerate(_per_leaf(specs.get(name), argument, len(found), name)):
+            _read(spec, f"{name}" if len(found) == 1 else f"{name}[{offset}]", first + offset, flat, labels, ranges)
+        first += len(found)
+    free = FreeSizes(labels, ranges, is_asked=True)
+    _check_equal(free, flat)
+    return free
+
+
+def _first_sizes(leaves: Sequence[Any]) -> dict[tuple[int, int], Hashable]:
+    tensors = [(k, x) for k, x in enumerate(leaves) if isinstance(x, torch.Tensor) and x.dim() and _is_dense(x)]
+    sizes = {int(x.shape[0]) for _, x in tensors} - {0}
+    if len(sizes) > 1:
+        sizes -= {1}  # it is stretched over the others, or counts something else
+    return {(k, 0): int(x.shape[0]) for k, x in tensors if int(x.shape[0]) in sizes}
+
+
+def _by_argument(wish: Any, names: Sequence[str]) -> Mapping[str, Any]:
+    if isinstance(wish, Mapping):
+        unknown = [name for name in wish if name not in names]
+        if unknown:
+            raise BadDynamicShapes(reason=f"there is no argument {unknown[0]!r}", hint=f"name {', '.join(names)}")
+        return wish
+    if isinstance(wish, tuple | list):
+        if len(wish) > len(names):
+            reason = f"it has {len(wish)} entries for {len(names)} arguments"
+            raise BadDynamicShapes(reason=reason, hint="give one entry per argument")
+        return dict(zip(names, wish, strict=False))
+    raise BadDynamicShapes(reason=f"a {type(wish).__name__} says nothing of arguments", hint=_SPELLING)
+
+
+def _per_leaf(spec: Any, argument: Any, count: int, name: str) -> list[Any]:
+    """The specification of each leaf of an argument."""
+    if spec is None or (isinstance(argument, torch.Tensor) or count == 0):
+        return [spec] * count
+    parts = list(argument.values()) if isinstance(argument, Mapping) else argument
+    if isinstance(argument, Mapping) and isinstance(spec, Mapping):
+        unknown = [key for key in spec if key not in argument]
+        if unknown:
+            raise BadDynamicShapes(reason=f"{name} has no entry {unknown[0]!r}", hint=_SPELLING)
+        spec = [spec.get(key) for key in argument]
+    if not isinstance(parts, tuple | list) or not isinstance(spec, tuple | list) or len(spec) != len(parts):
+        raise BadDynamicShapes(reason=f"the entry for {name} is not built like that argument", hint=_SPELLING)
+    if len(parts) != count:
+        raise BadDynamicShapes(
+            reason=f"{name} holds containers of containers", hint="name sizes of tensors, and of lists or dicts of them"
+        )
+    return list(spec)
+
+
+def _read(
+    spec: Any,
+    name: str,
+    place: int,
+    leaves: Sequence[Any],
+    labels: dict[tuple[int, int], Hashable],
+    ranges: dict[Hashable, tuple[int, int | None]],
+) -> None:
+    """Add what the specification of one leaf says."""
+    if spec is None or spec == {}:
+        return
+    leaf = leaves[place]
+    if not isinstance(leaf, torch.Tensor):
+        raise BadDynamicShapes(reason=f"{name} is no tensor", hint="leave it out")
+    if isinstance(spec, tuple | list):
+        spec = dict(enumerate(spec))
+    if not isinstance(spec, Mapping):
+        raise BadDynamicShapes(reason=f"the entry for {name} is a {type(spec).__name__}", hint=_SPELLING)
+    for dim, wish in spec.items():
+        if not isinstance(dim, int) or not -leaf.dim() <= dim < leaf.dim():
+            raise BadDynamicShapes(reason=f"{name} has no dimension {dim!r}", hint=f"it has {leaf.dim()} dimensions")
+        label = _label(wish, (place, dim % leaf.dim()), name)
+        if label is None:
+            continue
+        if leaf.shape[dim] == 0 or not _is_dense(leaf):
+            reason = f"dimension {dim} of {name} is empty, or elements of it share memory"
+            raise BadDynamicShapes(reason=reason, hint="give an example with elements of its own")
+        labels[place, dim % leaf.dim()] = label
+        if getattr(wish, "min", None) is not None or getattr(wish, "max", None) is not None:
+            greatest = getattr(wish, "max", None)
+            ranges[label] = (int(getattr(wish, "min", None) or 0), None if greatest is None else int(greatest))
+
+
+def _label(wish: Any, own: tuple[int, int], name: str) -> Hashable | None:
+    """The label that an entry stands for; None when the size stays as it is."""
+    if wish is None or (isinstance(wish, int) and not isinstance(wish, bool)):
+        return None
+    if isinstance(wish, str):
+        return wish
+    kind = getattr(getattr(wish, "type", None), "name", "")
+    if kind:  # Dim.AUTO and its kind
+        return None if kind == "STATIC" else own
+    named = getattr(wish, "__name__", None)
+    if isinstance(named, str):
+        return named
+    raise BadDynamicShapes(reason=f"{wish!r} names no size of {name}", hint=_SPELLING)
+
+
+def _check_equal(free: FreeSizes, leaves: Sequence[Any]) -> None:
+    sizes: dict[Hashable, int] = {}
+    for (place, dim), label in free.labels.items():
+        size = int(leaves[place].shape[dim])
+        if sizes.setdefault(label, size) != size:
+            reason = f"{label!r} is {sizes[label]} and {size} in the example inputs"
+            raise BadDynamicShapes(reason=reason, hint="give sizes that differ different names")
+        least, greatest = free.ranges.get(label, (0, None))
+        if size < least or (greatest is not None and size > greatest):
+            reason = f"{label!r} is {size} in the example inputs, which is outside of its range"
+            raise BadDynamicShapes(reason=reason, hint="give an example inside of the range")
+
+
+def _order(tensor: torch.Tensor) -> list[int]:
+    """The dimensions from the one of the widest steps to the one of the narrowest."""
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda dim: (-strides[dim], dim))
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether each element has its own memory, without gaps."""
+    step = 1
+    for dim in reversed(_order(tensor)):
+        if tensor.shape[dim] > 1 and tensor.stride(dim) != step:
+            return False
+        step *= int(tensor.shape[dim])
+    return True
+
+
+def _with_sizes(tensor: torch.Tensor, sizes: Mapping[int, int]) -> torch.Tensor:
+    """A tensor of zeros with other sizes, laid out in the same order."""
+    order = _order(tensor)
+    shape = [sizes.get(dim, int(tensor.shape[dim])) for dim in order]
+    made = torch.zeros(shape, dtype=tensor.dtype, device=tensor.device)
+    back = [0] * len(order)
+    for place, dim in enumerate(order):
+        back[dim] = place
+    return made.permute(back)

@@ -1,0 +1,120 @@
+"""One program of a frozen method: what it is, and running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.analysis.pairs import may_overlap
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.graph import CompiledGraph
+from dovetail.execute.protocol import ExecutorList
+from dovetail.execute.wrapper import build_wrapper
+from dovetail.frontends.freezing.call_form import mismatch
+from dovetail.frontends.size_guard import SizeGuard, strides_of
+from dovetail.frontends.structure import Structure, unflatten
+from dovetail.ir.calling import CallPlan
+from dovetail.ir.program import Program
+from dovetail.ir.sizes import Number
+from dovetail.pipeline.copies_back import counted_only
+from dovetail.pipeline.freezing import Unfolded
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A frozen program, as it is saved.
+
+    program: what runs; its inputs are arguments and then `held` tensors of the pool, by name. arguments: the leaf
+    behind each of the first inputs. plan: how a call maps to a run. results: how what it returns is put together.
+    guard: which shapes it is for. written: leaves that it writes. unfolded: what `program` was made from, for other
+    weights.
+    """
+
+    program: Program
+    held: tuple[str, ...]
+    arguments: tuple[int, ...]
+    plan: CallPlan
+    results: Structure
+    guard: SizeGuard
+    written: frozenset[int]
+    unfolded: Unfolded
+
+
+class RunnableVariant:
+    """A variant with code for it, bound to tensors."""
+
+    def __init__(self, variant: Variant, method: str, names: Sequence[str], executors: ExecutorList) -> None:
+        """method: what errors call it. names: of the leaves of its arguments."""
+        self.variant = variant
+        self._method = method
+        self._names = [names[leaf] for leaf in variant.arguments]
+        self._written = [k for k, leaf in enumerate(variant.arguments) if leaf in variant.written]
+        self._code = CompiledProgram(variant.program, executors)
+        self._wrapper = build_wrapper(variant.plan, variant.program)
+        self._counted_only = counted_only(variant.program, variant.plan)
+        self._graph: CompiledGraph | None = None
+
+    @property
+    def graph(self) -> CompiledGraph:
+        """What runs. Raises: RuntimeError before `bind`."""
+        if self._graph is None:
+            raise RuntimeError("a program runs once it has its tensors")
+        return self._graph
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take the tensors that the program holds from these, by name."""
+        self._graph = CompiledGraph(
+            forward=self._code,
+            wrapper=self._wrapper,
+            plan=self.variant.plan,
+            constants={name: tensors[name] for name in self.variant.held},
+            outputs=len(self.variant.plan.differentiable),
+            counted_only=self._counted_only,
+        )
+
+    def sizes(self, leaves: Sequence[Any]) -> dict[str, Number] | None:
+        """The free sizes of a call; None when it is not for this program."""
+        return self.variant.guard.sizes([leaves[leaf] for leaf in self.variant.arguments])
+
+    def reason(self, leaves: Sequence[Any]) -> str:
+        """Why a call is not for this program."""
+        return self.variant.guard.reason([leaves[leaf] for leaf in self.variant.arguments], self._names)
+
+    def __call__(self, leaves: Sequence[Any], sizes: Mapping[str, Number]) -> Any:
+        """Run. Raises: FrozenCallMismatch when the program would write memory that arguments share."""
+        inputs = [leaves[leaf] for leaf in self.variant.arguments]
+        if self._written:
+            self._refuse_sharing(inputs)
+        inputs = self._laid_out(inputs, sizes)
+        return unflatten(list(self.graph(*inputs)), self.variant.results)
+
+    def _refuse_sharing(self, inputs: Sequence[torch.Tensor]) -> None:
+        for written in self._written:
+            for other, tensor in enumerate(inputs):
+                if other != written and may_overlap(inputs[written], tensor):
+                    names = f"{self._names[written]}, which it writes, and {self._names[other]} share memory"
+                    raise mismatch(self._method, names, "pass a copy of one of them")
+
+    def _laid_out(self, inputs: list[torch.Tensor], sizes: Mapping[str, Number]) -> list[torch.Tensor]:
+        """The inputs as the program wants them: one that lies otherwise is copied, unless it is written."""
+        found = []
+        for number, (meta, tensor) in enumerate(zip(self.variant.guard.inputs, inputs, strict=True)):
+            assert meta is not None, "inputs that are tensors are described"
+            wanted = strides_of(meta, sizes)
+            given = tensor.stride()
+            differs = given != wanted and any(
+                a != b and size > 1 for a, b, size in zip(given, wanted, tensor.shape, strict=True)
+            )
+            if not differs and not tensor.is_conj() and not tensor.is_neg():
+                found.append(tensor)
+                continue
+            if number in self._written:
+                reason = f"{self._names[number]} has strides {given}, and the program writes it with {wanted}"
+                raise mismatch(self._method, reason, "lay it out like the example")
+            found.append(
+                torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+            )
+        return found

@@ -1,0 +1,119 @@
+"""Weights of a frozen program: kept as they were before folding, and folded anew."""
+
+from __future__ import annotations
+
+import difflib
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail.artifact.call import load_call, save_call
+from dovetail.errors import BadWeights, NoSources
+from dovetail.frontends.freezing.method import FrozenMethod
+from dovetail.frontends.freezing.pool import Pool, copy_of
+from dovetail.frontends.size_guard import strides_of
+from dovetail.ir.program import TensorMeta
+from dovetail.pipeline.freezing import fold
+
+MEMORY, FILE = "memory", "file"
+
+
+class Sources:
+    """Weights by their names in the pool, in memory or in a file of their own.
+
+    is_complete: all of them. Otherwise they are those that no state dict has: buffers that are not persistent, and
+    tensors that the model closes over.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], where: str, *, is_complete: bool) -> None:
+        self.is_complete = is_complete
+        self._tensors = dict(tensors) if where == MEMORY else {}
+        self._names: list[str] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        if where == FILE:
+            self._names = list(tensors)
+            self._folder = tempfile.TemporaryDirectory(prefix="dovetail-sources-")  # removed with this object
+            save_call(self._path, [tensors[name].detach() for name in self._names])
+
+    def read(self) -> dict[str, torch.Tensor]:
+        """The tensors."""
+        if self._folder is None:
+            return dict(self._tensors)
+        return dict(zip(self._names, load_call(self._path), strict=True))
+
+    @property
+    def _path(self) -> Path:
+        assert self._folder is not None, "sources in memory have no file"
+        return Path(self._folder.name) / "sources.safetensors"
+
+
+def refolded(
+    methods: Sequence[FrozenMethod],
+    pool: Pool,
+    sources: Sources | None,
+    given: Mapping[str, torch.Tensor],
+    *,
+    full: bool,
+    own: bool,
+) -> Pool:
+    """A pool with these weights, folded; the given pool stays as it is.
+
+    given: by dotted name. full: they are all the constants, and state stays. own: constants get memory of their own.
+    Raises: BadWeights; NoSources.
+    """
+    unfolded = [variant.unfolded for method in methods for variant in method.variants]
+    expected: dict[str, TensorMeta] = {}
+    for one in unfolded:
+        expected |= {value.name: value.tensor for value in one.program.inputs[one.arguments :]}
+    found = _by_name(pool, given)
+    known = sources.read() if sources is not None else {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, meta in expected.items():
+        if name in found:
+            tensors[name] = _fitting(name, meta, found[name], own or name in pool.state)
+        elif name in pool.state:
+            tensors[name] = pool.tensors[name]
+        elif name in known or name in pool.tensors:
+            tensors[name] = known[name] if name in known else pool.tensors[name]
+        else:
+            raise NoSources(what=f"swapping some weights without {pool.origins[name][0]}", hint=", or give all weights")
+    fold(unfolded, tensors, pool.state)
+    return Pool(tensors, dict(pool.origins), pool.state, pool.unused)
+
+
+def _by_name(pool: Pool, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The weights by their names in the pool."""
+    names = {dotted: name for name, dots in pool.origins.items() for dotted in dots}
+    found: dict[str, torch.Tensor] = {}
+    for dotted, tensor in given.items():
+        if dotted in pool.unused:
+            continue
+        if dotted not in names:
+            close = difflib.get_close_matches(dotted, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"the names are {', '.join(list(names)[:5])}, ..."
+            raise BadWeights(reason=f"the model that was frozen has no {dotted!r}", hint=hint)
+        if not isinstance(tensor, torch.Tensor):
+            raise BadWeights(reason=f"{dotted!r} is a {type(tensor).__name__}", hint="give tensors")
+        other = found.setdefault(names[dotted], tensor)
+        if other is not tensor and not _same(other, tensor):
+            tied = " and ".join(pool.origins[names[dotted]])
+            raise BadWeights(reason=f"{tied} are one tensor in the model, and differ here", hint="freeze the new model")
+    return found
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _fitting(name: str, meta: TensorMeta, tensor: torch.Tensor, own: bool) -> torch.Tensor:
+    if tuple(tensor.shape) != meta.shape or tensor.dtype != meta.dtype:
+        given = f"{list(tensor.shape)} of {tensor.dtype}"
+        reason = f"{name} is {given}, and was {list(meta.shape)} of {meta.dtype}"
+        raise BadWeights(reason=reason, hint="freeze the new model")
+    tensor = tensor.detach()
+    if tensor.stride() == meta.stride and tensor.device == meta.device:
+        return copy_of(tensor) if own else tensor
+    return torch.empty_strided(tensor.shape, strides_of(meta, {}), dtype=meta.dtype, device=meta.device).copy_(tensor)
