@@ -19,7 +19,7 @@ from dovetail.frontends.freezing.shapes import FreeSizes
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, map_leaves
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 
-_STEP = 3
+_STEPS = (3, 1, 2, 4, -1, -2)
 _ALL_CHOICES = 3
 
 
@@ -57,7 +57,7 @@ def _free(
         raise BadDynamicShapes(reason="; ".join(notes), hint="leave the size out, or change the model's code")
     if set(symbols) <= fixed:
         return [], notes
-    second = {label: number if label in fixed else number + _STEP for label, number in numbers.items()}
+    second = _second(one, numbers, symbols, fixed)
     other = recorder.record(pool, *example.call(free.resized(example.leaves, second)))
     at = {symbol: second[label] for label, symbol in symbols.items()}
     difference = difference_at(one.program, other.program, at)
@@ -109,14 +109,39 @@ def _fixed(
     fixed: set[Hashable] = set()
     notes: list[str] = []
     for label, symbol in symbols.items():
-        moved = {**at, symbol: at[symbol] + _STEP}
-        broken = next((fact for fact in one.guard.facts if _known(fact, moved) and not evaluate(fact, moved)), None)
-        if broken is not None:
+        broken = [_broken(one, {**at, symbol: number}) for number in _others(at[symbol])]
+        if None not in broken:
             fixed.add(label)
             notes.append(
-                f"{_where(label, one, symbol, example)} is fixed to {at[symbol]}: the model relies on {broken}"
+                f"{_where(label, one, symbol, example)} is fixed to {at[symbol]}: the model relies on {broken[0]}"
             )
     return fixed, tuple(notes)
+
+
+def _second(
+    one: Recorded, numbers: Mapping[Hashable, int], symbols: Mapping[Hashable, str], fixed: set[Hashable]
+) -> dict[Hashable, int]:
+    """Other numbers for the labels, as many as can be, with which the program can be called."""
+    chosen = dict(numbers)
+    for label in symbols:
+        if label in fixed:
+            continue
+        for number in _others(numbers[label]):
+            at = {symbol: number if other == label else chosen[other] for other, symbol in symbols.items()}
+            if _broken(one, at) is None:
+                chosen[label] = number
+                break
+    return chosen
+
+
+def _others(number: int) -> list[int]:
+    """Sizes near to a size, and twice as large."""
+    return [other for other in (*(number + by for by in _STEPS), 2 * number) if other > 1]
+
+
+def _broken(one: Recorded, at: Mapping[str, Number]) -> Scalar | None:
+    """A fact that the recording relied on and that does not hold at these sizes."""
+    return next((fact for fact in one.guard.facts if _known(fact, at) and not evaluate(fact, at)), None)
 
 
 def _known(fact: Scalar, at: Mapping[str, Number]) -> bool:
@@ -149,10 +174,11 @@ def _within_ranges(one: Recorded, free: FreeSizes, symbols: Mapping[Hashable, st
 
 def difference_at(free: Program, fixed: Program, at: Mapping[str, Number]) -> str:
     """How a program of free sizes differs, at these, from one that was recorded for them; "" when it does not."""
-    if len(free.nodes) != len(fixed.nodes):
-        return f"runs {len(fixed.nodes)} operators, and not {len(free.nodes)}"
+    nodes, others = ([node for node in program.nodes if not _counts(node)] for program in (free, fixed))
+    if len(nodes) != len(others):
+        return f"runs {len(others)} operators, and not {len(nodes)}"
     twins: dict[Value, Value] = dict(zip(free.inputs, fixed.inputs, strict=False))
-    for one, other in zip(free.nodes, fixed.nodes, strict=True):
+    for one, other in zip(nodes, others, strict=True):
         if one.target is not other.target or not _same_operands(one, other, twins, at):
             return f"runs {other.target}, and not {one.target}, from {one.origin}"
         for value, twin in zip(one.outputs, other.outputs, strict=True):
@@ -164,10 +190,16 @@ def difference_at(free: Program, fixed: Program, at: Mapping[str, Number]) -> st
     return ""
 
 
+def _counts(node: Node) -> bool:
+    """Whether a node only computes numbers: sizes, of which a program of fixed sizes has none."""
+    return bool(node.outputs) and all(value is not None and not value.is_tensor for value in node.outputs)
+
+
 def _same_operands(one: Node, other: Node, twins: Mapping[Value, Value], at: Mapping[str, Number]) -> bool:
     def settled(operand: Operand) -> Operand:
         if isinstance(operand, Value):
-            return twins.get(operand, operand)
+            meta = operand.meta
+            return evaluate(meta.expr, at) if isinstance(meta, ScalarMeta) else twins.get(operand, operand)
         return evaluate(operand, at) if isinstance(operand, SizeExpr) else operand
 
     ours = (map_leaves(one.args, settled), [(name, map_leaves(o, settled)) for name, o in one.kwargs])

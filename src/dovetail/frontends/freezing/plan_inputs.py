@@ -57,6 +57,15 @@ def with_inputs(program: Program, plan: CallPlan, order: Sequence[int]) -> tuple
     return program, plan
 
 
+def without_gradients(plan: CallPlan) -> CallPlan:
+    """The plan whose results require no gradient: with gradients off, eager's still do where parameters are seen."""
+
+    def cut(rule: OutputRule) -> OutputRule:
+        return cut(rule.of) if isinstance(rule, AsLeaf) else rule
+
+    return replace(plan, outputs=tuple(map(cut, plan.outputs)))
+
+
 def _rules(outputs: Sequence[OutputRule]) -> Iterator[OutputRule]:
     for rule in outputs:
         if isinstance(rule, Rebuilt):

@@ -19,7 +19,7 @@ from dovetail.capture.python_state import leads_on
 from dovetail.capture.recording import Recording
 from dovetail.errors import NotFreezable
 from dovetail.frontends.call_kind import Call, checked_name
-from dovetail.frontends.freezing.plan_inputs import inputs_touched, with_inputs
+from dovetail.frontends.freezing.plan_inputs import inputs_touched, with_inputs, without_gradients
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.reach import Reach
@@ -115,7 +115,7 @@ class MethodRecorder:
         return names
 
     def _recorded(self, recording: Recording, recorder: CallRecorder, slots: int, names: Mapping[int, str]) -> Recorded:
-        plan = recording.outputs.plan
+        plan = without_gradients(recording.outputs.plan)
         if plan.extras or plan.packs:
             hint = "pass tensors that are no views of each other"
             raise NotFreezable(what=self._method, reason="its inputs are views of one another", hint=hint)

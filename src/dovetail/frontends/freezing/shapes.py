@@ -160,9 +160,9 @@ def _read(
             reason = f"dimension {dim} of {name} is empty, or elements of it share memory"
             raise BadDynamicShapes(reason=reason, hint="give an example with elements of its own")
         labels[place, dim % leaf.dim()] = label
-        if getattr(wish, "min", None) is not None or getattr(wish, "max", None) is not None:
-            greatest = getattr(wish, "max", None)
-            ranges[label] = (int(getattr(wish, "min", None) or 0), None if greatest is None else int(greatest))
+        least, greatest = getattr(wish, "min", None), getattr(wish, "max", None)  # not numbers where there is no bound
+        if isinstance(least, int) or isinstance(greatest, int):
+            ranges[label] = (least if isinstance(least, int) else 0, greatest if isinstance(greatest, int) else None)
 
 
 def _label(wish: Any, own: tuple[int, int], name: str) -> Hashable | None:

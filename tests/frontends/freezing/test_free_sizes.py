@@ -1,0 +1,160 @@
+"""Which sizes a frozen program leaves free, and what it says of those that it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+
+
+class TwoSizes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return (self.linear(x) * mask[:, :, None]).flatten(1)
+
+
+def _agrees(model: nn.Module, frozen: Any, *args: Tensor) -> None:
+    with torch.no_grad():
+        wanted = model(*args)
+    found = frozen(*args)
+    assert torch.equal(found, wanted)
+    assert found.stride() == wanted.stride()
+
+
+def test_the_first_size_is_free() -> None:
+    model = TwoSizes()
+    frozen = dovetail.freeze(model, (torch.rand(3, 5, 4), torch.rand(3, 5)))
+    for rows in (3, 1, 2, 9):
+        _agrees(model, frozen, torch.rand(rows, 5, 4), torch.rand(rows, 5))
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-003.*x has shape \[3, 6, 4\]"):
+        frozen(torch.rand(3, 6, 4), torch.rand(3, 6))
+    with pytest.raises(dovetail.DovetailError, match="DT-FREEZE-003"):
+        frozen(torch.rand(3, 5, 4), torch.rand(2, 5))
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-003.*sizes above 1"):
+        frozen(torch.rand(0, 5, 4), torch.rand(0, 5))
+
+
+def test_an_example_of_one_row() -> None:
+    model = TwoSizes()
+    frozen = dovetail.freeze(model, (torch.rand(1, 5, 4), torch.rand(1, 5)))
+    for rows in (1, 2, 9):
+        _agrees(model, frozen, torch.rand(rows, 5, 4), torch.rand(rows, 5))
+
+
+SEQUENCE = {"x": {0: "batch", 1: "length"}, "mask": {0: "batch", 1: "length"}}
+BATCH, LENGTH = torch.export.Dim("batch"), torch.export.Dim("length", min=2, max=16)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        SEQUENCE,
+        {"x": {0: BATCH, 1: LENGTH}, "mask": {0: BATCH, 1: LENGTH}},
+        (("batch", "length", None), ("batch", "length")),
+        {"x": {0: "batch", -2: "length"}, "mask": ("batch", "length")},
+    ],
+)
+def test_sizes_by_name(shapes: Any) -> None:
+    model = TwoSizes()
+    frozen = dovetail.freeze(model, (torch.rand(3, 3, 4), torch.rand(3, 3)), dynamic_shapes=shapes)
+    for rows, length in ((3, 3), (3, 5), (2, 9), (1, 4)):
+        _agrees(model, frozen, torch.rand(rows, length, 4), torch.rand(rows, length))
+    if shapes == {"x": {0: BATCH, 1: LENGTH}, "mask": {0: BATCH, 1: LENGTH}}:
+        with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-003.*relies on"):
+            frozen(torch.rand(2, 17, 4), torch.rand(2, 17))
+        with pytest.raises(dovetail.DovetailError, match="DT-FREEZE-003"):
+            frozen(torch.rand(2, 1, 4), torch.rand(2, 1))
+    else:
+        _agrees(model, frozen, torch.rand(1, 1, 4), torch.rand(1, 1))
+
+
+def test_static() -> None:
+    model = TwoSizes()
+    frozen = dovetail.freeze(model, (torch.rand(3, 5, 4), torch.rand(3, 5)), dynamic_shapes="static")
+    _agrees(model, frozen, torch.rand(3, 5, 4), torch.rand(3, 5))
+    with pytest.raises(dovetail.DovetailError, match="DT-FREEZE-003"):
+        frozen(torch.rand(2, 5, 4), torch.rand(2, 5))
+
+
+class Fixes(nn.Module):
+    """Does something else for each number of rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(int(x.shape[0])):
+            x = x + 1
+        return x
+
+
+def test_what_is_fixed_is_said_and_is_the_reason_of_a_refusal() -> None:
+    frozen = dovetail.freeze(Fixes(), (torch.rand(3, 2),))
+    assert torch.equal(frozen(torch.zeros(3, 2)), torch.full((3, 2), 3.0))
+    (note,) = frozen.specialized
+    assert "dimension 0 of x is fixed to 3" in note
+    with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-003.*dimension 0 of x is fixed to 3"):
+        frozen(torch.zeros(4, 2))
+    with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-002.*'batch'.*fixed to 3"):
+        dovetail.freeze(Fixes(), (torch.rand(3, 2),), dynamic_shapes={"x": {0: "batch"}})
+
+
+def test_a_branch_on_a_size_is_a_guard() -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.shape[0] < 6 else x.sin()
+
+    frozen = dovetail.freeze(Branches(), (torch.rand(3, 2),))
+    for rows in (1, 2, 5):
+        _agrees(Branches(), frozen, torch.rand(rows, 2))
+    with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-003.*relies on.*< 6"):
+        frozen(torch.rand(6, 2))
+
+
+def test_one_row_may_be_another_program() -> None:
+    class Special(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.cos() if x.shape[0] == 1 else x.squeeze(0) * 2
+
+    frozen = dovetail.freeze(Special(), (torch.rand(3, 2),))
+    for rows in (1, 2, 3):
+        _agrees(Special(), frozen, torch.rand(rows, 2))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ({"y": {0: "batch"}}, "no argument 'y'"),
+        ({"x": {3: "batch"}}, "no dimension 3"),
+        ({"x": {0: "size", 1: "size"}}, "'size' is 3 and 5"),
+        ({"x": {0: 2.5}}, "names no size"),
+        ({"x": "batch"}, "the entry for x is a str"),
+        ({"x": {0: torch.export.Dim("batch", min=8)}}, "outside of its range"),
+        ("dynamic", "a str says nothing"),
+        ((None, None, None), "3 entries for 2"),
+    ],
+)
+def test_bad_shapes(shapes: Any, reason: str) -> None:
+    with pytest.raises(dovetail.DovetailError, match=f"(?s)DT-FREEZE-002.*{reason}"):
+        dovetail.freeze(TwoSizes(), (torch.rand(3, 5, 4), torch.rand(3, 5)), dynamic_shapes=shapes)
+
+
+def test_sizes_inside_of_containers() -> None:
+    class Reads(nn.Module):
+        def forward(self, batch: dict[str, Tensor], scales: list[Tensor]) -> Tensor:
+            return batch["x"] * scales[0] + scales[1]
+
+    batch = {"x": torch.rand(3, 4), "other": torch.rand(2)}
+    scales = [torch.rand(3, 1), torch.rand(4)]
+    shapes = {"batch": {"x": {0: "rows"}}, "scales": [{0: "rows"}, None]}
+    frozen = dovetail.freeze(Reads(), (batch, scales), dynamic_shapes=shapes)
+    for rows in (3, 5, 1):
+        given = ({"x": torch.rand(rows, 4), "other": torch.rand(2)}, [torch.rand(rows, 1), torch.rand(4)])
+        assert torch.equal(frozen(*given), Reads()(*given))
+    for wrong in ({"batch": {"z": {0: "rows"}}}, {"scales": [{0: "rows"}]}):
+        with pytest.raises(dovetail.DovetailError, match="DT-FREEZE-002"):
+            dovetail.freeze(Reads(), (batch, scales), dynamic_shapes=wrong)
