@@ -67,7 +67,7 @@ def test_sizes_by_name(shapes: Any) -> None:
     for rows, length in ((3, 3), (3, 5), (2, 9), (1, 4)):
         _agrees(model, frozen, torch.rand(rows, length, 4), torch.rand(rows, length))
     if shapes == {"x": {0: BATCH, 1: LENGTH}, "mask": {0: BATCH, 1: LENGTH}}:
-        with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-003.*relies on"):
+        with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-003.*relies on"):
             frozen(torch.rand(2, 17, 4), torch.rand(2, 17))
         with pytest.raises(dovetail.DovetailError, match="DT-FREEZE-003"):
             frozen(torch.rand(2, 1, 4), torch.rand(2, 1))
@@ -97,9 +97,9 @@ def test_what_is_fixed_is_said_and_is_the_reason_of_a_refusal() -> None:
     assert torch.equal(frozen(torch.zeros(3, 2)), torch.full((3, 2), 3.0))
     (note,) = frozen.specialized
     assert "dimension 0 of x is fixed to 3" in note
-    with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-003.*dimension 0 of x is fixed to 3"):
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-003.*dimension 0 of x is fixed to 3"):
         frozen(torch.zeros(4, 2))
-    with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-002.*'batch'.*fixed to 3"):
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-002.*'batch'.*fixed to 3"):
         dovetail.freeze(Fixes(), (torch.rand(3, 2),), dynamic_shapes={"x": {0: "batch"}})
 
 
@@ -111,7 +111,7 @@ def test_a_branch_on_a_size_is_a_guard() -> None:
     frozen = dovetail.freeze(Branches(), (torch.rand(3, 2),))
     for rows in (1, 2, 5):
         _agrees(Branches(), frozen, torch.rand(rows, 2))
-    with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-003.*relies on.*< 6"):
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-003.*relies on.*< 6"):
         frozen(torch.rand(6, 2))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -119,9 +120,9 @@ def test_an_input_that_is_written() -> None:
     assert torch.equal(x, wanted)
     assert torch.equal(found, wanted * 2)
     whole = torch.rand(6)
-    with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-003.*share memory"):
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-003.*share memory"):
         frozen(whole[:4], whole[2:])
-    with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-003.*strides"):
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-003.*strides"):
         frozen(torch.rand(8)[::2], y)
 
 
@@ -185,7 +186,7 @@ def test_gradients_are_refused_or_come_from_the_original() -> None:
     model = nn.Linear(3, 2)
     x = torch.rand(4, 3, requires_grad=True)
     frozen = dovetail.freeze(model, (torch.rand(4, 3),))
-    with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-004.*input requires one"):
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-004.*input requires one"):
         frozen(x)
     with torch.no_grad():
         assert torch.equal(frozen(x), model(x))
@@ -211,13 +212,11 @@ def test_autocast_is_as_it_was_when_frozen() -> None:
 
 def test_what_a_frozen_module_cannot_do() -> None:
     frozen = dovetail.freeze(nn.Linear(3, 2), (torch.rand(4, 3),))
-    import pickle
-
     for attempt in (
         lambda: frozen.to(torch.float64),
-        lambda: frozen.double(),
-        lambda: frozen.train(),
-        lambda: frozen.requires_grad_(),
+        frozen.double,
+        frozen.train,
+        frozen.requires_grad_,
         lambda: frozen.load_state_dict({}),
         lambda: pickle.dumps(frozen),
     ):
@@ -287,5 +286,5 @@ def test_memory_that_is_shared_and_written_is_refused() -> None:
             self.whole.add_(1)
             return self.part + x
 
-    with pytest.raises(dovetail.DovetailError, match="(?s)DT-FREEZE-001.*share"):
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-001.*share"):
         dovetail.freeze(Shares(), (torch.rand(4),))

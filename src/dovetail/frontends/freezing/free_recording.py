@@ -18,6 +18,7 @@ from dovetail.frontends.freezing.record import MethodRecorder, Recorded
 from dovetail.frontends.freezing.shapes import FreeSizes
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, map_leaves
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
+from dovetail.passes.no_ops import remove_no_ops
 
 _STEPS = (3, 1, 2, 4, -1, -2)
 _ALL_CHOICES = 3
@@ -174,6 +175,7 @@ def _within_ranges(one: Recorded, free: FreeSizes, symbols: Mapping[Hashable, st
 
 def difference_at(free: Program, fixed: Program, at: Mapping[str, Number]) -> str:
     """How a program of free sizes differs, at these, from one that was recorded for them; "" when it does not."""
+    free, fixed = remove_no_ops(free)[0], remove_no_ops(fixed)[0]  # indexing makes views of everything or not
     nodes, others = ([node for node in program.nodes if not _counts(node)] for program in (free, fixed))
     if len(nodes) != len(others):
         return f"runs {len(others)} operators, and not {len(nodes)}"

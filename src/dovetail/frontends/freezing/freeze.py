@@ -15,7 +15,7 @@ from dovetail.frontends.freezing.free_recording import record_method
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.freezing.originals import Originals, discard
-from dovetail.frontends.freezing.pool import Pool
+from dovetail.frontends.freezing.pool import Pool, copy_of
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
 from dovetail.frontends.freezing.variant import Variant
 from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
@@ -195,7 +195,9 @@ class _Freezing:
     def _sources(self, persistent: frozenset[str]) -> Sources:
         """The weights as they are before folding, as far as they are kept. persistent: names that state dicts have."""
         pool, where = self._pool, self._settings.keep_sources
+        own = not self._settings.discards  # or the model would change them
         if where is not None:
-            return Sources(pool.tensors, where, is_complete=True)
-        kept = {name: t for name, t in pool.tensors.items() if persistent.isdisjoint(pool.origins[name])}
+            tensors = {name: copy_of(t) if own and where == MEMORY else t for name, t in pool.tensors.items()}
+            return Sources(tensors, where, is_complete=True)
+        kept = {name: copy_of(t) for name, t in pool.tensors.items() if persistent.isdisjoint(pool.origins[name])}
         return Sources(kept, MEMORY, is_complete=False)

@@ -90,12 +90,12 @@ class FrozenModule(torch.nn.Module):
     def refresh(self) -> None:
         """Take the model's weights as they are now, and fold again. State of the frozen program stays.
 
-        Raises: BadWeights when their shapes, strides or dtypes have changed, and nothing is done.
+        Raises: BadWeights when their shapes, strides or dtypes have changed or one is gone, and nothing is done.
         """
         if self._originals is None:
             raise FrozenIsFixed(what="be refreshed: the model that it was frozen from is not known")
-        now = {name: t for name, t in self._originals.now().items() if self._constant(name)}
-        self._take(refolded(self._frozen_methods(), self._pool, self._sources, now, full=True, own=self._owns))
+        now = self._originals.now()
+        self._take(*refolded(self._frozen_methods(), self._pool, self._sources, now, own=self._on_stale == "ignore"))
         self._originals = self._originals.renewed()
 
     def swap_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
@@ -105,7 +105,7 @@ class FrozenModule(torch.nn.Module):
         Raises: BadWeights for names, shapes or dtypes that do not fit; NoSources for a part without kept sources.
         Nothing is done then.
         """
-        self._take(refolded(self._frozen_methods(), self._pool, self._sources, state_dict, full=False, own=True))
+        self._take(*refolded(self._frozen_methods(), self._pool, self._sources, state_dict, own=True))
         self._originals = None
 
     def source_state_dict(self) -> dict[str, torch.Tensor]:
@@ -143,18 +143,11 @@ class FrozenModule(torch.nn.Module):
         """Who runs the nodes."""
         return self._executors
 
-    def _constant(self, dotted: str) -> bool:
-        return any(dotted in dots for name, dots in self._pool.origins.items() if name not in self._pool.state)
-
-    @property
-    def _owns(self) -> bool:
-        return self._on_stale == "ignore"
-
     def _frozen_methods(self) -> list[FrozenMethod]:
         return [method.method for method in self._methods.values()]
 
-    def _take(self, pool: Pool) -> None:
-        self._pool = pool
+    def _take(self, pool: Pool, sources: Sources | None) -> None:
+        self._pool, self._sources = pool, sources
         for method in self._methods.values():
             method.bind_tensors(pool.tensors)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from dovetail.capture.module_state import TensorSlot
-from dovetail.errors import DiscardedParameter
+from dovetail.errors import BadWeights, DiscardedParameter
 from dovetail.torch_compat.autograd import version_of
 
 
@@ -53,9 +53,14 @@ class Originals:
         return [watched.dotted for watched in self._watched if watched.has_changed()]
 
     def now(self) -> dict[str, torch.Tensor]:
-        """What the model holds, by dotted name."""
-        held = {watched.dotted: watched.now() for watched in self._watched}
-        return {dotted: tensor for dotted, tensor in held.items() if tensor is not None}
+        """What the model holds in place of the constants, by dotted name. Raises: BadWeights when one is gone."""
+        found: dict[str, torch.Tensor] = {}
+        for watched in self._watched:
+            tensor = watched.now()
+            if tensor is None:
+                raise BadWeights(reason=f"the model has no {watched.dotted} any more", hint="freeze the new model")
+            found[watched.dotted] = tensor
+        return found
 
     def renewed(self) -> Originals:
         """A watch from now on."""

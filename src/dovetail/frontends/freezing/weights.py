@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import shutil
 import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,24 +32,29 @@ class Sources:
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], where: str, *, is_complete: bool) -> None:
         self.is_complete = is_complete
+        self._where = where
+        self._names = list(tensors)
         self._tensors = dict(tensors) if where == MEMORY else {}
-        self._names: list[str] = []
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._path: Path | None = None
         if where == FILE:
-            self._names = list(tensors)
-            self._folder = tempfile.TemporaryDirectory(prefix="dovetail-sources-")  # removed with this object
+            folder = tempfile.mkdtemp(prefix="dovetail-sources-")
+            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+            self._path = Path(folder) / "sources.safetensors"
             save_call(self._path, [tensors[name].detach() for name in self._names])
 
     def read(self) -> dict[str, torch.Tensor]:
         """The tensors."""
-        if self._folder is None:
+        if self._path is None:
             return dict(self._tensors)
         return dict(zip(self._names, load_call(self._path), strict=True))
 
-    @property
-    def _path(self) -> Path:
-        assert self._folder is not None, "sources in memory have no file"
-        return Path(self._folder.name) / "sources.safetensors"
+    def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Sources:
+        """Others in place of those of these names."""
+        known = self.read()
+        if known.keys().isdisjoint(tensors):
+            return self
+        changed = {name: tensors.get(name, tensor) for name, tensor in known.items()}
+        return Sources(changed, self._where, is_complete=self.is_complete)
 
 
 def refolded(
@@ -56,12 +63,11 @@ def refolded(
     sources: Sources | None,
     given: Mapping[str, torch.Tensor],
     *,
-    full: bool,
     own: bool,
-) -> Pool:
-    """A pool with these weights, folded; the given pool stays as it is.
+) -> tuple[Pool, Sources | None]:
+    """A pool with these weights, folded, and the sources with them; what is given stays as it is.
 
-    given: by dotted name. full: they are all the constants, and state stays. own: constants get memory of their own.
+    given: by dotted name. own: constants get memory of their own.
     Raises: BadWeights; NoSources.
     """
     unfolded = [variant.unfolded for method in methods for variant in method.variants]
@@ -80,8 +86,10 @@ def refolded(
             tensors[name] = known[name] if name in known else pool.tensors[name]
         else:
             raise NoSources(what=f"swapping some weights without {pool.origins[name][0]}", hint=", or give all weights")
+    if sources is not None:
+        sources = sources.with_tensors({name: copy_of(tensors[name]) for name in found if name in known})
     fold(unfolded, tensors, pool.state)
-    return Pool(tensors, dict(pool.origins), pool.state, pool.unused)
+    return Pool(tensors, dict(pool.origins), pool.state, pool.unused), sources
 
 
 def _by_name(pool: Pool, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
