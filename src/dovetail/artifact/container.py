@@ -36,6 +36,7 @@ Chunk: TypeAlias = "bytes | bytearray | memoryview"
 T = TypeVar("T")
 
 _EXPECTED = "a .dovetail file"
+_LONGEST_REASON = 400
 _HINT = "save it again with dovetail, or copy it again from where it was saved"
 
 
@@ -121,7 +122,7 @@ def open_container(path: str | Path, *, verify: Literal["fast", "full"] = "fast"
                 raise ValueError(f"{member.name} is damaged")
         _check_manifest(path, views, verify == "full")
     except (OSError, ValueError) as error:
-        raise BadArtifact(path=path, expected=_EXPECTED, reason=error, hint=_HINT) from error
+        raise _refusal(path, str(error)) from error
     del views[MANIFEST]
     return Container(path, views)
 
@@ -190,7 +191,12 @@ class Container:
 
     def refusal(self, name: str, reason: object) -> BadArtifact:
         """The error that a member is not what it should be."""
-        return BadArtifact(path=self.path, expected=_EXPECTED, reason=f"member {name}: {reason}", hint=_HINT)
+        return _refusal(self.path, f"member {name}: {reason}")
 
     def __repr__(self) -> str:
         return f"Container({str(self.path)!r}: {', '.join(self._views)})"
+
+
+def _refusal(path: Path, reason: str) -> BadArtifact:
+    short = reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}..."  # it may quote the file
+    return BadArtifact(path=path, expected=_EXPECTED, reason=short, hint=_HINT)

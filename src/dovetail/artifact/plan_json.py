@@ -131,8 +131,8 @@ def _codings() -> Mapping[str, Coding]:
     table["tuple[ReplayStep, ...]"] = tuple_of(Records("rule", (ReplayStep,), table).coding())
     table["FromView | Rebuilt"] = Records("rule", (FromView,), table).coding()
     simple = (FromConstant, FromSlot, FromInput, FromView, FromOutput, Rewritten)
-    # The tensor of an `AsLeaf` rule is that of any other rule.
-    table["OutputRule"] = Records("rule", simple, table).coding()
+    # The tensor of an `AsLeaf` rule.
+    table["OutputRule"] = Records("rule", (FromSlot, FromInput, FromView, Rewritten), table).coding()
     table["tuple[OutputRule, ...]"] = tuple_of(Records("rule", (*simple, AsLeaf), table).coding())
     table["tuple[WriteBack, ...]"] = tuple_of(Records("rule", (calling.WriteBack,), table).coding())
     table["tuple[InputRule, ...]"] = tuple_of(Records("rule", (FlatBytes, ViewBase), table).coding())
@@ -156,6 +156,11 @@ def _check(plan: CallPlan, program: Program) -> None:
     for slot in _slots_of(plan):
         if not 0 <= slot < len(program.outputs):
             raise ValueError(f"the program has no output {slot}")
+    numbers = {k for k, value in enumerate(program.inputs) if not value.is_tensor}
+    if any(number in numbers for number in _inputs_of(plan)):
+        raise ValueError("an input that is used as a tensor is none")
+    if any(not _is_tensor(program.outputs[slot]) for slot in _tensor_slots_of(plan)):
+        raise ValueError("an output that is used as a tensor is none")
     _check_values(plan)
     for name in symbols_in([(step.args, [a for _, a in step.kwargs]) for step in _steps_of(plan)]):
         if symbol_source(program, symbol(checked_name(name))) is None:
@@ -213,10 +218,21 @@ def _inputs_of(plan: CallPlan) -> Iterator[int]:
     yield from plan.touched
 
 
+def _is_tensor(output: Operand) -> bool:
+    return isinstance(output, Value) and output.is_tensor
+
+
 def _slots_of(plan: CallPlan) -> Iterator[int]:
+    yield from (rule.slot for rule in _all_rules(plan) if isinstance(rule, FromSlot))
+    yield from _tensor_slots_of(plan)
+
+
+def _tensor_slots_of(plan: CallPlan) -> Iterator[int]:
     for rule in _all_rules(plan):
-        if isinstance(rule, FromSlot | Rewritten):
+        if isinstance(rule, Rewritten):
             yield rule.slot
+        elif isinstance(rule, AsLeaf) and isinstance(rule.of, FromSlot):
+            yield rule.of.slot
         elif isinstance(rule, FromView) and not rule.of_input:
             yield rule.base
     for write in plan.writes:

@@ -60,8 +60,8 @@ class Member:
 
 def check_name(name: str) -> None:
     """Raise ValueError unless this may name a member: a short relative path in plain letters, without `..`."""
-    if not isinstance(name, str) or len(name) > _MAX_NAME or not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name for a member")
+    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+        raise ValueError(f"{name[:60]!r} is no name for a member")
 
 
 def data_start(start: int, name: str) -> int:
@@ -144,8 +144,8 @@ def _listed(file: memoryview) -> tuple[Member, ...]:
     members: list[Member] = []
     start = 0
     for _ in range(count):
-        if at + _CENTRAL.size > end:
-            raise ValueError("its directory is damaged")
+        if at + _CENTRAL.size > end or file[at : at + 4] != b"PK\1\2":
+            raise ValueError("its directory is damaged, or not where it should be")
         fields = _CENTRAL.unpack_from(file, at)
         crc, size, name_length, extra_length = fields[7], fields[9], fields[10], fields[11]
         at += _CENTRAL.size
