@@ -68,7 +68,7 @@ def test_all_that_a_program_can_hold() -> None:
     nodes = (
         Node(aten.split.Tensor, (x, 2), outputs=(a, None), unpack=True, origin=Origin("model.py", 3, "f", "m.0")),
         Node(
-            prims.view_scatter(aten.split.Tensor, 1), (y, b, (x,)), kwargs, (b,), False, Phase.BACKWARD, Origin(), True
+            prims.view_scatter(aten.split.Tensor, 1), (y, a, (x,)), kwargs, (b,), False, Phase.BACKWARD, Origin(), True
         ),
         Node(torch.sym_max, (n, 3), outputs=(Value("m", ScalarMeta(SizeExpr("max", (s0, 3)))),)),
     )

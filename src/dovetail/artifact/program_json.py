@@ -5,39 +5,57 @@
      "inputs": [name], "nodes": [{"target", "args", "kwargs", "outputs", ...}], "outputs": [operand],
      "signature": {"inputs": [role], "outputs": [role]}, "origins": [[file, line, function, module]]}
 
-Operands that JSON has no word for are objects of one entry: `{"value": name}`, `{"size": ...}`, `{"tuple": [...]}`,
-`{"float": "nan"}`, `{"complex": [re, im]}`, `{"dtype": ...}`, `{"device": ...}`, `{"layout": ...}`,
-`{"memory_format": ...}`.
+Operands are coded by `operand_json`, targets by `target_text`. Programs are run as Python source, so what is read is
+checked first: names (`source_names`), types, and that the data is what would be written for the program it describes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from dovetail.artifact.operand_json import operand_from_json, operand_to_json, read_device, read_named
+from dovetail.artifact.record_json import PLAIN, Coding, Records, optional, refused
+from dovetail.artifact.source_names import checked_keyword, checked_line, checked_name, checked_size
 from dovetail.artifact.target_text import read_target, target_text
 from dovetail.errors import NotSerializable
 from dovetail.ir import signature as roles
-from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Program, ScalarMeta, Stage, TensorMeta, Value
-from dovetail.ir.signature import Signature, WriteKind
-from dovetail.ir.sizes import Scalar, SizeExpr
-from dovetail.ir.sizes import from_json as read_size
+from dovetail.ir.program import (
+    Meta,
+    Node,
+    Operand,
+    Origin,
+    Phase,
+    Program,
+    ScalarMeta,
+    Stage,
+    TensorMeta,
+    Value,
+    meta_symbols,
+    symbols_in,
+)
+from dovetail.ir.signature import Signature
+from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ir.sizes import to_json as size_to_json
 
 FORMAT = "dovetail program"
 VERSION = 1
 
-_NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-_INPUT_ROLES = (
-    *(roles.Parameter, roles.Buffer, roles.UserInput, roles.Constant, roles.SizeInput),
-    *(roles.Tangent, roles.Residual, roles.SharedBytes, roles.GradientBase),
+_MAX_SIZE = 1 << 63
+_PROGRAM_NAME = re.compile(r"[\w .<>-]{0,300}")
+_FIELDS: Mapping[str, Coding] = {**PLAIN, "WrapperLayout | None": optional(refused("wrappers of tensors"))}
+_INPUT_ROLES = Records(
+    "role",
+    (
+        *(roles.Parameter, roles.Buffer, roles.UserInput, roles.Constant, roles.SizeInput),
+        *(roles.Tangent, roles.Residual, roles.SharedBytes, roles.GradientBase),
+    ),
+    _FIELDS,
 )
-_OUTPUT_ROLES = (roles.UserOutput, roles.InputMutation, roles.Gradient)
-_ROLES: dict[str, Any] = {kind.__name__: kind for kind in (*_INPUT_ROLES, *_OUTPUT_ROLES)}
+_OUTPUT_ROLES = Records("role", (roles.UserOutput, roles.InputMutation, roles.Gradient, roles.Residual), _FIELDS)
 
 
 def program_to_json(program: Program) -> dict[str, Any]:
@@ -56,16 +74,24 @@ def program_to_json(program: Program) -> dict[str, Any]:
 def program_from_json(data: object) -> Program:
     """The program that `program_to_json` wrote, equal in everything but the identity of its values.
 
-    Raises: ValueError that says what is wrong with the data.
+    Raises: ValueError that says what is wrong with the data: among that, names that could mean anything else in
+    generated source, and entries that would not be written like this.
     """
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ValueError(f'it does not say "format": "{FORMAT}"')
     if data.get("version") != VERSION:
         raise ValueError(f"it is of version {data.get('version')}; this dovetail reads version {VERSION}")
     try:
-        return _Reader(data).program()
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        program = _Reader(data).program()
+        if _text(_Writer(program).written()) != _text(data):
+            raise ValueError("it is not written as dovetail writes it")
+    except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
+    return program
+
+
+def _text(data: object) -> str:
+    return json.dumps(data, sort_keys=True)
 
 
 class _Writer:
@@ -75,10 +101,12 @@ class _Writer:
 
     def written(self) -> dict[str, Any]:
         program = self._program
+        _check_name_of(program)
         values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
         names = {value.name for value in values}
         if len(names) < len(values):
             raise ValueError("two of its values have one name")
+        _check_names(program, values)
         nodes = [self._node(node) for node in program.nodes]
         return {
             "format": FORMAT,
@@ -88,10 +116,10 @@ class _Writer:
             "values": [{"name": value.name, **_meta(value.meta)} for value in values],
             "inputs": [value.name for value in program.inputs],
             "nodes": nodes,
-            "outputs": [_operand(operand) for operand in program.outputs],
+            "outputs": [operand_to_json(operand) for operand in program.outputs],
             "signature": {
-                "inputs": [_role(role) for role in program.signature.inputs],
-                "outputs": [_role(role) for role in program.signature.outputs],
+                "inputs": [_INPUT_ROLES.write(role) for role in program.signature.inputs],
+                "outputs": [_OUTPUT_ROLES.write(role) for role in program.signature.outputs],
             },
             "origins": [list(dataclasses.astuple(origin)) for origin in self._origins],
         }
@@ -99,8 +127,8 @@ class _Writer:
     def _node(self, node: Node) -> dict[str, Any]:
         return {
             "target": target_text(node.target),
-            "args": [_operand(operand) for operand in node.args],
-            "kwargs": {name: _operand(operand) for name, operand in node.kwargs},
+            "args": [operand_to_json(operand) for operand in node.args],
+            "kwargs": {name: operand_to_json(operand) for name, operand in node.kwargs},
             "outputs": [None if value is None else value.name for value in node.outputs],
             "unpack": node.unpack,
             "phase": node.phase.value,
@@ -122,123 +150,112 @@ def _meta(meta: Meta) -> dict[str, Any]:
     }
 
 
-def _operand(operand: Operand) -> Any:
-    if isinstance(operand, Value):
-        return {"value": operand.name}
-    if operand is None or isinstance(operand, bool | int | str):
-        return operand
-    if isinstance(operand, float):
-        return operand if math.isfinite(operand) else {"float": str(operand)}
-    if isinstance(operand, complex):
-        return {"complex": [_operand(operand.real), _operand(operand.imag)]}
-    if isinstance(operand, SizeExpr):
-        return {"size": size_to_json(operand)}
-    if isinstance(operand, tuple):
-        return {"tuple": [_operand(item) for item in operand]}
-    if isinstance(operand, list):
-        return [_operand(item) for item in operand]
-    if isinstance(operand, torch.device):
-        return {"device": str(operand)}
-    for kind, type_ in _NAMED.items():
-        if isinstance(operand, type_):
-            return {kind: str(operand).removeprefix("torch.")}
-    raise ValueError(f"an operand is a {type(operand).__name__}")
+def _check_name_of(program: Program) -> None:
+    """It ends up in names of files and of generated code."""
+    if not isinstance(program.name, str) or not _PROGRAM_NAME.fullmatch(program.name):
+        raise ValueError(f"{program.name!r} is no name for a program")
 
 
-def _role(role: object) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(role):  # type: ignore[arg-type]
-        value = getattr(role, field.name)
-        if value is not None and not isinstance(value, bool | int | str | tuple | WriteKind):
-            raise ValueError(f"the {field.name} of {role} is a {type(value).__name__}")
-        fields[field.name] = value.value if isinstance(value, WriteKind) else value
-    return {"role": type(role).__name__, **fields}
+def _check_names(program: Program, values: list[Value]) -> None:
+    """What is written into source as it is; and that no name stands for two things there."""
+    symbols = {name for value in values for name in meta_symbols(value.meta)}
+    for node in program.nodes:
+        symbols.update(node.symbols())
+        for name, _ in node.kwargs:
+            checked_keyword(name)
+    symbols.update(symbols_in(program.outputs))
+    for name in symbols:
+        checked_name(name)
+    for value in values:
+        checked_name(value.name)
+        if value.name in symbols and value.meta != ScalarMeta(symbol(value.name)):
+            raise ValueError(f"{value.name!r} is the name of a value and of a size")
 
 
 class _Reader:
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
-        self._values = {entry["name"]: Value(entry["name"], _read_meta(entry)) for entry in data["values"]}
-        self._origins = [Origin(*entry) for entry in data["origins"]]
+        self._values = {checked_name(entry["name"]): _read_value(entry) for entry in data["values"]}
+        self._known: set[str] = set()
+        self._origins = [_read_origin(entry) for entry in data["origins"]]
         self._targets: dict[str, Any] = {}
 
     def program(self) -> Program:
         data = self._data
         signature = data["signature"]
-        return Program(
+        self._known.update(data["inputs"])
+        program = Program(
             name=data["name"],
             stage=Stage(data["stage"]),
             inputs=tuple(self._values[name] for name in data["inputs"]),
             nodes=tuple(map(self._node, data["nodes"])),
             outputs=tuple(map(self._operand, data["outputs"])),
             signature=Signature(
-                tuple(map(_read_role, signature["inputs"])), tuple(map(_read_role, signature["outputs"]))
+                tuple(map(_INPUT_ROLES.read, signature["inputs"])), tuple(map(_OUTPUT_ROLES.read, signature["outputs"]))
             ),
         )
+        for items, kinds in ((program.inputs, program.signature.inputs), (program.outputs, program.signature.outputs)):
+            if kinds and len(kinds) != len(items):
+                raise ValueError("its roles are not one for each input and output")
+        return program
 
     def _node(self, entry: Mapping[str, Any]) -> Node:
         text = entry["target"]
         if text not in self._targets:
             self._targets[text] = read_target(text)
-        return Node(
+        node = Node(
             target=self._targets[text],
             args=tuple(map(self._operand, entry["args"])),
-            kwargs=tuple((name, self._operand(operand)) for name, operand in entry["kwargs"].items()),
+            kwargs=tuple((checked_keyword(name), self._operand(item)) for name, item in entry["kwargs"].items()),
             outputs=tuple(None if name is None else self._values[name] for name in entry["outputs"]),
-            unpack=entry["unpack"],
+            unpack=_truth(entry["unpack"]),
             phase=Phase(entry["phase"]),
             origin=self._origins[entry["origin"]],
-            recomputed=entry["recomputed"],
+            recomputed=_truth(entry["recomputed"]),
         )
+        if not node.unpack and len(node.outputs) > 1:
+            raise ValueError(f"a call of {text} has several results, and is not taken apart")
+        self._known.update(value.name for value in node.results())
+        return node
 
     def _operand(self, data: Any) -> Operand:
-        if isinstance(data, list):
-            return list(map(self._operand, data))
-        if not isinstance(data, dict):
-            return data
-        ((kind, content),) = data.items()
-        if kind == "value":
-            return self._values[content]
-        if kind == "tuple":
-            return tuple(map(self._operand, content))
-        if kind == "size":
-            return read_size(content)
-        if kind == "float":
-            return float(content)
-        if kind == "complex":
-            real, imaginary = (float(part["float"] if isinstance(part, dict) else part) for part in content)
-            return complex(real, imaginary)
-        if kind == "device":
-            return torch.device(content)
-        return _named(kind, content)
+        return operand_from_json(data, self._value)
+
+    def _value(self, name: str) -> Value:
+        if name not in self._known:
+            raise ValueError(f"{name!r} is read before it is made")
+        return self._values[name]
 
 
-def _named(kind: str, name: str) -> object:
-    found = getattr(torch, name, None)
-    if kind not in _NAMED or not isinstance(found, _NAMED[kind]):
-        raise ValueError(f"{name!r} is no {kind} of this torch")
-    return found
+def _truth(data: object) -> bool:
+    if not isinstance(data, bool):
+        raise ValueError(f"{data!r} is no truth value")
+    return data
+
+
+def _read_origin(entry: Any) -> Origin:
+    file, line, function, module = entry
+    if type(line) is not int:
+        raise ValueError(f"{line!r} is no number of a line")
+    return Origin(checked_line(file), line, checked_line(function), checked_line(module))
+
+
+def _read_value(entry: Mapping[str, Any]) -> Value:
+    return Value(entry["name"], _read_meta(entry))
 
 
 def _read_meta(entry: Mapping[str, Any]) -> Meta:
     if "scalar" in entry:
-        return ScalarMeta(read_size(entry["scalar"]))
-    dtype = _named("dtype", entry["dtype"])
-    assert isinstance(dtype, torch.dtype), "checked by _named"
+        return ScalarMeta(checked_size(entry["scalar"]))
     shape, stride = (tuple(map(_integer, entry[name])) for name in ("shape", "stride"))
-    return TensorMeta(shape, stride, _integer(entry["offset"]), dtype, torch.device(entry["device"]), entry["storage"])
+    dtype, device, storage = read_named("dtype", entry["dtype"]), read_device(entry["device"]), entry["storage"]
+    if len(shape) != len(stride) or type(storage) is not int:
+        raise ValueError(f"{entry['name']} is described as no tensor can be")
+    return TensorMeta(shape, stride, _integer(entry["offset"]), dtype, device, storage)
 
 
 def _integer(data: object) -> int | SizeExpr:
-    size: Scalar = read_size(data)
-    if isinstance(size, bool | float):
+    size = checked_size(data)
+    if isinstance(size, bool | float) or (isinstance(size, int) and not 0 <= size < _MAX_SIZE):
         raise ValueError(f"{size!r} is no size")
     return size
-
-
-def _read_role(entry: Mapping[str, Any]) -> Any:
-    fields = {name: value for name, value in entry.items() if name != "role"}
-    if "kind" in fields:
-        fields["kind"] = WriteKind(fields["kind"])
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-    return _ROLES[entry["role"]](**fields)

@@ -18,11 +18,13 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Target
 from dovetail.ir.text import operator_text
 from dovetail.ops import prims
-from dovetail.torch_compat.dispatch import HigherOrder, Overload, Packet
+from dovetail.torch_compat.dispatch import HigherOrder, Overload, Packet, schema_of
 from dovetail.torch_compat.symbols import number_function_text
 
 # What makes primitives from operators; `Prim.python` calls these.
 _MAKERS = frozenset({"functional_form", "view_scatter", "in_grad_mode", "flat_results"})
+_MAX_TEXT = 20_000
+_FILE = "filename"  # what operators call a file that they read or write
 
 
 def target_text(target: Target) -> str:
@@ -40,12 +42,21 @@ def target_text(target: Target) -> str:
 
 
 def read_target(text: str) -> Any:
-    """What `target_text` wrote. Raises: ValueError for other text, or a name that this torch does not have."""
+    """What `target_text` wrote.
+
+    Raises: ValueError for other text, a name that this torch does not have, and operators that read or write files.
+    """
+    if not isinstance(text, str) or len(text) > _MAX_TEXT:
+        raise ValueError("what names an operator is a short text")
     try:
         tree = ast.parse(text, mode="eval").body
         found = _read(tree)
-    except (SyntaxError, AttributeError, RuntimeError, TypeError) as error:
-        raise ValueError(f"{text!r} names no operator: {error}") from error
+    except ValueError:
+        raise
+    except Exception as error:  # the makers of primitives are called with whatever the text says
+        raise ValueError(f"{text!r} names no operator: {type(error).__name__}: {error}") from error
+    if isinstance(found, Overload) and any(argument.name == _FILE for argument in schema_of(found).arguments):
+        raise ValueError(f"{text!r} is no operator that a file may name: it reads or writes files")
     is_function = callable(found) and number_function_text(found) is not None
     if not isinstance(found, Overload | Prim) and not is_function:
         raise ValueError(f"{text!r} names no operator")

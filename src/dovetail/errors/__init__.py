@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from dovetail.errors.artifacts import BadArtifact as BadArtifact
 from dovetail.errors.artifacts import NotSerializable as NotSerializable
+from dovetail.errors.artifacts import OtherArtifactVersion as OtherArtifactVersion
 from dovetail.errors.base import DovetailError as DovetailError
 from dovetail.errors.base import DovetailWarning as DovetailWarning
 from dovetail.errors.compilers import BadCompiledResult as BadCompiledResult

@@ -23,3 +23,13 @@ class BadArtifact(DovetailError):
     because = "only files that dovetail wrote are read, and nothing in them is executed"
     way_out = "{hint}"
     rows = ()
+
+
+class OtherArtifactVersion(BadArtifact):
+    """A file was written by a dovetail whose format this one does not read."""
+
+    code = "DT-ARTIFACT-003"
+    summary = "{path} is of format version {found}; this dovetail reads version {known}."
+    because = "a file is read as it was meant or not at all"
+    way_out = "save it again with this dovetail, or install the one that wrote it"
+    rows = ()

@@ -64,6 +64,7 @@ _RULES: dict[str, _Rule] = {
 }
 
 OPERATIONS = frozenset(_RULES)
+_ANY_NUMBER = frozenset({"add", "mul", "max", "min", "and", "or"})  # of operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +143,23 @@ def to_json(size: Scalar) -> object:
 def from_json(data: object) -> Scalar:
     """The size that `to_json` wrote.
 
-    Raises: ValueError when `data` is not such a structure.
+    Raises: ValueError when `data` is not such a structure, or an operation has another number of operands.
     """
     if isinstance(data, bool | int | float):
         return data
     if isinstance(data, list) and len(data) > 1 and isinstance(data[0], str):
-        if data[0] == "symbol" and isinstance(data[1], str):
-            return symbol(data[1])
-        if data[0] in OPERATIONS:
-            return SizeExpr(data[0], tuple(from_json(a) for a in data[1:]))
+        op, *args = data
+        if op == "symbol" and len(args) == 1 and isinstance(args[0], str):
+            return symbol(args[0])
+        if op in OPERATIONS and _takes(op, len(args)):
+            return SizeExpr(op, tuple(from_json(a) for a in args))
     raise ValueError(f"not a serialised size: {data!r}")
+
+
+def _takes(op: str, count: int) -> bool:
+    if op in _ANY_NUMBER:
+        return count >= 1
+    return count == (3 if op == "where" else 2 if _RULES[op].infix else 1)
 
 
 def product(sizes: tuple[Size, ...]) -> Size:
