@@ -7,6 +7,7 @@ from dovetail.frontends.analysis_report import AnalysisReport, analyse
 from dovetail.frontends.aot import AotModule, aot_function, aot_module, aot_module_simplified, make_boxed_compiler
 from dovetail.frontends.backend import dovetail_backend
 from dovetail.frontends.freezing.freeze import freeze
+from dovetail.frontends.freezing.loading import load
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, compile
 from dovetail.inspect.explain import explain
@@ -33,5 +34,6 @@ __all__ = [
     "dovetail_backend",
     "explain",
     "freeze",
+    "load",
     "make_boxed_compiler",
 ]

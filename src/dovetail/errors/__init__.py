@@ -25,6 +25,7 @@ from dovetail.errors.freezing import BadDynamicShapes as BadDynamicShapes
 from dovetail.errors.freezing import BadWeights as BadWeights
 from dovetail.errors.freezing import DiscardedParameter as DiscardedParameter
 from dovetail.errors.freezing import FrozenCallMismatch as FrozenCallMismatch
+from dovetail.errors.freezing import FrozenElsewhere as FrozenElsewhere
 from dovetail.errors.freezing import FrozenIsFixed as FrozenIsFixed
 from dovetail.errors.freezing import FrozenNeedsNoGrad as FrozenNeedsNoGrad
 from dovetail.errors.freezing import NoSources as NoSources

@@ -77,6 +77,15 @@ class NoSources(DovetailError):
     way_out = "freeze with keep_sources='memory' or 'file'{hint}"
 
 
+class FrozenElsewhere(DovetailError):
+    """A file holds a frozen program for another torch, or for a device that is not here."""
+
+    code = "DT-FREEZE-010"
+    summary = "{path} is for {wanted}, and here is {found}."
+    because = "a program calls the operators of one version of torch, on the devices that it was frozen for"
+    way_out = "{hint}"
+
+
 class FrozenIsFixed(DovetailError):
     """Something is asked of a frozen program that only a model can do."""
 

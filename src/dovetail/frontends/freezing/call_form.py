@@ -15,7 +15,8 @@ import torch
 
 from dovetail.capture.python_state import plain_key
 from dovetail.errors import FrozenCallMismatch, NotFreezable
-from dovetail.frontends.structure import Structure, flatten
+from dovetail.frontends.freezing.nesting import Captured, Nesting
+from dovetail.frontends.structure import flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,16 @@ class CallForm:
 
     method: str
     signature: inspect.Signature
-    structure: Structure
+    structure: Nesting
     leaves: tuple[Leaf, ...]
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call. Raises: TypeError as the method would; FrozenCallMismatch with the reason."""
-        found, structure = flatten(bound(self.signature, args, kwargs))
-        if structure != self.structure or len(found) != len(self.leaves):
-            reason = "its arguments are nested otherwise than the example's"
-            raise mismatch(self.method, reason, "call it as in example_inputs, or freeze for calls like this one")
+        try:
+            found = self.structure.take_apart(bound(self.signature, args, kwargs))
+        except ValueError as error:
+            hint = "call it as in example_inputs, or freeze for calls like this one"
+            raise mismatch(self.method, f"its arguments are nested otherwise: {error}", hint) from None
         for leaf, given in zip(self.leaves, found, strict=True):
             if leaf.kind is None:
                 if given is not leaf.value and plain_key(given) != plain_key(leaf.value):
@@ -86,7 +88,8 @@ def call_form(method: str, signature: inspect.Signature, args: Sequence[Any], kw
     """The form of an example call. Raises: TypeError when the method does not take it."""
     leaves, structure = flatten(bound(signature, args, kwargs))
     names = _leaf_names(signature, args, kwargs)
-    return CallForm(method, signature, structure, tuple(_leaf(n, x) for n, x in zip(names, leaves, strict=True)))
+    leaf_forms = tuple(_leaf(n, x) for n, x in zip(names, leaves, strict=True))
+    return CallForm(method, signature, Captured(structure, len(leaves)), leaf_forms)
 
 
 def arguments_of(

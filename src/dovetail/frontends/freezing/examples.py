@@ -11,7 +11,7 @@ import torch
 from dovetail.errors import BadOptionValue, NotFreezable
 from dovetail.frontends.freezing.call_form import CallForm, arguments_of, bound, call_form, signature_of
 from dovetail.frontends.freezing.shapes import FreeSizes, free_sizes
-from dovetail.frontends.structure import flatten, unflatten
+from dovetail.frontends.structure import flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Example:
 
     def call(self, leaves: tuple[Any, ...] | list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Arguments and named arguments with these leaves."""
-        args, kwargs = unflatten(list(leaves), self.form.structure)
+        args, kwargs = self.form.structure.put_together(leaves)
         return tuple(args), dict(kwargs)
 
     def free_sizes(self, wish: Any) -> FreeSizes:

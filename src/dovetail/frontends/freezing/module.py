@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -14,6 +15,7 @@ from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
 from dovetail.frontends.freezing.originals import Originals
 from dovetail.frontends.freezing.pool import Pool, copy_of
+from dovetail.frontends.freezing.saving import Contents, save
 from dovetail.frontends.freezing.weights import Sources, refolded
 from dovetail.pipeline.trail import Trail
 
@@ -123,6 +125,15 @@ class FrozenModule(torch.nn.Module):
         for name, tensor in self._pool.tensors.items():
             found[prefix + name] = tensor
         return found
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file that `dovetail.load` reads, usually `something.dovetail`. No pickle is used.
+
+        Raises: NotSerializable for what only code can make again (arguments that are objects, sub-programs of control
+        flow, containers of the user's own kind), before anything is written; OSError.
+        """
+        methods = {key: method.method for key, method in self._methods.items()}
+        save(Contents(self._name, methods, self._pool, self._sources), path)
 
     def constant_bytes(self) -> int:
         """Bytes of the memory of all constants and state, each storage once."""

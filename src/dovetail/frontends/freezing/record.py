@@ -19,13 +19,14 @@ from dovetail.capture.python_state import leads_on
 from dovetail.capture.recording import Recording
 from dovetail.errors import NotFreezable
 from dovetail.frontends.call_kind import Call, checked_name
+from dovetail.frontends.freezing.nesting import Captured, Nesting
 from dovetail.frontends.freezing.plan_inputs import inputs_touched, with_inputs, without_gradients
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.reach import Reach
 from dovetail.frontends.recorded_call import CallRecorder, SymbolicDims
 from dovetail.frontends.size_guard import SizeGuard
-from dovetail.frontends.structure import Structure, flatten
+from dovetail.frontends.structure import flatten
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.program import Program, Value, map_operands
 from dovetail.ir.signature import Constant, Signature, UserInput
@@ -45,7 +46,7 @@ class Recorded:
     program: Program
     plan: CallPlan
     arguments: tuple[int, ...]
-    results: Structure
+    results: Nesting
     guard: SizeGuard
     hints: Mapping[str, Number]
     lasting: frozenset[str]
@@ -133,7 +134,7 @@ class MethodRecorder:
             program=program,
             plan=plan,
             arguments=leaves,
-            results=recorder.output_spec,
+            results=Captured(recorder.output_spec, len(plan.outputs), results=True),
             guard=SizeGuard.of(declared, recording.size_conditions),
             hints=size_hints(recording.specs),
             lasting=frozenset(name for number, name in names.items() if number in touched),

@@ -14,8 +14,8 @@ from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.protocol import ExecutorList
 from dovetail.execute.wrapper import build_wrapper
 from dovetail.frontends.freezing.call_form import mismatch
+from dovetail.frontends.freezing.nesting import Nesting
 from dovetail.frontends.size_guard import SizeGuard, strides_of
-from dovetail.frontends.structure import Structure, unflatten
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
@@ -37,7 +37,7 @@ class Variant:
     held: tuple[str, ...]
     arguments: tuple[int, ...]
     plan: CallPlan
-    results: Structure
+    results: Nesting
     guard: SizeGuard
     written: frozenset[int]
     unfolded: Unfolded
@@ -89,7 +89,7 @@ class RunnableVariant:
         if self._written:
             self._refuse_sharing(inputs)
         inputs = self._laid_out(inputs, sizes)
-        return unflatten(list(self.graph(*inputs)), self.variant.results)
+        return self.variant.results.put_together(self.graph(*inputs))
 
     def _refuse_sharing(self, inputs: Sequence[torch.Tensor]) -> None:
         for written in self._written:

@@ -1,0 +1,77 @@
+"""How the arguments or results of a method are nested: as torch's pytrees say, or as a file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from dovetail.artifact.tree import Tree, put_together, take_apart, tree_of
+from dovetail.frontends.structure import Structure, flatten, unflatten
+
+
+class Nesting(Protocol):
+    """Takes apart and puts together what is nested in one way."""
+
+    def take_apart(self, value: Any) -> list[Any]:
+        """The leaves. Raises: ValueError with the difference when it is nested otherwise."""
+
+    def put_together(self, leaves: Sequence[Any]) -> Any:
+        """The whole with these leaves."""
+
+    def tree(self) -> Tree:
+        """How it is nested, for a file. Raises: NotSerializable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """As an example was, with its own classes. results: `torch.Size` is a leaf."""
+
+    structure: Structure
+    count: int
+    results: bool = False
+
+    def take_apart(self, value: Any) -> list[Any]:
+        """See `Nesting`."""
+        leaves, structure = flatten(value, results=self.results)
+        if structure != self.structure or len(leaves) != self.count:
+            raise ValueError(self._difference(value))
+        return leaves
+
+    def put_together(self, leaves: Sequence[Any]) -> Any:
+        """See `Nesting`."""
+        return unflatten(list(leaves), self.structure)
+
+    def tree(self) -> Tree:
+        """See `Nesting`."""
+        placeholders = [torch.empty(0) for _ in range(self.count)]
+        return tree_of(unflatten(placeholders, self.structure))
+
+    def _difference(self, value: Any) -> str:
+        try:
+            take_apart(value, self.tree())
+        except Exception as error:  # whatever it is, the structures differ
+            return str(error)
+        return "it is nested otherwise than the example"
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """As a file says. containers: classes to make, by qualified name."""
+
+    structure: Tree
+    containers: Mapping[str, type] = field(default_factory=dict)
+
+    def take_apart(self, value: Any) -> list[Any]:
+        """See `Nesting`."""
+        return take_apart(value, self.structure)
+
+    def put_together(self, leaves: Sequence[Any]) -> Any:
+        """See `Nesting`."""
+        return put_together(leaves, self.structure, self.containers)
+
+    def tree(self) -> Tree:
+        """See `Nesting`."""
+        return self.structure

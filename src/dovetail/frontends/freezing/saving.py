@@ -1,0 +1,132 @@
+"""Frozen modules as files: writing them; `freezing.loading` reads them.
+
+    frozen.json                 what it is, its methods and how they are called, guards, where weights come from
+    programs/forward.0.json     the program that runs and its call plan; ...unfolded.json: what it was made from
+    programs/forward.0.py       the same as text, for people
+    constants.safetensors       constants and state; constants.json: how they lie there
+    sources.safetensors         weights as they were before folding, as far as they are kept; sources.json
+
+Nothing is pickled and nothing in a file is executed: programs are data, and their operators are looked up among those
+of this torch. See `artifact.container` for what is checked before anything is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.artifact.container import write_container
+from dovetail.artifact.json_text import json_bytes
+from dovetail.artifact.operand_json import operand_to_json
+from dovetail.artifact.plan_json import plan_to_json
+from dovetail.artifact.program_json import program_to_json
+from dovetail.artifact.tensors import save_tensors
+from dovetail.artifact.tree_json import tree_to_json
+from dovetail.errors import NotSerializable
+from dovetail.frontends.freezing.call_form import CallForm
+from dovetail.frontends.freezing.method import FrozenMethod
+from dovetail.frontends.freezing.pool import Pool
+from dovetail.frontends.freezing.variant import Variant
+from dovetail.frontends.freezing.weights import Sources
+from dovetail.ir.program import Program
+from dovetail.ir.sizes import to_json as size_to_json
+from dovetail.pipeline.driver import program_text
+from dovetail.torch_compat.version import installed_torch_version
+
+FORMAT = "dovetail frozen module"
+VERSION = 1
+INDEX = "frozen.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a frozen module consists of."""
+
+    name: str
+    methods: Mapping[str, FrozenMethod]
+    pool: Pool
+    sources: Sources | None
+
+
+def save(contents: Contents, path: str | Path) -> None:
+    """Write what a frozen module consists of to a file. It may be called, not changed, while it is written.
+
+    Raises: NotSerializable for what only code can make again (arguments that are objects, sub-programs of control
+    flow, containers of the user's own kind), before anything is written; OSError.
+    """
+    members: dict[str, Any] = {}
+    methods = {}
+    for name, method in contents.methods.items():
+        variants = []
+        for number, variant in enumerate(method.variants):
+            stem = f"programs/{name}.{number}"
+            members[f"{stem}.py"] = program_text(variant.program).encode()
+            members[f"{stem}.json"] = json_bytes(_program(variant.program, variant.plan))
+            unfolded = variant.unfolded
+            members[f"{stem}.unfolded.json"] = json_bytes(_program(unfolded.program, unfolded.plan))
+            variants.append(_variant(variant, stem))
+        methods[name] = {**_form(method.form), "notes": list(method.notes), "variants": variants}
+    pool, sources = contents.pool, contents.sources
+    kept = sources.read() if sources is not None else {}
+    index = {
+        "format": FORMAT,
+        "version": VERSION,
+        "torch": installed_torch_version(),
+        "name": contents.name,
+        "methods": methods,
+        "origins": {name: list(dotted) for name, dotted in pool.origins.items()},
+        "state": sorted(pool.state),
+        "unused": sorted(pool.unused),
+        "sources_complete": sources is not None and sources.is_complete,
+    }
+    members = {INDEX: json_bytes(index), **members, **save_tensors(pool.tensors)}
+    write_container(path, {**members, **save_tensors(kept, "sources")})
+
+
+def _program(program: Program, plan: Any) -> dict[str, Any]:
+    return {"program": program_to_json(program), "plan": plan_to_json(plan, program)}
+
+
+def _variant(variant: Variant, stem: str) -> dict[str, Any]:
+    return {
+        "program": stem,
+        "held": list(variant.held),
+        "arguments": list(variant.arguments),
+        "results": tree_to_json(variant.results.tree()),
+        "facts": [size_to_json(fact) for fact in variant.guard.facts],
+        "written": sorted(variant.written),
+        "asked": sorted(variant.unfolded.asked),
+    }
+
+
+def _form(form: CallForm) -> dict[str, Any]:
+    leaves = []
+    for leaf in form.leaves:
+        if leaf.kind is not None:
+            dtype, device, rank = leaf.kind
+            kind = [operand_to_json(dtype), operand_to_json(device), rank]
+            leaves.append({"name": leaf.name, "tensor": kind})
+        else:
+            leaves.append({"name": leaf.name, "value": _plain(leaf.value, leaf.name)})
+    parameters = [
+        {"name": p.name, "kind": p.kind.name, "default": _default(p, form)} for p in form.signature.parameters.values()
+    ]
+    return {"signature": parameters, "structure": tree_to_json(form.structure.tree()), "leaves": leaves}
+
+
+def _default(parameter: inspect.Parameter, form: CallForm) -> list[Any]:
+    """The default in a list, which is empty where there is none, or where it is no plain value."""
+    if parameter.default is inspect.Parameter.empty:
+        return []
+    return [_plain(parameter.default, f"the default of {parameter.name}")]
+
+
+def _plain(value: object, name: str) -> Any:
+    try:
+        return operand_to_json(value)
+    except ValueError as error:
+        hint = "pass numbers, strings, None, dtypes and devices next to tensors"
+        raise NotSerializable(what=f"a call with {name}", reason=str(error), hint=hint) from error
