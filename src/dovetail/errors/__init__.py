@@ -20,6 +20,7 @@ from dovetail.errors.compilers import BadCompiledResult as BadCompiledResult
 from dovetail.errors.compilers import BadCompiler as BadCompiler
 from dovetail.errors.compilers import CompilerUnavailable as CompilerUnavailable
 from dovetail.errors.compilers import GraphMismatch as GraphMismatch
+from dovetail.errors.constants import FoldedOtherwise as FoldedOtherwise
 from dovetail.errors.reduction import BadCheck as BadCheck
 from dovetail.errors.reduction import DoesNotFail as DoesNotFail
 from dovetail.errors.reduction import FlakyFailure as FlakyFailure
