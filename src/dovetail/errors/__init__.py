@@ -21,6 +21,7 @@ from dovetail.errors.compilers import BadCompiledResult as BadCompiledResult
 from dovetail.errors.compilers import BadCompiler as BadCompiler
 from dovetail.errors.compilers import CompilerUnavailable as CompilerUnavailable
 from dovetail.errors.compilers import GraphMismatch as GraphMismatch
+from dovetail.errors.constants import FoldedOtherwise as FoldedOtherwise
 from dovetail.errors.freezing import BadDynamicShapes as BadDynamicShapes
 from dovetail.errors.freezing import BadWeights as BadWeights
 from dovetail.errors.freezing import DiscardedParameter as DiscardedParameter

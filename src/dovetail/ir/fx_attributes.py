@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from torch import fx, nn
@@ -15,15 +16,24 @@ def attribute_of(module: nn.Module, path: str) -> Any:
     return held
 
 
-def share_tensors(source: fx.GraphModule, made: fx.GraphModule) -> None:
-    """Let the new module hold its tensors as the source does: those that no node reads, too."""
+def share_tensors(source: fx.GraphModule, made: fx.GraphModule, unwanted: Collection[str] = ()) -> None:
+    """Let the new module hold its tensors as the source does: those that no node reads, too.
+
+    unwanted: paths of tensors for which this is not to be done.
+    """
+    gone = {id(attribute_of(source, path)) for path in unwanted}
     persistent = set(source.state_dict(keep_vars=True))
+    read = {str(node.target) for node in made.graph.find_nodes(op="get_attr")} if gone else set()
     for path, tensor in source.named_parameters(remove_duplicate=False):
+        if id(tensor) in gone and path not in read:
+            continue
         place, name = _place(made, source, path)
         if place is not None and not hasattr(place, name):
             place.register_parameter(name, tensor)
     buffers = dict(source.named_buffers(remove_duplicate=False))
     for path, held in buffers.items():
+        if id(held) in gone and path not in read:
+            continue
         place, name = _place(made, source, path)
         if place is not None:
             if hasattr(place, name):

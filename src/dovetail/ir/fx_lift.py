@@ -82,6 +82,20 @@ class Lifted:
                         found.setdefault(str(described), hint)
         return found
 
+    def numbers(self) -> dict[str, Any]:
+        """What each size symbol is: a symbolic number, or one that is known."""
+        found: dict[str, Any] = {}
+        for value, fake in self.fakes.items():
+            pairs: list[tuple[object, Any]] = []
+            if isinstance(value.meta, ScalarMeta):
+                pairs = [(value.meta.expr, fake)]
+            elif not all(type(size) is int for size in value.meta.shape):
+                pairs = list(zip(value.meta.shape, fake.shape, strict=True))
+            for expr, number in pairs:
+                if isinstance(expr, SizeExpr) and expr.op == "symbol":
+                    found.setdefault(str(expr), number)
+        return found
+
 
 def lift(module: fx.GraphModule, sample_inputs: Sequence[object] = (), name: str = "graph") -> Lifted:
     """The program that a graph module of operator calls stands for.

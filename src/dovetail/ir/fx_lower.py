@@ -10,7 +10,7 @@ Cost: about 50 us a node, and twice that for torch to write and compile the modu
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +23,9 @@ from dovetail.ir.fx_samples import fakes_running
 from dovetail.ir.fx_targets import is_primitive, moves_tensors
 from dovetail.ir.fx_write import DescribedFakes, PlainWriter
 from dovetail.ir.prim import FlatResults, Prim
-from dovetail.ir.program import Node, Operand, Origin, Program, ScalarMeta, Target, Value, meta_symbols
+from dovetail.ir.program import Node, Operand, Origin, Program, Target, Value, meta_symbols
 from dovetail.ir.provenance import ORIGIN_KEY, origin_of
 from dovetail.ir.signature import Constant
-from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.text import identifier
 from dovetail.torch_compat.dispatch import Overload
 from dovetail.torch_compat.fx_graphs import copy_calling_convention
@@ -36,11 +35,14 @@ Attributes = Mapping[str, torch.Tensor]
 _PROVENANCE = ("stack_trace", "nn_module_stack")
 
 
-def lower(lifted: Lifted, program: Program, attributes: Attributes | None = None) -> fx.GraphModule:
+def lower(
+    lifted: Lifted, program: Program, attributes: Attributes | None = None, unwanted: Collection[str] = ()
+) -> fx.GraphModule:
     """The program, made of `lifted.program`, as a new graph module that is called as `lifted.module` is.
 
     program: with the inputs of `lifted.program`, perhaps without some constants, and as many outputs. attributes: the
-    tensor of each input of role `Constant` that the program has in addition, by the role's name.
+    tensor of each input of role `Constant` that the program has in addition, by the role's name. unwanted: attributes
+    that the new module does not hold unless a node reads them; nor does it hold the same tensors under other names.
     Raises: InvalidProgram for an operand that nothing gives.
     """
     source = lifted.module
@@ -64,7 +66,7 @@ def lower(lifted: Lifted, program: Program, attributes: Attributes | None = None
     copy_calling_convention(source.graph, writer.graph)
     made = writer.write_all(holders, finish)
     made.meta = dict(source.meta)
-    share_tensors(source, made)
+    share_tensors(source, made, unwanted)
     return made
 
 
@@ -298,18 +300,8 @@ def target_name(target: Target) -> str:
 
 def _numbers_and_bases(lifted: Lifted) -> tuple[dict[str, Any], dict[int, torch.Tensor]]:
     """What each size symbol is, and a fake on each storage."""
-    numbers: dict[str, Any] = {}
     bases: dict[int, torch.Tensor] = {}
     for value, fake in lifted.fakes.items():
-        meta = value.meta
-        pairs: list[tuple[Any, Any]] = []
-        if isinstance(meta, ScalarMeta):
-            pairs = [(meta.expr, fake)]
-        else:
-            bases.setdefault(meta.storage, fake)
-            if not all(type(size) is int for size in meta.shape):
-                pairs = list(zip(meta.shape, fake.shape, strict=True))
-        for expr, number in pairs:
-            if isinstance(expr, SizeExpr) and expr.op == "symbol":
-                numbers.setdefault(str(expr.args[0]), number)
-    return numbers, bases
+        if value.is_tensor:
+            bases.setdefault(value.tensor.storage, fake)
+    return lifted.numbers(), bases

@@ -1,0 +1,220 @@
+"""Compute what depends on constants alone once, and store the results in place of their operands.
+
+    c = t(w)              (w, b are constants)          y = addmm(b, x, w_t_1f00ba55)
+    y = addmm(b, x, c)                            ->
+
+What is worth it is decided by `fold_plan`, `fold_evaluate` computes it, and here the programs are rewritten: a stored
+value becomes an input of role `Constant`, the nodes that computed it go, and so do constant inputs that nothing reads
+any more. Nothing is simplified: each bit is what the operators gave.
+
+Cost: one run of each folded node, O(nodes + operands) besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from dovetail.ir.program import Node, Operand, Program, Value, map_operands
+from dovetail.ir.signature import (
+    Constant,
+    Gradient,
+    GradientBase,
+    InputMutation,
+    InputRole,
+    OutputRole,
+    SharedBytes,
+    Signature,
+)
+from dovetail.passes.collection import collection_paused
+from dovetail.passes.dead_code import remove_dead_code
+from dovetail.passes.fold_evaluate import Evaluation, described_at
+from dovetail.passes.fold_graph import Pool
+from dovetail.passes.fold_plan import FoldDecision, FoldingPlan
+from dovetail.torch_compat.dispatch import storage_key
+
+
+@dataclass(frozen=True, slots=True)
+class FoldReport:
+    """What was done. Bytes are those of the storages of all constants, as they really are.
+
+    stored: names of new constants. dropped: names of constants that are gone. kept_inputs: by program, which inputs
+    remain, by their old positions; new ones follow after them. added_inputs: by program, the names of those. failed:
+    (value, reason) of what raised when it was computed, and was left as it was.
+    """
+
+    stored: tuple[str, ...]
+    dropped: tuple[str, ...]
+    kept_inputs: tuple[tuple[int, ...], ...]
+    added_inputs: tuple[tuple[str, ...], ...]
+    failed: tuple[tuple[str, str], ...]
+    decisions: tuple[FoldDecision, ...]
+    bytes_before: int
+    bytes_after: int
+
+    def __str__(self) -> str:
+        before, after = f"{self.bytes_before / 1e6:.3f}", f"{self.bytes_after / 1e6:.3f}"
+        head = f"stored {len(self.stored)} values, dropped {len(self.dropped)} constants: {before} MB -> {after} MB"
+        failed = [f"  kept {name}: {reason}" for name, reason in self.failed]
+        return "\n".join([head, *failed, *(f"  {decision}" for decision in self.decisions)])
+
+
+@collection_paused()
+def fold_constants(
+    programs: Sequence[Program], tensors: dict[str, torch.Tensor], plan: FoldingPlan
+) -> tuple[tuple[Program, ...], FoldReport]:
+    """The programs with what the plan says computed once.
+
+    Args:
+        programs: those that the plan was made for.
+        tensors: the constants by name; changed: results are added, and what no program needs is taken out as soon as
+            nothing is to be computed from it any more. Other tensors are left alone.
+        plan: of `plan_folding`.
+
+    A program without anything to fold is given back itself. What raises when it is computed is left in the programs,
+    where it raises as before; nothing that it needs is lost.
+    Raises: FoldedOtherwise when a result is not as the program describes it; `tensors` are in between then.
+    """
+    pool = plan.pool
+    assert len(programs) == len(pool.programs), "the plan was made for these programs"
+    assert all(a is b for a, b in zip(programs, pool.programs, strict=True)), "the plan was made for these programs"
+    known = pool.constants & tensors.keys()
+    before = _bytes(tensors, known)
+    evaluation = Evaluation(plan, tensors)
+    evaluation.run()
+    rewriters = [_Rewriter(pool, number, evaluation) for number in range(len(programs))]
+    rewritten = tuple(rewriter.run() for rewriter in rewriters)
+    stored = tuple(evaluation.names.values())
+    report = FoldReport(
+        stored,
+        tuple(sorted(known - tensors.keys())),
+        tuple(rewriter.kept for rewriter in rewriters),
+        tuple(rewriter.added for rewriter in rewriters),
+        tuple(evaluation.failed),
+        plan.decisions,
+        before,
+        _bytes(tensors, (known & tensors.keys()) | set(stored)),
+    )
+    return rewritten, report
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor], names: set[str] | frozenset[str]) -> int:
+    held = [tensors[name] for name in names if tensors[name].layout is torch.strided]
+    return sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in held}.values())
+
+
+class _Rewriter:
+    """Rewrites one program. kept, added: as in the report."""
+
+    def __init__(self, pool: Pool, number: int, evaluation: Evaluation) -> None:
+        self.pool = pool
+        self.program = pool.programs[number]
+        self.known = pool.of[number]
+        self.called = pool.called[number]
+        self.evaluation = evaluation
+        self.kept: tuple[int, ...] = tuple(range(len(self.program.inputs)))
+        self.added: tuple[str, ...] = ()
+        self._swaps: dict[Value, Value] = {}
+        self._storages: dict[int, int] = {}  # of the program -> where its values lie now
+
+    def run(self) -> Program:
+        """The program over the stored values."""
+        program, runs = self.program, self.evaluation.runs
+        made = self._new_inputs()
+        left = [n for n in program.nodes if n not in self.pool.settled]
+        nodes = [self._over_stored(n) for n in left if n not in self.called or runs[self.called[n]]]
+        outputs = tuple(map_operands(operand, self._swap) for operand in program.outputs)
+        if len(nodes) < len(program.nodes):
+            program = replace(program, nodes=tuple(nodes), outputs=outputs)
+            program, _ = remove_dead_code(program)
+        read = program.use_counts()
+        added = [value for value in made if value in read]
+        self.added = tuple(value.name for value in added)
+        self.kept = self._kept_inputs(read)
+        return self._with_inputs(program, added)
+
+    def _new_inputs(self) -> list[Value]:
+        """An input for each stored value; values that share memory say so."""
+        tensors, names = self.evaluation.tensors, self.evaluation.names
+        values = [*self.program.inputs, *(v for node in self.program.nodes for v in node.results())]
+        fresh = 1 + max((value.tensor.storage for value in values if value.is_tensor), default=-1)
+        places: dict[int, int] = {}
+        for value in self.program.inputs:
+            if value in self.known and value.name in tensors:
+                places[storage_key(tensors[value.name])] = value.tensor.storage
+        made: dict[int, Value] = {}
+        for value, number in self.known.items():
+            name = names.get(number)
+            if name is None:
+                continue
+            place = places.setdefault(storage_key(tensors[name]), fresh)
+            fresh = max(fresh, place + 1)
+            moved = self.evaluation.moved.get(number)
+            if number not in made:
+                made[number] = Value(name, described_at(value.tensor, moved, place))
+            self._swaps[value] = made[number]
+            if moved is None:
+                self._storages[value.tensor.storage] = place
+        return list(made.values())
+
+    def _swap(self, value: Value) -> Operand:
+        return self._swaps.get(value, value)
+
+    def _over_stored(self, node: Node) -> Node:
+        """The node over stored values; views of them are described where those are."""
+        node = node.with_operands(self._swap)
+        outputs = tuple(None if value is None else self._placed(value) for value in node.outputs)
+        if all(new is old for new, old in zip(outputs, node.outputs, strict=True)):
+            return node
+        return replace(node, outputs=outputs)
+
+    def _placed(self, value: Value) -> Value:
+        if not value.is_tensor or value.tensor.storage not in self._storages:
+            return value
+        place = self._storages[value.tensor.storage]
+        if place == value.tensor.storage:
+            return value
+        self._swaps[value] = Value(value.name, replace(value.tensor, storage=place))
+        return self._swaps[value]
+
+    def _kept_inputs(self, read: Mapping[Value, int]) -> tuple[int, ...]:
+        """Inputs but for constants that nothing reads and no role mentions."""
+        signature = self.program.signature
+        meant = {i for role in signature.outputs for i in _inputs_of(role)}
+        meant |= {i for role in signature.inputs for i in _inputs_of(role)}
+        return tuple(
+            index
+            for index, value in enumerate(self.program.inputs)
+            if value in read or index in meant or value.name not in self.pool.constants or not value.is_tensor
+        )
+
+    def _with_inputs(self, program: Program, added: list[Value]) -> Program:
+        if not added and len(self.kept) == len(program.inputs):
+            return program
+        places = {old: new for new, old in enumerate(self.kept)}
+        roles = program.signature.inputs
+        inputs: list[InputRole] = [_moved_input(roles[index], places) for index in self.kept]
+        inputs += [Constant(value.name) for value in added]
+        outputs = tuple(_moved_output(role, places) for role in program.signature.outputs)
+        values = (*(program.inputs[index] for index in self.kept), *added)
+        return replace(program, inputs=values, signature=Signature(tuple(inputs), outputs))
+
+
+def _inputs_of(role: InputRole | OutputRole) -> tuple[int, ...]:
+    if isinstance(role, SharedBytes | GradientBase):
+        return role.inputs
+    return (role.input,) if isinstance(role, InputMutation | Gradient) else ()
+
+
+def _moved_input(role: InputRole, places: Mapping[int, int]) -> InputRole:
+    if isinstance(role, SharedBytes | GradientBase):
+        return replace(role, inputs=tuple(places[index] for index in role.inputs))
+    return role
+
+
+def _moved_output(role: OutputRole, places: Mapping[int, int]) -> OutputRole:
+    if isinstance(role, InputMutation | Gradient):
+        return replace(role, input=places.get(role.input, role.input))
+    return role

@@ -1,0 +1,149 @@
+"""Remove dropout that drops nothing.
+
+When it does not train, or drops with probability 0, `dropout` and its kind give back their operand itself; so its
+users can read the operand. `native_dropout` gives a copy then, and a mask of ones; it becomes a copy, which
+`no_ops` removes where nobody can tell.
+
+    d = dropout(x, 0.1, False)            ->   x
+    d, m = native_dropout(x, 0.1, False)  ->   d = clone(x)      (m is not read)
+
+Source: torch's documentation of these operators. Cost: O(nodes + operands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from dovetail.analysis.infer import MetaInference
+from dovetail.analysis.new_nodes import NodeMaker
+from dovetail.ir.program import Node, Operand, Program, Value, map_operands, values_in
+
+aten = torch.ops.aten
+
+_GIVE_BACK = frozenset(
+    {
+        aten.dropout.default,
+        aten.feature_dropout.default,
+        aten.alpha_dropout.default,
+        aten.feature_alpha_dropout.default,
+    }
+)
+
+REASONS = {
+    "TRAINS": "it drops elements",
+    "DRAWS": "it moves the random generator although it drops nothing",
+    "UNKNOWN": "whether it trains is only known when the program runs",
+    "BAD-PROBABILITY": "it raises when it runs",
+    "RETURNED": "the caller gets its result, and its operand otherwise",
+    "MASK": "its mask is read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DropoutReport:
+    """removed: names of results whose users read the operand, or a copy of it, now. kept: (name, key of REASONS).
+
+    asked: values that are to be constants; none.
+    """
+
+    removed: tuple[str, ...]
+    kept: tuple[tuple[str, str], ...]
+    asked: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"removed {len(self.removed)} dropouts that drop nothing"]
+        return "\n".join([*lines, *(f"  kept {name}: {reason}: {REASONS[reason]}" for name, reason in self.kept)])
+
+
+def remove_dropout(program: Program, constants: Collection[str], infer: MetaInference) -> tuple[Program, DropoutReport]:
+    """The program without dropout that drops nothing; itself if there is none. constants: not looked at."""
+    if not any(node.target in _GIVE_BACK or node.target is aten.native_dropout.default for node in program.nodes):
+        return program, DropoutReport((), ())
+    remover = _Remover(program, infer)
+    nodes = tuple(made for node in program.nodes for made in remover.rewritten(node))
+    outputs = tuple(map_operands(operand, remover.current) for operand in program.outputs)
+    report = DropoutReport(tuple(remover.removed), tuple(remover.kept))
+    return program.replace_nodes(nodes, outputs), report
+
+
+class _Remover:
+    def __init__(self, program: Program, infer: MetaInference) -> None:
+        self.maker = NodeMaker(program, infer)
+        self.returned = set(values_in(program.outputs))
+        self.inputs = set(program.inputs)
+        self.read = program.use_counts()
+        self.removed: list[str] = []
+        self.kept: list[tuple[str, str]] = []
+        self._now: dict[Value, Value] = {}
+        self._moved: dict[
+            Value, tuple[int, int]
+        ] = {}  # what lies in a copy now: storages it is described in, and lies in
+
+    def current(self, value: Value) -> Operand:
+        """The value that stands for `value`."""
+        return self._now.get(value, value)
+
+    def rewritten(self, node: Node) -> list[Node]:
+        """The node over current values, or what stands for it."""
+        old, node = node, node.with_operands(self.current)
+        if node.target not in _GIVE_BACK and node.target is not aten.native_dropout.default:
+            return [self._described(node, old)]
+        result = next((value for value in old.results()), None)
+        reason = self._reason_to_keep(node, old)
+        if reason is not None:
+            self.kept.append((str(old.target) if result is None else result.name, reason))
+            return [self._described(node, old)]
+        source = node.args[0]
+        if result is None or not isinstance(source, Value):
+            return [node]
+        self.removed.append(result.name)
+        if node.target in _GIVE_BACK:
+            self._stand_for(result, source)
+            return []
+        made = self.maker.call(aten.clone.default, (source,), name=result.name, origin=node.origin, phase=node.phase)
+        copy = Value(result.name, made.results()[0].meta)
+        self._stand_for(result, copy)
+        return [replace(made, outputs=(copy,), recomputed=node.recomputed)]
+
+    def _stand_for(self, result: Value, value: Value) -> None:
+        self._now[result] = value
+        self._moved[result] = (result.tensor.storage, value.tensor.storage)
+
+    def _described(self, node: Node, old: Node) -> Node:
+        """Views of a copy are described where the copy is."""
+        moves = [self._moved[value] for value in old.operands() if value in self._moved]
+        outputs: list[Value | None] = []
+        for value in node.outputs:
+            where = dict(moves).get(value.tensor.storage) if value is not None and value.is_tensor else None
+            if value is None or where is None or where == value.tensor.storage:
+                outputs.append(value)
+                continue
+            moved = Value(value.name, replace(value.tensor, storage=where))
+            self._stand_for(value, moved)
+            outputs.append(moved)
+        return node if tuple(outputs) == node.outputs else replace(node, outputs=tuple(outputs))
+
+    def _reason_to_keep(self, node: Node, old: Node) -> str | None:
+        given = _arguments(node)
+        p, train = given.get("p"), given.get("train")
+        if not isinstance(p, int | float) or not isinstance(train, bool | None):
+            return "UNKNOWN"
+        if node.target is aten.native_dropout.default:
+            if train is not False:
+                return "DRAWS" if p == 0 else "TRAINS"
+            mask = old.outputs[1] if len(old.outputs) > 1 else None
+            return "MASK" if mask is not None and mask in self.read else None
+        if not 0 <= p <= 1:
+            return "BAD-PROBABILITY"
+        if train is not False and p != 0:
+            return "TRAINS"
+        source = node.args[0] if node.args else None
+        is_returned = any(value in self.returned for value in old.results())
+        return "RETURNED" if is_returned and (source in self.inputs or source in self.returned) else None
+
+
+def _arguments(node: Node) -> Mapping[str, Operand]:
+    return {**dict(zip(("input", "p", "train"), node.args, strict=False)), **dict(node.kwargs)}
