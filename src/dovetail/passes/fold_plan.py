@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from dovetail.ir.program import Program, TensorMeta, meta_symbols
 from dovetail.ir.text import identifier
@@ -27,6 +28,9 @@ from dovetail.passes.fold_graph import REASONS, Classes, Pool, pool_of
 
 # Copies of a part of a storage begin where a multiple of this begins, so that they are aligned as the part was.
 ALIGNMENT_BYTES = 64
+
+
+Asked: TypeAlias = "str | tuple[str, str]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +88,14 @@ class FoldingPlan:
 
 @collection_paused()
 def plan_folding(
-    programs: Sequence[Program], constants: Collection[str], asked: Collection[str] = (), *, everything: bool = False
+    programs: Sequence[Program], constants: Collection[str], asked: Collection[Asked] = (), *, everything: bool = False
 ) -> FoldingPlan:
     """Which values of the programs are computed once.
 
     Args:
         programs: functional programs, or lifted ones, over one pool of constants.
         constants: names of the inputs that nobody writes while the programs are in use; equal names are one constant.
-        asked: names of values that are to be computed once, whatever they cost.
+        asked: values that are to be computed once, whatever they cost: names, or pairs (program, name).
         everything: the same for all values.
 
     What cannot be computed once stays, with the reason; so does what is asked for. Sizes may be symbols there.
@@ -135,14 +139,19 @@ class _Planner:
         """The number of its group, or CONSTANT."""
         return self.numbers.get(self.groups.of(expression), CONSTANT)
 
-    def forced(self, asked: Collection[str], everything: bool) -> set[int]:
+    def forced(self, asked: Collection[Asked], everything: bool) -> set[int]:
         """The groups to compute once in any case."""
         expressions: Iterable[int] = range(len(self.pool.expressions)) if everything else self._asked(asked)
         lazy = {self.group(e) for e, found in enumerate(self.pool.expressions) if found.is_lazy}
         return {self.group(e) for e in expressions} - lazy - {CONSTANT}
 
-    def _asked(self, asked: Collection[str]) -> list[int]:
-        found = [number for known in self.pool.of for value, number in known.items() if value.name in asked]
+    def _asked(self, asked: Collection[Asked]) -> list[int]:
+        found = [
+            number
+            for program, known in zip(self.pool.programs, self.pool.of, strict=True)
+            for value, number in known.items()
+            if value.name in asked or (program.name, value.name) in asked
+        ]
         return [self.pool.values[number].maker for number in found if self.pool.values[number].maker >= 0]
 
     def _readers(self) -> tuple[list[set[int]], list[bool]]:
@@ -196,7 +205,7 @@ class _Planner:
 
     # --- the plan ---------------------------------------------------------------------------------------------------
 
-    def plan(self, choice: Choice, asked: frozenset[str], everything: bool) -> FoldingPlan:
+    def plan(self, choice: Choice, asked: frozenset[Asked], everything: bool) -> FoldingPlan:
         """The choice as a plan."""
         pool = self.pool
         runs = [group != CONSTANT and choice.runs[group] for group in map(self.group, range(len(pool.expressions)))]
@@ -313,7 +322,7 @@ class _Decisions:
     """The reasons, value by value."""
 
     def __init__(
-        self, planner: _Planner, runs: Sequence[bool], stored: Sequence[int], asked: frozenset[str], everything: bool
+        self, planner: _Planner, runs: Sequence[bool], stored: Sequence[int], asked: frozenset[Asked], everything: bool
     ) -> None:
         self.planner = planner
         self.runs = runs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,10 +16,14 @@ import torch
 from dovetail.analysis.infer import MetaInference
 from dovetail.errors import BadOptionValue
 from dovetail.ir.calling import CallPlan
+from dovetail.ir.plan_inputs import renumbered
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.split import split_by_phase
+from dovetail.passes.fold_constants import FoldReport, fold_constants
+from dovetail.passes.fold_plan import plan_folding
+from dovetail.passes.remove_dropout import remove_dropout
 from dovetail.pipeline.copies_back import carry_out_writes
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.driver import StepRecord, run_half_passes, run_passes, writes
@@ -30,7 +34,7 @@ FreezingPass = Callable[[Program, Collection[str], MetaInference], tuple[Program
 
 BITWISE, NUMERICS = "bitwise", "numerics"
 
-FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = ()
+FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (("remove_dropout", BITWISE, remove_dropout),)
 """Name, tier and function of each, in order."""
 
 
@@ -134,8 +138,28 @@ def freezing_pass_names() -> tuple[str, ...]:
     return tuple(name for name, _, _ in FREEZING_PASSES)
 
 
-def fold(unfolded: Sequence[Unfolded], tensors: dict[str, torch.Tensor], state: frozenset[str]) -> list[Folded]:
-    """The programs with their constants folded. tensors: by name; what is no longer needed is dropped from them."""
-    return [
-        Folded(one.program, one.plan, tuple(v.name for v in one.program.inputs[one.arguments :])) for one in unfolded
-    ]
+def fold(
+    unfolded: Sequence[Unfolded], tensors: dict[str, torch.Tensor], state: frozenset[str]
+) -> tuple[list[Folded], FoldReport]:
+    """The programs with their constants folded.
+
+    tensors: by name; results are added to them, and what no program needs any more is taken out as soon as nothing is
+    to be computed from it. state: names of those that are not constant.
+    """
+    programs = [one.program for one in unfolded]
+    asked = {(one.program.name, name) for one in unfolded for name in one.asked}
+    plan = plan_folding(programs, tensors.keys() - state, asked)
+    rewritten, report = fold_constants(programs, tensors, plan)
+    kept = list(zip(report.kept_inputs, report.added_inputs, strict=True))
+    found = [_folded(*pair, *inputs) for pair, inputs in zip(zip(unfolded, rewritten, strict=True), kept, strict=True)]
+    read = frozenset[str]().union(*(folded.held for folded in found))
+    for name in tensors.keys() - read:
+        del tensors[name]
+    return found, report
+
+
+def _folded(one: Unfolded, program: Program, kept: tuple[int, ...], added: tuple[str, ...]) -> Folded:
+    assert kept[: one.arguments] == tuple(range(one.arguments)), "arguments stay"
+    old = [one.program.inputs[number].name for number in kept[one.arguments :]]
+    plan = renumbered(one.plan, {number: new for new, number in enumerate(kept)})
+    return Folded(program, replace(plan, extras_at=len(program.inputs)), (*old, *added))

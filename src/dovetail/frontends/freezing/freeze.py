@@ -135,7 +135,7 @@ class _Freezing:
         persistent = frozenset(self._model.state_dict(keep_vars=True))
         originals = self._settle(lasting)
         sources = self._sources(persistent)
-        folded = fold([lowering.unfolded for lowering in lowerings], self._pool.tensors, lasting)
+        folded, _ = fold([lowering.unfolded for lowering in lowerings], self._pool.tensors, lasting)
         variants = iter([self._variant(*pair) for pair in zip(lowerings, folded, strict=True)])
         methods = {
             method: FrozenMethod(examples[method].form, tuple(next(variants) for _ in recorded), notes)

@@ -20,7 +20,6 @@ from dovetail.capture.recording import Recording
 from dovetail.errors import NotFreezable
 from dovetail.frontends.call_kind import Call, checked_name
 from dovetail.frontends.freezing.nesting import Captured, Nesting
-from dovetail.frontends.freezing.plan_inputs import inputs_touched, with_inputs, without_gradients
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.reach import Reach
@@ -28,6 +27,7 @@ from dovetail.frontends.recorded_call import CallRecorder, SymbolicDims
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import flatten
 from dovetail.ir.calling import CallPlan
+from dovetail.ir.plan_inputs import inputs_touched, with_inputs, without_gradients
 from dovetail.ir.program import Program, Value, map_operands
 from dovetail.ir.signature import Constant, Signature, UserInput
 from dovetail.ir.sizes import Number

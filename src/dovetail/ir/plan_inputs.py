@@ -45,16 +45,19 @@ def with_inputs(program: Program, plan: CallPlan, order: Sequence[int]) -> tuple
     )
     signature = Signature(tuple(roles[old] for old in order), outputs)
     program = replace(program, inputs=tuple(program.inputs[old] for old in order), signature=signature)
-    plan = replace(
+    return program, replace(renumbered(plan, place), extras_at=len(order))
+
+
+def renumbered(plan: CallPlan, place: Mapping[int, int]) -> CallPlan:
+    """The plan with other numbers for the inputs. place: the new number of each that the plan names, by the old one."""
+    return replace(
         plan,
         outputs=tuple(_renumbered(rule, place) for rule in plan.outputs),
         writes=tuple(replace(write, input=place[write.input]) for write in plan.writes),
         metadata=tuple(replace(change, input=place[change.input]) for change in plan.metadata),
         flags=tuple(replace(flag, input=place[flag.input]) for flag in plan.flags),
         touched=tuple(place[number] for number in plan.touched),
-        extras_at=len(order),
     )
-    return program, plan
 
 
 def without_gradients(plan: CallPlan) -> CallPlan:
