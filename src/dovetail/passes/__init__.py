@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dovetail.passes.inplace_report import InplaceReport
 from dovetail.passes.shelf import plan_inplace, reinplace, verify_inplace
-from dovetail.passes.weights_shelf import fold_batch_norms, plan_fold_batch_norms
+from dovetail.passes.weights_shelf import fold_batch_norms, merge_linears, plan_fold_batch_norms, plan_merge_linears
 
-__all__ = ["InplaceReport", "fold_batch_norms", "plan_fold_batch_norms", "plan_inplace", "reinplace", "verify_inplace"]
+__all__ = [
+    "InplaceReport",
+    "fold_batch_norms",
+    "merge_linears",
+    "plan_fold_batch_norms",
+    "plan_inplace",
+    "plan_merge_linears",
+    "reinplace",
+    "verify_inplace",
+]

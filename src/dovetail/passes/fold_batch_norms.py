@@ -268,7 +268,7 @@ class _Folding:
             laid = (("memory_format", torch.contiguous_format),)
             nodes.append(make.call(aten.clone.default, (value,), laid, name=norm.result.name, origin=norm.node.origin))
             value = nodes[-1].results()[0]
-        if not _looks_like(value, norm.result):
+        if not make.look_alike(value, norm.result):
             self._weights.forget(norm, layer)
             return _Refusal("LAYOUT", layer.result.name)
         self.kept[place] = []
@@ -330,7 +330,3 @@ def _channel_before(node: Node, source: Value, result: Value, channel: int | Non
 def _dims(dims: Sequence[Operand], rank: int) -> list[int]:
     """Dimensions counted from the front."""
     return [dim % rank for dim in dims if isinstance(dim, int)]
-
-
-def _looks_like(value: Value, other: Value) -> bool:
-    return value.tensor.layout() == other.tensor.layout() and value.tensor.offset == other.tensor.offset

@@ -18,6 +18,8 @@ from dovetail.ir.program import Program
 from dovetail.ir.signature import Constant
 from dovetail.passes.fold_batch_norms import FoldBatchNormsReport
 from dovetail.passes.fold_batch_norms import fold_batch_norms as fold_in_program
+from dovetail.passes.merge_linears import MergeLinearsReport
+from dovetail.passes.merge_linears import merge_linears as merge_in_program
 
 
 def fold_batch_norms(gm: fx.GraphModule, *sample_inputs: object, half: bool = False) -> fx.GraphModule:
@@ -43,6 +45,26 @@ def fold_batch_norms(gm: fx.GraphModule, *sample_inputs: object, half: bool = Fa
 def plan_fold_batch_norms(gm: fx.GraphModule, *sample_inputs: object, half: bool = False) -> FoldBatchNormsReport:
     """What `fold_batch_norms` does with these arguments, norm by norm, with reasons."""
     return _folded(lift(gm, sample_inputs), half)[1]
+
+
+def merge_linears(gm: fx.GraphModule, *sample_inputs: object) -> fx.GraphModule:
+    """A graph module in which linear layers that read the same tensor are one, where nobody can tell but for rounding.
+
+    Args, Raises and Cost are those of `fold_batch_norms`. Returns: a new module with the same calling convention, whose
+    results lie as they did. What stays, and why: `plan_merge_linears`. Whether it is faster depends on the device: see
+    `passes.merge_linears`.
+    """
+    lifted = lift(gm, sample_inputs)
+    return lower(lifted, _merged(lifted)[0])
+
+
+def plan_merge_linears(gm: fx.GraphModule, *sample_inputs: object) -> MergeLinearsReport:
+    """What `merge_linears` does with these arguments, group by group, with reasons."""
+    return _merged(lift(gm, sample_inputs))[1]
+
+
+def _merged(lifted: Lifted) -> tuple[Program, MergeLinearsReport]:
+    return merge_in_program(lifted.program, _constants(lifted.program), _inference(lifted))
 
 
 def _folded(lifted: Lifted, half: bool) -> tuple[Program, FoldBatchNormsReport]:
