@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -487,6 +488,61 @@ def test_models(name: str, dynamic: bool) -> None:
     model = _settled(make())
     others = (torch.randn(shape[0] + 3, *shape[1:]),) if dynamic else ()
     _check(model, torch.randn(shape), others=others, folded=folded)
+
+
+class _Random(nn.Module):
+    """Convolutions and norms from a small pool in random order, with views, copies, sums and writes between them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Conv2d(4, 4, 3, padding=1, groups=g, bias=g > 1) for g in (1, 2, 4)])
+        self.convs.append(nn.ConvTranspose2d(4, 4, 3, padding=1, groups=2))
+        self.norms = nn.ModuleList([nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False), nn.BatchNorm2d(4)])
+        self.linear = nn.Linear(4, 4)
+        self.seed = seed
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        choose = random.Random(self.seed)
+        values = [x]
+        for _ in range(12):
+            value = values[-1] if choose.random() < 0.7 else choose.choice(values)
+            kind = choose.choice(
+                ["conv"] * 4 + ["norm"] * 4 + ["relu", "relu_", "add", "view", "linear", "turn", "layout"]
+            )
+            match kind:
+                case "conv":
+                    value = choose.choice(list(self.convs))(value)
+                case "norm":
+                    value = choose.choice(list(self.norms))(value)
+                case "relu":
+                    value = value.relu()
+                case "relu_":
+                    value = (value * 1.5).relu_() if value is x else value.relu_()
+                case "add":
+                    value = value + choose.choice(values)
+                case "view":
+                    value = value.reshape(2, 4, 36).view(2, 4, 6, 6)
+                case "linear":
+                    value = self.linear(value.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+                case "turn":
+                    value = value.transpose(2, 3)
+                case "layout":
+                    value = value.contiguous(memory_format=torch.channels_last)
+            values.append(value)
+        return [values[-1], *choose.sample(values, 1)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_models(seed: int) -> None:
+    model = _settled(_Random(seed))
+    x = torch.randn(2, 4, 6, 6)
+    recorded = record(model, x)
+    program, report = _fold(recorded)
+    assert (program is recorded.program) == (not report.folded)
+    wanted = recorded.run(recorded.program, x)  # what aliases another result, or the input, is no result of programs
+    for found, eager in zip(recorded.run(program, x), wanted, strict=True):
+        torch.testing.assert_close(found, eager, rtol=1e-4, atol=float(1e-5 * eager.abs().max()))
+        assert found.stride() == eager.stride()
 
 
 # --- on graph modules -----------------------------------------------------------------------------------------------
