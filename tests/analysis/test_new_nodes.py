@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
-from dovetail.ir.program import Program, Stage, TensorMeta, Value
-from dovetail.torch_compat.fakes import new_fake_mode
+from dovetail.ir.convert import describe
+from dovetail.ir.program import Program, ScalarMeta, Stage, TensorMeta, Value
+from dovetail.torch_compat.fakes import new_fake_mode, symbolic_fake_of
+from dovetail.torch_compat.symbols import new_shape_env
 
 aten = torch.ops.aten
 
@@ -53,3 +58,30 @@ def test_a_node_again_after_its_operand_has_changed() -> None:
     (y,) = maker.again(node.with_operands(lambda _: wide)).results()
     assert (y.tensor.stride, wide.tensor.storage != x.tensor.storage) == ((1, 4), True)
     assert y.name == "y_1"
+
+
+def test_values_look_alike() -> None:
+    maker = _maker()
+    x = _value("x", 4, 3)
+    assert maker.look_alike(x, _value("y", 4, 3, storage=1))
+    assert not maker.look_alike(x, _value("y", 4, 3, offset=1))
+    assert not maker.look_alike(x, _value("y", 3, 4))
+    assert not maker.look_alike(x, Value("n", ScalarMeta(3)))
+    assert maker.look_alike(Value("m", ScalarMeta(3)), Value("n", ScalarMeta(3)))
+
+
+def test_symbols_that_turned_out_to_be_numbers() -> None:
+    env = new_shape_env()
+    mode = new_fake_mode(env)
+    fake: Any = symbolic_fake_of(mode, torch.empty(5, 3), "x")
+    meta = describe(fake, 0)
+    infer = MetaInference(mode, {str(size): real for size, real in zip(meta.shape, fake.shape, strict=True)})
+    program = Program("p", Stage.FUNCTIONAL, (), (), ())
+    assert infer.settled(meta) == meta
+    assert not NodeMaker(program, infer).look_alike(Value("x", meta), _value("y", 5, 3))
+    assert fake.shape[1] == 3
+    rows = meta.shape[0]
+    assert infer.settled(meta).shape == (rows, 3)
+    assert NodeMaker(program, infer).look_alike(
+        Value("x", meta), Value("y", replace(meta, shape=(rows, 3), stride=(3, 1)))
+    )

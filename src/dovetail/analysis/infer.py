@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from dovetail.ir.convert import describe, scalar_of
-from dovetail.ir.program import Meta, Operand, ScalarMeta, Target, TensorMeta, Value
-from dovetail.ir.sizes import SizeExpr
+from dovetail.ir.convert import describe, scalar_of, size_of
+from dovetail.ir.program import Meta, Operand, ScalarMeta, Target, TensorMeta, Value, meta_symbols
+from dovetail.ir.sizes import Size, SizeExpr
 from dovetail.torch_compat.fakes import FakeMode, kernels_for_symbolic_sizes
 
 
@@ -68,6 +69,18 @@ class MetaInference:
         if isinstance(operand, tuple | list):
             return type(operand)(self.materialize(item) for item in operand)
         return operand
+
+    def settled(self, meta: TensorMeta) -> TensorMeta:
+        """The description in what is known by now: a symbol that turned out to be a number is that number."""
+        if not any(True for _ in meta_symbols(meta)):
+            return meta
+
+        def now(size: Size) -> Size:
+            return size_of(self.materialize(size))
+
+        return replace(
+            meta, shape=tuple(map(now, meta.shape)), stride=tuple(map(now, meta.stride)), offset=now(meta.offset)
+        )
 
     def fake(self, meta: TensorMeta) -> torch.Tensor:
         """A fake tensor of this description, on a storage of its own."""

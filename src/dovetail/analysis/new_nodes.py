@@ -58,6 +58,13 @@ class NodeMaker:
             node.target, node.args, node.kwargs, outputs, unpack, node.phase, node.origin, recomputed=node.recomputed
         )
 
+    def look_alike(self, value: Value, other: Value) -> bool:
+        """Whether two values have the same shape, strides, offset, dtype and device, as far as sizes are known."""
+        if not (value.is_tensor and other.is_tensor):
+            return value.meta == other.meta
+        a, b = self._infer.settled(value.tensor), self._infer.settled(other.tensor)
+        return a.layout() == b.layout() and a.offset == b.offset
+
     def input(self, wish: str, meta: Meta) -> Value:
         """A new input of the program; a tensor gets a storage of its own."""
         if not isinstance(meta, ScalarMeta):

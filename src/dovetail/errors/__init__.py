@@ -22,6 +22,9 @@ from dovetail.errors.compilers import BadCompiler as BadCompiler
 from dovetail.errors.compilers import CompilerUnavailable as CompilerUnavailable
 from dovetail.errors.compilers import GraphMismatch as GraphMismatch
 from dovetail.errors.constants import FoldedOtherwise as FoldedOtherwise
+from dovetail.errors.environment import MissingDependency as MissingDependency
+from dovetail.errors.environment import UnsupportedDevice as UnsupportedDevice
+from dovetail.errors.environment import UnsupportedTorchVersion as UnsupportedTorchVersion
 from dovetail.errors.freezing import BadDynamicShapes as BadDynamicShapes
 from dovetail.errors.freezing import BadWeights as BadWeights
 from dovetail.errors.freezing import DiscardedParameter as DiscardedParameter
@@ -39,36 +42,6 @@ from dovetail.errors.reduction import OtherSearch as OtherSearch
 from dovetail.errors.reduction import OutputInTheWay as OutputInTheWay
 from dovetail.errors.reports import NothingToExplain as NothingToExplain
 from dovetail.errors.reports import ReportNotWritten as ReportNotWritten
-
-# --- environment ------------------------------------------------------------------------------------------------
-
-
-class UnsupportedTorchVersion(DovetailError):
-    """The installed torch is too old, or one of the private functions dovetail relies on behaves otherwise."""
-
-    code = "DT-ENV-001"
-    summary = "torch {version} cannot be used: {reason}."
-    because = "dovetail needs torch >= 2.11 and checks each private torch function it relies on"
-    way_out = "install a supported version (tested: torch 2.13), and run `dovetail doctor` to see each check"
-
-
-class MissingDependency(DovetailError):
-    """An optional package is needed for this feature and is not installed."""
-
-    code = "DT-ENV-002"
-    summary = "{feature} needs the package {package}, which is not installed."
-    because = "it is an optional dependency"
-    way_out = "{install}"
-
-
-class UnsupportedDevice(DovetailError):
-    """A tensor lives on a device that dovetail does not support."""
-
-    code = "DT-ENV-003"
-    summary = "{name} is on device {device}, which is not supported."
-    because = "programs are captured and run on cpu and cuda only"
-    way_out = "move the tensor to cpu or cuda, or leave this part uncompiled"
-
 
 # --- options ------------------------------------------------------------------------------------------------------
 

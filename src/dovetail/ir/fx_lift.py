@@ -83,17 +83,12 @@ class Lifted:
         return found
 
     def numbers(self) -> dict[str, Any]:
-        """What each size symbol is: a symbolic number, or one that is known."""
+        """What stands for each size symbol when operators run on fakes: a number, or a symbolic one of the mode."""
         found: dict[str, Any] = {}
         for value, fake in self.fakes.items():
-            pairs: list[tuple[object, Any]] = []
-            if isinstance(value.meta, ScalarMeta):
-                pairs = [(value.meta.expr, fake)]
-            elif not all(type(size) is int for size in value.meta.shape):
-                pairs = list(zip(value.meta.shape, fake.shape, strict=True))
-            for expr, number in pairs:
-                if isinstance(expr, SizeExpr) and expr.op == "symbol":
-                    found.setdefault(str(expr), number)
+            for described, real in _sizes_of(value, fake):
+                if isinstance(described, SizeExpr) and described.op == "symbol":
+                    found.setdefault(str(described), real)
         return found
 
 

@@ -21,8 +21,10 @@ from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.split import split_by_phase
+from dovetail.passes.fold_batch_norms import fold_batch_norms
 from dovetail.passes.fold_constants import FoldReport, fold_constants
 from dovetail.passes.fold_plan import plan_folding
+from dovetail.passes.merge_linears import merge_linears
 from dovetail.passes.remove_dropout import remove_dropout
 from dovetail.pipeline.copies_back import carry_out_writes
 from dovetail.pipeline.differential import verify_same_results
@@ -34,8 +36,14 @@ FreezingPass = Callable[[Program, Collection[str], MetaInference], tuple[Program
 
 BITWISE, NUMERICS = "bitwise", "numerics"
 
-FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (("remove_dropout", BITWISE, remove_dropout),)
+FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (
+    ("remove_dropout", BITWISE, remove_dropout),
+    ("fold_batch_norms", NUMERICS, fold_batch_norms),
+    ("merge_linears", NUMERICS, merge_linears),
+)
 """Name, tier and function of each, in order."""
+
+_BY_NAME = frozenset({"merge_linears"})  # does not pay on every machine; see its page
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,7 @@ def chosen_passes(wish: str | Sequence[str]) -> tuple[str, ...]:
     """
     known = {name: tier for name, tier, _ in FREEZING_PASSES}
     if wish == "fast":
-        return tuple(known)
+        return tuple(name for name in known if name not in _BY_NAME)
     if wish == BITWISE:
         return tuple(name for name, tier in known.items() if tier == BITWISE)
     names = (wish,) if isinstance(wish, str) else tuple(wish)

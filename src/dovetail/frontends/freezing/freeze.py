@@ -180,7 +180,7 @@ class _Freezing:
         names = {dotted: name for name, dots in pool.origins.items() for dotted in dots}
         pool.unused = frozenset(slot.name for slot in slots) - set(names)
         watched = {dotted: name for dotted, name in names.items() if name not in lasting}
-        originals = None if settings.discards else Originals(slots, watched)
+        originals = None if settings.discards else Originals.of(slots, watched)
         pool.settle(lasting, own=settings.on_stale == "ignore" and not settings.discards)
         if settings.discards:
             self._discard(slots)

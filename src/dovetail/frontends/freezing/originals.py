@@ -44,9 +44,13 @@ class _Watched:
 class Originals:
     """Watches the tensors of a model from which constants were taken."""
 
-    def __init__(self, slots: Iterable[TensorSlot], names: Mapping[str, str]) -> None:
-        """names: for dotted names of the model, the name in the pool; other slots are not watched."""
-        self._watched = [_watched(slot, names[slot.name]) for slot in slots if slot.name in names]
+    def __init__(self, watched: Sequence[_Watched]) -> None:
+        self._watched = tuple(watched)
+
+    @staticmethod
+    def of(slots: Iterable[TensorSlot], names: Mapping[str, str]) -> Originals:
+        """A watch of these slots. names: for dotted names of the model, the name in the pool; others are left out."""
+        return Originals([_watched(slot, names[slot.name]) for slot in slots if slot.name in names])
 
     def changed(self) -> list[str]:
         """Dotted names of what has changed since it was looked at first."""
@@ -64,9 +68,7 @@ class Originals:
 
     def renewed(self) -> Originals:
         """A watch from now on."""
-        found = Originals((), {})
-        found._watched = [_again(watched) for watched in self._watched]
-        return found
+        return Originals([_again(watched) for watched in self._watched])
 
 
 def _watched(slot: TensorSlot, name: str) -> _Watched:
