@@ -70,7 +70,8 @@ def load(
     executors = make_executors(resolve_options(options))
     container = open_container(path, verify=verify)
     reader = _Reader(container, dict(containers or {}), any_torch)
-    return container.decode(INDEX, lambda data: reader.module(data, executors))
+    with torch.inference_mode(False):
+        return container.decode(INDEX, lambda data: reader.module(data, executors))
 
 
 class _Reader:

@@ -11,7 +11,9 @@ import torch
 from dovetail.errors import FrozenNeedsNoGrad
 from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.call_form import CallForm, mismatch
-from dovetail.frontends.freezing.variant import RunnableVariant, Variant
+from dovetail.frontends.freezing.originals import Originals
+from dovetail.frontends.freezing.quick_calls import QuickCalls
+from dovetail.frontends.freezing.variant import RunnableVariant, Variant, share_memory
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.modes import function_mode_is_active
 
@@ -32,6 +34,8 @@ class RunnableMethod:
         self.method = method
         self.form = method.form
         names = [leaf.name for leaf in method.form.leaves]
+        self.quick = QuickCalls()
+        self._written = sorted(frozenset[int]().union(*(variant.written for variant in method.variants)))
         self.variants = [RunnableVariant(v, method.form.method, names, executors) for v in method.variants]
 
     def bind_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -46,8 +50,19 @@ class RunnableMethod:
         pairs = zip(self.form.leaves, leaves, strict=True)
         return next((leaf.name for leaf, x in pairs if isinstance(x, torch.Tensor) and x.requires_grad), None)
 
-    def run(self, leaves: Sequence[Any]) -> Any:
-        """Run for bound arguments. Raises: FrozenCallMismatch with the reason; FrozenNeedsNoGrad."""
+    def refuse_memory(self, leaves: Sequence[Any], originals: Originals) -> None:
+        """Refuse a call that would write weights: those that are folded would stay as they are.
+
+        Raises: FrozenCallMismatch.
+        """
+        for number in self._written:
+            for name, tensor in originals.tensors():
+                if share_memory(leaves[number], tensor):
+                    what = f"{self.form.leaves[number].name}, which it writes, and {name} of the model share memory"
+                    raise mismatch(self.form.method, what, "pass a copy")
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Any]) -> Any:
+        """Run a call. leaves: its arguments, bound. Raises: FrozenCallMismatch with the reason; FrozenNeedsNoGrad."""
         argument = self.leaf_that_wants_gradient(leaves)
         if argument is not None:
             raise FrozenNeedsNoGrad(name=self.form.method, argument=argument)
@@ -57,18 +72,20 @@ class RunnableMethod:
         for variant in self.variants:
             sizes = variant.sizes(leaves)
             if sizes is not None:
-                return _without_autocast(variant, leaves, sizes)
+                inputs, is_plain = variant.inputs(leaves, sizes)
+                if is_plain:
+                    self.quick.remember(args, kwargs, variant, inputs)
+                return _without_autocast(variant, inputs)
         reason = "; ".join(dict.fromkeys(variant.reason(leaves) for variant in self.variants))
         hint = "name the size in dynamic_shapes when freezing, or give an example of that size"
         because = "; ".join(self.method.notes) or "sizes that are not free were decided when it was frozen"
         raise mismatch(self.form.method, reason, hint, because)
 
 
-def _without_autocast(variant: RunnableVariant, leaves: Sequence[Any], sizes: Mapping[str, Any]) -> Any:
+def _without_autocast(variant: RunnableVariant, inputs: Sequence[torch.Tensor]) -> Any:
     """Run as recorded: a program holds the conversions of the autocast that it was recorded under."""
     active = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     if not active:
-        return variant(leaves, sizes)
-    kind = active[0]
-    with torch.autocast(kind, enabled=False):
-        return _without_autocast(variant, leaves, sizes)
+        return variant.run(inputs)
+    with torch.autocast(active[0], enabled=False):
+        return _without_autocast(variant, inputs)

@@ -14,7 +14,7 @@ from dovetail.errors import FrozenIsFixed, NoSources, StaleWeights
 from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
 from dovetail.frontends.freezing.originals import Originals
-from dovetail.frontends.freezing.pool import Pool, copy_of
+from dovetail.frontends.freezing.pool import Pool, copies_of
 from dovetail.frontends.freezing.saving import Contents, save
 from dovetail.frontends.freezing.weights import Sources, refolded
 from dovetail.pipeline.trail import Trail
@@ -68,17 +68,29 @@ class FrozenModule(torch.nn.Module):
         method = self._methods.get(key)
         if method is None:
             raise FrozenIsFixed(what=f"run {key}, which was not frozen (it has {', '.join(self._methods)})")
+        quick = method.quick.find(args, kwargs)
+        if quick is not None:
+            self._look_at_originals()
+            variant, inputs = quick
+            return variant.run(inputs)
         leaves = method.form.bind(args, kwargs)
         (unfrozen,) = self._unfrozen
         if unfrozen is not None and method.leaf_that_wants_gradient(leaves) is not None:
             return (unfrozen if key == "forward" else getattr(unfrozen, key))(*args, **kwargs)
-        if self._originals is not None and self._on_stale != "ignore":
-            changed = self._originals.changed()
-            if changed and self._on_stale == "error":
-                raise StaleWeights(changed=_listed(changed))
-            if changed:
-                self.refresh()
-        return method.run(leaves)
+        self._look_at_originals()
+        if self._originals is not None:
+            method.refuse_memory(leaves, self._originals)
+        return method.run(args, kwargs, leaves)
+
+    def _look_at_originals(self) -> None:
+        """See to what has changed in the model. Raises: StaleWeights; BadWeights."""
+        if self._originals is None or self._on_stale == "ignore":
+            return
+        changed = self._originals.changed()
+        if changed and self._on_stale == "error":
+            raise StaleWeights(changed=_listed(changed))
+        if changed:
+            self.refresh()
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
@@ -97,7 +109,9 @@ class FrozenModule(torch.nn.Module):
         if self._originals is None:
             raise FrozenIsFixed(what="be refreshed: the model that it was frozen from is not known")
         now = self._originals.now()
-        self._take(*refolded(self._frozen_methods(), self._pool, self._sources, now, own=self._on_stale == "ignore"))
+        with torch.inference_mode(False), torch.no_grad():
+            own = self._on_stale == "ignore"
+            self._take(*refolded(self._frozen_methods(), self._pool, self._sources, now, own=own))
         self._originals = self._originals.renewed()
 
     def swap_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
@@ -107,7 +121,8 @@ class FrozenModule(torch.nn.Module):
         Raises: BadWeights for names, shapes or dtypes that do not fit; NoSources for a part without kept sources.
         Nothing is done then.
         """
-        self._take(*refolded(self._frozen_methods(), self._pool, self._sources, state_dict, own=True))
+        with torch.inference_mode(False), torch.no_grad():
+            self._take(*refolded(self._frozen_methods(), self._pool, self._sources, state_dict, own=True))
         self._originals = None
 
     def source_state_dict(self) -> dict[str, torch.Tensor]:
@@ -191,7 +206,8 @@ class FrozenModule(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FrozenModule:
         """A copy with state of its own; constants are shared."""
-        tensors = {n: copy_of(t) if n in self._pool.state else t for n, t in self._pool.tensors.items()}
+        held, state = self._pool.tensors, self._pool.state
+        tensors = {**held, **copies_of({name: held[name] for name in held if name in state})}
         pool = Pool(tensors, dict(self._pool.origins), self._pool.state, self._pool.unused)
         methods = {key: method.method for key, method in self._methods.items()}
         return FrozenModule(

@@ -6,13 +6,14 @@ it. Tensors that share memory in the model share it here; nothing is copied but 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from dovetail.capture.module_state import TensorSlot
 from dovetail.ir.text import identifier
+from dovetail.torch_compat.dispatch import storage_key
 
 
 @dataclass(slots=True)
@@ -20,15 +21,16 @@ class Pool:
     """tensors: by name in programs. origins: for those of the model, by that name, their dotted names in it.
 
     state: names of those that a program writes or hands out, and which nothing is folded into. unused: dotted names of
-    what the model has and no program reads.
+    what the model has and no program reads. given: the tensors that were taken in, themselves, until all are settled.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
     state: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
+    given: dict[str, torch.Tensor] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
-    _held: list[torch.Tensor] = field(default_factory=list)
+    _dotted: set[str] = field(default_factory=set)
 
     def name_of(self, tensor: torch.Tensor, dotted: str) -> str:
         """The name of a tensor of the model, which is taken in when it is new. dotted: where the model has it."""
@@ -39,11 +41,13 @@ class Pool:
             while name in self.tensors:
                 name, count = f"{wish}_{count}", count + 1
             self._names[id(tensor)] = name
-            self._held.append(tensor)  # so that no other tensor gets its id
+            self.given[name] = tensor  # alive, so that no other tensor gets its id
             self.tensors[name] = tensor.detach()
-            self.origins[name] = (dotted,)
+            self.origins[name] = (name if dotted in self._dotted else dotted,)
+            self._dotted.update(self.origins[name])
         elif dotted not in self.origins[name]:
             self.origins[name] = (*self.origins[name], dotted)
+            self._dotted.add(dotted)
         return name
 
     def note_slots(self, slots: Iterable[TensorSlot]) -> None:
@@ -52,14 +56,19 @@ class Pool:
             if id(slot.read()) in self._names:
                 self.name_of(slot.read(), slot.name)
 
-    def settle(self, state: Iterable[str], *, own: bool) -> None:
-        """Everything that will be held is known. own: constants get memory of their own as well."""
+    def sharing(self, names: Iterable[str]) -> frozenset[str]:
+        """These, and every tensor that shares a storage with one of them."""
+        wanted = frozenset(names)
+        keys = {storage_key(self.tensors[name]) for name in wanted if has_storage(self.tensors[name])}
+        return wanted | {n for n, t in self.tensors.items() if has_storage(t) and storage_key(t) in keys}
+
+    def settle(self, state: Iterable[str], *, own: Collection[str]) -> None:
+        """Everything that will be held is known. own: constants that get memory of their own, as state does."""
         self.state = frozenset(state)
         self._names.clear()
-        self._held.clear()
-        for name, tensor in self.tensors.items():
-            if own or name in self.state:
-                self.tensors[name] = copy_of(tensor)
+        self.given.clear()
+        self.tensors |= copies_of({name: self.tensors[name] for name in self.state})
+        self.tensors |= copies_of({name: self.tensors[name] for name in own if name not in self.state})
 
     @property
     def constants(self) -> frozenset[str]:
@@ -85,7 +94,51 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in memory of its own, with the same strides."""
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    overlapping = any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
-    return tensor.detach().clone() if overlapping else made.copy_(tensor.detach())
+    """The tensor in memory of its own, with the same strides, also where elements of it share memory."""
+    (found,) = copies_of({"": tensor}).values()
+    return found
+
+
+def copies_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors in memory of their own, with the same strides. Those that shared a storage share one again."""
+    groups: dict[int, list[str]] = {}
+    found: dict[str, torch.Tensor] = {}
+    with torch.inference_mode(False), torch.no_grad():  # or nobody could write them outside of that mode
+        for name, tensor in tensors.items():
+            if has_storage(tensor):
+                groups.setdefault(storage_key(tensor), []).append(name)
+            else:
+                found[name] = tensor.detach().clone()
+        for names in groups.values():
+            found |= _together({name: tensors[name].detach() for name in names})
+    return {name: found[name] for name in tensors}
+
+
+def _together(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of tensors of one storage: of the bytes that they span, as they lie."""
+    spans = [_span(tensor) for tensor in tensors.values()]
+    first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+    alike = max(tensor.dtype.itemsize for tensor in tensors.values())
+    first -= first % alike
+    some = next(iter(tensors.values()))
+    storage = some.untyped_storage()
+    whole = torch.empty(0, dtype=torch.uint8, device=some.device).set_(storage, first, (max(last - first, 0),), (1,))
+    part = whole.clone().untyped_storage()
+    found = {}
+    for name, tensor in tensors.items():
+        offset = tensor.storage_offset() - first // tensor.dtype.itemsize if tensor.numel() else 0
+        made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        made = made.set_(part, offset, tensor.shape, tensor.stride())
+        made = made.conj() if tensor.is_conj() else made
+        found[name] = torch.ops.aten._neg_view.default(made) if tensor.is_neg() else made
+    return found
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The bytes of its storage from the first element of a tensor to the last."""
+    size = tensor.dtype.itemsize
+    first = tensor.storage_offset() * size
+    if not tensor.numel():
+        return int(first), int(first)
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return int(first), int(first + (1 + sum((count - 1) * step for count, step in steps)) * size)
