@@ -128,7 +128,8 @@ class _Freezing:
             recorder = MethodRecorder(self._model if method == "forward" else getattr(self._model, method), method)
             by_method = len(examples) > 1 and isinstance(dynamic_shapes, Mapping)
             wish = dynamic_shapes.get(method) if by_method else dynamic_shapes
-            found[method] = record_method(recorder, self._pool, example, wish)
+            recorded, notes = record_method(recorder, self._pool, example, wish)
+            found[method] = tuple(one.called(f"{method}_{k}" if k else method) for k, one in enumerate(recorded)), notes
         everything = [one for recorded, _ in found.values() for one in recorded]
         lasting = frozenset[str]().union(*(one.lasting for one in everything))
         lowerings = [self._lower(one, lasting) for one in everything]

@@ -139,6 +139,10 @@ class FrozenModule(torch.nn.Module):
         """Bytes of the memory of all constants and state, each storage once."""
         return self._pool.size_bytes()
 
+    def program_name(self, *args: Any, method: str = "forward", **kwargs: Any) -> str:
+        """The name of the program that a call runs. Raises: FrozenCallMismatch when there is none for it."""
+        return self._methods[method].name_for(args, kwargs)
+
     @property
     def specialized(self) -> tuple[str, ...]:
         """What became fixed although it might have been free, and why."""

@@ -53,6 +53,10 @@ class Recorded:
     written: frozenset[int]
     infer: MetaInference
 
+    def called(self, name: str) -> Recorded:
+        """The same with another name for the program."""
+        return replace(self, program=replace(self.program, name=name))
+
 
 class MethodRecorder:
     """Records one method of a model, for example arguments of several sizes."""
