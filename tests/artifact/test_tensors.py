@@ -104,6 +104,15 @@ def test_nothing_is_copied_but_what_will_be_written(tmp_path: Path) -> None:
         load_tensors(container, private=("other",))
 
 
+def test_where_it_is_read_does_not_matter(tmp_path: Path) -> None:
+    container = _saved(tmp_path, {"x": torch.ones(2), "p": torch.nn.Parameter(torch.ones(2))})
+    with torch.inference_mode(), torch.device("meta"):
+        read = load_tensors(container, private=("x",))
+    assert not any(tensor.is_inference() or tensor.is_meta for tensor in read.values())
+    (read["x"].mul_(2) * read["p"]).sum().backward()
+    assert read["p"].grad is not None
+
+
 def test_mapped_memory_lives_as_long_as_its_tensors(tmp_path: Path) -> None:
     read = load_tensors(_saved(tmp_path, {"x": torch.arange(1000)}))
     (tmp_path / "t.dovetail").unlink()
