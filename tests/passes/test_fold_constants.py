@@ -535,12 +535,12 @@ def test_long_programs_are_planned_in_no_time() -> None:
     x, *weights = b.inputs
     for i, w in enumerate(weights):
         view = b.call(f"v{i}", aten.view.default, w, [4], view_of=w)
-        made = b.call(f"m{i}", aten.mul.Tensor, view, 2.0)
+        made = b.call(f"n{i}", aten.neg.default, b.call(f"m{i}", aten.mul.Tensor, view, 2.0))
         b.call(f"y{i}", aten.add.Tensor, x, b.call(f"k{i}", aten.add.Tensor, made, weights[i - 1]))
-    program = b.program(*[node.results()[0] for node in b.nodes[3::4]])
-    start = time.perf_counter()
+    program = b.program(*[node.results()[0] for node in b.nodes[4::5]])
+    start = time.process_time()
     plan = plan_folding([program], {w.name for w in weights})
-    assert time.perf_counter() - start < 4
+    assert time.process_time() - start < 3  # of 20,000 constant nodes; 1.3 s where it was measured
     assert len(plan.stored) == 5_000
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from dovetail.ir.program import Program, TensorMeta, meta_symbols
+from dovetail.ir.program import Program, TensorMeta
 from dovetail.ir.text import identifier
 from dovetail.ops.views import copies_from_place, is_strided, keeps_offset
 from dovetail.passes.collection import collection_paused
@@ -112,6 +112,7 @@ class _Planner:
         self.owners: dict[int, int] = {}  # by storage, an expression of the group that makes it, or CONSTANT
         self.fixed = self.groups.new()  # the group of what only views constants
         self.extents: dict[int, int] = {}
+        self.spans = [_span(facts.meta) for facts in pool.values]
         self._group()
         roots = sorted({self.groups.of(e) for e in range(len(pool.expressions))} - {self.groups.of(self.fixed)})
         self.numbers = {root: number for number, root in enumerate(roots)}
@@ -128,8 +129,7 @@ class _Planner:
             elif not pool.expressions[facts.maker].is_lazy:
                 owner = self.owners.setdefault(storage, facts.maker)
                 self.groups.join(owner, facts.maker)
-            if not any(True for _ in meta_symbols(facts.meta)):
-                self.extents[storage] = max(self.extents.get(storage, 0), _span(facts.meta)[1])
+            self.extents[storage] = max(self.extents.get(storage, 0), self.spans[value][1])
 
     def group(self, expression: int) -> int:
         """The number of its group, or CONSTANT."""
@@ -187,7 +187,7 @@ class _Planner:
                 found.append(Piece(self.group(maker), None, frozenset(readers)))
                 continue
             storage = self.pool.storage_of(value)
-            span = (0, self.extents[storage]) if self.whole[value] else _span(self.pool.values[value].meta)
+            span = (0, self.extents[storage]) if self.whole[value] else self.spans[value]
             spans.setdefault(storage, {}).setdefault(span, set()).update(readers)
         for storage, read in spans.items():
             owner = self.groups.of(self.owners[storage])
@@ -241,13 +241,15 @@ def _looks_beside(target: object, args: tuple[object, ...]) -> bool:
 
 
 def _span(meta: TensorMeta) -> tuple[int, int]:
-    """The first and the last byte of a tensor of fixed sizes, the first one rounded down as copies are."""
-    numbers = [(size, step) for size, step in zip(meta.shape, meta.stride, strict=True)]
-    if any(size == 0 for size, _ in numbers):
+    """The first and the last byte of a tensor, the first one rounded down as copies are; nothing for unknown sizes."""
+    reach, offset = 0, meta.offset
+    for size, step in zip(meta.shape, meta.stride, strict=True):
+        if size == 0 or not isinstance(size, int) or not isinstance(step, int):
+            return (0, 0)
+        reach += (size - 1) * step
+    if not isinstance(offset, int):
         return (0, 0)
-    assert isinstance(meta.offset, int), "expressions have fixed sizes"
-    reach = sum((size - 1) * step for size, step in numbers if isinstance(size, int) and isinstance(step, int))
-    first, last = (place * meta.dtype.itemsize for place in (meta.offset, meta.offset + reach + 1))
+    first, last = offset * meta.dtype.itemsize, (offset + reach + 1) * meta.dtype.itemsize
     return (first - first % ALIGNMENT_BYTES, last)
 
 
@@ -276,12 +278,13 @@ def _names(pool: Pool, stored: Sequence[int]) -> tuple[tuple[int, str], ...]:
     """A name for each stored value: of the same expression over the same constants always the same."""
     taken = {value.name for program in pool.programs for value in program.inputs}
     taken |= {value.name for program in pool.programs for node in program.nodes for value in node.results()}
+    firsts = _first_constants(pool)
     found: list[tuple[int, str]] = []
     for value in stored:
         facts = pool.values[value]
         expression = pool.expressions[facts.maker]
         digest, _, place = facts.digest.partition(".")
-        wish = f"{_leaf(pool, value)}_{_short(expression.node.target)}"
+        wish = f"{firsts[value]}_{_short(expression.node.target)}"
         suffix = f"_{place}" if len(expression.outputs) > 1 else ""
         lengths = iter(range(8, len(digest) + 1, 8))
         name = identifier(f"{wish}_{digest[: next(lengths)]}{suffix}")
@@ -292,14 +295,13 @@ def _names(pool: Pool, stored: Sequence[int]) -> tuple[tuple[int, str], ...]:
     return tuple(found)
 
 
-def _leaf(pool: Pool, value: int) -> str:
-    """The name of the first constant that a value is computed from."""
-    while pool.values[value].maker >= 0:
-        operands = pool.expressions[pool.values[value].maker].operands
-        if not operands:
-            return "made"
-        value = operands[0]
-    return pool.values[value].name[:60]
+def _first_constants(pool: Pool) -> list[str]:
+    """By value, the name of the first constant that it is computed from."""
+    found: list[str] = []
+    for facts in pool.values:
+        operands = pool.expressions[facts.maker].operands if facts.maker >= 0 else ()
+        found.append(found[operands[0]] if operands else facts.name[:60] or "made")
+    return found
 
 
 def _short(target: object) -> str:
@@ -369,7 +371,7 @@ class _Decisions:
         """What storing a value takes by itself."""
         if self.planner.whole[value]:
             return self.planner.extents[self.planner.pool.storage_of(value)]
-        first, last = _span(self.planner.pool.values[value].meta)
+        first, last = self.planner.spans[value]
         return last - first
 
     def _below(self, value: int) -> int:
