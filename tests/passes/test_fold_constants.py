@@ -476,6 +476,41 @@ def test_the_same_twice_in_one_program_is_stored_once() -> None:
     assert first == second == folded.inputs[-1].tensor.storage
 
 
+def test_names_that_are_taken_and_asked_for_in_vain() -> None:
+    b = Builder("x", "w")
+    x, w = b.inputs
+    program = b.program(b.call("y", aten.add.Tensor, x, b.call("s", aten.sin.default, w)))
+    (name,) = plan_folding([program], {"w"}).stored
+    (other,) = plan_folding([program], {"w"}, taken=[name]).stored
+    assert other.startswith(name)
+    assert other != name
+    plan = plan_folding([program], {"w"}, asked=["y", "nothing"])
+    assert [str(d) for d in plan.decisions[1:]] == [
+        f"kept {name}: NOT-CONSTANT: it depends on what differs from call to call, or is no value"
+        for name in ("nothing", "y")
+    ]
+
+
+def test_what_only_dead_nodes_read_goes_with_them() -> None:
+    b = Builder("x", "u", "w")
+    x, u, w = b.inputs
+    b.call("dead", aten.add.Tensor, x, b.call("su", aten.sin.default, u))
+    program = b.program(b.call("y", aten.add.Tensor, x, b.call("sw", aten.sin.default, w)))
+    folded, held, _, report = _fold(program, {"u": torch.ones(4), "w": torch.ones(4)})
+    assert set(held) == set(report.stored) == {v.name for v in folded.inputs} - {"x"}
+
+
+def test_checks_of_what_is_known_go() -> None:
+    b = Builder("x", "w")
+    x, w = b.inputs
+    for kwargs in ((("dtype", torch.float32),), (("dtype", torch.float64),)):
+        b.nodes.append(Node(aten._assert_tensor_metadata.default, (w, [4]), kwargs))
+    program = b.program(b.call("y", aten.add.Tensor, x, b.call("s", aten.sin.default, w)))
+    folded, _, plan, _ = _fold(program, {"w": torch.ones(4)})
+    assert [dict(node.kwargs).get("dtype") for node in folded.nodes][:2] == [torch.float64, None]
+    assert "EFFECT" in [d.reason for d in plan.decisions]
+
+
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 

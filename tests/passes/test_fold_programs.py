@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Stage, TensorMeta, Value, values_in
 from dovetail.ir.signature import Signature, UserInput, UserOutput
 from dovetail.ir.stages import verify_program
 from dovetail.ops.facts import writes_of
+from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.fold_constants import fold_constants
 from dovetail.passes.fold_plan import plan_folding
 
@@ -115,6 +117,72 @@ def _run(program: Program, tensors: Mapping[str, Tensor]) -> list[Tensor]:
                 shared = held.numel() and held.untyped_storage().data_ptr() == item.untyped_storage().data_ptr()
                 assert not (shared and item.numel()) or other.tensor.storage == value.tensor.storage
     return [known[value] for value in program.outputs if isinstance(value, Value)]
+
+
+class _Moody:
+    """Negates, or raises."""
+
+    raises = False
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if _Moody.raises:
+            raise RuntimeError("not now")
+        return tensor.neg()
+
+
+MOODY = Prim("moody", _Moody(), "prims.MOODY")
+
+
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("seed", range(80))
+def test_nothing_is_lost_when_nodes_raise(seed: int, everything: bool) -> None:
+    rng = random.Random(seed)
+    maker = _Maker(rng, rng.randint(4, 30), rng.randint(1, 8))
+    program = maker.program()
+    negations = [node for node in program.nodes if node.target is aten.neg.default]
+    nodes = tuple(replace(node, target=MOODY) if node in negations else node for node in program.nodes)
+    program = replace(program, nodes=nodes)
+    inputs = {value.name: maker.tensors[value] for value in program.inputs}
+    tensors = {value.name: maker.tensors[value] for value in maker.constants}
+    plan = plan_folding([program], tensors.keys(), everything=everything)
+    _Moody.raises = True
+    try:
+        (folded,), report = fold_constants([program], tensors, plan)
+    finally:
+        _Moody.raises = False
+    verify_program(folded, lambda node: bool(writes_of(node)))
+    expected, found = _run(program, inputs), _run(folded, {**tensors, "x": inputs["x"]})
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert {value.name for value in folded.inputs} - {"x"} == set(tensors)
+    failed = {name for name, _ in report.failed}
+    assert failed <= {value.name for node in negations for value in node.results()}
+    if everything:
+        left = {value.name for node in folded.nodes if node.target is MOODY for value in node.results()}
+        assert left <= {value.name for node in negations for value in node.results()}
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_several_programs_share_one_pool(seed: int) -> None:
+    rng = random.Random(seed)
+    maker = _Maker(rng, rng.randint(4, 30), 8)
+    whole = maker.program()
+    programs = []
+    for number in range(3):
+        outputs = tuple(rng.sample(whole.outputs, rng.randint(1, len(whole.outputs))))
+        part = replace(whole, name=f"part{number}", outputs=outputs)
+        part = replace(part, signature=Signature(part.signature.inputs, tuple(map(UserOutput, range(len(outputs))))))
+        programs.append(remove_dead_code(part)[0])
+    inputs = {value.name: maker.tensors[value] for value in whole.inputs}
+    tensors = {value.name: maker.tensors[value] for value in maker.constants}
+    plan = plan_folding(programs, tensors.keys())
+    folded, report = fold_constants(programs, tensors, plan)
+    assert report.bytes_after <= report.bytes_before
+    for before, after, kept, added in zip(programs, folded, report.kept_inputs, report.added_inputs, strict=True):
+        verify_program(after, lambda node: bool(writes_of(node)))
+        expected, found = _run(before, inputs), _run(after, {**tensors, "x": inputs["x"]})
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+        assert [v.name for v in after.inputs] == [*(before.inputs[index].name for index in kept), *added]
+    assert {v.name for program in folded for v in program.inputs} - {"x"} == set(tensors)
 
 
 def _region(tensor: Tensor) -> set[int]:

@@ -86,7 +86,12 @@ def fold_constants(
     evaluation.run()
     rewriters = [_Rewriter(pool, number, evaluation) for number in range(len(programs))]
     rewritten = tuple(rewriter.run() for rewriter in rewriters)
-    stored = tuple(evaluation.names.values())
+    # What only dead nodes read has gone with them.
+    given = {value.name for program in programs for value in program.inputs}
+    live = {value.name for program in rewritten for value in program.inputs}
+    for name in ((known & given) | set(evaluation.names.values())) - live:
+        tensors.pop(name, None)
+    stored = tuple(name for name in evaluation.names.values() if name in live)
     report = FoldReport(
         stored,
         tuple(sorted(known - tensors.keys())),

@@ -288,6 +288,7 @@ def _plainly() -> Iterator[None]:
     """While active, operators do what is written, whatever modes are entered, and autograd does not see them."""
     with ExitStack() as stack:
         stack.enter_context(without_modes())
+        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))

@@ -19,11 +19,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.ir.program import Program, TensorMeta
-from dovetail.ir.text import identifier
 from dovetail.ops.views import copies_from_place, is_strided, keeps_offset
 from dovetail.passes.collection import collection_paused
 from dovetail.passes.fold_cut import CONSTANT, OUTSIDE, Choice, Piece, choose_cut
 from dovetail.passes.fold_graph import REASONS, Classes, Pool, pool_of
+from dovetail.passes.fold_names import names_for
 
 # Copies of a part of a storage begin where a multiple of this begins, so that they are aligned as the part was.
 ALIGNMENT_BYTES = 64
@@ -33,8 +33,9 @@ ALIGNMENT_BYTES = 64
 class FoldDecision:
     """What becomes of one value. program: the first that has it. is_folded: whether it is computed once and stored.
 
-    reason: FOLDED, ASKED, GROWS, MADE-AT-CALL, or a key of `fold_graph.REASONS`. bytes_before: of the storages of the
-    constants that it is computed from. bytes_after: those that it takes by itself where it is stored. 0 where barred.
+    reason: FOLDED, ASKED, GROWS, MADE-AT-CALL, NOT-CONSTANT (of what was asked for), or a key of
+    `fold_graph.REASONS`. bytes_before: of the storages of the constants that it is computed from. bytes_after: those
+    that it takes by itself where it is stored. Both are 0 for what is no expression.
     """
 
     program: str
@@ -47,7 +48,8 @@ class FoldDecision:
 
     def __str__(self) -> str:
         verb = "folded" if self.is_folded else "kept"
-        return f"{verb} {self.value} of {self.program}: {self.reason}: {self.text}"
+        where = f" of {self.program}" if self.program else ""
+        return f"{verb} {self.value}{where}: {self.reason}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,12 @@ class FoldingPlan:
 
 @collection_paused()
 def plan_folding(
-    programs: Sequence[Program], constants: Collection[str], asked: Collection[str] = (), *, everything: bool = False
+    programs: Sequence[Program],
+    constants: Collection[str],
+    asked: Collection[str] = (),
+    *,
+    everything: bool = False,
+    taken: Collection[str] = (),
 ) -> FoldingPlan:
     """Which values of the programs are computed once.
 
@@ -93,6 +100,7 @@ def plan_folding(
         constants: names of the inputs that nobody writes while the programs are in use; equal names are one constant.
         asked: names of values that are to be computed once, whatever they cost.
         everything: the same for all values.
+        taken: names that new constants must not have, besides those of the programs' values.
 
     What cannot be computed once stays, with the reason; so does what is asked for. Sizes may be symbols there.
     """
@@ -100,7 +108,7 @@ def plan_folding(
     planner = _Planner(pool)
     forced = planner.forced(asked, everything)
     choice = choose_cut(planner.group_count, planner.pieces(), forced)
-    return planner.plan(choice, frozenset(asked), everything)
+    return planner.plan(choice, frozenset(asked), everything, taken)
 
 
 class _Planner:
@@ -196,7 +204,7 @@ class _Planner:
 
     # --- the plan ---------------------------------------------------------------------------------------------------
 
-    def plan(self, choice: Choice, asked: frozenset[str], everything: bool) -> FoldingPlan:
+    def plan(self, choice: Choice, asked: frozenset[str], everything: bool, taken: Collection[str]) -> FoldingPlan:
         """The choice as a plan."""
         pool = self.pool
         runs = [group != CONSTANT and choice.runs[group] for group in map(self.group, range(len(pool.expressions)))]
@@ -214,7 +222,7 @@ class _Planner:
         inputs = {value.name for program in pool.programs for value in program.inputs if value.is_tensor}
         live = [name for name in sorted(pool.constants & inputs) if name in needed or name in barred]
         dropped = tuple(sorted((pool.constants & inputs) - set(live)))
-        names = _names(pool, stored)
+        names = names_for(pool, stored, taken)
         leaves = {
             pool.storage_of(v) for v, facts in enumerate(pool.values) if facts.maker < 0 and facts.name not in barred
         }
@@ -271,43 +279,6 @@ def _cut_up(owner: int, spans: dict[tuple[int, int], set[int]], extent: int) -> 
     return [Piece(owner, end - begin, frozenset(mine)) for begin, end, mine in ends if mine]
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
-def _names(pool: Pool, stored: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    """A name for each stored value: of the same expression over the same constants always the same."""
-    taken = {value.name for program in pool.programs for value in program.inputs}
-    taken |= {value.name for program in pool.programs for node in program.nodes for value in node.results()}
-    firsts = _first_constants(pool)
-    found: list[tuple[int, str]] = []
-    for value in stored:
-        facts = pool.values[value]
-        expression = pool.expressions[facts.maker]
-        digest, _, place = facts.digest.partition(".")
-        wish = f"{firsts[value]}_{_short(expression.node.target)}"
-        suffix = f"_{place}" if len(expression.outputs) > 1 else ""
-        lengths = iter(range(8, len(digest) + 1, 8))
-        name = identifier(f"{wish}_{digest[: next(lengths)]}{suffix}")
-        while name in taken:
-            name = identifier(f"{wish}_{digest[: next(lengths)]}{suffix}")
-        taken.add(name)
-        found.append((value, name))
-    return tuple(found)
-
-
-def _first_constants(pool: Pool) -> list[str]:
-    """By value, the name of the first constant that it is computed from."""
-    found: list[str] = []
-    for facts in pool.values:
-        operands = pool.expressions[facts.maker].operands if facts.maker >= 0 else ()
-        found.append(found[operands[0]] if operands else facts.name[:60] or "made")
-    return found
-
-
-def _short(target: object) -> str:
-    return str(getattr(target, "__name__", "call")).partition(".")[0].strip("_")
-
-
 # --- reasons ----------------------------------------------------------------------------------------------------------
 
 
@@ -347,7 +318,10 @@ class _Decisions:
             FoldDecision(pool.programs[bar.program].name, bar.name, False, bar.reason, REASONS[bar.reason])
             for bar in pool.barred
         ]
-        return folded + kept + barred
+        found = {value.name for numbers in pool.of for value in numbers} | {bar.name for bar in pool.barred}
+        text = "it depends on what differs from call to call, or is no value"
+        others = [FoldDecision("", name, False, "NOT-CONSTANT", text) for name in sorted(self.asked - found)]
+        return folded + kept + barred + others
 
     def _folded(self, program: str, name: str, value: int) -> FoldDecision:
         before, after = self._below(value), self._bytes(value)

@@ -79,7 +79,9 @@ def _plan(
     gm: fx.GraphModule, samples: Sequence[object], asked: Collection[str], everything: bool
 ) -> tuple[Lifted, FoldingPlan]:
     lifted = lift(gm, samples)
-    return lifted, plan_folding([lifted.program], _constants(lifted.program), asked, everything=everything)
+    constants = _constants(lifted.program)
+    # A module has many other attributes, whose names are taken as well.
+    return lifted, plan_folding([lifted.program], constants, asked, everything=everything, taken=dir(gm))
 
 
 def _constants(program: Program) -> dict[str, str]:
