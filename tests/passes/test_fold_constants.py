@@ -674,3 +674,55 @@ def test_a_frozen_trace_folds_again_to_the_same() -> None:
     assert str(once.graph) == str(twice.graph)
     assert torch.equal(once(x), gm(x))
     assert torch.equal(twice(x), gm(x))
+
+
+def _conjugates() -> fx.GraphModule:
+    """What is made of a lazy conjugate of a constant, read at each call."""
+    root, graph = nn.Module(), fx.Graph()
+    root.register_buffer("w", torch.randn(4, 4, dtype=torch.complex64))
+    x, w = graph.placeholder("x"), graph.get_attr("w")
+    lazy = graph.call_function(aten._conj.default, (w,))
+    real = graph.call_function(aten.view_as_real.default, (graph.call_function(aten.resolve_conj.default, (lazy,)),))
+    made = [
+        lazy,
+        graph.call_function(aten.t.default, (lazy,)),
+        graph.call_function(aten.mul.Tensor, (lazy, 2)),
+        graph.call_function(aten.clone.default, (lazy,)),
+        graph.call_function(aten._conj.default, (graph.call_function(aten.sin.default, (lazy,)),)),
+        graph.call_function(aten.sum.default, (real,)),
+    ]
+    graph.output(tuple(graph.call_function(aten.mul.Tensor, (m, x)) for m in made))
+    return fx.GraphModule(root, graph)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_lazy_conjugates_are_taken_at_each_call(everything: bool) -> None:
+    x = torch.randn(4, 4)
+    gm = _conjugates()
+    folded = fold_constants(gm, x, everything=everything)
+    assert not any(t.is_conj() or t.is_neg() for t in (*folded.buffers(), *folded.parameters()))
+    for expected, found in zip(gm(x), folded(x), strict=True):
+        assert torch.equal(expected, found)
+    assert _reasons(plan_fold_constants(gm, x, everything=everything))["_conj_default"] == "LAZY-BITS"
+    assert aten._conj.default in [node.target for node in folded.graph.nodes]
+    assert (aten.clone.default in [node.target for node in folded.graph.nodes]) is not everything
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("is_decomposed", [False, True])
+def test_models(everything: bool, is_decomposed: bool) -> None:
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False
+    )
+    convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Conv2d(8, 4, 3))
+    for module, x in ((encoder, torch.randn(2, 5, 16)), (convolutions, torch.randn(2, 3, 9, 9))):
+        module.eval()
+        program = torch.export.export(module, (x,))
+        gm = (program.run_decompositions() if is_decomposed else program).module(check_guards=False)
+        folded = fold_constants(gm, x, everything=everything)
+        with torch.no_grad():
+            assert torch.equal(folded(x), gm(x))
+        if not everything:
+            assert _megabytes(folded) <= _megabytes(gm)
