@@ -511,6 +511,61 @@ def test_checks_of_what_is_known_go() -> None:
     assert "EFFECT" in [d.reason for d in plan.decisions]
 
 
+def test_weights_that_are_packed_for_a_library() -> None:
+    b = Builder("x", "w")
+    x, w = b.inputs
+    packed = b.call("packed", aten.to_mkldnn.default, w)
+    program = b.program(b.call("y", aten.bernoulli.default, packed), b.call("z", aten.mul.Tensor, x, packed))
+    _, held, plan, report = _fold(program, {"w": torch.ones(4)}, asked=["packed"])
+    assert [held[name].is_mkldnn for name in plan.stored] == [True]
+    assert report.dropped == ("w",)
+    wrong = b.call("wrong", aten.to_mkldnn.default, w, dtype=torch.float64)
+    program = b.program(b.call("u", aten.mul.Tensor, x, wrong))
+    with pytest.raises(FoldedOtherwise, match=r"wrong was computed once and is torch\._mkldnn"):
+        _fold(program, {"w": torch.ones(4)}, asked=["wrong"])
+
+
+def test_weights_of_two_names() -> None:
+    root, graph = nn.Module(), fx.Graph()
+    weight = nn.Parameter(torch.randn(8, 8))
+    root.a, root.b = weight, weight
+    root.register_buffer("part", weight.detach()[2:4])
+    x, a, b, part = graph.placeholder("x"), *(graph.get_attr(name) for name in ("a", "b", "part"))
+    t = graph.call_function(aten.t.default, (a,))
+    made = [graph.call_function(aten.mul.Tensor, (x, weight)) for weight in (t, b)]
+    made.append(graph.call_function(aten.add.Tensor, (part, graph.call_function(aten.select.int, (x, 0, 0)))))
+    graph.output(tuple(made))
+    gm = fx.GraphModule(root, graph)
+    x_sample = torch.randn(8, 8)
+    folded = fold_constants(gm, x_sample)
+    for expected, found in zip(gm(x_sample), folded(x_sample), strict=True):
+        assert torch.equal(expected, found)
+    assert _megabytes(folded) == _megabytes(gm)
+    assert [name for name, _ in folded.named_parameters(remove_duplicate=False)] == ["b"]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_an_attribute_that_is_an_argument_too_and_is_written(everything: bool) -> None:
+    root, graph = nn.Module(), fx.Graph()
+    root.register_buffer("w", torch.ones(4))
+    x, w = graph.placeholder("x"), graph.get_attr("w")
+    made = graph.call_function(aten.mul.Tensor, (graph.call_function(aten.sin.default, (w,)), x))
+    graph.call_function(aten.copy_.default, (x, made))
+    graph.output((made,))
+    gm = fx.GraphModule(root, graph)
+    plan = plan_fold_constants(gm, gm.w, everything=everything)
+    assert _reasons(plan)["w"] == "WRITTEN"
+    assert plan_fold_constants(gm, torch.ones(4), everything=everything).stored
+
+
+def test_what_is_stored_is_no_tensor_of_inference_mode() -> None:
+    b = Builder("x", "w")
+    program = b.program(b.call("y", aten.add.Tensor, b.inputs[0], b.call("s", aten.sin.default, b.inputs[1])))
+    with torch.inference_mode():
+        _, held, _, _ = _fold(program, {"w": torch.ones(4)})
+    assert not any(tensor.is_inference() for tensor in held.values())
+
+
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
