@@ -38,7 +38,8 @@ def fold_constants(
 
     Returns:
         A new module with the same calling convention, results and effects. Its new attributes are buffers; those that
-        nothing reads any more are not in it. Without `asked` and `everything` its attributes take no more bytes.
+        nothing reads any more are not in it. Without `asked` and `everything` its attributes take no more bytes. What
+        was folded takes no part in autograd: the module is for inference.
 
     Raises: SampleMismatch; MissingSamples; InvalidGraphModule for a node that is no call of an operator with a schema;
         NotAGraphModule.
