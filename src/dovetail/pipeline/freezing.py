@@ -157,7 +157,7 @@ def fold(
     start = time.perf_counter_ns()
     programs = [one.program for one in unfolded]
     asked = {(one.program.name, name) for one in unfolded for name in one.asked}
-    plan = plan_folding(programs, tensors.keys() - state, asked)
+    plan = plan_folding(programs, tensors.keys() - state, asked, taken=tensors.keys())
     rewritten, report = fold_constants(programs, tensors, plan)
     kept = list(zip(report.kept_inputs, report.added_inputs, strict=True))
     found = [_folded(*pair, *inputs) for pair, inputs in zip(zip(unfolded, rewritten, strict=True), kept, strict=True)]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import NotExportable
+from dovetail.frontends.freezing.call_form import bound
 from dovetail.frontends.freezing.method import RunnableMethod
 from dovetail.frontends.freezing.variant import RunnableVariant
 from dovetail.ir.program import TensorMeta
@@ -28,7 +29,7 @@ def export(method: RunnableMethod, tensors: Mapping[str, torch.Tensor], state: f
     leaves, dims = _example(method, chosen, sizes)
     args, kwargs = method.form.structure.put_together(leaves)
     positional, named = method.form.structure.put_together(dims)
-    shapes = {"args": tuple(positional), **({"kwargs": named} if named else {})}
+    shapes = dict(method.form.signature.bind(*positional, **named).arguments)
     module = _Exportable(method, chosen, tensors, state)
     try:
         with torch.no_grad():
@@ -75,8 +76,14 @@ class _Exportable(torch.nn.Module):
         for name in chosen.variant.held:
             self.register_buffer(f"held_{name}", tensors[name].clone() if name in state else tensors[name])
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = self._form.structure.take_apart((args, kwargs))
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self._run(args, kwargs)
+
+        forward.__signature__ = method.form.signature  # type: ignore[attr-defined]  # what torch.export names shapes by
+        self.forward = forward
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        leaves = self._form.structure.take_apart(bound(self._form.signature, args, kwargs))
         inputs = [leaves[place] for place in self._chosen.variant.arguments]
         held = [getattr(self, f"held_{name}") for name in self._chosen.variant.held]
         return self._chosen.variant.results.put_together(self._chosen.run_over(inputs, held))
