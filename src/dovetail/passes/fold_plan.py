@@ -327,7 +327,9 @@ class _Decisions:
             FoldDecision(pool.programs[bar.program].name, bar.name, False, bar.reason, REASONS[bar.reason])
             for bar in pool.barred
         ]
-        known = [(program.name, value.name) for program, of in zip(pool.programs, pool.of, strict=True) for value in of]
+        known: list[tuple[str, str]] = []
+        for program, numbers in zip(pool.programs, pool.of, strict=True):
+            known += [(program.name, value.name) for value in numbers]
         known += [(pool.programs[bar.program].name, bar.name) for bar in pool.barred]
         unknown = self.asked - {*known, *(name for _, name in known)}
         pairs = sorted(pair if isinstance(pair, tuple) else ("", pair) for pair in unknown)
