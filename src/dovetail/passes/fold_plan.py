@@ -327,15 +327,18 @@ class _Decisions:
             FoldDecision(pool.programs[bar.program].name, bar.name, False, bar.reason, REASONS[bar.reason])
             for bar in pool.barred
         ]
-        known: list[tuple[str, str]] = []
-        for program, numbers in zip(pool.programs, pool.of, strict=True):
-            known += [(program.name, value.name) for value in numbers]
-        known += [(pool.programs[bar.program].name, bar.name) for bar in pool.barred]
+        return folded + kept + barred + self._not_constant()
+
+    def _not_constant(self) -> list[FoldDecision]:
+        """What is asked for, and is no expression of constants."""
+        pool = self.planner.pool
+        known = [(pool.programs[bar.program].name, bar.name) for bar in pool.barred]
+        for program, values in zip(pool.programs, pool.of, strict=True):
+            known += [(program.name, value.name) for value in values]
         unknown = self.asked - {*known, *(name for _, name in known)}
         pairs = sorted(pair if isinstance(pair, tuple) else ("", pair) for pair in unknown)
         text = "it depends on what differs from call to call, or is no value"
-        others = [FoldDecision(program, name, False, "NOT-CONSTANT", text) for program, name in pairs]
-        return folded + kept + barred + others
+        return [FoldDecision(program, name, False, "NOT-CONSTANT", text) for program, name in pairs]
 
     def _folded(self, program: str, name: str, value: int) -> FoldDecision:
         before, after = self._below(value), self._bytes(value)
