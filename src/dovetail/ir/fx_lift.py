@@ -82,6 +82,15 @@ class Lifted:
                         found.setdefault(str(described), hint)
         return found
 
+    def numbers(self) -> dict[str, Any]:
+        """What stands for each size symbol when operators run on fakes: a number, or a symbolic one of the mode."""
+        found: dict[str, Any] = {}
+        for value, fake in self.fakes.items():
+            for described, real in _sizes_of(value, fake):
+                if isinstance(described, SizeExpr) and described.op == "symbol":
+                    found.setdefault(str(described), real)
+        return found
+
 
 def lift(module: fx.GraphModule, sample_inputs: Sequence[object] = (), name: str = "graph") -> Lifted:
     """The program that a graph module of operator calls stands for.
