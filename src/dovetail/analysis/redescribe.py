@@ -6,7 +6,8 @@ outside may see a difference, so that some values stay as they were, by a copy:
 
 - what lies in the storage of an output, because its strides and the memory it shares are the caller's;
 - what an operator reads by place (`as_strided`), or whose order in memory decides the result (random numbers);
-- operands of an operator that is not torch's own, or that cannot run on the new layout.
+- operands of an operator that cannot run on the new layout, or of which it is not known what it gives then
+  (`ops.layouts`).
 
     a = convolution(x, w)                          a = convolution(x, w_last)              # channels last now
     b = relu(a)                              ->    b_1 = relu(a_1)                         # so is this
@@ -28,19 +29,11 @@ import torch
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.ir.program import Node, Program, Value, made_symbols, values_in
-from dovetail.ops.facts import facts_of, writes_of
-from dovetail.ops.packed import takes_packed
+from dovetail.ops.layouts import is_absolute, is_reshaping_view, may_follow_layout
 from dovetail.ops.prims import COPY_TO_LAYOUT
-from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.symbols import no_new_facts
 
 aten = torch.ops.aten
-
-# They name strides, or places in the storage, of their operand.
-_ABSOLUTE = frozenset(
-    {"as_strided", "as_strided_copy", "as_strided_scatter", "_reshape_alias", "_reshape_alias_copy", "set", "resize"}
-)
-_RESHAPING_VIEWS = frozenset({"view", "_unsafe_view"})
 
 
 def redescribe(program: Program, changed: Mapping[Value, Value], infer: MetaInference) -> Program:
@@ -190,14 +183,7 @@ class Redescriber:
 
     def _follows_layout(self, node: Node) -> bool:
         """Whether nobody minds that the node runs on operands that lie otherwise."""
-        if takes_packed(node.target):
-            return True
-        if not isinstance(node.target, Overload) or schema_of(node.target).namespace != "aten":
-            return False
-        facts = facts_of(node.target)
-        if facts.draws or facts.reads_generator or facts.effect or writes_of(node) or node in self._sized_by_data:
-            return False
-        return not is_absolute(node) and not self._is_pinned_view(node)
+        return may_follow_layout(node) and node not in self._sized_by_data and not self._is_pinned_view(node)
 
     def _is_pinned_view(self, node: Node) -> bool:
         held = {value.tensor.storage for value in node.operands() if value.is_tensor}
@@ -233,24 +219,11 @@ class Redescriber:
         return True
 
 
-def is_absolute(node: Node) -> bool:
-    """Whether an operator's arguments name strides of its operand, or places in the storage of that."""
-    return isinstance(node.target, Overload) and schema_of(node.target).name.rstrip("_") in _ABSOLUTE
-
-
-def is_reshaping_view(node: Node) -> bool:
-    """Whether a node shows its operand in another shape, which not every layout allows."""
-    if not isinstance(node.target, Overload) or schema_of(node.target).namespace != "aten":
-        return False
-    schema = schema_of(node.target)
-    return schema.name in _RESHAPING_VIEWS and schema.overload in ("default", "")
-
-
 def _pinned_storages(program: Program) -> frozenset[int]:
     """Storages whose values stay as they were: those of outputs, and those that are read by place or shared oddly."""
     pinned = set(program.output_storages())
     for node in program.nodes:
-        if isinstance(node.target, Overload) and schema_of(node.target).namespace == "aten" and not is_absolute(node):
+        if may_follow_layout(node):
             continue
         made = {value.tensor.storage for value in node.results() if value.is_tensor}
         for value in node.operands():

@@ -49,7 +49,7 @@ def convolution_of(
     if weight not in constants:
         return "WEIGHT-CHANGES: its weight is no constant"
     if named["transposed"]:
-        return "TRANSPOSED: its kernel gains nothing from another layout"
+        return "TRANSPOSED: it follows the layout of its input, whatever its weight is"
     if len(x.tensor.shape) not in CHANNELS_LAST or len(weight.tensor.shape) != len(x.tensor.shape):
         return f"RANK: its input has {len(x.tensor.shape)} dimensions"
     if {x.tensor.device.type, weight.tensor.device.type} != {"cpu"}:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dovetail.analysis.redescribe import is_reshaping_view
 from dovetail.ir.program import Node, Value
 from dovetail.ir.sizes import Size
 from dovetail.ops.arguments import arguments_of
+from dovetail.ops.layouts import is_reshaping_view
 from dovetail.passes.activations import activation_of
 
 aten = torch.ops.aten

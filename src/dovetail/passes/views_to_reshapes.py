@@ -17,8 +17,8 @@ from typing import Final, Literal
 
 import torch
 
-from dovetail.analysis.redescribe import is_reshaping_view
 from dovetail.ir.program import Node, Program
+from dovetail.ops.layouts import is_reshaping_view
 
 aten = torch.ops.aten
 
