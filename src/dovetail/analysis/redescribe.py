@@ -28,9 +28,10 @@ import torch
 
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
-from dovetail.ir.program import Node, Program, Value, made_symbols, values_in
+from dovetail.ir.program import Node, Program, Value, made_symbols, symbols_in, values_in
 from dovetail.ops.layouts import is_absolute, is_reshaping_view, may_follow_layout
 from dovetail.ops.prims import COPY_TO_LAYOUT
+from dovetail.ops.views import viewed_meta
 from dovetail.torch_compat.symbols import no_new_facts
 
 aten = torch.ops.aten
@@ -88,13 +89,17 @@ class Redescriber:
         elif node.target is COPY_TO_LAYOUT:
             self._keep(node.with_operands(self.current))
         elif not self._follows_layout(node):
-            self._keep(node.with_operands(self.as_before))
+            self.keep(node)
         else:
             again = self.described(node.with_operands(self.current))
             if again is None or not self._can_be_restored(again, node):
-                self._keep(node.with_operands(self.as_before))
+                self.keep(node)
             else:
                 self.stand_in(again, node.outputs)
+
+    def keep(self, node: Node) -> None:
+        """Take over a node of the old program whose operands are to lie as before."""
+        self._keep(node.with_operands(self.as_before))
 
     def add(self, node: Node) -> Value:
         """Append a new node of one result, which stands for nothing; its result."""
@@ -143,8 +148,9 @@ class Redescriber:
 
         A view that has no strides there becomes a view of a contiguous copy, which is added.
         """
-        again = self._again(node)
-        if again is None and is_reshaping_view(node):
+        shows_otherwise = is_reshaping_view(node) or node.target is aten.reshape.default
+        again = None if shows_otherwise and not _has_strides(node) else self._again(node)
+        if again is None and shows_otherwise:
             base = node.args[0]
             assert isinstance(base, Value), "views have a base"
             copy = Node(aten.clone.default, (base,), (("memory_format", torch.contiguous_format),), origin=node.origin)
@@ -217,6 +223,19 @@ class Redescriber:
                 return False
             seen.add(was.storage)
         return True
+
+
+def _has_strides(node: Node) -> bool:
+    """Whether there are strides for a view in the layout of its base.
+
+    Fakes take an image of which a size is 1 to be contiguous when it is not, and find some wherever it lies.
+    """
+    base = node.args[0]
+    assert isinstance(base, Value), "views have a base"
+    numbers = (*base.tensor.shape, *base.tensor.stride, base.tensor.offset)
+    if any(symbols_in((numbers, node.args[1:]))) or any(values_in(node.args[1:])):
+        return 1 not in base.tensor.shape
+    return viewed_meta(aten.view.default, None, node.args[1:], base.tensor, None) is not None
 
 
 def _pinned_storages(program: Program) -> frozenset[int]:

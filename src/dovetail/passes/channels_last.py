@@ -94,7 +94,7 @@ def channels_last(
         )
         return program, ChannelsLastReport(left=everything, reason=reason)
     names = tuple(value.name for value in state.weights.values())
-    return made, ChannelsLastReport(names, tuple(state.done), copies, left)
+    return made, ChannelsLastReport(names, tuple(state.done), copies, (*left, *state.left))
 
 
 class _LastChannels:
@@ -104,6 +104,7 @@ class _LastChannels:
         self.redescriber = Redescriber(program, infer)
         self.weights: dict[Value, Value] = {}
         self.done: list[str] = []
+        self.left: list[tuple[str, str]] = []
         self.converted: list[str] = []  # inputs of convolutions that come otherwise, by them or before them
         self._images: dict[Value, Value] = {}
         self._readers: dict[Value, int] = {}
@@ -117,7 +118,8 @@ class _LastChannels:
         node = form.node.with_operands(lambda value: changes.get(value, state.current(value)))
         again = state.described(node)
         if again is None:
-            state.follow(form.node)
+            state.keep(form.node)
+            self.left.append((form.result.name, "SIZES: nothing is known of its layout for sizes that are symbols"))
             return
         state.stand_in(again, form.node.outputs)
         self.done.append(state.current(form.result).name)
