@@ -24,6 +24,15 @@ from tests.passes.recorded_models import Recorded, as_in_float64, assert_as_exac
 aten = torch.ops.aten
 
 
+PASS = sys.modules["dovetail.passes.prepack"]  # the package has the function under this name
+
+
+@pytest.fixture(autouse=True)
+def small_convolutions_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The models here are small."""
+    monkeypatch.setattr(PASS, "_LARGE_CONVOLUTION", 0)
+
+
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """Each test has the same weights and inputs, whatever ran before."""
@@ -197,7 +206,7 @@ def test_reasons() -> None:
 
 
 def test_without_onednn_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["dovetail.passes.prepack"], "has_onednn", lambda: False)
+    monkeypatch.setattr(PASS, "has_onednn", lambda: False)
     recorded, program, report = _rewritten(Linear(), torch.randn(12, 256))
     assert program is recorded.program
     assert [reason.partition(":")[0] for _, reason in report.left] == ["NO-ONEDNN"]
@@ -286,6 +295,18 @@ def test_sums_that_are_not_fused() -> None:
     assert len(report.convolutions) == 4
     assert report.fused == ()
     _check(model, report, recorded, program, x)
+
+
+def test_small_convolutions_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PASS, "_LARGE_CONVOLUTION", 1 << 20)
+    recorded, program, report = _rewritten(Block(), torch.randn(2, 3, 8, 8))
+    assert program is recorded.program
+    assert len(report.left) == 4
+    assert report.left[0] == ("convolution", "SMALL: 27648 multiplications are faster by the plain weight")
+    _, _, report = _rewritten(Block(groups=8), torch.randn(2, 3, 64, 64), dynamic=True)
+    assert len(report.convolutions) == 1
+    _, _, report = _rewritten(Block(), torch.randn(2, 3, 96, 96))
+    assert len(report.convolutions) == 4
 
 
 def test_too_many_copies_leave_convolutions_alone() -> None:

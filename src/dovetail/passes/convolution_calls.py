@@ -19,7 +19,7 @@ from dovetail.passes.linear_calls import Uses
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ConvolutionCall:
     """`activation(convolution + addend)`. nodes: those that it stands for, from the convolution to the last one."""
 

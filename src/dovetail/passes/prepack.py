@@ -15,7 +15,7 @@ A packed weight is opaque and fits this machine alone, so that it must not be wr
 program evaluates it in memory. It serves inputs of every number of rows. Convolutions give their results with the
 channels last; what follows is described anew, and outputs keep their strides (`analysis.redescribe`).
 
-Products are left alone where they are too small to gain: the packed kernel takes longer to start.
+Products and convolutions are left alone where they are too small to gain: the packed kernels take longer to start.
 
 Cost: O(nodes + operands), and a run on fake tensors for each node that follows a convolution. Other kernels round
 otherwise.
@@ -52,6 +52,9 @@ TIER: Final[Literal["bitwise", "numerics"]] = "numerics"
 _FEWEST_ROWS = 4
 _LARGE_WEIGHT = 1 << 18
 _LARGE_PRODUCT = 1 << 24
+# Multiplications of a convolution. One of several groups gains always; for a symbolic size, this one is expected.
+_LARGE_CONVOLUTION = 1 << 20
+_USUAL_SIZE = 14
 
 _NO_ONEDNN = "NO-ONEDNN: this torch has no kernels for packed weights"
 
@@ -136,7 +139,9 @@ def _plan(program: Program, known: frozenset[Value], left: list[tuple[str, str]]
             linears[call.nodes[-1]] = call
     calls, others = convolution_calls(program, uses, known)
     left.extend(others)
-    return _Plan(linears, {call.nodes[-1]: call for call in calls})
+    small = {call: reason for call in calls if (reason := _too_small_convolution(call)) is not None}
+    left.extend((call.form.result.name, reason) for call, reason in small.items())
+    return _Plan(linears, {call.nodes[-1]: call for call in calls if call not in small})
 
 
 def _too_small(call: LinearCall) -> str | None:
@@ -147,6 +152,16 @@ def _too_small(call: LinearCall) -> str | None:
     if isinstance(rows, int):
         large = (large and rows >= _FEWEST_ROWS) or rows * inner * outer >= _LARGE_PRODUCT
     return None if large else f"SMALL: [{rows}, {inner}] @ [{inner}, {outer}] is faster by the plain weight"
+
+
+def _too_small_convolution(call: ConvolutionCall) -> str | None:
+    """Why a convolution is not worth a packed weight."""
+    images, _, *space = call.form.result.tensor.shape
+    work = images if isinstance(images, int) else 1
+    for size in (*space, *call.form.weight.tensor.shape):
+        work *= size if isinstance(size, int) else _USUAL_SIZE
+    is_large = work >= _LARGE_CONVOLUTION or call.form.groups > 1
+    return None if is_large else f"SMALL: {work} multiplications are faster by the plain weight"
 
 
 def _rewritten(
