@@ -15,6 +15,7 @@ from dovetail import passes
 from dovetail.ir.program import Program
 from dovetail.ops import prims
 from dovetail.passes import prepack as prepack_on_the_shelf
+from dovetail.passes.channels_last import channels_last
 from dovetail.passes.prepack import TIER, PrepackReport, prepack
 from dovetail.torch_compat import onednn
 from tests.passes.described import assert_described_as_made
@@ -304,9 +305,25 @@ def test_small_convolutions_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(report.left) == 4
     assert report.left[0] == ("convolution", "SMALL: 27648 multiplications are faster by the plain weight")
     _, _, report = _rewritten(Block(groups=8), torch.randn(2, 3, 64, 64), dynamic=True)
-    assert len(report.convolutions) == 1
-    _, _, report = _rewritten(Block(), torch.randn(2, 3, 96, 96))
+    assert [reason.partition(":")[0] for _, reason in report.left] == ["SMALL", "SMALL", "SMALL", "COPIES"]
+    _, _, report = _rewritten(Block(), torch.randn(2, 3, 192, 192))
     assert len(report.convolutions) == 4
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_after_channels_last(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    """Large convolutions read packed weights, small ones weights with the channels last; nothing is copied twice."""
+    model, x = Block().eval(), torch.randn(2, 3, 32, 32)
+    recorded = record(model, x, dynamic=dynamic)
+    laid_out, first = channels_last(recorded.program, recorded.constants, recorded.infer)
+    monkeypatch.setattr(PASS, "_LARGE_CONVOLUTION", 1 << 19)
+    program, report = prepack(laid_out, recorded.constants, recorded.infer)
+    if not dynamic:
+        assert len(report.convolutions) == 2
+        assert [name.partition("_weight")[0] for name in report.asked] == ["first", "second"]
+        assert report.copies == ()
+        assert first.copies == ("arg_0", "relu_2")
+    _check(model, report, recorded, program, x)
 
 
 def test_too_many_copies_leave_convolutions_alone() -> None:
