@@ -21,6 +21,7 @@ from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.split import split_by_phase
+from dovetail.passes.channels_last import channels_last
 from dovetail.passes.fold_batch_norms import fold_batch_norms
 from dovetail.passes.fold_constants import fold_constants
 from dovetail.passes.fold_plan import plan_folding
@@ -40,6 +41,7 @@ FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (
     ("remove_dropout", BITWISE, remove_dropout),
     ("fold_batch_norms", NUMERICS, fold_batch_norms),
     ("merge_linears", NUMERICS, merge_linears),
+    ("channels_last", NUMERICS, channels_last),
 )
 """Name, tier and function of each, in order."""
 
