@@ -14,13 +14,12 @@ its result, which nobody else has seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node
 from dovetail.torch_compat import onednn
 from dovetail.torch_compat.fakes import is_fake
 
@@ -178,11 +177,6 @@ def packed_conv(activation: str) -> Prim:
 def is_packing(target: object) -> bool:
     """Whether a primitive gives an opaque packed weight."""
     return target is PACK_LINEAR or target is PACK_CONV
-
-
-def for_any_input(node: Node) -> Node:
-    """The packing of a weight for inputs of any size, so that programs for several sizes share it."""
-    return replace(node, args=(*node.args[:-1], None), kwargs=()) if len(node.args) in (2, 6) else node
 
 
 def takes_packed(target: object) -> bool:

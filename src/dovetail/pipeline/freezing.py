@@ -20,7 +20,7 @@ from dovetail.ir.plan_inputs import renumbered
 from dovetail.ir.program import Node, Operand, Program, Value
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
-from dovetail.ops.packed import for_any_input, is_packing
+from dovetail.ops.packed import is_packing
 from dovetail.partition.split import split_by_phase
 from dovetail.passes.channels_last import channels_last
 from dovetail.passes.fold_batch_norms import fold_batch_norms
@@ -188,7 +188,7 @@ def plan_packing(folded: Sequence[Folded], names: Collection[str], state: frozen
     """
     if not any(_packings(one.program) for one in folded):
         return None
-    programs = [_sharing_packed(one.program) if len(folded) > 1 else one.program for one in folded]
+    programs = _sharing_packed([one.program for one in folded])
     asked = {(program.name, v.name) for program in programs for node in _packings(program) for v in node.results()}
     plan = plan_folding(programs, set(names) - state, asked, taken=names)
     unfolded = [
@@ -220,9 +220,19 @@ def _packings(program: Program) -> list[Node]:
     return [node for node in program.nodes if is_packing(node.target)]
 
 
-def _sharing_packed(program: Program) -> Program:
-    nodes = tuple(for_any_input(node) if is_packing(node.target) else node for node in program.nodes)
-    return program.replace_nodes(nodes)
+def _sharing_packed(programs: Sequence[Program]) -> list[Program]:
+    """The programs with each constant packed in one way: as the first of them packs it."""
+    first: dict[str, Node] = {}
+
+    def shared(node: Node) -> Node:
+        weight = node.args[0] if is_packing(node.target) else None
+        if not isinstance(weight, Value):
+            return node
+        known = first.setdefault(weight.name, node)
+        fits = known.target is node.target and not any(isinstance(operand, Value) for operand in known.args[1:])
+        return replace(node, args=(weight, *known.args[1:])) if fits else node
+
+    return [program.replace_nodes(tuple(map(shared, program.nodes))) for program in programs]
 
 
 def _packed_from(programs: Sequence[Program], plan: FoldingPlan) -> dict[str, str]:
