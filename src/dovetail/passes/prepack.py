@@ -23,7 +23,7 @@ otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -128,20 +128,53 @@ def _plan(program: Program, known: frozenset[Value], left: list[tuple[str, str]]
             users.setdefault(value, []).append(node)
     for value in values_in(program.outputs):
         users.setdefault(value, []).append(None)
-    uses = Uses(program.producers(), users)
+    producers = program.producers()
+    uses = Uses(producers, users)
     linears: dict[Node, LinearCall] = {}
     for node in program.nodes:
         call = linear_call_of(node, uses, known)
-        reason = call if isinstance(call, str) else _too_small(call) if call is not None else None
+        reason = call if isinstance(call, str) else _left_alone(call, producers) if call is not None else None
         if reason is not None:
             left.append((node.results()[0].name, reason))
         elif isinstance(call, LinearCall):
             linears[call.nodes[-1]] = call
     calls, others = convolution_calls(program, uses, known)
     left.extend(others)
-    small = {call: reason for call in calls if (reason := _too_small_convolution(call)) is not None}
+    small = {
+        call: reason
+        for call in calls
+        if (reason := _too_small_convolution(call) or _grows(call.form.weight, producers)) is not None
+    }
     left.extend((call.form.result.name, reason) for call, reason in small.items())
     return _Plan(linears, {call.nodes[-1]: call for call in calls if call not in small})
+
+
+def _left_alone(call: LinearCall, producers: Mapping[Value, Node]) -> str | None:
+    return _too_small(call) or _grows(call.matrix, producers)
+
+
+def _grows(weight: Value, producers: Mapping[Value, Node]) -> str | None:
+    """Why a packed weight would be larger than the constants that it is computed from: those of few bits stay so."""
+    sources: set[Value] = set()
+    stack, seen = [weight], {weight}
+    while stack:
+        value = stack.pop()
+        if value not in producers:
+            sources.add(value)
+            continue
+        stack += [operand for operand in producers[value].operands() if operand not in seen]
+        seen.update(stack)
+    given = sum({source.tensor.storage: _spanned_bytes(source) for source in sources if source.is_tensor}.values())
+    needed = _spanned_bytes(weight)
+    return f"GROWS: {needed} bytes in place of {given}" if needed > given else None
+
+
+def _spanned_bytes(value: Value) -> int:
+    """Bytes of the elements that do not share memory with others by a stride of 0."""
+    meta, count = value.tensor, 1
+    for size, step in zip(meta.shape, meta.stride, strict=True):
+        count *= size if isinstance(size, int) and step != 0 else 1
+    return count * meta.dtype.itemsize
 
 
 def _too_small(call: LinearCall) -> str | None:
