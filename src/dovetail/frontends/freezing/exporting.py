@@ -83,5 +83,5 @@ class _Exportable(torch.nn.Module):
     def _run(self, args: Any, kwargs: Any) -> Any:
         leaves = self._form.structure.take_apart(bound(self._form.signature, args, kwargs))
         inputs = [leaves[place] for place in self._chosen.variant.arguments]
-        held = [getattr(self, f"held_{name}") for name in self._chosen.running.held]
+        held = [getattr(self, f"held_{name}") for name in self._chosen.packed.held]
         return self._chosen.variant.results.put_together(self._chosen.run_over(inputs, held))

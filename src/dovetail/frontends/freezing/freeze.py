@@ -165,6 +165,7 @@ class _Freezing:
         finishers = [partial(_finish, self._options, one.dump, one.recorded.hints) for one in lowerings]
         running = Running(methods, make_executors(self._options), finishers)
         running.bind(self._pool, release=self._settings.discards)
+        running.prepare()
         return FrozenModule(
             type(self._model).__name__,
             running,
@@ -192,7 +193,7 @@ class _Freezing:
             results=one.results,
             guard=one.guard,
             written=one.written,
-            unfolded=lowering.unfolded,
+            unfolded=partial(_given, lowering.unfolded),
         )
 
     def _settle(self, lasting: frozenset[str]) -> Originals | None:
@@ -239,6 +240,10 @@ class _Freezing:
             return Sources(tensors, where, is_complete=True)
         kept = {name: copy_of(t) for name, t in pool.tensors.items() if persistent.isdisjoint(pool.origins[name])}
         return Sources(kept, MEMORY, is_complete=False)
+
+
+def _given(unfolded: Unfolded) -> Unfolded:
+    return unfolded
 
 
 def _finish(options: Options, dump: Dump, hints: Mapping[str, Number], folded: Folded) -> Program:

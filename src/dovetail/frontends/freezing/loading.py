@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -160,25 +161,31 @@ class _Reader:
         arguments = tuple([_number(place, len(form.leaves)) for place in entry["arguments"]])
         held = tuple(_texts(entry["held"]))
         program, plan = self._program(f"{stem}.json")
-        unfolded, unfolded_plan = self._program(f"{stem}.unfolded.json")
+        asked = frozenset(_texts(entry["asked"]))
         if any(form.leaves[place].kind is None for place in arguments):
             raise ValueError(f"{stem} takes an argument that is no tensor")
-        if len(program.inputs) != len(arguments) + len(held) or len(unfolded.inputs) < len(arguments):
+        if len(program.inputs) != len(arguments) + len(held):
             raise ValueError(f"{stem} has other inputs than its call")
         for name, value in zip(held, program.inputs[len(arguments) :], strict=True):
             _check_held(name, value, tensors)
         for value in (*program.inputs, *(value for node in program.nodes for value in node.results())):
             if isinstance(value.meta, TensorMeta):
                 self._check_device(value.meta.device)
-        guard = SizeGuard.of(unfolded.inputs[: len(arguments)], [read_size(fact) for fact in entry["facts"]])
+        guard = SizeGuard.of(program.inputs[: len(arguments)], [read_size(fact) for fact in entry["facts"]])
         return Variant(
             folded=Folded(program, plan, held),
             arguments=arguments,
             results=Saved(tree_from_json(entry["results"]), self._containers),
             guard=guard,
             written=frozenset(_number(place, len(form.leaves)) for place in entry["written"]),
-            unfolded=Unfolded(unfolded, unfolded_plan, frozenset(_texts(entry["asked"])), len(arguments)),
+            unfolded=partial(self._unfolded, f"{stem}.unfolded.json", asked, len(arguments)),
         )
+
+    def _unfolded(self, member: str, asked: frozenset[str], arguments: int) -> Unfolded:
+        program, plan = self._program(member)
+        if len(program.inputs) < arguments:
+            raise self._container.refusal(member, "it has fewer inputs than its call")
+        return Unfolded(program, plan, asked, arguments)
 
     def _program(self, member: str) -> tuple[Program, Any]:
         def read(data: Any) -> tuple[Program, Any]:

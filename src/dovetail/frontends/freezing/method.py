@@ -75,7 +75,7 @@ class RunnableMethod:
 
     def name_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
         """The name of the program that a call runs. Raises: FrozenCallMismatch."""
-        return self._variant_for(self.form.bind(args, kwargs))[0].variant.unfolded.program.name
+        return self._variant_for(self.form.bind(args, kwargs))[0].variant.folded.program.name
 
     def _variant_for(self, leaves: Sequence[Any]) -> tuple[RunnableVariant, Mapping[str, Any]]:
         for variant in self.variants:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -60,6 +59,12 @@ class Running:
             method.bind_tensors(tensors)
         self.tensors = tensors
 
+    def prepare(self) -> None:
+        """Make the code of every program now, which would else be made when it first runs."""
+        for method in self.methods.values():
+            for variant in method.variants:
+                assert variant.graph is not None, "bound programs have graphs"
+
     def again(self) -> Running:
         """The same methods, not bound yet."""
         return Running(self.frozen, self.executors, self._finish, packs=self._packs)
@@ -75,13 +80,13 @@ class Running:
             if name not in tensors
         }
 
-    def _made(self, folded: Sequence[Folded]) -> dict[str, RunnableMethod]:
-        ready = iter([replace(one, program=f(one)) for one, f in zip(folded, self._finish, strict=True)])
+    def _made(self, packed: Sequence[Folded]) -> dict[str, RunnableMethod]:
+        parts = iter(list(zip(packed, self._finish, strict=True)))
         made = {}
         for name, method in self.frozen.items():
             names = [leaf.name for leaf in method.form.leaves]
             variants = [
-                RunnableVariant(variant, next(ready), method.form.method, names, self.executors)
+                RunnableVariant(variant, *next(parts), method.form.method, names, self.executors)
                 for variant in method.variants
             ]
             made[name] = RunnableMethod(method, variants)

@@ -34,6 +34,7 @@ from dovetail.frontends.freezing.weights import Sources
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import to_json as size_to_json
 from dovetail.pipeline.driver import program_text
+from dovetail.pipeline.freezing import Unfolded
 from dovetail.torch_compat.version import installed_torch_version
 
 FORMAT = "dovetail frozen module"
@@ -66,9 +67,9 @@ def save(contents: Contents, path: str | Path) -> None:
             folded = variant.folded
             members[f"{stem}.py"] = program_text(folded.program).encode()
             members[f"{stem}.json"] = json_bytes(_program(folded.program, folded.plan))
-            unfolded = variant.unfolded
+            unfolded = variant.unfolded()
             members[f"{stem}.unfolded.json"] = json_bytes(_program(unfolded.program, unfolded.plan))
-            variants.append(_variant(variant, stem))
+            variants.append(_variant(variant, unfolded, stem))
         methods[name] = {**_form(method.form), "notes": list(method.notes), "variants": variants}
     pool, sources = contents.pool, contents.sources
     kept = sources.read() if sources is not None else {}
@@ -91,7 +92,7 @@ def _program(program: Program, plan: Any) -> dict[str, Any]:
     return {"program": program_to_json(program), "plan": plan_to_json(plan, program)}
 
 
-def _variant(variant: Variant, stem: str) -> dict[str, Any]:
+def _variant(variant: Variant, unfolded: Unfolded, stem: str) -> dict[str, Any]:
     return {
         "program": stem,
         "held": list(variant.folded.held),
@@ -99,7 +100,7 @@ def _variant(variant: Variant, stem: str) -> dict[str, Any]:
         "results": tree_to_json(variant.results.tree()),
         "facts": [size_to_json(fact) for fact in variant.guard.facts],
         "written": sorted(variant.written),
-        "asked": sorted(variant.unfolded.asked),
+        "asked": sorted(unfolded.asked),
     }
 
 

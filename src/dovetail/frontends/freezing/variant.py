@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from dovetail.frontends.freezing.call_form import mismatch
 from dovetail.frontends.freezing.nesting import Nesting
 from dovetail.frontends.size_guard import SizeGuard, strides_of
 from dovetail.ir.plan_inputs import inputs_touched
+from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.copies_back import counted_only
 from dovetail.pipeline.freezing import Folded, Unfolded
@@ -30,7 +31,7 @@ class Variant:
 
     folded: functional; its inputs are arguments, and then tensors of the pool. arguments: the leaf behind each of the
     first inputs. results: how what it returns is put together. guard: which shapes it is for. written: leaves that it
-    writes. unfolded: what `folded` was made from, for other weights.
+    writes. unfolded: gives what `folded` was made from, for other weights; only then is a file read that far.
     """
 
     folded: Folded
@@ -38,53 +39,63 @@ class Variant:
     results: Nesting
     guard: SizeGuard
     written: frozenset[int]
-    unfolded: Unfolded
+    unfolded: Callable[[], Unfolded]
 
 
 class RunnableVariant:
     """A variant with code for it, bound to tensors."""
 
     def __init__(
-        self, variant: Variant, running: Folded, method: str, names: Sequence[str], executors: ExecutorList
+        self,
+        variant: Variant,
+        packed: Folded,
+        finish: Callable[[Folded], Program],
+        method: str,
+        names: Sequence[str],
+        executors: ExecutorList,
     ) -> None:
-        """running: what runs: the folded program, over packed weights perhaps, in place. method: what errors call it.
+        """packed: the folded program, over packed weights perhaps. finish: makes what runs of it, when it first runs.
 
-        names: of the leaves of its arguments.
+        method: what errors call it. names: of the leaves of its arguments.
         """
         self.variant = variant
         self._method = method
         self._names = [names[leaf] for leaf in variant.arguments]
         self._written = [k for k, leaf in enumerate(variant.arguments) if leaf in variant.written]
-        touched = inputs_touched(variant.unfolded.program, variant.unfolded.plan)
+        touched = inputs_touched(variant.folded.program, variant.folded.plan)
         self._handed_out = touched.handed_out
         count = len(variant.arguments)
-        names_held = [value.name for value in variant.unfolded.program.inputs]
+        names_held = [value.name for value in variant.folded.program.inputs]
         state = {names_held[number] for number in touched.written if number >= count}
-        self._written_held = [count + k for k, name in enumerate(running.held) if name in state]
+        self._written_held = [count + k for k, name in enumerate(packed.held) if name in state]
         self._writes = bool(self._written or self._written_held)
-        self.running = running
-        self._code = CompiledProgram(running.program, executors)
-        self._wrapper = build_wrapper(running.plan, running.program)
-        self._counted_only = counted_only(running.program, running.plan)
+        self.packed = packed
+        self._finish = finish
+        self._executors = executors
+        self._code: CompiledProgram | None = None
+        self._held: dict[str, torch.Tensor] = {}
         self._graph: CompiledGraph | None = None
 
     @property
     def graph(self) -> CompiledGraph:
-        """What runs. Raises: RuntimeError before `bind`."""
+        """What runs, over the tensors that it is bound to."""
         if self._graph is None:
-            raise RuntimeError("a program runs once it has its tensors")
+            code = self._code = self._code or CompiledProgram(self._finish(self.packed), self._executors)
+            plan = self.packed.plan
+            self._graph = CompiledGraph(
+                forward=code,
+                wrapper=build_wrapper(plan, code.program),
+                plan=plan,
+                constants=self._held,
+                outputs=len(plan.differentiable),
+                counted_only=counted_only(code.program, plan),
+            )
         return self._graph
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take the tensors that the program holds from these, by name."""
-        self._graph = CompiledGraph(
-            forward=self._code,
-            wrapper=self._wrapper,
-            plan=self.running.plan,
-            constants={name: tensors[name] for name in self.running.held},
-            outputs=len(self.running.plan.differentiable),
-            counted_only=self._counted_only,
-        )
+        self._held = {name: tensors[name] for name in self.packed.held}
+        self._graph = None
 
     def run_over(self, inputs: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> Sequence[Any]:
         """Run over other tensors than those it was bound to. held: in the order of the variant's."""
@@ -116,7 +127,7 @@ class RunnableVariant:
 
     def _refuse_sharing(self, inputs: Sequence[torch.Tensor]) -> None:
         """Recording took it that what is written shares memory with nothing else."""
-        held = list(self.graph.constants.values())
+        held = list(self._held.values())
         for written in self._written:
             for other, tensor in enumerate([*inputs, *held]):
                 if other != written and share_memory(inputs[written], tensor):
@@ -129,7 +140,7 @@ class RunnableVariant:
     def _called(self, number: int) -> str:
         """What errors call an input."""
         count = len(self._names)
-        return self._names[number] if number < count else f"{self.running.held[number - count]} of the module"
+        return self._names[number] if number < count else f"{self.packed.held[number - count]} of the module"
 
     def _sharing(self, what: str) -> FrozenCallMismatch:
         return mismatch(self._method, f"{what} share memory", "pass a copy of one of them")

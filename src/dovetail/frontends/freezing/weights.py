@@ -74,7 +74,7 @@ def refolded(
     """
     if not isinstance(given, Mapping):
         raise BadWeights(reason=f"a {type(given).__name__} has no names", hint="give a state dict")
-    unfolded = [variant.unfolded for method in methods for variant in method.variants]
+    unfolded = [variant.unfolded() for method in methods for variant in method.variants]
     expected: dict[str, TensorMeta] = {}
     for one in unfolded:
         expected |= {value.name: value.tensor for value in one.program.inputs[one.arguments :]}
