@@ -1,7 +1,8 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
-Subcommands: first-step, step, overlap, overhead, inplace, freeze. Without one every benchmark runs with its defaults.
-Each measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty caches.
+Subcommands: first-step, step, overlap, overhead, inplace, artifact, freeze. Without one every benchmark runs with its
+defaults. Each measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty
+caches.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 import typer
 from rich.console import Console
 
+from benchmarks.artifact import measure_files, write_artifact_report
 from benchmarks.decode import BACKENDS as DECODE_BACKENDS
 from benchmarks.decode import DecodeCost, DecodeSettings
 from benchmarks.freeze import FreezeSettings, Measured, measure_frozen
@@ -63,6 +65,7 @@ def run_all(context: typer.Context) -> None:
         overlap()
         overhead()
         inplace()
+        artifact()
         freeze()
 
 
@@ -126,6 +129,14 @@ def step(
     settings = {"rounds": rounds, "steps_per_round": steps_per_round, "threads": threads, "timeout_s": timeout}
     record = {"machine": machine, "machine_after": describe_machine(device), "settings": settings, "answers": raw}
     write_report("step", rows, record, out)
+
+
+@app.command()
+def artifact(
+    megabytes: Annotated[int, typer.Option(min=4, help="Size of the tensors.")] = 400, out: Out = _DEFAULT_OUT
+) -> None:
+    """Time files of tensors: written, checked, mapped; next to safetensors and torch.save."""
+    write_artifact_report(measure_files(megabytes), describe_machine("cpu"), out)
 
 
 @app.command()

@@ -150,7 +150,10 @@ PLAN = CallPlan(
         *map(FromConstant, _CONSTANTS), FromSlot(2), FromInput(1), _VIEW, FromView(1, False, (), True), FromOutput(17),
         Rewritten(_VIEW, 0), AsLeaf(FromSlot(0)), AsLeaf(_VIEW), AsLeaf(Rewritten(_VIEW, 1)),
     ),
-    writes=(WriteBack(0, 0, WriteKind.TRACKED), *(WriteBack(1, 1, kind, _STEPS[2:]) for kind in (WriteKind.HIDDEN, WriteKind.UNTRACKED))),
+    writes=(
+        WriteBack(0, 0, WriteKind.TRACKED), WriteBack(1, 1, WriteKind.HIDDEN, _STEPS[2:]),
+        WriteBack(1, 1, WriteKind.UNTRACKED, _STEPS[2:]),
+    ),
     differentiable=(True, False, False),
     extras=(FlatBytes(1, torch.uint8, 12, 3),),
     extras_at=2,

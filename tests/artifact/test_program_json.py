@@ -175,3 +175,51 @@ def test_damaged_data() -> None:
         program_from_json({**data, "version": 99})
     with pytest.raises(ValueError, match="no dtype"):
         program_from_json({**data, "values": [{**data["values"][0], "dtype": "load"}]})
+
+
+@pytest.mark.parametrize("name", ["torch", "print", "args", "run", "_", "lambda", "__init__", "a b", "s0", "é", "x; y"])
+def test_names_that_mean_something_else_in_source(name: str) -> None:
+    s0 = symbol("s0")
+    x = _tensor("x", s0)
+    program = Program("f", Stage.FUNCTIONAL, (x,), (Node(aten.relu.default, (x,), outputs=(_tensor("y", s0),)),), (x,))
+    renamed = replace(program, inputs=(bad := Value(name, x.meta),), nodes=(), outputs=(bad,))
+    with pytest.raises(NotSerializable, match=r"name|word|meaning"):
+        program_to_json(renamed)
+    data = program_to_json(program)
+    with pytest.raises(ValueError, match=r"name|word|meaning"):
+        program_from_json(json.loads(json.dumps(data).replace('"x"', json.dumps(name))))
+    with pytest.raises(ValueError, match=r"name|word|meaning"):
+        program_from_json(json.loads(json.dumps(data).replace('"s0"', json.dumps("x" if name == "s0" else name))))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "match"),
+    [
+        (("name",), "../x", "no name for a program"),
+        (("nodes", 0, "kwargs"), {"x=1": 2}, "no name"),
+        (("nodes", 0, "args"), [{"value": "later"}], "read before it is made"),
+        (("nodes", 0, "unpack"), 1, "no truth value"),
+        (("nodes", 0, "target"), "torch.ops.aten.from_file.default", "reads or writes files"),
+        (("origins", 0, 0), "model.py\nimport os", "no text of one line"),
+        (("origins", 0, 1), "1", "no number of a line"),
+        (("values", 0, "shape"), [-3], "no size"),
+        (("values", 0, "shape"), [2, 2], "no tensor"),
+        (("values", 0, "shape"), [["where", 1, 2]], "not a serialised size"),
+        (("values", 0, "storage"), "0", "no tensor"),
+        (("values", 0, "device"), "nowhere", "no device"),
+        (("values", 0, "more"), 0, "not written as"),
+        (("signature", "inputs"), [{"role": "Tangent", "output": "0"}], "no int"),
+        (("signature", "inputs"), [{"role": "Tangent", "output": 0}] * 2, "one for each input"),
+        (("signature", "inputs"), [{"role": "UserOutput", "slot": 0}], "is no role"),
+    ],
+)
+def test_data_that_describes_no_program(path: tuple[Any, ...], value: Any, match: str) -> None:
+    x, later = _tensor("x", 3), _tensor("later", 3)
+    nodes = (Node(aten.relu.default, (x,), outputs=(_tensor("y", 3),)), Node(aten.relu.default, (x,), outputs=(later,)))
+    data = json.loads(json.dumps(program_to_json(Program("f", Stage.FUNCTIONAL, (x,), nodes, (x,)))))
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(ValueError, match=match):
+        program_from_json(data)

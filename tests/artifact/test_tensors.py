@@ -49,13 +49,16 @@ def test_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_every_layout(tmp_path: Path) -> None:
     base = torch.randn(4, 6)
     tensors = {
-        "whole": base, "transposed": base.t(), "row": base[2], "steps": base[::2, 1::2], "expanded": base[0].expand(3, 6),
+        "whole": base, "transposed": base.t(), "row": base[2], "steps": base[::2, 1::2],
+        "expanded": base[0].expand(3, 6),
         "nothing": torch.empty(0, 3), "none of it": base[4:], "number": torch.tensor(3.0), "0-dim view": base[1, 1],
         "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
         "conj": torch.randn(3, dtype=torch.complex64).conj(), "imag": torch.randn(3, dtype=torch.complex64).conj().imag,
-        "parameter": torch.nn.Parameter(torch.randn(3)), "frozen": torch.nn.Parameter(torch.randn(3), requires_grad=False),
+        "parameter": torch.nn.Parameter(torch.randn(3)),
+        "frozen": torch.nn.Parameter(torch.randn(3), requires_grad=False),
         "grad": torch.randn(3, requires_grad=True), "nan": torch.tensor([float("nan"), -0.0]),
-        "strided": torch.randn(20).as_strided((3, 3), (2, 1), 4), "ünïcode \n": torch.ones(1), "storage.0": torch.ones(2),
+        "strided": torch.randn(20).as_strided((3, 3), (2, 1), 4), "ünïcode \n": torch.ones(1),
+        "storage.0": torch.ones(2),
         "__metadata__": torch.ones(3), "overlap a": base[:3], "overlap b": base[1:],
     }  # fmt: skip
     read = load_tensors(_saved(tmp_path, tensors))
@@ -99,6 +102,15 @@ def test_nothing_is_copied_but_what_will_be_written(tmp_path: Path) -> None:
     assert (tmp_path / "t.dovetail").read_bytes() == before
     with pytest.raises(KeyError):
         load_tensors(container, private=("other",))
+
+
+def test_where_it_is_read_does_not_matter(tmp_path: Path) -> None:
+    container = _saved(tmp_path, {"x": torch.ones(2), "p": torch.nn.Parameter(torch.ones(2))})
+    with torch.inference_mode(), torch.device("meta"):
+        read = load_tensors(container, private=("x",))
+    assert not any(tensor.is_inference() or tensor.is_meta for tensor in read.values())
+    (read["x"].mul_(2) * read["p"]).sum().backward()
+    assert read["p"].grad is not None
 
 
 def test_mapped_memory_lives_as_long_as_its_tensors(tmp_path: Path) -> None:

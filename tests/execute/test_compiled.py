@@ -249,6 +249,25 @@ def test_wrapper_of_a_plain_function() -> None:
         """)
 
 
+def test_an_input_is_not_taken_for_a_constant_of_its_name() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("_cpu", torch.ones(2))
+
+        def forward(self, x: Tensor) -> tuple[Any, ...]:
+            return (
+                x + self._cpu,
+                self._cpu,
+                torch.device("cpu:0"),
+            )  # the buffer is called _cpu_0, as the device would be
+
+    model = Model()
+    _, buffer, device = dovetail.compile(model)(torch.ones(2))
+    assert buffer is model._cpu
+    assert device == torch.device("cpu:0")
+
+
 def test_wrapper_with_writes_views_and_constants() -> None:
     def f(x: Tensor, y: Tensor, n: int) -> tuple[Any, ...]:
         view = x.view(-1)

@@ -476,6 +476,96 @@ def test_the_same_twice_in_one_program_is_stored_once() -> None:
     assert first == second == folded.inputs[-1].tensor.storage
 
 
+def test_names_that_are_taken_and_asked_for_in_vain() -> None:
+    b = Builder("x", "w")
+    x, w = b.inputs
+    program = b.program(b.call("y", aten.add.Tensor, x, b.call("s", aten.sin.default, w)))
+    (name,) = plan_folding([program], {"w"}).stored
+    (other,) = plan_folding([program], {"w"}, taken=[name]).stored
+    assert other.startswith(name)
+    assert other != name
+    plan = plan_folding([program], {"w"}, asked=["y", "nothing"])
+    assert [str(d) for d in plan.decisions[1:]] == [
+        f"kept {name}: NOT-CONSTANT: it depends on what differs from call to call, or is no value"
+        for name in ("nothing", "y")
+    ]
+
+
+def test_what_only_dead_nodes_read_goes_with_them() -> None:
+    b = Builder("x", "u", "w")
+    x, u, w = b.inputs
+    b.call("dead", aten.add.Tensor, x, b.call("su", aten.sin.default, u))
+    program = b.program(b.call("y", aten.add.Tensor, x, b.call("sw", aten.sin.default, w)))
+    folded, held, _, report = _fold(program, {"u": torch.ones(4), "w": torch.ones(4)})
+    assert set(held) == set(report.stored) == {v.name for v in folded.inputs} - {"x"}
+
+
+def test_checks_of_what_is_known_go() -> None:
+    b = Builder("x", "w")
+    x, w = b.inputs
+    for kwargs in ((("dtype", torch.float32),), (("dtype", torch.float64),)):
+        b.nodes.append(Node(aten._assert_tensor_metadata.default, (w, [4]), kwargs))
+    program = b.program(b.call("y", aten.add.Tensor, x, b.call("s", aten.sin.default, w)))
+    folded, _, plan, _ = _fold(program, {"w": torch.ones(4)})
+    assert [dict(node.kwargs).get("dtype") for node in folded.nodes][:2] == [torch.float64, None]
+    assert "EFFECT" in [d.reason for d in plan.decisions]
+
+
+def test_weights_that_are_packed_for_a_library() -> None:
+    b = Builder("x", "w")
+    x, w = b.inputs
+    packed = b.call("packed", aten.to_mkldnn.default, w)
+    program = b.program(b.call("y", aten.bernoulli.default, packed), b.call("z", aten.mul.Tensor, x, packed))
+    _, held, plan, report = _fold(program, {"w": torch.ones(4)}, asked=["packed"])
+    assert [held[name].is_mkldnn for name in plan.stored] == [True]
+    assert report.dropped == ("w",)
+    wrong = b.call("wrong", aten.to_mkldnn.default, w, dtype=torch.float64)
+    program = b.program(b.call("u", aten.mul.Tensor, x, wrong))
+    with pytest.raises(FoldedOtherwise, match=r"wrong was computed once and is torch\._mkldnn"):
+        _fold(program, {"w": torch.ones(4)}, asked=["wrong"])
+
+
+def test_weights_of_two_names() -> None:
+    root, graph = nn.Module(), fx.Graph()
+    weight = nn.Parameter(torch.randn(8, 8))
+    root.a, root.b = weight, weight
+    root.register_buffer("part", weight.detach()[2:4])
+    x, a, b, part = graph.placeholder("x"), *(graph.get_attr(name) for name in ("a", "b", "part"))
+    t = graph.call_function(aten.t.default, (a,))
+    made = [graph.call_function(aten.mul.Tensor, (x, weight)) for weight in (t, b)]
+    made.append(graph.call_function(aten.add.Tensor, (part, graph.call_function(aten.select.int, (x, 0, 0)))))
+    graph.output(tuple(made))
+    gm = fx.GraphModule(root, graph)
+    x_sample = torch.randn(8, 8)
+    folded = fold_constants(gm, x_sample)
+    for expected, found in zip(gm(x_sample), folded(x_sample), strict=True):
+        assert torch.equal(expected, found)
+    assert _megabytes(folded) == _megabytes(gm)
+    assert [name for name, _ in folded.named_parameters(remove_duplicate=False)] == ["b"]
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_an_attribute_that_is_an_argument_too_and_is_written(everything: bool) -> None:
+    root, graph = nn.Module(), fx.Graph()
+    root.register_buffer("w", torch.ones(4))
+    x, w = graph.placeholder("x"), graph.get_attr("w")
+    made = graph.call_function(aten.mul.Tensor, (graph.call_function(aten.sin.default, (w,)), x))
+    graph.call_function(aten.copy_.default, (x, made))
+    graph.output((made,))
+    gm = fx.GraphModule(root, graph)
+    plan = plan_fold_constants(gm, gm.w, everything=everything)
+    assert _reasons(plan)["w"] == "WRITTEN"
+    assert plan_fold_constants(gm, torch.ones(4), everything=everything).stored
+
+
+def test_what_is_stored_is_no_tensor_of_inference_mode() -> None:
+    b = Builder("x", "w")
+    program = b.program(b.call("y", aten.add.Tensor, b.inputs[0], b.call("s", aten.sin.default, b.inputs[1])))
+    with torch.inference_mode():
+        _, held, _, _ = _fold(program, {"w": torch.ones(4)})
+    assert not any(tensor.is_inference() for tensor in held.values())
+
+
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
@@ -535,12 +625,12 @@ def test_long_programs_are_planned_in_no_time() -> None:
     x, *weights = b.inputs
     for i, w in enumerate(weights):
         view = b.call(f"v{i}", aten.view.default, w, [4], view_of=w)
-        made = b.call(f"m{i}", aten.mul.Tensor, view, 2.0)
+        made = b.call(f"n{i}", aten.neg.default, b.call(f"m{i}", aten.mul.Tensor, view, 2.0))
         b.call(f"y{i}", aten.add.Tensor, x, b.call(f"k{i}", aten.add.Tensor, made, weights[i - 1]))
-    program = b.program(*[node.results()[0] for node in b.nodes[3::4]])
-    start = time.perf_counter()
+    program = b.program(*[node.results()[0] for node in b.nodes[4::5]])
+    start = time.process_time()
     plan = plan_folding([program], {w.name for w in weights})
-    assert time.perf_counter() - start < 4
+    assert time.process_time() - start < 3  # of 20,000 constant nodes; 1.3 s where it was measured
     assert len(plan.stored) == 5_000
 
 
@@ -639,3 +729,55 @@ def test_a_frozen_trace_folds_again_to_the_same() -> None:
     assert str(once.graph) == str(twice.graph)
     assert torch.equal(once(x), gm(x))
     assert torch.equal(twice(x), gm(x))
+
+
+def _conjugates() -> fx.GraphModule:
+    """What is made of a lazy conjugate of a constant, read at each call."""
+    root, graph = nn.Module(), fx.Graph()
+    root.register_buffer("w", torch.randn(4, 4, dtype=torch.complex64))
+    x, w = graph.placeholder("x"), graph.get_attr("w")
+    lazy = graph.call_function(aten._conj.default, (w,))
+    real = graph.call_function(aten.view_as_real.default, (graph.call_function(aten.resolve_conj.default, (lazy,)),))
+    made = [
+        lazy,
+        graph.call_function(aten.t.default, (lazy,)),
+        graph.call_function(aten.mul.Tensor, (lazy, 2)),
+        graph.call_function(aten.clone.default, (lazy,)),
+        graph.call_function(aten._conj.default, (graph.call_function(aten.sin.default, (lazy,)),)),
+        graph.call_function(aten.sum.default, (real,)),
+    ]
+    graph.output(tuple(graph.call_function(aten.mul.Tensor, (m, x)) for m in made))
+    return fx.GraphModule(root, graph)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_lazy_conjugates_are_taken_at_each_call(everything: bool) -> None:
+    x = torch.randn(4, 4)
+    gm = _conjugates()
+    folded = fold_constants(gm, x, everything=everything)
+    assert not any(t.is_conj() or t.is_neg() for t in (*folded.buffers(), *folded.parameters()))
+    for expected, found in zip(gm(x), folded(x), strict=True):
+        assert torch.equal(expected, found)
+    assert _reasons(plan_fold_constants(gm, x, everything=everything))["_conj_default"] == "LAZY-BITS"
+    assert aten._conj.default in [node.target for node in folded.graph.nodes]
+    assert (aten.clone.default in [node.target for node in folded.graph.nodes]) is not everything
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("is_decomposed", [False, True])
+def test_models(everything: bool, is_decomposed: bool) -> None:
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False
+    )
+    convolutions = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(), nn.Conv2d(8, 4, 3))
+    for module, x in ((encoder, torch.randn(2, 5, 16)), (convolutions, torch.randn(2, 3, 9, 9))):
+        module.eval()
+        program = torch.export.export(module, (x,))
+        gm = (program.run_decompositions() if is_decomposed else program).module(check_guards=False)
+        folded = fold_constants(gm, x, everything=everything)
+        with torch.no_grad():
+            assert torch.equal(folded(x), gm(x))
+        if not everything:
+            assert _megabytes(folded) <= _megabytes(gm)

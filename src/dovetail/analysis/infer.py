@@ -16,6 +16,7 @@ import torch
 from dovetail.ir.convert import describe, scalar_of, size_of
 from dovetail.ir.program import Meta, Operand, ScalarMeta, Target, TensorMeta, Value, meta_symbols
 from dovetail.ir.sizes import Size, SizeExpr
+from dovetail.torch_compat.fake_layouts import as_laid_out
 from dovetail.torch_compat.fakes import FakeMode, kernels_for_symbolic_sizes
 
 
@@ -49,7 +50,8 @@ class MetaInference:
     ) -> list[Meta | None]:
         kernels = kernels_for_symbolic_sizes() if self._symbols else nullcontext()
         with self.mode, torch.no_grad(), kernels:
-            result = target(*self.materialize(args), **{name: self.materialize(o) for name, o in kwargs})
+            given = self.materialize(args)
+            result = as_laid_out(target, given, target(*given, **{name: self.materialize(o) for name, o in kwargs}))
         items = list(result) if isinstance(result, tuple | list) else [result]
         return [self._describe(item, place) for place, item in enumerate(items)]
 

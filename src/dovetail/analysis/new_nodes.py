@@ -16,6 +16,7 @@ from dovetail.ir.convert import describe, scalar_of
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Program, ScalarMeta, Target, Value, map_operands
 from dovetail.ir.sizes import Size, difference, product, shifted
 from dovetail.torch_compat.dispatch import storage_key
+from dovetail.torch_compat.fake_layouts import as_laid_out
 from dovetail.torch_compat.fakes import kernels_for_symbolic_sizes
 
 _NOWHERE = Origin()
@@ -103,7 +104,9 @@ class NodeMaker:
             return self._infer.materialize(map_operands(operand, fake))
 
         with self._infer.mode, torch.no_grad(), kernels:
-            result: Any = target(*map(live, args), **{name: live(operand) for name, operand in kwargs})
+            given = [live(operand) for operand in args]
+            named = {name: live(operand) for name, operand in kwargs}
+            result: Any = as_laid_out(target, given, target(*given, **named))
         unpack = isinstance(result, tuple | list)
         return [self._described(item, numbers) for item in (result if unpack else [result])], unpack
 

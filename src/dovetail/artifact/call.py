@@ -48,7 +48,16 @@ def load_call(path: str | Path) -> list[Any]:
             entries = json.loads(metadata["items"])
             memory: dict[str, torch.Tensor] = {}
             return [_made(entry, file, memory) for entry in entries]
-    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError, AttributeError) as error:
+    except (
+        OSError,
+        SafetensorError,
+        LookupError,
+        ValueError,
+        TypeError,
+        RuntimeError,
+        AttributeError,
+        OverflowError,
+    ) as error:
         hint = "write it again with dovetail.artifact.call.save_call, on a machine like this one"
         raise BadArtifact(path=path, expected="the tensors of a call", reason=error, hint=hint) from error
 

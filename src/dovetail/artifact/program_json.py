@@ -11,7 +11,6 @@ checked first: names (`source_names`), types, and that the data is what would be
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -32,6 +31,7 @@ from dovetail.ir.program import (
     Program,
     ScalarMeta,
     Stage,
+    Target,
     TensorMeta,
     Value,
     meta_symbols,
@@ -98,6 +98,7 @@ class _Writer:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._origins: dict[Origin, int] = {}
+        self._targets: dict[Target, str] = {}
 
     def written(self) -> dict[str, Any]:
         program = self._program
@@ -121,12 +122,14 @@ class _Writer:
                 "inputs": [_INPUT_ROLES.write(role) for role in program.signature.inputs],
                 "outputs": [_OUTPUT_ROLES.write(role) for role in program.signature.outputs],
             },
-            "origins": [list(dataclasses.astuple(origin)) for origin in self._origins],
+            "origins": [[o.file, o.line, o.function, o.module] for o in self._origins],
         }
 
     def _node(self, node: Node) -> dict[str, Any]:
+        if node.target not in self._targets:
+            self._targets[node.target] = target_text(node.target)
         return {
-            "target": target_text(node.target),
+            "target": self._targets[node.target],
             "args": [operand_to_json(operand) for operand in node.args],
             "kwargs": {name: operand_to_json(operand) for name, operand in node.kwargs},
             "outputs": [None if value is None else value.name for value in node.outputs],

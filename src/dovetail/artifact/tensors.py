@@ -147,8 +147,21 @@ def load_tensors(
     if len(data) != len(head) + sum(s.bytes + _filling(s.bytes) for s in stored) or data[: len(head)] != head:
         raise container.refusal(data_name, f"it does not hold what {index_name} lists")
     own = {laid[name].storage for name in private}
+    # What is made in inference mode could not be written outside of it.
+    with torch.inference_mode(False):
+        return _mapped(container, data_name, len(head), stored, laid, own)
+
+
+def _mapped(
+    container: Container,
+    data_name: str,
+    at: int,
+    stored: Sequence[_Stored],
+    laid: Mapping[str, _Laid],
+    own: Collection[int],
+) -> dict[str, torch.Tensor]:
+    data = container.map(data_name)
     memory: list[torch.Tensor] = []
-    at = len(head)
     for number, storage in enumerate(stored):
         memory.append(_bytes_at(data, at, storage.bytes, number in own))
         if any(data[at + storage.bytes : at + storage.bytes + _filling(storage.bytes)]):

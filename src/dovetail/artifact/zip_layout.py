@@ -144,7 +144,7 @@ def _listed(file: memoryview) -> tuple[Member, ...]:
     members: list[Member] = []
     start = 0
     for _ in range(count):
-        if at + _CENTRAL.size > end or file[at : at + 4] != b"PK\1\2":
+        if at + _CENTRAL.size > end or bytes(file[at : at + 4]) != b"PK\1\2":
             raise ValueError("its directory is damaged, or not where it should be")
         fields = _CENTRAL.unpack_from(file, at)
         crc, size, name_length, extra_length = fields[7], fields[9], fields[10], fields[11]

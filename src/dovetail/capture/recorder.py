@@ -54,6 +54,7 @@ from dovetail.torch_compat.dispatch import (
     storage_key,
     tags_of,
 )
+from dovetail.torch_compat.fake_layouts import as_laid_out
 from dovetail.torch_compat.fakes import (
     DATA_DEPENDENT_ERRORS,
     NO_FAKE_KERNEL_ERRORS,
@@ -207,7 +208,7 @@ class Recorder(DispatchMode):
         refuse_order_dependent_write(func, operands, keyword_operands, self._origins)
         try:
             with kernels_for_symbolic_sizes() if self.symbols else nullcontext():
-                result = func(*args, **keywords)
+                result = as_laid_out(func, args, func(*args, **keywords))
         except NO_FAKE_KERNEL_ERRORS as error:
             raise NoFakeKernel(operator=str(func), origin=self._origins.here()) from error
         except DATA_DEPENDENT_ERRORS as error:

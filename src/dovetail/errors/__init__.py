@@ -33,6 +33,7 @@ from dovetail.errors.freezing import FrozenElsewhere as FrozenElsewhere
 from dovetail.errors.freezing import FrozenIsFixed as FrozenIsFixed
 from dovetail.errors.freezing import FrozenNeedsNoGrad as FrozenNeedsNoGrad
 from dovetail.errors.freezing import NoSources as NoSources
+from dovetail.errors.freezing import NotExportable as NotExportable
 from dovetail.errors.freezing import NotFreezable as NotFreezable
 from dovetail.errors.freezing import StaleWeights as StaleWeights
 from dovetail.errors.reduction import BadCheck as BadCheck

@@ -86,6 +86,15 @@ class FrozenElsewhere(DovetailError):
     way_out = "{hint}"
 
 
+class NotExportable(DovetailError):
+    """A frozen method cannot be written as an exported program of torch's."""
+
+    code = "DT-FREEZE-011"
+    summary = "{method} cannot be exported: {reason}."
+    because = "torch.export has to trace the frozen program once more"
+    way_out = "save it with frozen.save(path), which dovetail.load reads without torch.export"
+
+
 class FrozenIsFixed(DovetailError):
     """Something is asked of a frozen program that only a model can do."""
 

@@ -53,7 +53,7 @@ class _WrapperWriter:
     def __init__(self, plan: CallPlan, program: Program) -> None:
         self.plan = plan
         self.program = program
-        self.names = Names()
+        self.names = Names(frozenset(value.name for value in program.inputs))
         self.lines: list[str] = []
         self.result = "result_"
         while any(value.name.startswith(self.result) for value in program.inputs):

@@ -11,6 +11,7 @@ from typing import Any
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.errors import NothingToExplain
 from dovetail.execute.protocol import ExecutorList
+from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, compile
 from dovetail.inspect.decisions import Halves, inplace_decisions, split_decisions, with_repeats_marked
 from dovetail.inspect.explanation import Explanation
@@ -33,12 +34,15 @@ def explain(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanatio
     """Compile a function or module for one call, and tell what was decided. The call itself is not run.
 
     Args:
-        target: what `dovetail.compile` takes, or what it returned: then with the options that were given there.
+        target: what `dovetail.compile` takes, or what it returned: then with the options that were given there. Or a
+            frozen module: the program that a call of it runs, or its first one when no arguments are given.
         args, kwargs: what it is called with. They, and the target's parameters, buffers and gradients, stay as they
             are.
     Returns: an `Explanation`; print it, or write it with `.html(path)`, `.trace(path)`, `.to_json()`.
     Raises: DovetailError when the target cannot be compiled; NothingToExplain when nothing was compiled.
     """
+    if isinstance(target, FrozenModule):
+        return _of_frozen(target, args, kwargs)
     trail = Trail()
     compiled = target if isinstance(target, CompiledFunction) else compile(target)
     compiled.with_options(trail=trail).prepare(*args, **kwargs)
@@ -48,6 +52,15 @@ def explain(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanatio
         raise NothingToExplain(what=repr(target), reason="no program was made for this call", hint=hint)
     is_named = not isinstance(target, CompiledFunction)
     return replace(found[-1], name=str(getattr(target, "__name__", type(target).__name__))) if is_named else found[-1]
+
+
+def _of_frozen(frozen: FrozenModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Explanation:
+    """What was decided for the program that a call of a frozen module runs; without arguments, for its first one."""
+    if frozen.trail is None:
+        hint = "explain it where it is frozen: files hold programs, not how they were made"
+        raise NothingToExplain(what=repr(frozen), reason="it was loaded from a file", hint=hint)
+    found = {explanation.name: explanation for explanation in explanations_of(frozen.trail.lowerings, frozen.executors)}
+    return found[frozen.program_name(*args, **kwargs) if args or kwargs else next(iter(found))]
 
 
 def explanations_of(lowerings: Sequence[Lowering], executors: ExecutorList | None = None) -> list[Explanation]:

@@ -31,6 +31,7 @@ from dovetail.ir.provenance import origin_of
 from dovetail.ir.signature import Constant, InputRole, Signature, SizeInput, UserInput, UserOutput
 from dovetail.ir.sizes import Number, SizeExpr
 from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.fake_layouts import as_laid_out
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, NO_FAKE_KERNEL_ERRORS, FakeMode, keep_number, mode_of
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, depends_on_data, hint_of, shape_env_of
 
@@ -253,7 +254,9 @@ class _Lifter:
         if is_primitive(target):
             return self._description(node)
         try:
-            result = target(*map(self._live, args), **{name: self._live(operand) for name, operand in kwargs})
+            given = [self._live(operand) for operand in args]
+            named = {name: self._live(operand) for name, operand in kwargs}
+            result = as_laid_out(target, given, target(*given, **named))
         except (*DATA_DEPENDENT_ERRORS, *NO_FAKE_KERNEL_ERRORS) as error:
             if self.given.has_traced_sizes and node.meta.get("val") is not None and gives_fresh_results(target):
                 return self._description(node)

@@ -27,7 +27,7 @@ from dovetail.partition.split import Split, split_by_phase
 from dovetail.partition.work import work_of
 
 # How much more work of a step a lower peak may cost where nobody asked for it.
-_WORTH = 1.02
+MOST_WORK = 1.02
 # Bytes saved that a byte of work counts for, as powers of two: a node moves two bytes at least for each that it saves.
 _LOWEST_PRICE, _HIGHEST_PRICE = -9.0, -1.0
 _TRIALS = 7
@@ -98,7 +98,7 @@ def choose_split(
     """
     default, posed = split_by_phase(program), pose_problem(program, policy, hints)
     before, best = step_cost(program, default, hints), solve_cut(posed.problem)
-    most_work = (_WORTH - 1) * before.work if only_if_worth_it else math.inf
+    most_work = (MOST_WORK - 1) * before.work if only_if_worth_it else math.inf
     chosen = best if best.work <= most_work else _within(posed.problem, most_work)
     cut = _carried_out(program, posed, chosen)
     again = sum(node.recomputed for node in cut.backward.nodes) - sum(n.recomputed for n in default.backward.nodes)
@@ -166,7 +166,7 @@ def _work(program: Program, split: Split, hints: Mapping[str, Number]) -> int:
 
 def worth_it(before: StepCost, after: StepCost) -> bool:
     """Whether the peak falls, and the step does hardly more work."""
-    return after.peak_bytes < before.peak_bytes and after.work <= _WORTH * before.work
+    return after.peak_bytes < before.peak_bytes and after.work <= MOST_WORK * before.work
 
 
 def joined(program: Program, split: Split) -> Program:

@@ -30,10 +30,9 @@ from dovetail.ir.signature import (
 )
 from dovetail.passes.collection import collection_paused
 from dovetail.passes.dead_code import remove_dead_code
-from dovetail.passes.fold_evaluate import Evaluation, described_at
+from dovetail.passes.fold_evaluate import Evaluation, described_at, place_of
 from dovetail.passes.fold_graph import Pool
 from dovetail.passes.fold_plan import FoldDecision, FoldingPlan
-from dovetail.torch_compat.dispatch import storage_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,12 @@ def fold_constants(
     evaluation.run()
     rewriters = [_Rewriter(pool, number, evaluation) for number in range(len(programs))]
     rewritten = tuple(rewriter.run() for rewriter in rewriters)
-    stored = tuple(evaluation.names.values())
+    # What only dead nodes read has gone with them.
+    given = {value.name for program in programs for value in program.inputs}
+    live = {value.name for program in rewritten for value in program.inputs}
+    for name in ((known & given) | set(evaluation.names.values())) - live:
+        tensors.pop(name, None)
+    stored = tuple(name for name in evaluation.names.values() if name in live)
     report = FoldReport(
         stored,
         tuple(sorted(known - tensors.keys())),
@@ -101,8 +105,12 @@ def fold_constants(
 
 
 def _bytes(tensors: Mapping[str, torch.Tensor], names: set[str] | frozenset[str]) -> int:
-    held = [tensors[name] for name in names if tensors[name].layout is torch.strided]
-    return sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in held}.values())
+    return sum({place_of(tensors[name]): _size_bytes(tensors[name]) for name in names}.values())
+
+
+def _size_bytes(tensor: torch.Tensor) -> int:
+    is_strided = tensor.layout is torch.strided
+    return tensor.untyped_storage().nbytes() if is_strided else tensor.numel() * tensor.dtype.itemsize
 
 
 class _Rewriter:
@@ -143,13 +151,13 @@ class _Rewriter:
         places: dict[int, int] = {}
         for value in self.program.inputs:
             if value in self.known and value.name in tensors:
-                places[storage_key(tensors[value.name])] = value.tensor.storage
+                places[place_of(tensors[value.name])] = value.tensor.storage
         made: dict[int, Value] = {}
         for value, number in self.known.items():
             name = names.get(number)
             if name is None:
                 continue
-            place = places.setdefault(storage_key(tensors[name]), fresh)
+            place = places.setdefault(place_of(tensors[name]), fresh)
             fresh = max(fresh, place + 1)
             moved = self.evaluation.moved.get(number)
             if number not in made:

@@ -155,6 +155,10 @@ class Evaluation:
         meta = self.pool.values[value].meta
         if not isinstance(item, torch.Tensor):
             raise self._otherwise(expression, type(item).__name__, "a tensor")
+        if item.layout is not torch.strided:  # packed for a library: it has no strides
+            if (tuple(item.shape), item.dtype, item.device) != (meta.shape, meta.dtype, meta.device):
+                raise self._otherwise(expression, f"{item.layout} {tuple(item.shape)} {item.dtype}", meta)
+            return item
         if value in self.names and (item.is_conj() or item.is_neg()):
             item = item.resolve_conj().resolve_neg()
         tensor: torch.Tensor = item.data
@@ -195,9 +199,7 @@ class Evaluation:
             self._count(self.tensors.pop(facts.name), -1)
 
     def _count(self, tensor: torch.Tensor, by: int) -> None:
-        if tensor.layout is not torch.strided:
-            return  # it has no storage, and is no constant of a program
-        key = storage_key(tensor)
+        key = place_of(tensor)
         self._alias_counts[key] = self._alias_counts.get(key, 0) + by
 
     def _compact(self, storage: int) -> None:
@@ -207,10 +209,13 @@ class Evaluation:
         by_key: dict[int, list[int]] = {}
         for value in self._stored.get(storage, []):
             if value in self.names:
-                by_key.setdefault(storage_key(self.tensors[self.names[value]]), []).append(value)
+                by_key.setdefault(place_of(self.tensors[self.names[value]]), []).append(value)
         for key, values in by_key.items():
-            if self._alias_counts[key] == len(values):
+            if self._alias_counts[key] == len(values) and all(self._is_strided(value) for value in values):
                 self._copy_parts(values)
+
+    def _is_strided(self, value: int) -> bool:
+        return self.tensors[self.names[value]].layout is torch.strided
 
     def _copy_parts(self, values: list[int]) -> None:
         tensors = {value: self.tensors[self.names[value]] for value in values}
@@ -288,6 +293,7 @@ def _plainly() -> Iterator[None]:
     """While active, operators do what is written, whatever modes are entered, and autograd does not see them."""
     with ExitStack() as stack:
         stack.enter_context(without_modes())
+        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         for kind in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(kind, enabled=False))
@@ -298,6 +304,11 @@ def _plainly() -> Iterator[None]:
 def described_at(meta: TensorMeta, offset: int | None, storage: int) -> TensorMeta:
     """The description of a value that is stored. offset: where it is now, if it has been moved."""
     return replace(meta, storage=storage) if offset is None else replace(meta, storage=storage, offset=offset)
+
+
+def place_of(tensor: torch.Tensor) -> int:
+    """A number for the memory of a tensor, equal for those that share it."""
+    return storage_key(tensor) if tensor.layout is torch.strided else -id(tensor)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[object, ...]:

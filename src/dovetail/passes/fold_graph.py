@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 
 import torch
 
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, meta_symbols
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ir.signature import Constant, InputMutation, SharedBytes
 from dovetail.ops.facts import facts_of, is_reinterpretation, runs_in_grad_mode, writes_of, written_values
 from dovetail.ops.prims import InGradMode
@@ -197,7 +198,7 @@ def _add_constants(pool: Pool, bars: Sequence[dict[int, str]]) -> None:
         reason = bars[number].get(value.tensor.storage)
         if value.tensor.layout() != known.layout() or value.tensor.offset != known.offset:
             reason = "DIFFERS"
-        if any(True for _ in meta_symbols(value.meta)):
+        if _has_symbols(value.tensor):
             reason = "SYMBOLIC-SIZE"
         if reason is not None:
             reasons.setdefault(pool.storage_of(leaf), reason)
@@ -239,11 +240,8 @@ def _add_node(pool: Pool, number: int, node: Node, bars: dict[int, str]) -> None
 def _new_expression(pool: Pool, number: int, node: Node, digest: str) -> int:
     known = pool.of[number]
     operands = tuple(known[value] for value in node.operands())
-    lazy = {
-        pool.storage_of(operand)
-        for operand in operands
-        if pool.values[operand].maker >= 0 and pool.expressions[pool.values[operand].maker].is_lazy
-    }
+    makers = [(operand, pool.values[operand].maker) for operand in operands]
+    lazy = {pool.storage_of(o) for o, maker in makers if maker >= 0 and pool.expressions[maker].is_lazy}
     outputs: list[int | None] = []
     is_lazy = is_reinterpretation(node.target)
     for place, value in enumerate(node.outputs):
@@ -251,7 +249,7 @@ def _new_expression(pool: Pool, number: int, node: Node, digest: str) -> int:
             outputs.append(None)
             continue
         member = pool.member(number, value.tensor.storage)
-        is_lazy = is_lazy or pool.storages.of(member) in lazy
+        is_lazy = is_lazy or (bool(lazy) and pool.storages.of(member) in lazy)
         outputs.append(len(pool.values))
         pool.values.append(PoolValue(value.tensor, len(pool.expressions), member, f"{digest}.{place}"))
     return pool.add(digest, Expression(node, operands, tuple(outputs), is_lazy))
@@ -279,43 +277,66 @@ def _is_settled(node: Node) -> bool:
 
 def _reason_against(node: Node, bars: dict[int, str]) -> str | None:
     """Why the node, over constants alone, cannot be computed once."""
-    facts = facts_of(node.target)
-    is_operator = isinstance(node.target, Overload | Prim)
-    run = node.target.run if isinstance(node.target, Prim) else None
+    reason = _reason_against_target(node.target)
+    if reason is not None:
+        return reason
+    if writes_of(node):
+        return "WRITES"
     results = node.results()
-    tensors = [value.tensor for value in results if value.is_tensor]
+    if not results or not all(value.is_tensor for value in results):
+        return "NUMBER"
+    if any(_has_symbols(value.tensor) for value in results) or any(True for _ in node.symbols()):
+        return "SYMBOLIC-SIZE"
+    if not all(map(_has_text, node.args)) or not all(_has_text(operand) for _, operand in node.kwargs):
+        return "OPERAND"
+    return next((bars[value.tensor.storage] for value in results if value.tensor.storage in bars), None)
+
+
+@cache
+def _reason_against_target(target: Target) -> str | None:
+    """Why no application of an operator can be computed once."""
+    facts = facts_of(target)
+    run = target.run if isinstance(target, Prim) else None
     tests = {
-        "SUB-PROGRAM": isinstance(node.target, HigherOrder) or isinstance(run, WithSubPrograms),
+        "SUB-PROGRAM": isinstance(target, HigherOrder) or isinstance(run, WithSubPrograms),
         "DRAWS": facts.draws,
         "GENERATOR": facts.reads_generator,
-        "WRITES": bool(writes_of(node)),
-        "EFFECT": facts.effect or not is_operator,
+        "WRITES": bool(facts.writes),
+        "EFFECT": facts.effect or not isinstance(target, Overload | Prim),
         "VARIES": not facts.repeats,
-        "GRAD-MODE": runs_in_grad_mode(node.target) or isinstance(run, InGradMode),
-        "NUMBER": not results or len(tensors) < len(results),
-        "SYMBOLIC-SIZE": any(True for _ in node.symbols())
-        or any(True for value in results for _ in meta_symbols(value.meta)),
-        "OPERAND": not all(_has_text(item) for item in _leaves((node.args, [item for _, item in node.kwargs]))),
+        "GRAD-MODE": runs_in_grad_mode(target) or isinstance(run, InGradMode),
     }
-    found = next((reason for reason, holds in tests.items() if holds), None)
-    return found or next((bars[meta.storage] for meta in tensors if meta.storage in bars), None)
+    return next((reason for reason, holds in tests.items() if holds), None)
+
+
+def _has_symbols(meta: TensorMeta) -> bool:
+    return not (
+        isinstance(meta.offset, int)
+        and all(isinstance(size, int) for size in meta.shape)
+        and all(isinstance(step, int) for step in meta.stride)
+    )
 
 
 # --- digests ----------------------------------------------------------------------------------------------------------
 
-_PLAIN = (str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (
+    Value,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
-def _has_text(item: Operand) -> bool:
-    return isinstance(item, (*_PLAIN, bool, int, float, complex, Value))
-
-
-def _leaves(operand: Operand) -> Iterator[Operand]:
+def _has_text(operand: Operand) -> bool:
     if isinstance(operand, tuple | list):
-        for item in operand:
-            yield from _leaves(item)
-    else:
-        yield operand
+        return all(map(_has_text, operand))
+    return isinstance(operand, _PLAIN)
 
 
 def _node_digest(pool: Pool, known: dict[Value, int], node: Node) -> str:
@@ -331,20 +352,26 @@ def _node_digest(pool: Pool, known: dict[Value, int], node: Node) -> str:
 
     kwargs = [f"{name}={text(operand)}" for name, operand in sorted(node.kwargs, key=lambda pair: pair[0])]
     results = ["" if value is None or isinstance(value.meta, ScalarMeta) else _layout(value) for value in node.outputs]
-    return _digest(target_text(node), text(node.args), *kwargs, "->", *results, str(node.unpack))
+    return _digest(_target_text(node.target), text(node.args), *kwargs, "->", *results, str(node.unpack))
 
 
-def target_text(node: Node) -> str:
+@cache
+def _target_text(target: Target) -> str:
     """The operator's full name."""
-    if isinstance(node.target, Overload):
-        schema = schema_of(node.target)
+    if isinstance(target, Overload):
+        schema = schema_of(target)
         return f"{schema.namespace}::{schema.name}.{schema.overload}"
-    assert isinstance(node.target, Prim), "only operators and primitives are expressions"
-    return node.target.python
+    assert isinstance(target, Prim), "only operators and primitives are expressions"
+    return target.python
 
 
 def _layout(value: Value) -> str:
-    return repr(value.tensor.layout())
+    return _text(value.tensor.layout())
+
+
+@lru_cache(maxsize=4096)
+def _text(item: object) -> str:
+    return repr(item)
 
 
 def _digest(*parts: str) -> str:

@@ -19,12 +19,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from dovetail.ir.program import Program, TensorMeta, meta_symbols
-from dovetail.ir.text import identifier
+from dovetail.ir.program import Program, TensorMeta
 from dovetail.ops.views import copies_from_place, is_strided, keeps_offset
 from dovetail.passes.collection import collection_paused
 from dovetail.passes.fold_cut import CONSTANT, OUTSIDE, Choice, Piece, choose_cut
 from dovetail.passes.fold_graph import REASONS, Classes, Pool, pool_of
+from dovetail.passes.fold_names import names_for
 
 # Copies of a part of a storage begin where a multiple of this begins, so that they are aligned as the part was.
 ALIGNMENT_BYTES = 64
@@ -37,8 +37,9 @@ Asked: TypeAlias = "str | tuple[str, str]"
 class FoldDecision:
     """What becomes of one value. program: the first that has it. is_folded: whether it is computed once and stored.
 
-    reason: FOLDED, ASKED, GROWS, MADE-AT-CALL, or a key of `fold_graph.REASONS`. bytes_before: of the storages of the
-    constants that it is computed from. bytes_after: those that it takes by itself where it is stored. 0 where barred.
+    reason: FOLDED, ASKED, GROWS, MADE-AT-CALL, NOT-CONSTANT (of what was asked for), or a key of
+    `fold_graph.REASONS`. bytes_before: of the storages of the constants that it is computed from. bytes_after: those
+    that it takes by itself where it is stored. Both are 0 for what is no expression.
     """
 
     program: str
@@ -51,7 +52,8 @@ class FoldDecision:
 
     def __str__(self) -> str:
         verb = "folded" if self.is_folded else "kept"
-        return f"{verb} {self.value} of {self.program}: {self.reason}: {self.text}"
+        where = f" of {self.program}" if self.program else ""
+        return f"{verb} {self.value}{where}: {self.reason}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,12 @@ class FoldingPlan:
 
 @collection_paused()
 def plan_folding(
-    programs: Sequence[Program], constants: Collection[str], asked: Collection[Asked] = (), *, everything: bool = False
+    programs: Sequence[Program],
+    constants: Collection[str],
+    asked: Collection[Asked] = (),
+    *,
+    everything: bool = False,
+    taken: Collection[str] = (),
 ) -> FoldingPlan:
     """Which values of the programs are computed once.
 
@@ -97,6 +104,7 @@ def plan_folding(
         constants: names of the inputs that nobody writes while the programs are in use; equal names are one constant.
         asked: values that are to be computed once, whatever they cost: names, or pairs (program, name).
         everything: the same for all values.
+        taken: names that new constants must not have, besides those of the programs' values.
 
     What cannot be computed once stays, with the reason; so does what is asked for. Sizes may be symbols there.
     """
@@ -104,7 +112,7 @@ def plan_folding(
     planner = _Planner(pool)
     forced = planner.forced(asked, everything)
     choice = choose_cut(planner.group_count, planner.pieces(), forced)
-    return planner.plan(choice, frozenset(asked), everything)
+    return planner.plan(choice, frozenset(asked), everything, taken)
 
 
 class _Planner:
@@ -116,6 +124,7 @@ class _Planner:
         self.owners: dict[int, int] = {}  # by storage, an expression of the group that makes it, or CONSTANT
         self.fixed = self.groups.new()  # the group of what only views constants
         self.extents: dict[int, int] = {}
+        self.spans = [_span(facts.meta) for facts in pool.values]
         self._group()
         roots = sorted({self.groups.of(e) for e in range(len(pool.expressions))} - {self.groups.of(self.fixed)})
         self.numbers = {root: number for number, root in enumerate(roots)}
@@ -132,8 +141,7 @@ class _Planner:
             elif not pool.expressions[facts.maker].is_lazy:
                 owner = self.owners.setdefault(storage, facts.maker)
                 self.groups.join(owner, facts.maker)
-            if not any(True for _ in meta_symbols(facts.meta)):
-                self.extents[storage] = max(self.extents.get(storage, 0), _span(facts.meta)[1])
+            self.extents[storage] = max(self.extents.get(storage, 0), self.spans[value][1])
 
     def group(self, expression: int) -> int:
         """The number of its group, or CONSTANT."""
@@ -196,7 +204,7 @@ class _Planner:
                 found.append(Piece(self.group(maker), None, frozenset(readers)))
                 continue
             storage = self.pool.storage_of(value)
-            span = (0, self.extents[storage]) if self.whole[value] else _span(self.pool.values[value].meta)
+            span = (0, self.extents[storage]) if self.whole[value] else self.spans[value]
             spans.setdefault(storage, {}).setdefault(span, set()).update(readers)
         for storage, read in spans.items():
             owner = self.groups.of(self.owners[storage])
@@ -205,7 +213,7 @@ class _Planner:
 
     # --- the plan ---------------------------------------------------------------------------------------------------
 
-    def plan(self, choice: Choice, asked: frozenset[Asked], everything: bool) -> FoldingPlan:
+    def plan(self, choice: Choice, asked: frozenset[Asked], everything: bool, taken: Collection[str]) -> FoldingPlan:
         """The choice as a plan."""
         pool = self.pool
         runs = [group != CONSTANT and choice.runs[group] for group in map(self.group, range(len(pool.expressions)))]
@@ -223,7 +231,7 @@ class _Planner:
         inputs = {value.name for program in pool.programs for value in program.inputs if value.is_tensor}
         live = [name for name in sorted(pool.constants & inputs) if name in needed or name in barred]
         dropped = tuple(sorted((pool.constants & inputs) - set(live)))
-        names = _names(pool, stored)
+        names = names_for(pool, stored, taken)
         leaves = {
             pool.storage_of(v) for v, facts in enumerate(pool.values) if facts.maker < 0 and facts.name not in barred
         }
@@ -250,13 +258,15 @@ def _looks_beside(target: object, args: tuple[object, ...]) -> bool:
 
 
 def _span(meta: TensorMeta) -> tuple[int, int]:
-    """The first and the last byte of a tensor of fixed sizes, the first one rounded down as copies are."""
-    numbers = [(size, step) for size, step in zip(meta.shape, meta.stride, strict=True)]
-    if any(size == 0 for size, _ in numbers):
+    """The first and the last byte of a tensor, the first one rounded down as copies are; nothing for unknown sizes."""
+    reach, offset = 0, meta.offset
+    for size, step in zip(meta.shape, meta.stride, strict=True):
+        if size == 0 or not isinstance(size, int) or not isinstance(step, int):
+            return (0, 0)
+        reach += (size - 1) * step
+    if not isinstance(offset, int):
         return (0, 0)
-    assert isinstance(meta.offset, int), "expressions have fixed sizes"
-    reach = sum((size - 1) * step for size, step in numbers if isinstance(size, int) and isinstance(step, int))
-    first, last = (place * meta.dtype.itemsize for place in (meta.offset, meta.offset + reach + 1))
+    first, last = offset * meta.dtype.itemsize, (offset + reach + 1) * meta.dtype.itemsize
     return (first - first % ALIGNMENT_BYTES, last)
 
 
@@ -276,43 +286,6 @@ def _cut_up(owner: int, spans: dict[tuple[int, int], set[int]], extent: int) -> 
             readers[number] |= mine
     ends = zip(places, places[1:], readers, strict=False)
     return [Piece(owner, end - begin, frozenset(mine)) for begin, end, mine in ends if mine]
-
-
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
-def _names(pool: Pool, stored: Sequence[int]) -> tuple[tuple[int, str], ...]:
-    """A name for each stored value: of the same expression over the same constants always the same."""
-    taken = {value.name for program in pool.programs for value in program.inputs}
-    taken |= {value.name for program in pool.programs for node in program.nodes for value in node.results()}
-    found: list[tuple[int, str]] = []
-    for value in stored:
-        facts = pool.values[value]
-        expression = pool.expressions[facts.maker]
-        digest, _, place = facts.digest.partition(".")
-        wish = f"{_leaf(pool, value)}_{_short(expression.node.target)}"
-        suffix = f"_{place}" if len(expression.outputs) > 1 else ""
-        lengths = iter(range(8, len(digest) + 1, 8))
-        name = identifier(f"{wish}_{digest[: next(lengths)]}{suffix}")
-        while name in taken:
-            name = identifier(f"{wish}_{digest[: next(lengths)]}{suffix}")
-        taken.add(name)
-        found.append((value, name))
-    return tuple(found)
-
-
-def _leaf(pool: Pool, value: int) -> str:
-    """The name of the first constant that a value is computed from."""
-    while pool.values[value].maker >= 0:
-        operands = pool.expressions[pool.values[value].maker].operands
-        if not operands:
-            return "made"
-        value = operands[0]
-    return pool.values[value].name[:60]
-
-
-def _short(target: object) -> str:
-    return str(getattr(target, "__name__", "call")).partition(".")[0].strip("_")
 
 
 # --- reasons ----------------------------------------------------------------------------------------------------------
@@ -354,7 +327,18 @@ class _Decisions:
             FoldDecision(pool.programs[bar.program].name, bar.name, False, bar.reason, REASONS[bar.reason])
             for bar in pool.barred
         ]
-        return folded + kept + barred
+        return folded + kept + barred + self._not_constant()
+
+    def _not_constant(self) -> list[FoldDecision]:
+        """What is asked for, and is no expression of constants."""
+        pool = self.planner.pool
+        known = [(pool.programs[bar.program].name, bar.name) for bar in pool.barred]
+        for program, values in zip(pool.programs, pool.of, strict=True):
+            known += [(program.name, value.name) for value in values]
+        unknown = self.asked - {*known, *(name for _, name in known)}
+        pairs = sorted(pair if isinstance(pair, tuple) else ("", pair) for pair in unknown)
+        text = "it depends on what differs from call to call, or is no value"
+        return [FoldDecision(program, name, False, "NOT-CONSTANT", text) for program, name in pairs]
 
     def _folded(self, program: str, name: str, value: int) -> FoldDecision:
         before, after = self._below(value), self._bytes(value)
@@ -378,7 +362,7 @@ class _Decisions:
         """What storing a value takes by itself."""
         if self.planner.whole[value]:
             return self.planner.extents[self.planner.pool.storage_of(value)]
-        first, last = _span(self.planner.pool.values[value].meta)
+        first, last = self.planner.spans[value]
         return last - first
 
     def _below(self, value: int) -> int:

@@ -38,7 +38,8 @@ def fold_constants(
 
     Returns:
         A new module with the same calling convention, results and effects. Its new attributes are buffers; those that
-        nothing reads any more are not in it. Without `asked` and `everything` its attributes take no more bytes.
+        nothing reads any more are not in it. Without `asked` and `everything` its attributes take no more bytes. What
+        was folded takes no part in autograd: the module is for inference.
 
     Raises: SampleMismatch; MissingSamples; InvalidGraphModule for a node that is no call of an operator with a schema;
         NotAGraphModule.
@@ -79,7 +80,9 @@ def _plan(
     gm: fx.GraphModule, samples: Sequence[object], asked: Collection[str], everything: bool
 ) -> tuple[Lifted, FoldingPlan]:
     lifted = lift(gm, samples)
-    return lifted, plan_folding([lifted.program], _constants(lifted.program), asked, everything=everything)
+    constants = _constants(lifted.program)
+    # A module has many other attributes, whose names are taken as well.
+    return lifted, plan_folding([lifted.program], constants, asked, everything=everything, taken=dir(gm))
 
 
 def _constants(program: Program) -> dict[str, str]:

@@ -21,8 +21,9 @@ from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.split import split_by_phase
+from dovetail.passes.channels_last import channels_last
 from dovetail.passes.fold_batch_norms import fold_batch_norms
-from dovetail.passes.fold_constants import FoldReport, fold_constants
+from dovetail.passes.fold_constants import fold_constants
 from dovetail.passes.fold_plan import plan_folding
 from dovetail.passes.merge_linears import merge_linears
 from dovetail.passes.remove_dropout import remove_dropout
@@ -40,6 +41,7 @@ FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (
     ("remove_dropout", BITWISE, remove_dropout),
     ("fold_batch_norms", NUMERICS, fold_batch_norms),
     ("merge_linears", NUMERICS, merge_linears),
+    ("channels_last", NUMERICS, channels_last),
 )
 """Name, tier and function of each, in order."""
 
@@ -148,22 +150,25 @@ def freezing_pass_names() -> tuple[str, ...]:
 
 def fold(
     unfolded: Sequence[Unfolded], tensors: dict[str, torch.Tensor], state: frozenset[str]
-) -> tuple[list[Folded], FoldReport]:
-    """The programs with their constants folded.
+) -> tuple[list[Folded], StepRecord]:
+    """The programs with their constants folded, and what that did.
 
     tensors: by name; results are added to them, and what no program needs any more is taken out as soon as nothing is
     to be computed from it. state: names of those that are not constant.
     """
+    start = time.perf_counter_ns()
     programs = [one.program for one in unfolded]
     asked = {(one.program.name, name) for one in unfolded for name in one.asked}
-    plan = plan_folding(programs, tensors.keys() - state, asked)
+    plan = plan_folding(programs, tensors.keys() - state, asked, taken=tensors.keys())
     rewritten, report = fold_constants(programs, tensors, plan)
     kept = list(zip(report.kept_inputs, report.added_inputs, strict=True))
     found = [_folded(*pair, *inputs) for pair, inputs in zip(zip(unfolded, rewritten, strict=True), kept, strict=True)]
     read = frozenset[str]().union(*(folded.held for folded in found))
     for name in tensors.keys() - read:
         del tensors[name]
-    return found, report
+    elapsed_us = (time.perf_counter_ns() - start) // 1000
+    before, after = (sum(len(program.nodes) for program in group) for group in (programs, rewritten))
+    return found, StepRecord("fold_constants", before, after, elapsed_us, str(report).split("\n")[0], details=report)
 
 
 def _folded(one: Unfolded, program: Program, kept: tuple[int, ...], added: tuple[str, ...]) -> Folded:

@@ -17,6 +17,7 @@ from dovetail.execute.graph import CompiledGraph
 from dovetail.ops.facts import counts_writes_in_its_kernel, counts_writes_one_by_one
 from dovetail.pipeline.copies_back import written_inputs
 from dovetail.torch_compat.autograd import version_of, without_saved_tensor_hooks
+from dovetail.torch_compat.fake_layouts import RightLayouts
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, allow_real_inputs, kernels_for_symbolic_sizes
 
 _UNABLE: tuple[type[Exception], ...] = (*DATA_DEPENDENT_ERRORS, NotImplementedError)
@@ -34,7 +35,7 @@ def verify_visible_effects(recording: Recording, graph: CompiledGraph) -> None:
     state = torch.get_rng_state()
     try:
         kernels = kernels_for_symbolic_sizes() if recording.is_symbolic else contextlib.nullcontext()
-        with without_saved_tensor_hooks(), recording.mode, allow_real_inputs(recording.mode), kernels:
+        with without_saved_tensor_hooks(), recording.mode, allow_real_inputs(recording.mode), kernels, RightLayouts():
             outputs = graph(*inputs)
     except _UNABLE:
         return

@@ -288,3 +288,25 @@ def test_memory_that_is_shared_and_written_is_refused() -> None:
 
     with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-001.*share"):
         dovetail.freeze(Shares(), (torch.rand(4),))
+
+
+def test_the_example_is_called_as_it_was_given() -> None:
+    """Decorators of a model may put in arguments that were not given."""
+
+    class Fills(nn.Module):
+        def forward(self, x: Tensor, *args: Tensor, flag: bool | None = None, **more: Tensor) -> Tensor:
+            if "y" in more and flag is None:
+                return x + more["y"] + sum(args)
+            return x
+
+    def filled(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **{"flag": None, **kwargs}) if len(args) < 4 else None
+
+    model = Fills()
+    forward = model.forward
+    filled.__wrapped__ = forward  # type: ignore[attr-defined]
+    model.forward = filled  # type: ignore[method-assign]
+    given = (torch.rand(3), torch.rand(3), torch.rand(3)), {"y": torch.rand(3)}
+    frozen = dovetail.freeze(model, {"forward": given})
+    assert torch.equal(frozen(*given[0], **given[1]), _eager(model, *given[0], **given[1]))
+    assert torch.equal(frozen(*given[0], **given[1], flag=None), _eager(model, *given[0], **given[1]))

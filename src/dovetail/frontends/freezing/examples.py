@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +16,33 @@ from dovetail.frontends.structure import flatten
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A call of a method, its arguments bound. leaves: of the arguments."""
+    """A call of a method. leaves: of its arguments as they are bound, defaults included.
+
+    positional, named: how many arguments were given by position, and the names of those that were given by name.
+    """
 
     form: CallForm
     leaves: tuple[Any, ...]
+    positional: int
+    named: tuple[str, ...]
 
-    def call(self, leaves: tuple[Any, ...] | list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments and named arguments with these leaves."""
+    def call(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments as they were given in the example, with these leaves.
+
+        A method may tell apart what is given by position, by name and not at all.
+        """
         args, kwargs = self.form.structure.put_together(leaves)
-        return tuple(args), dict(kwargs)
+        names, values = arguments_of(self.form.signature, args, kwargs)
+        known = dict(zip(names, values, strict=True))
+        return values[: self.positional], {name: known[name] for name in self.named}
+
+    def order(self) -> list[int]:
+        """For each leaf of the arguments as they were given, its place among those that are bound."""
+        return [int(place) for place in flatten(self.call(range(len(self.leaves))))[0]]
 
     def free_sizes(self, wish: Any) -> FreeSizes:
         """Which of its sizes are free. Raises: BadDynamicShapes."""
-        args, kwargs = self.call(self.leaves)
+        args, kwargs = self.form.structure.put_together(self.leaves)
         names, arguments = arguments_of(self.form.signature, args, kwargs)
         return free_sizes(wish, names, arguments, [flatten(argument)[0] for argument in arguments])
 
@@ -56,7 +70,8 @@ def examples_of(model: torch.nn.Module, given: Any, taken: type) -> dict[str, Ex
         signature = signature_of(method, function)
         args, kwargs = bound(signature, call[0], dict(call[1]))
         form = call_form(method, signature, args, kwargs)
-        found[str(method)] = Example(form, tuple(flatten((args, kwargs))[0]))
+        leaves = tuple(flatten((args, kwargs))[0])
+        found[str(method)] = Example(form, leaves, len(call[0]), tuple(call[1]))
     return found
 
 

@@ -34,7 +34,7 @@ def record_method(
     """
     free = example.free_sizes(wish)
     if not free.labels:
-        return (recorder.record(pool, *example.call(example.leaves)),), ()
+        return (recorder.record(pool, example, example.leaves),), ()
     try:
         found, notes = _free(recorder, pool, example, free)
     except DovetailError as error:
@@ -42,7 +42,7 @@ def record_method(
             raise
         found, notes = [], (f"every size is fixed: with free ones, {_first_line(error)}",)
     if not any(one.guard.holds([example.leaves[leaf] for leaf in one.arguments]) for one in found):
-        found.insert(0, recorder.record(pool, *example.call(example.leaves)))
+        found.insert(0, recorder.record(pool, example, example.leaves))
     return tuple(found), notes
 
 
@@ -51,7 +51,7 @@ def _free(
 ) -> tuple[list[Recorded], tuple[str, ...]]:
     """The programs of free sizes, none when no size is free in the end; and what is fixed."""
     numbers = free.numbers(example.leaves)
-    one = recorder.record(pool, *example.call(free.resized(example.leaves, numbers)), dims=free.dims)
+    one = recorder.record(pool, example, free.resized(example.leaves, numbers), free.dims)
     symbols = _symbols(one, free)
     fixed, notes = _fixed(one, numbers, symbols, example)
     if fixed and free.is_asked:
@@ -59,7 +59,7 @@ def _free(
     if set(symbols) <= fixed:
         return [], notes
     second = _second(one, numbers, symbols, fixed)
-    other = recorder.record(pool, *example.call(free.resized(example.leaves, second)))
+    other = recorder.record(pool, example, free.resized(example.leaves, second))
     at = {symbol: second[label] for label, symbol in symbols.items()}
     difference = difference_at(one.program, other.program, at)
     if difference:
@@ -83,7 +83,7 @@ def _ones(
     for choice in choices:
         leaves = free.resized(example.leaves, {**free.numbers(example.leaves), **dict.fromkeys(choice, 1)})
         try:
-            found.append(recorder.record(pool, *example.call(leaves), dims=free.dims))
+            found.append(recorder.record(pool, example, leaves, free.dims))
         except DovetailError as error:
             where = " and ".join(map(repr, choice)) if free.is_asked else "the first dimension"
             notes.append(f"{where} cannot be 1: {_first_line(error)}")

@@ -21,7 +21,7 @@ from dovetail.frontends.freezing.variant import Variant
 from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
 from dovetail.frontends.targets import as_callable
 from dovetail.pipeline.compile import make_executors
-from dovetail.pipeline.driver import PASS_NAMES
+from dovetail.pipeline.driver import PASS_NAMES, StepRecord
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, freezing_pass_names, simplify
 from dovetail.pipeline.options import Options, resolve_options
@@ -128,15 +128,16 @@ class _Freezing:
             recorder = MethodRecorder(self._model if method == "forward" else getattr(self._model, method), method)
             by_method = len(examples) > 1 and isinstance(dynamic_shapes, Mapping)
             wish = dynamic_shapes.get(method) if by_method else dynamic_shapes
-            found[method] = record_method(recorder, self._pool, example, wish)
+            recorded, notes = record_method(recorder, self._pool, example, wish)
+            found[method] = tuple(one.called(f"{method}_{k}" if k else method) for k, one in enumerate(recorded)), notes
         everything = [one for recorded, _ in found.values() for one in recorded]
         lasting = frozenset[str]().union(*(one.lasting for one in everything))
         lowerings = [self._lower(one, lasting) for one in everything]
         persistent = frozenset(self._model.state_dict(keep_vars=True))
         originals = self._settle(lasting)
         sources = self._sources(persistent)
-        folded, _ = fold([lowering.unfolded for lowering in lowerings], self._pool.tensors, lasting)
-        variants = iter([self._variant(*pair) for pair in zip(lowerings, folded, strict=True)])
+        folded, record = fold([lowering.unfolded for lowering in lowerings], self._pool.tensors, lasting)
+        variants = iter([self._variant(*pair, record) for pair in zip(lowerings, folded, strict=True)])
         methods = {
             method: FrozenMethod(examples[method].form, tuple(next(variants) for _ in recorded), notes)
             for method, (recorded, notes) in found.items()
@@ -160,8 +161,9 @@ class _Freezing:
         unfolded = Unfolded(result.program, one.plan, result.asked, len(one.arguments))
         return _Lowering(one, unfolded, dump)
 
-    def _variant(self, lowering: _Lowering, folded: Folded) -> Variant:
+    def _variant(self, lowering: _Lowering, folded: Folded, record: StepRecord) -> Variant:
         one = lowering.recorded
+        lowering.dump.step("fold_constants", folded.program, record)
         return Variant(
             program=finish(folded, self._options, lowering.dump, one.hints),
             held=folded.held,

@@ -15,7 +15,7 @@ from dovetail.artifact.plan_json import plan_from_json
 from dovetail.artifact.program_json import program_from_json
 from dovetail.artifact.tensors import load_tensors
 from dovetail.artifact.tree_json import tree_from_json
-from dovetail.errors import FrozenElsewhere
+from dovetail.errors import FrozenElsewhere, InvalidProgram
 from dovetail.frontends.freezing.call_form import CallForm, Leaf
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.module import FrozenModule
@@ -27,7 +27,9 @@ from dovetail.frontends.freezing.weights import MEMORY, Sources
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.ir.program import Program, TensorMeta, Value
 from dovetail.ir.sizes import from_json as read_size
+from dovetail.ir.stages import verify_program
 from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.driver import writes
 from dovetail.pipeline.freezing import Unfolded
 from dovetail.pipeline.options import resolve_options
 from dovetail.torch_compat.version import ensure_supported_torch, installed_torch_version
@@ -166,6 +168,10 @@ class _Reader:
             if not isinstance(data, dict) or set(data) != {"program", "plan"}:
                 raise ValueError("it is no program with its plan")
             program = program_from_json(data["program"])
+            try:
+                verify_program(program, writes)
+            except InvalidProgram as error:
+                raise ValueError(str(error)) from error
             return program, plan_from_json(data["plan"], program)
 
         return self._container.decode(member, read)

@@ -54,10 +54,18 @@ class RunnableMethod:
         if transform_is_active() or function_mode_is_active():
             reason = "a transform of torch.func or a function mode is active, which a program does not see"
             raise mismatch(self.form.method, reason, "call it outside of that, or call the model itself")
+        variant, sizes = self._variant_for(leaves)
+        return _without_autocast(variant, leaves, sizes)
+
+    def name_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
+        """The name of the program that a call runs. Raises: FrozenCallMismatch."""
+        return self._variant_for(self.form.bind(args, kwargs))[0].variant.unfolded.program.name
+
+    def _variant_for(self, leaves: Sequence[Any]) -> tuple[RunnableVariant, Mapping[str, Any]]:
         for variant in self.variants:
             sizes = variant.sizes(leaves)
             if sizes is not None:
-                return _without_autocast(variant, leaves, sizes)
+                return variant, sizes
         reason = "; ".join(dict.fromkeys(variant.reason(leaves) for variant in self.variants))
         hint = "name the size in dynamic_shapes when freezing, or give an example of that size"
         because = "; ".join(self.method.notes) or "sizes that are not free were decided when it was frozen"

@@ -12,6 +12,7 @@ import torch
 
 from dovetail.errors import FrozenIsFixed, NoSources, StaleWeights
 from dovetail.execute.protocol import ExecutorList
+from dovetail.frontends.freezing.exporting import export
 from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
 from dovetail.frontends.freezing.originals import Originals
 from dovetail.frontends.freezing.pool import Pool, copy_of
@@ -135,9 +136,23 @@ class FrozenModule(torch.nn.Module):
         methods = {key: method.method for key, method in self._methods.items()}
         save(Contents(self._name, methods, self._pool, self._sources), path)
 
+    def export(self, method: str = "forward") -> torch.export.ExportedProgram:
+        """A method as an exported program of torch's, for sizes above 1 where they are free.
+
+        Raises: NotExportable when torch cannot express it; FrozenIsFixed for a method that was not frozen.
+        """
+        if method not in self._methods:
+            raise FrozenIsFixed(what=f"export {method}, which was not frozen (it has {', '.join(self._methods)})")
+        exported: torch.export.ExportedProgram = export(self._methods[method], self._pool.tensors, self._pool.state)
+        return exported
+
     def constant_bytes(self) -> int:
         """Bytes of the memory of all constants and state, each storage once."""
         return self._pool.size_bytes()
+
+    def program_name(self, *args: Any, method: str = "forward", **kwargs: Any) -> str:
+        """The name of the program that a call runs. Raises: FrozenCallMismatch when there is none for it."""
+        return self._methods[method].name_for(args, kwargs)
 
     @property
     def specialized(self) -> tuple[str, ...]:

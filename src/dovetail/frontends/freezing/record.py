@@ -19,6 +19,7 @@ from dovetail.capture.python_state import leads_on
 from dovetail.capture.recording import Recording
 from dovetail.errors import NotFreezable
 from dovetail.frontends.call_kind import Call, checked_name
+from dovetail.frontends.freezing.examples import Example
 from dovetail.frontends.freezing.nesting import Captured, Nesting
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.inputs import size_hints
@@ -53,6 +54,10 @@ class Recorded:
     written: frozenset[int]
     infer: MetaInference
 
+    def called(self, name: str) -> Recorded:
+        """The same with another name for the program."""
+        return replace(self, program=replace(self.program, name=name))
+
 
 class MethodRecorder:
     """Records one method of a model, for example arguments of several sizes."""
@@ -61,21 +66,23 @@ class MethodRecorder:
         self._target = target
         self._method = method
 
-    def record(
-        self, pool: Pool, args: Sequence[Any], kwargs: Mapping[str, Any], dims: SymbolicDims | None = None
-    ) -> Recorded:
-        """Record for these arguments. dims: which of their sizes are symbols.
+    def record(self, pool: Pool, example: Example, leaves: Sequence[Any], dims: SymbolicDims | None = None) -> Recorded:
+        """Record for the call of an example, with these leaves. dims: which of their sizes are symbols.
 
         Raises: DovetailError when the method cannot be recorded, or not be frozen.
         """
         with RECORDING, torch.no_grad():
-            described = self._described(args, kwargs)
+            order = example.order()
+            described = self._described(*example.call(leaves))
             recorder = CallRecorder(self._target, described, None)
             inputs = [described.everything[source] for source in recorder.sources]
-            recording = recorder.record(inputs, dims=dims, unknown_sizes=dims is None)
+            given_dims = None if dims is None else lambda place: dims(order[place])
+            recording = recorder.record(inputs, dims=given_dims, unknown_sizes=dims is None)
             self._refuse_sharing(recording, inputs)
             names = self._held_names(pool, described, recorder.sources, recording)
-            return self._recorded(recording, recorder, len(described.tensors), names)
+            one = self._recorded(recording, recorder, len(described.tensors), names)
+            arguments = tuple(order[leaf] for leaf in one.arguments)
+            return replace(one, arguments=arguments, written=frozenset(order[leaf] for leaf in one.written))
 
     def _described(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         leaves, spec = flatten((tuple(args), dict(kwargs)))

@@ -75,6 +75,11 @@ class RunnableVariant:
             counted_only=self._counted_only,
         )
 
+    def run_over(self, inputs: Sequence[torch.Tensor], held: Sequence[torch.Tensor]) -> Sequence[Any]:
+        """Run over other tensors than those it was bound to. held: in the order of the variant's."""
+        graph = self.graph
+        return graph.wrapper(graph.run_forward, [*inputs, *held])
+
     def sizes(self, leaves: Sequence[Any]) -> dict[str, Number] | None:
         """The free sizes of a call; None when it is not for this program."""
         return self.variant.guard.sizes([leaves[leaf] for leaf in self.variant.arguments])

@@ -1,0 +1,206 @@
+"""Search for wrong gradients where backward computes values again: random differentiable programs against eager.
+
+    python -m tests.recompute_sweep --minutes 20 --shard 0/2 --state recompute-0.json
+    python -m tests.recompute_sweep --first 4711 --programs 1
+
+The price of work is set so low that `auto` takes what it can get. Gradients and results are compared bit by bit, with
+`min_cut` and `auto` in turn; with `auto`, some programs have an input written between forward and backward, which must
+raise where eager raises, or, as with the default split, where a value is saved that another output needs.
+The exit status is 1 when something failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import dovetail
+from dovetail.partition import choose, work
+
+_SIZE = 6
+Step: TypeAlias = "Callable[[Tensor, Tensor, Tensor], Tensor]"
+
+
+def _half(a: Tensor, c: Tensor, bias: Tensor) -> Tensor:
+    made = a.clone()
+    made[: _SIZE // 2].mul_(c[: _SIZE // 2])
+    return made
+
+
+def _write(a: Tensor, c: Tensor, bias: Tensor) -> Tensor:
+    made = a * 2
+    with torch.no_grad():
+        made[0].fill_(0.5)
+    return made
+
+
+STEPS: dict[str, Step] = {
+    "sin": lambda a, c, bias: a.sin(),
+    "exp": lambda a, c, bias: (a * 0.1).exp(),
+    "tanh": lambda a, c, bias: a.tanh(),
+    "mul": lambda a, c, bias: a * c,
+    "add": lambda a, c, bias: a + c * 0.5,
+    "mm": lambda a, c, bias: (a @ c) * 0.3,
+    "t": lambda a, c, bias: a.t(),
+    "sigmoid": lambda a, c, bias: torch.sigmoid(a),
+    "dropout": lambda a, c, bias: F.dropout(a, 0.4),
+    "rows": lambda a, c, bias: a.sum(0, keepdim=True).expand(_SIZE, _SIZE),
+    "relu_": lambda a, c, bias: a.clone().relu_(),
+    "add_": lambda a, c, bias: (a * 1.5).add_(c),
+    "half": _half,
+    "gelu": lambda a, c, bias: F.gelu(a),
+    "softmax": lambda a, c, bias: torch.softmax(a, 1),
+    "norm": lambda a, c, bias: F.layer_norm(a, (_SIZE,), weight=bias),
+    "copy": lambda a, c, bias: a.t().contiguous(),
+    "detach": lambda a, c, bias: a * c.detach(),
+    "where": lambda a, c, bias: torch.where(a > 0, a, c * 2),
+    "cumsum": lambda a, c, bias: a.cumsum(0) * 0.2,
+    "write": _write,
+}
+
+
+@dataclass
+class State:
+    """Where a search stands. next: the first seed that was not tried. again: programs that computed values again."""
+
+    next: int
+    tried: int = 0
+    raised: int = 0
+    again: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def program(seed: int) -> Callable[..., tuple[Tensor, ...]]:
+    """A random program over a matrix, a weight and a bias; its last result is the loss."""
+    rng = random.Random(seed)
+    steps = [(rng.choice(list(STEPS)), rng.random(), rng.random()) for _ in range(rng.randint(5, 22))]
+    shown = [rng.random() for _ in range(rng.randint(1, 3))]
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        values = [x, weight, x + bias]
+        for name, first, second in steps:
+            a, c = (values[int(place * len(values))] for place in (first, second))
+            values.append(STEPS[name](a, c, bias))
+        results = [values[int(place * len(values))] for place in shown]
+        losses = [(value * value).mean() for value in values[-3:]]
+        return (*results, losses[0] + losses[1] + losses[2])
+
+    return run
+
+
+@contextmanager
+def cheap_work() -> Iterator[None]:
+    """While active, computing again is taken to cost next to nothing."""
+    machine, worth = work.CPU, choose.MOST_WORK
+    work.CPU, choose.MOST_WORK = work.Machine(0, 10), 3.0
+    try:
+        yield
+    finally:
+        work.CPU, choose.MOST_WORK = machine, worth
+
+
+def outcome(function: Callable[..., Any], called: Callable[..., Any], seed: int, writes: bool) -> list[Tensor] | str:
+    """Results and gradients of a call, or the error of its backward. writes: the bias is written between the two."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = [torch.randn(*shape, generator=generator) for shape in ((_SIZE, _SIZE), (_SIZE, _SIZE), (_SIZE,))]
+    for tensor in inputs:
+        tensor.requires_grad_()
+    torch.manual_seed(seed)
+    results = called(*inputs)
+    if writes:
+        with torch.no_grad():
+            inputs[2].add_(1)
+    try:
+        results[-1].backward()
+    except RuntimeError as error:
+        return str(error).split(":")[0]
+    gradients = [torch.zeros(0) if tensor.grad is None else tensor.grad for tensor in inputs]
+    return [*(result.detach() for result in results), *gradients]
+
+
+def failure(seed: int) -> tuple[str, bool, bool]:
+    """What is wrong with the program of a seed, "" for nothing; whether it raised; whether values were made again."""
+    function = program(seed)
+    partition = ("auto", "min_cut")[seed % 2]
+    writes = partition == "auto" and seed % 5 == 0
+    expected = outcome(function, function, seed, writes)
+    recompute = random.Random(seed).choice(["cheap", "all"])
+    with cheap_work():
+        compiled = dovetail.compile(function, partition=partition, recompute=recompute)
+        found = outcome(function, compiled, seed, writes)
+    again = any(graph.sources for graph in compiled.graphs)
+    if isinstance(found, str) and not isinstance(expected, str) and writes:
+        expected = outcome(function, dovetail.compile(function, partition="default"), seed, writes)
+    if isinstance(found, str) or isinstance(expected, str):
+        wrong = "" if found == expected else f"{_said(expected)}, and here {_said(found)}"
+        return wrong, isinstance(found, str), again
+    pairs = zip(expected, found, strict=True)
+    wrong = next((f"value {place} differs" for place, (a, b) in enumerate(pairs) if not _same(a, b)), "")
+    return wrong, False, again
+
+
+def _said(result: list[Tensor] | str) -> str:
+    return f"raised {result!r}" if isinstance(result, str) else "gave results"
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def search(state: State, step: int, seconds: float, programs: int | None, note: Callable[[State], None]) -> None:
+    """Try seeds `state.next`, `state.next + step`, ... until the time is up or so many were tried in all."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and (programs is None or state.tried < programs):
+        try:
+            wrong, raised, again = failure(state.next)
+        except Exception as error:
+            wrong, raised, again = f"{type(error).__name__}: {error}".split("\n")[0], False, False
+        if wrong:
+            state.failures[str(state.next)] = wrong
+            print(f"seed {state.next}: {wrong}", flush=True)
+        state.tried += 1
+        state.raised += raised
+        state.again += again
+        state.next += step
+        note(state)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a search from the command line; gives its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.recompute_sweep", description=__doc__.split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--programs", type=int, help="stop when so many were tried, those before --state included")
+    parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
+    parser.add_argument("--first", type=int, default=1000, help="the first seed")
+    parser.add_argument("--state", type=Path, help="a file that says where the search stands; it goes on from there")
+    options = parser.parse_args(argv)
+    index, shards = map(int, options.shard.split("/"))
+    state = State(options.first + index)
+    if options.state is not None and options.state.exists():
+        state = State(**json.loads(options.state.read_text()))
+
+    def note(state: State) -> None:
+        if options.state is not None:
+            options.state.write_text(json.dumps(asdict(state)))
+
+    warnings.simplefilter("ignore")
+    search(state, shards, options.minutes * 60, options.programs, note)
+    print(f"{state.tried} tried, {state.again} computed again, {state.raised} raised, {len(state.failures)} failures")
+    return 1 if state.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
