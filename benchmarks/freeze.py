@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import shutil
 import statistics
 import subprocess
@@ -71,7 +72,11 @@ class ColdStart:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One backend on one case. ratio: to eager, the median over rounds of the ratio within a round."""
+    """One backend on one case. ratio: to eager, the median over rounds of the ratio within a round.
+
+    least_ratio: of the shortest calls. cpu_ratio: like `ratio`, of the processor time of all threads; on a machine that
+    others use, too, it says more than the wall does, but threads that wait by spinning count as if they worked.
+    """
 
     model: str
     threads: int
@@ -80,8 +85,11 @@ class Latency:
     calls: int
     p50_ms: float
     p95_ms: float
+    least_ms: float
     ratio: float
     ratio_range: tuple[float, float]
+    least_ratio: float
+    cpu_ratio: float
     prepare_s: float
     equal: bool
     difference: float
@@ -182,36 +190,46 @@ class Group:
                 self._answers[name, number] = answer
 
     def _take_turns(self, case: int, workers: Mapping[str, _Worker]) -> None:
-        rounds: dict[str, list[list[float]]] = {name: [] for name in workers}
+        rounds: dict[str, list[Json]] = {name: [] for name in workers}
         start = time.perf_counter()
         for number in range(self._settings.rounds):
             order = [*workers]
             shift = number % len(order)
             for name in order[shift:] + order[:shift]:
                 asked = {"do": "turn", "case": case, "seconds": self._settings.turn_s}
-                rounds[name].append(workers[name].ask(asked, self._settings.start_s)["ms"])
+                rounds[name].append(workers[name].ask(asked, self._settings.start_s))
             if time.perf_counter() - start > self._settings.case_s:
                 break
-        eager = [statistics.median(turn) for turn in rounds[EAGER]]
         for name, turns in rounds.items():
-            ratios = sorted(statistics.median(turn) / base for turn, base in zip(turns, eager, strict=True))
-            passed = sorted(ms for turn in turns for ms in turn)
-            answer = self._answers[name, case]
-            row = Latency(
-                model=self._model,
-                threads=self._threads,
-                case=str(self._cases[case]),
-                backend=name,
-                calls=len(passed),
-                p50_ms=statistics.median(passed),
-                p95_ms=passed[int(0.95 * (len(passed) - 1))],
-                ratio=statistics.median(ratios),
-                ratio_range=(ratios[0], ratios[-1]),
-                prepare_s=answer["prepare_s"],
-                equal=answer["equal"],
-                difference=answer["difference"],
-            )
-            self._found.latencies.append(row)
+            failed = next((turn["error"] for turn in turns if "error" in turn), None)
+            if failed is not None:
+                where = f"{self._model} {self._cases[case]} with {self._threads} threads, {name}"
+                self._found.notes.append(f"{where}: {failed}")
+            elif not any("error" in turn for turn in rounds[EAGER]):
+                self._found.latencies.append(self._latency(case, name, turns, rounds[EAGER]))
+
+    def _latency(self, case: int, name: str, turns: Sequence[Json], eager: Sequence[Json]) -> Latency:
+        pairs = list(zip(turns, eager, strict=True))
+        ratios = sorted(statistics.median(turn["ms"]) / statistics.median(base["ms"]) for turn, base in pairs)
+        passed = sorted(ms for turn in turns for ms in turn["ms"])
+        answer = self._answers[name, case]
+        return Latency(
+            model=self._model,
+            threads=self._threads,
+            case=str(self._cases[case]),
+            backend=name,
+            calls=len(passed),
+            p50_ms=statistics.median(passed),
+            p95_ms=passed[math.ceil(0.95 * len(passed)) - 1],
+            least_ms=passed[0],
+            ratio=statistics.median(ratios),
+            ratio_range=(ratios[0], ratios[-1]),
+            least_ratio=passed[0] / min(ms for turn in eager for ms in turn["ms"]),
+            cpu_ratio=statistics.median(turn["cpu_ms"] / base["cpu_ms"] for turn, base in pairs),
+            prepare_s=answer["prepare_s"],
+            equal=answer["equal"],
+            difference=answer["difference"],
+        )
 
 
 class _Worker:

@@ -63,7 +63,8 @@ def load_ratio(rows: Sequence[ColdStart], row: ColdStart) -> float | None:
 
 
 def _latency_table(rows: Sequence[Latency]) -> _Table:
-    head = ["model", "threads", "case", "backend", "p50, ms", "p95, ms", "to eager", "least - most", "difference"]
+    head = ["model", "threads", "case", "backend", "p50, ms", "p95, ms", "least, ms"]
+    head += ["to eager", "least - most", "of least", "of CPU", "difference"]
     cells = [
         [
             row.model,
@@ -72,8 +73,11 @@ def _latency_table(rows: Sequence[Latency]) -> _Table:
             row.backend,
             f"{row.p50_ms:.2f}",
             f"{row.p95_ms:.2f}",
+            f"{row.least_ms:.2f}",
             f"{row.ratio:.2f}" + (" (slower)" if row.backend in (BITWISE, FAST, LOADED) and row.ratio > 1 else ""),
             f"{row.ratio_range[0]:.2f} - {row.ratio_range[1]:.2f}",
+            f"{row.least_ratio:.2f}",
+            f"{row.cpu_ratio:.2f}",
             "none" if row.equal else f"{row.difference:.0e}",
         ]
         for row in rows
