@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,12 @@ from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.freezing.originals import Originals, discard
 from dovetail.frontends.freezing.pool import Pool, copy_of
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
+from dovetail.frontends.freezing.running import Running
 from dovetail.frontends.freezing.variant import Variant
 from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
 from dovetail.frontends.targets import as_callable
+from dovetail.ir.program import Program
+from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import PASS_NAMES, StepRecord
 from dovetail.pipeline.dump import Dump
@@ -142,11 +146,13 @@ class _Freezing:
             method: FrozenMethod(examples[method].form, tuple(next(variants) for _ in recorded), notes)
             for method, (recorded, notes) in found.items()
         }
+        finishers = [partial(_finish, self._options, one.dump, one.recorded.hints) for one in lowerings]
+        running = Running(methods, make_executors(self._options), finishers)
+        running.bind(self._pool, release=self._settings.discards)
         return FrozenModule(
             type(self._model).__name__,
-            methods,
+            running,
             self._pool,
-            make_executors(self._options),
             sources=sources,
             originals=originals,
             on_stale=self._settings.on_stale,
@@ -165,10 +171,8 @@ class _Freezing:
         one = lowering.recorded
         lowering.dump.step("fold_constants", folded.program, record)
         return Variant(
-            program=finish(folded, self._options, lowering.dump, one.hints),
-            held=folded.held,
+            folded=folded,
             arguments=one.arguments,
-            plan=folded.plan,
             results=one.results,
             guard=one.guard,
             written=one.written,
@@ -203,3 +207,8 @@ class _Freezing:
             return Sources(tensors, where, is_complete=True)
         kept = {name: copy_of(t) for name, t in pool.tensors.items() if persistent.isdisjoint(pool.origins[name])}
         return Sources(kept, MEMORY, is_complete=False)
+
+
+def _finish(options: Options, dump: Dump, hints: Mapping[str, Number], folded: Folded) -> Program:
+    """What runs. It knows nothing of the model, which it would keep alive."""
+    return finish(folded, options, dump, hints)

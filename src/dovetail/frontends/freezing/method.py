@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from dovetail.errors import FrozenNeedsNoGrad
-from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.call_form import CallForm, mismatch
 from dovetail.frontends.freezing.variant import RunnableVariant, Variant
 from dovetail.torch_compat.autograd import transform_is_active
@@ -28,11 +27,10 @@ class FrozenMethod:
 class RunnableMethod:
     """A method with code for its programs."""
 
-    def __init__(self, method: FrozenMethod, executors: ExecutorList) -> None:
+    def __init__(self, method: FrozenMethod, variants: Sequence[RunnableVariant]) -> None:
         self.method = method
         self.form = method.form
-        names = [leaf.name for leaf in method.form.leaves]
-        self.variants = [RunnableVariant(v, method.form.method, names, executors) for v in method.variants]
+        self.variants = list(variants)
 
     def bind_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take what the programs hold from these, by name."""

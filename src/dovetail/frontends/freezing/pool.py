@@ -6,7 +6,7 @@ it. Tensors that share memory in the model share it here; nothing is copied but 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -15,18 +15,33 @@ from dovetail.capture.module_state import TensorSlot
 from dovetail.ir.text import identifier
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A constant in packed form, and its strides in plain form."""
+
+    tensor: torch.Tensor
+    stride: tuple[int, ...]
+
+    def unpacked(self) -> torch.Tensor:
+        """The constant as it was, each bit of it."""
+        plain = self.tensor.to_dense()
+        made = torch.empty_strided(plain.shape, self.stride, dtype=plain.dtype)
+        return plain if plain.stride() == self.stride else made.copy_(plain)
+
+
 @dataclass(slots=True)
 class Pool:
     """tensors: by name in programs. origins: for those of the model, by that name, their dotted names in it.
 
     state: names of those that a program writes or hands out, and which nothing is folded into. unused: dotted names of
-    what the model has and no program reads.
+    what the model has and no program reads. packed: constants that are held in packed form only.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     origins: dict[str, tuple[str, ...]] = field(default_factory=dict)
     state: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
+    packed: dict[str, Packed] = field(default_factory=dict)
     _names: dict[int, str] = field(default_factory=dict)
     _held: list[torch.Tensor] = field(default_factory=list)
 
@@ -61,27 +76,23 @@ class Pool:
             if own or name in self.state:
                 self.tensors[name] = copy_of(tensor)
 
+    def stored(self) -> dict[str, torch.Tensor]:
+        """All of them as they are stored, those that were let go of unpacked again: each bit is what it was."""
+        return {**self.tensors, **{name: packed.unpacked() for name, packed in self.packed.items()}}
+
     @property
     def constants(self) -> frozenset[str]:
         """The names of tensors that never change."""
         return frozenset(self.tensors) - self.state
 
-    def size_bytes(self) -> int:
-        """Bytes of the memory behind all of them, each once."""
-        return size_bytes(self.tensors)
 
-
-def size_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of the storages behind tensors, each once."""
-    storages = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors.values() if has_storage(t)
-    }
-    return sum(storages.values())
-
-
-def has_storage(tensor: torch.Tensor) -> bool:
-    """Whether the tensor lies in memory that can be looked at (prepacked ones do not)."""
-    return tensor.layout is torch.strided
+def size_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the storages behind tensors, each once; of packed ones, of their elements."""
+    everything = {id(tensor): tensor for tensor in tensors}.values()
+    plain = [tensor for tensor in everything if tensor.layout is torch.strided]
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in plain}
+    packed = [tensor for tensor in everything if tensor.layout is not torch.strided]
+    return sum(storages.values()) + sum(tensor.numel() * tensor.element_size() for tensor in packed)
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,27 +16,22 @@ from dovetail.execute.wrapper import build_wrapper
 from dovetail.frontends.freezing.call_form import mismatch
 from dovetail.frontends.freezing.nesting import Nesting
 from dovetail.frontends.size_guard import SizeGuard, strides_of
-from dovetail.ir.calling import CallPlan
-from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.copies_back import counted_only
-from dovetail.pipeline.freezing import Unfolded
+from dovetail.pipeline.freezing import Folded, Unfolded
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A frozen program, as it is saved.
 
-    program: what runs; its inputs are arguments and then `held` tensors of the pool, by name. arguments: the leaf
-    behind each of the first inputs. plan: how a call maps to a run. results: how what it returns is put together.
-    guard: which shapes it is for. written: leaves that it writes. unfolded: what `program` was made from, for other
-    weights.
+    folded: functional; its inputs are arguments, and then tensors of the pool. arguments: the leaf behind each of the
+    first inputs. results: how what it returns is put together. guard: which shapes it is for. written: leaves that it
+    writes. unfolded: what `folded` was made from, for other weights.
     """
 
-    program: Program
-    held: tuple[str, ...]
+    folded: Folded
     arguments: tuple[int, ...]
-    plan: CallPlan
     results: Nesting
     guard: SizeGuard
     written: frozenset[int]
@@ -46,15 +41,21 @@ class Variant:
 class RunnableVariant:
     """A variant with code for it, bound to tensors."""
 
-    def __init__(self, variant: Variant, method: str, names: Sequence[str], executors: ExecutorList) -> None:
-        """method: what errors call it. names: of the leaves of its arguments."""
+    def __init__(
+        self, variant: Variant, running: Folded, method: str, names: Sequence[str], executors: ExecutorList
+    ) -> None:
+        """running: what runs: the folded program, over packed weights perhaps, in place. method: what errors call it.
+
+        names: of the leaves of its arguments.
+        """
         self.variant = variant
         self._method = method
         self._names = [names[leaf] for leaf in variant.arguments]
         self._written = [k for k, leaf in enumerate(variant.arguments) if leaf in variant.written]
-        self._code = CompiledProgram(variant.program, executors)
-        self._wrapper = build_wrapper(variant.plan, variant.program)
-        self._counted_only = counted_only(variant.program, variant.plan)
+        self.running = running
+        self._code = CompiledProgram(running.program, executors)
+        self._wrapper = build_wrapper(running.plan, running.program)
+        self._counted_only = counted_only(running.program, running.plan)
         self._graph: CompiledGraph | None = None
 
     @property
@@ -69,9 +70,9 @@ class RunnableVariant:
         self._graph = CompiledGraph(
             forward=self._code,
             wrapper=self._wrapper,
-            plan=self.variant.plan,
-            constants={name: tensors[name] for name in self.variant.held},
-            outputs=len(self.variant.plan.differentiable),
+            plan=self.running.plan,
+            constants={name: tensors[name] for name in self.running.held},
+            outputs=len(self.running.plan.differentiable),
             counted_only=self._counted_only,
         )
 

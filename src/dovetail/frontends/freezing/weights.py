@@ -76,14 +76,15 @@ def refolded(
         expected |= {value.name: value.tensor for value in one.program.inputs[one.arguments :]}
     found = _by_name(pool, given)
     known = sources.read() if sources is not None else {}
+    stored = pool.stored()
     tensors: dict[str, torch.Tensor] = {}
     for name, meta in expected.items():
         if name in found:
             tensors[name] = _fitting(name, meta, found[name], own or name in pool.state)
         elif name in pool.state:
-            tensors[name] = pool.tensors[name]
-        elif name in known or name in pool.tensors:
-            tensors[name] = known[name] if name in known else pool.tensors[name]
+            tensors[name] = stored[name]
+        elif name in known or name in stored:
+            tensors[name] = known[name] if name in known else stored[name]
         else:
             raise NoSources(what=f"swapping some weights without {pool.origins[name][0]}", hint=", or give all weights")
     if sources is not None:
