@@ -49,6 +49,14 @@ _IMPORTS = (
     "dovetail.frontends.backend",
 )
 
+# Other kinds of request, by name: module and function. Some of these modules measure with what this one compiles.
+_ELSEWHERE = {
+    "decode": ("benchmarks.decode", "measure_decode"),
+    "write-artifact": ("benchmarks.freeze_artifact", "write_artifact"),
+    "read-artifact": ("benchmarks.freeze_artifact", "read_artifact"),
+    "discarding": ("benchmarks.freeze_artifact", "measure_discarding"),
+}
+
 
 def compile_for(backend: str, model: Callable[..., Any]) -> Callable[..., Any]:
     """Return `model` to be called as `backend` runs it; `dynamo` is torch.compile with nothing behind Dynamo."""
@@ -182,9 +190,9 @@ def answer_request(request: Json) -> Json:
     try:
         if request["kind"] == "first-step":
             return measure_first_step(**arguments)
-        if request["kind"] == "decode":
-            # By name: that module measures with what this one compiles.
-            answer: Json = importlib.import_module("benchmarks.decode").measure_decode(**arguments)
+        if request["kind"] in _ELSEWHERE:
+            module, function = _ELSEWHERE[request["kind"]]
+            answer: Json = getattr(importlib.import_module(module), function)(**arguments)
             return answer
         return measure_steps(**arguments)
     except Exception as error:

@@ -16,7 +16,7 @@ import torch
 
 Json = dict[str, Any]
 
-_ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "XDG_CACHE_HOME", "CUDA_CACHE_PATH")
 _SHOWN_LINES = 3
 
@@ -34,8 +34,8 @@ def ask_fresh_process(kind: str, arguments: Json, *, threads: int | None, timeou
         try:
             done = subprocess.run(
                 command,
-                cwd=_ROOT,
-                env=_environment(kind, Path(folder), threads),
+                cwd=ROOT,
+                env=fresh_environment(kind, Path(folder), threads),
                 capture_output=True,
                 text=True,
                 timeout=timeout_s,
@@ -70,7 +70,8 @@ def describe_machine(device: str) -> Json:
     return facts
 
 
-def _environment(kind: str, folder: Path, threads: int | None) -> dict[str, str]:
+def fresh_environment(kind: str, folder: Path, threads: int | None) -> dict[str, str]:
+    """The environment of a measuring process: caches of its own in a folder, and that many threads."""
     environment = dict(os.environ)
     for name in _CACHES:
         environment[name] = str(folder / name.lower())
@@ -82,7 +83,7 @@ def _environment(kind: str, folder: Path, threads: int | None) -> dict[str, str]
         # as users have it: waking threads that sleep would slow every small operator down.
         environment.setdefault("OMP_WAIT_POLICY", "passive")
     # A checkout that is not installed can be measured as well.
-    paths = [str(_ROOT / "src"), environment.get("PYTHONPATH", "")]
+    paths = [str(ROOT / "src"), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     return environment
 

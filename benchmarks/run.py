@@ -1,11 +1,13 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
-Subcommands: first-step, step, overlap, overhead, inplace, artifact. Without one every benchmark runs with its defaults.
-Each measurement of a first step, a step or of decoding has a fresh process with empty caches.
+Subcommands: first-step, step, overlap, overhead, inplace, artifact, freeze. Without one every benchmark runs with its
+defaults. Each measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty
+caches.
 """
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,11 @@ from rich.console import Console
 from benchmarks.artifact import measure_files, write_artifact_report
 from benchmarks.decode import BACKENDS as DECODE_BACKENDS
 from benchmarks.decode import DecodeCost, DecodeSettings
+from benchmarks.freeze import FreezeSettings, Measured, measure_frozen
+from benchmarks.freeze_artifact import ArtifactCost
+from benchmarks.freeze_models import FREEZE_MODELS
+from benchmarks.freeze_report import write_freeze_report
+from benchmarks.freeze_worker import EAGER, FREEZE_BACKENDS
 from benchmarks.inplace import GraphCost, capture_model, capture_optimizer, measure_graph, measure_scaling
 from benchmarks.inplace_report import write_inplace_report
 from benchmarks.measure import BACKENDS
@@ -38,6 +45,7 @@ _DEFAULT_MODELS = "gpt2-4,gpt2-12,resnet18,bert"
 _DEFAULT_BACKENDS = ",".join(BACKENDS)
 _TORCH_PASS_S = 120.0
 _DECODE_S = 600.0
+_ARTIFACT_S = 600.0
 _DEFAULT_OUT = Path(__file__).resolve().parent / "results"
 
 Models = Annotated[str, typer.Option(help=f"Which models, with commas between: {', '.join(MODELS)}.")]
@@ -58,6 +66,7 @@ def run_all(context: typer.Context) -> None:
         overhead()
         inplace()
         artifact()
+        freeze()
 
 
 @app.command()
@@ -208,6 +217,58 @@ def inplace(
         settings = DecodeSettings(batch=batch, length=length, rounds=repeats)
         decodes += _ask_for_decoding(settings, chosen)
     write_inplace_report(graphs, decodes, steps, scales, machine, out)
+
+
+@app.command()
+def freeze(
+    models: Annotated[
+        str, typer.Option(help=f"Which models: {', '.join(FREEZE_MODELS)}.")
+    ] = "minilm,bert,resnet50,vit",
+    backends: Annotated[str, typer.Option(help="Which backends; eager is always one of them.")] = (
+        ",".join(FREEZE_BACKENDS)
+    ),
+    threads: Annotated[str, typer.Option(help="Numbers of threads, with commas between.")] = "1,2",
+    sizes: Annotated[str, typer.Option(help="Batch x tokens of calls; models of images have the batch only.")] = (
+        "1x16,16x16,1x128,16x128"
+    ),
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each one gives every backend its turn.")] = 10,
+    turn_s: Annotated[float, typer.Option(help="Seconds of a turn; at least one call.")] = 0.1,
+    inductor_s: Annotated[float, typer.Option(help="Seconds after which inductor compiles for no further case.")] = 60,
+    megabytes: Annotated[int, typer.Option(help="Size of the large model; 0 leaves it out.")] = 400,
+    out: Out = _DEFAULT_OUT,
+) -> None:
+    """Measure frozen models: latency, cold start, load time, memory, and a large file."""
+    console = Console(stderr=True)
+    machine = describe_machine("cpu")
+    chosen = list(dict.fromkeys([EAGER, *_split(backends, FREEZE_BACKENDS, "--backends")]))
+    counts = [int(count) for count in threads.split(",")]
+    calls = [(int(batch), int(length)) for batch, length in (size.split("x") for size in sizes.split(","))]
+    settings = FreezeSettings(tuple(chosen), tuple(calls), rounds=rounds, turn_s=turn_s, inductor_s=inductor_s)
+    artifact = _ask_for_artifact(megabytes) if megabytes else None
+    found = Measured()
+    for model in _split(models, FREEZE_MODELS, "--models"):
+        console.print(model, markup=False)
+        measure_frozen(model, counts, settings, found)
+        write_freeze_report(found, artifact, machine, {**asdict(settings), "threads": counts}, out)
+
+
+def _ask_for_artifact(megabytes: int) -> ArtifactCost:
+    """Each step in a process of its own, on one thread. Raises: RuntimeError when one fails."""
+
+    def asked(kind: str, **arguments: Any) -> dict[str, Any]:
+        answer = ask_fresh_process(kind, arguments, threads=1, timeout_s=_ARTIFACT_S)
+        if "error" in answer:
+            raise RuntimeError(f"{kind}: {answer['error']}")
+        return answer
+
+    with tempfile.TemporaryDirectory(prefix="dovetail-artifact-") as folder:
+        written = asked("write-artifact", folder=folder, megabytes=megabytes)
+        read = asked("read-artifact", folder=folder)
+    peaks = {
+        discards: asked("discarding", megabytes=megabytes, discards=discards)["peak_share"]
+        for discards in (True, False)
+    }
+    return ArtifactCost(**written, **read, peak_share=peaks[True], kept_peak_share=peaks[False])
 
 
 def _ask_for_decoding(settings: DecodeSettings, backends: list[str]) -> list[DecodeCost]:
