@@ -87,6 +87,22 @@ def _may_share_bytes(tensor: torch.Tensor) -> bool:
 
 COPY_TO_LAYOUT = Prim("copy_to_layout", _copy_to_layout, "prims.COPY_TO_LAYOUT")
 
+_ELEMENTS_AT_ONCE = 1 << 20
+
+
+def _times_in_float64(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    made = torch.empty_strided(weight.shape, weight.stride(), dtype=weight.dtype, device=weight.device)
+    rows = max(1, _ELEMENTS_AT_ONCE * weight.shape[0] // max(1, weight.numel()))
+    for first in range(0, weight.shape[0], rows):
+        part = slice(first, first + rows)
+        by = factor if factor.shape[0] == 1 else factor[part]
+        made[part] = weight[part].double() * by.double()
+    return made
+
+
+# A weight times a factor, computed in float64 and rounded once, some rows at a time: no copy in float64 is made of it.
+TIMES_IN_FLOAT64 = Prim("times_in_float64", _times_in_float64, "prims.TIMES_IN_FLOAT64")
+
 
 def clone_with_strides(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides; expanded (stride 0) dimensions stay expanded."""

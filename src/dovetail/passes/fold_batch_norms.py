@@ -102,7 +102,12 @@ class FoldBatchNormsReport:
 
 
 def fold_batch_norms(
-    program: Program, constants: Collection[str], infer: MetaInference, *, half: bool = False
+    program: Program,
+    constants: Collection[str],
+    infer: MetaInference,
+    *,
+    half: bool = False,
+    frugal: bool = False,
 ) -> tuple[Program, FoldBatchNormsReport]:
     """The program with each batch norm that can be folded in the weight of the layer before it.
 
@@ -111,10 +116,11 @@ def fold_batch_norms(
         constants: names of inputs that are the same in every call.
         infer: makes fakes of the program's descriptions.
         half: whether layers in float16 are folded; nothing may then overflow, which nobody checks.
+        frugal: compute new weights some rows at a time, by a primitive of dovetail's: none is copied in float64.
 
     Returns: the program (itself when nothing is folded) and the report. Layouts of results are as they were.
     """
-    folding = _Folding(program, constants, infer, half)
+    folding = _Folding(program, constants, infer, half, frugal)
     for node in program.nodes:
         folding.take(node)
     outputs = tuple(map(folding.merging.operand, program.outputs))
@@ -147,7 +153,9 @@ class _Folding:
     kept: for each node taken, what is left of it. asked: by the result of a layer, its new weight and bias.
     """
 
-    def __init__(self, program: Program, constants: Collection[str], infer: MetaInference, half: bool) -> None:
+    def __init__(
+        self, program: Program, constants: Collection[str], infer: MetaInference, half: bool, frugal: bool
+    ) -> None:
         self.merging = Merging()
         self.kept: list[list[Node]] = []
         self.rows: list[NormRow] = []
@@ -155,7 +163,8 @@ class _Folding:
         self._half = half
         self._reads = {value.name: count for value, count in program.use_counts().items()}
         self._returned = {value.name for value in values_in(program.outputs)}
-        self._weights = FoldedWeights(program, constant_values(program, constants), NodeMaker(program, infer))
+        known, make = constant_values(program, constants), NodeMaker(program, infer)
+        self._weights = FoldedWeights(program, known, make, frugal=frugal)
         self._makers: dict[Value, Node] = {}
         self._places: dict[Node, int] = {}
         self._written_at: dict[int, int] = {}

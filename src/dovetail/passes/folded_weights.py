@@ -11,6 +11,7 @@ import torch
 
 from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.ir.program import Node, Operand, Program, Target, Value
+from dovetail.ops.prims import TIMES_IN_FLOAT64
 from dovetail.passes.linear_forms import Affine
 from dovetail.passes.norm_forms import BatchNorm
 
@@ -20,9 +21,12 @@ aten = torch.ops.aten
 class FoldedWeights:
     """Makes the nodes for one program. make: makes any node for it."""
 
-    def __init__(self, program: Program, constants: Collection[Value], make: NodeMaker) -> None:
-        """constants: values of the program that are the same in every call."""
+    def __init__(
+        self, program: Program, constants: Collection[Value], make: NodeMaker, *, frugal: bool = False
+    ) -> None:
+        """constants: values of the program that are the same in every call. frugal: no weight is copied in float64."""
         self.make = make
+        self._frugal = frugal
         self._constants = set(constants)
         self._made: dict[object, tuple[Value, Value]] = {}
 
@@ -41,7 +45,7 @@ class FoldedWeights:
         key = _key(norm, layer)
         if key in self._made:
             return [], *self._made[key]
-        writer = _Writer(self.make, norm)
+        writer = _Writer(self.make, norm, self._frugal)
         scale = writer.scale()
         weight = writer.weight(layer, scale)
         bias = writer.bias(layer, scale)
@@ -62,8 +66,9 @@ def _key(norm: BatchNorm, layer: Affine) -> object:
 class _Writer:
     """Nodes for one layer and one norm."""
 
-    def __init__(self, make: NodeMaker, norm: BatchNorm) -> None:
+    def __init__(self, make: NodeMaker, norm: BatchNorm, frugal: bool) -> None:
         self.nodes: list[Node] = []
+        self._frugal = frugal
         self._make = make
         self._norm = norm
 
@@ -89,6 +94,8 @@ class _Writer:
         else:
             place = [-1 if dim == layer.weight_channel else 1 for dim in range(dims)]
             scale = self._call(aten.view.default, scale, place)
+        if self._frugal:
+            return self._call(TIMES_IN_FLOAT64, layer.weight, scale, wish=f"{self._norm.result.name}_weight")
         scaled = self._call(aten.mul.Tensor, self._wide(layer.weight), scale)
         return self._narrow(scaled, layer, "weight")
 

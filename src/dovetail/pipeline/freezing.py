@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ BITWISE, NUMERICS = "bitwise", "numerics"
 
 FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (
     ("remove_dropout", BITWISE, remove_dropout),
-    ("fold_batch_norms", NUMERICS, fold_batch_norms),
+    ("fold_batch_norms", NUMERICS, partial(fold_batch_norms, frugal=True)),
     ("merge_linears", NUMERICS, merge_linears),
     ("channels_last", NUMERICS, channels_last),
     ("prepack", NUMERICS, prepack),

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.ops import prims
 
 
 class Block(nn.Module):
@@ -107,3 +108,19 @@ def test_passes_by_name() -> None:
     assert "fold_batch_norms" not in str(dovetail.explain(dovetail.freeze(model, (x,))))
     skipped = dovetail.freeze(model, (x,), passes="fast", skip=("prepack", "channels_last"))
     assert "prepack" not in str(dovetail.explain(skipped))
+
+
+def test_no_weight_is_copied_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)).eval()
+    x = torch.rand(2, 4, 8, 8)
+    whole = dovetail.freeze(model, (x,), passes=["fold_batch_norms"])
+    monkeypatch.setattr(prims, "_ELEMENTS_AT_ONCE", 40)
+    by_rows = dovetail.freeze(model, (x,), passes=["fold_batch_norms"])
+    assert torch.equal(whole(x), by_rows(x))
+    names = [node.target for step in by_rows.trail.lowerings[0].steps for node in step.program.nodes]  # type: ignore[union-attr]
+    assert prims.TIMES_IN_FLOAT64 in names
+    weight = model[0].weight.double() * (model[1].weight.double() / (model[1].running_var.double() + 1e-5).sqrt()).view(
+        -1, 1, 1, 1
+    )
+    (folded,) = [t for t in by_rows.state_dict().values() if t.dim() == 4]
+    torch.testing.assert_close(folded, weight.float(), rtol=1e-7, atol=0)
