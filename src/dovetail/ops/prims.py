@@ -87,7 +87,7 @@ def _may_share_bytes(tensor: torch.Tensor) -> bool:
 
 COPY_TO_LAYOUT = Prim("copy_to_layout", _copy_to_layout, "prims.COPY_TO_LAYOUT")
 
-_ELEMENTS_AT_ONCE = 1 << 20
+_ELEMENTS_AT_ONCE = 1 << 17
 
 
 def _times_in_float64(weight: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
