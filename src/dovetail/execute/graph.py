@@ -95,7 +95,6 @@ class CompiledGraph:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run with inputs in the order of the recorded function's arguments."""
-        self.donated.count(inputs)
         run = self._run_training if self.backward_for else self._run_inference
         if self._is_followed and not torch.is_grad_enabled():
             with torch.enable_grad():  # the program has a region with gradients in one without
@@ -137,6 +136,7 @@ class CompiledGraph:
         written = [_target(w, inputs[w.input]) for w in self._copies]
         kept = {place: inputs[index] for place, index in self.residual_inputs.items()}
         counted = [inputs[index] for index in self.counted_only]
+        self.donated.count(inputs)
         self.donated.take(inputs)
         results = list(self.forward(inputs))
         for target in counted:

@@ -19,10 +19,12 @@ from torch import fx, nn
 
 from dovetail.errors import BadOptionValue
 from dovetail.execute.foreign import Compiler, Compilers
-from dovetail.frontends.backend import dovetail_backend
+from dovetail.frontends.backend import compile_graph
 from dovetail.frontends.function import CompiledFunction
 from dovetail.frontends.function import compile as compile_function
 from dovetail.partition.problem import Problem
+from dovetail.pipeline.driver import PASS_NAMES
+from dovetail.pipeline.options import resolve_options
 from dovetail.torch_compat.boxed import boxed
 from dovetail.torch_compat.decompositions import by_overload
 
@@ -117,7 +119,7 @@ def aot_module_simplified(
     chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate, joint)
     is_bare = isinstance(mod, fx.GraphModule) and not [*mod.parameters(), *mod.buffers()]
     if isinstance(mod, fx.GraphModule) and is_bare:  # what Dynamo makes: everything is an argument
-        return dovetail_backend(mod, args, options={**options, **chosen})
+        return compile_graph(mod, args, resolve_options({**options, **chosen}, PASS_NAMES))
     return compile_function(mod, args, **{**options, **chosen})
 
 

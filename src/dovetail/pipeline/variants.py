@@ -20,7 +20,7 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
 from dovetail.errors import PassChangedMeaning
 from dovetail.execute.alias_guard import AliasGuard, size_of
-from dovetail.execute.donation import refuse_sharing
+from dovetail.execute.donation import Donated, refuse_sharing
 from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.second_order import Source
 from dovetail.ir.program import Value
@@ -106,6 +106,10 @@ class GraphVariants:
         if len(self._closed_over) > known:
             self._refuse_donations(inputs)
         return graph
+
+    def count_donations(self, inputs: Sequence[Any]) -> None:
+        """Move the version counters of what a call gives away, where no compiled graph does."""
+        Donated(tuple(self._donated)).count(inputs)
 
     def _refuse_donations(self, inputs: Sequence[Any]) -> None:
         tensors = [*inputs, *self._closed_over.values()]

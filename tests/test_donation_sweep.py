@@ -1,0 +1,45 @@
+"""Random programs with donated inputs give what eager gives; and the search notices what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dovetail.execute.donation import Donated
+from dovetail.pipeline import donation as offers
+from tests import donation_sweep
+
+
+@pytest.mark.usefixtures("alone")
+def test_random_programs(tmp_path: Path) -> None:
+    state = tmp_path / "state.json"
+    arguments = ["--state", str(state), "--first", "20000"]
+    assert donation_sweep.main([*arguments, "--programs", "60"]) == 0
+    assert donation_sweep.main([*arguments, "--programs", "120"]) == 0
+    found = json.loads(state.read_text())
+    assert (found["tried"], found["next"]) == (120, 20120)
+    assert found["offered"] > 60
+    assert found["used"] > 5
+    assert found["refused"] > 20
+
+
+@pytest.mark.usefixtures("alone")
+def test_results_in_memory_that_is_handed_back_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offers, "_why_not", lambda *_: None)
+    state = donation_sweep.State(20000)
+    donation_sweep.search(state, 1, 60, 100)
+    assert state.failures
+
+
+@pytest.mark.usefixtures("alone")
+def test_memory_that_others_see_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dovetail.pipeline.variants.refuse_sharing", lambda *_: None)
+    state = donation_sweep.State(20000)
+    donation_sweep.search(state, 1, 60, 150)
+    assert state.failures
+
+
+def test_donated_inputs_of_a_list() -> None:
+    assert Donated().given == Donated().offered == ()
