@@ -29,6 +29,7 @@ class MetaInference:
     def __init__(self, mode: FakeMode, symbols: Mapping[str, Any]) -> None:
         self.mode = mode
         self._symbols = symbols
+        self.answers: dict[object, Any] = {}  # of `new_nodes`
         self._known: dict[object, list[Meta | None]] = {}
 
     @property

@@ -7,13 +7,26 @@ an operand's storage is a view of it, and is described as one.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from dovetail.analysis.infer import MetaInference
 from dovetail.ir.convert import describe, scalar_of
-from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Program, ScalarMeta, Target, Value, map_operands
+from dovetail.ir.program import (
+    Meta,
+    Node,
+    Operand,
+    Origin,
+    Phase,
+    Program,
+    ScalarMeta,
+    Target,
+    TensorMeta,
+    Value,
+    map_operands,
+)
 from dovetail.ir.sizes import Size, difference, product, shifted
 from dovetail.torch_compat.dispatch import storage_key
 from dovetail.torch_compat.fake_layouts import as_laid_out
@@ -88,8 +101,29 @@ class NodeMaker:
     def _describe(
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
     ) -> tuple[list[Meta | None], bool]:
+        """Descriptions of the results. Answers are remembered by the inference: layers of a model are alike."""
+        storages: list[int] = []  # of the operands, in order
+        key = (target, _key(args, storages), _key(kwargs, storages))
+        if key not in self._infer.answers:
+            self._infer.answers[key] = self._run(target, args, kwargs, list(storages))
+        answers, unpack = self._infer.answers[key]
+        fresh: dict[int, int] = {}
+        found: list[Meta | None] = []
+        for meta, place in answers:
+            if isinstance(meta, TensorMeta):
+                storage = storages[place] if place >= 0 else fresh.get(place)
+                if storage is None:
+                    storage = fresh[place] = self.storage()
+                meta = replace(meta, storage=storage)
+            found.append(meta)
+        return found, unpack
+
+    def _run(
+        self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...], storages: list[int]
+    ) -> tuple[list[tuple[Meta | None, int]], bool]:
+        """Each result with its place: the number of the operand's storage that it lies in, or -1, -2, ..."""
         fakes: dict[Value, Any] = {}
-        numbers: dict[int, int] = {}
+        places: dict[int, int] = {}
         kernels = kernels_for_symbolic_sizes() if self._infer.is_symbolic else nullcontext()
 
         def fake(value: Value) -> Operand:
@@ -97,7 +131,7 @@ class NodeMaker:
                 return value
             if value not in fakes:
                 fakes[value] = self._placed(value)
-                numbers[storage_key(fakes[value])] = value.tensor.storage
+                places[storage_key(fakes[value])] = storages.index(value.tensor.storage)
             return fakes[value]
 
         def live(operand: Operand) -> Any:
@@ -108,17 +142,7 @@ class NodeMaker:
             named = {name: live(operand) for name, operand in kwargs}
             result: Any = as_laid_out(target, given, target(*given, **named))
         unpack = isinstance(result, tuple | list)
-        return [self._described(item, numbers) for item in (result if unpack else [result])], unpack
-
-    def _described(self, item: object, numbers: dict[int, int]) -> Meta | None:
-        if item is None:
-            return None
-        if not isinstance(item, torch.Tensor):
-            return ScalarMeta(scalar_of(item))
-        key = storage_key(item)
-        if key not in numbers:
-            numbers[key] = self.storage()
-        return describe(item, numbers[key])
+        return [_described(item, places) for item in (result if unpack else [result])], unpack
 
     def _placed(self, value: Value) -> torch.Tensor:
         """A fake that lies in its storage where the value does."""
@@ -128,8 +152,35 @@ class NodeMaker:
             reach = shifted(reach, product((difference(size, 1), step)))
         shape, stride = (self._infer.materialize(part) for part in (meta.shape, meta.stride))
         with self._infer.mode:
+            if meta.offset == 0:
+                whole: torch.Tensor = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
+                return whole
             length = self._infer.materialize(reach)
             length = max(length, 0) if isinstance(length, int) else length
             flat: torch.Tensor = torch.empty(length, dtype=meta.dtype, device=meta.device)
             placed: torch.Tensor = flat.as_strided(shape, stride, self._infer.materialize(meta.offset))
             return placed
+
+
+def _described(item: object, places: dict[int, int]) -> tuple[Meta | None, int]:
+    """What a result looks like, and where it lies; storages that are met first are added to the places."""
+    if item is None:
+        return None, -1
+    if not isinstance(item, torch.Tensor):
+        return ScalarMeta(scalar_of(item)), -1
+    fresh = -1 - sum(place < 0 for place in places.values())
+    return describe(item, 0), places.setdefault(storage_key(item), fresh)
+
+
+def _key(operand: object, storages: list[int]) -> object:
+    """What matters of an operand: of a tensor, how it lies, and which of the storages, to which its own is added."""
+    if isinstance(operand, Value):
+        if not operand.is_tensor:
+            return operand.meta
+        meta = operand.tensor
+        if meta.storage not in storages:
+            storages.append(meta.storage)
+        return (*meta.layout(), meta.offset, storages.index(meta.storage))
+    if isinstance(operand, tuple | list):
+        return tuple([_key(item, storages) for item in operand])
+    return (type(operand), repr(operand)) if isinstance(operand, int | float | complex) else operand

@@ -22,7 +22,7 @@ from dovetail.torch_compat.dispatch import HigherOrder, Overload, Packet, schema
 from dovetail.torch_compat.symbols import number_function_text
 
 # What makes primitives from operators; `Prim.python` calls these.
-_MAKERS = frozenset({"functional_form", "view_scatter", "in_grad_mode", "flat_results"})
+_MAKERS = frozenset({"functional_form", "view_scatter", "in_grad_mode", "flat_results", "packed_linear", "packed_conv"})
 _MAX_TEXT = 20_000
 _FILE = "filename"  # what operators call a file that they read or write
 

@@ -98,6 +98,7 @@ class _Writer(PlainWriter):
         self.used = program.use_counts()
         survivors: list[Any] = [*program.inputs, *program.nodes, *(v for node in program.nodes for v in node.results())]
         self.reserved = {by[key].name for key in survivors for by in (lifted.made_by, lifted.called_by) if key in by}
+        self.sizes.taken = self.reserved
         self.by_origin: dict[Origin, fx.Node] | None = None
         self.kept: set[fx.Node] = set()
         self.ran: tuple[fx.Node | None, list[Any]] = (None, [])

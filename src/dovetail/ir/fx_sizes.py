@@ -6,7 +6,7 @@ that tensors of the graph have: of inputs, read where the graph begins, or of re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,9 +49,13 @@ class _Read:
 
 
 class SizeNodes:
-    """The sizes that are known in a graph while it is written. `note` each value, then ask for expressions."""
+    """The sizes that are known in a graph while it is written. `note` each value, then ask for expressions.
+
+    taken: names that nodes will be given later.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
+        self.taken: Collection[str] = ()
         self._graph = graph
         self._nodes: dict[Scalar, fx.Node] = {}
         self._reads: dict[Scalar, _Read] = {}
@@ -93,5 +97,8 @@ class SizeNodes:
 
     def _apply(self, function: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
         node = self._graph.call_function(function, args)
+        while node.name in self.taken:
+            self._graph.erase_node(node)
+            node = self._graph.call_function(function, args)  # whose name is another
         node.meta["val"] = function(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
         return node

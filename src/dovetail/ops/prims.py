@@ -14,6 +14,7 @@ import torch
 from dovetail.errors import UnexpectedSize
 from dovetail.ir.prim import Prim, draws_numbers, flat_results, is_opaque  # noqa: F401, one is for the text of programs
 from dovetail.ir.text import operator_text
+from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, packed_conv, packed_linear  # noqa: F401, as above
 from dovetail.torch_compat.autograd import below_autograd
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.rng import default_generator

@@ -22,6 +22,7 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ir.signature import Constant, InputMutation, SharedBytes
 from dovetail.ops.facts import facts_of, is_reinterpretation, runs_in_grad_mode, writes_of, written_values
+from dovetail.ops.packed import is_packing
 from dovetail.ops.prims import InGradMode
 from dovetail.ops.sub_programs import WithSubPrograms
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of
@@ -40,6 +41,7 @@ REASONS = {
     "WRITTEN": "its memory is written",
     "ESCAPES": "the caller gets its memory, and may write it",
     "DIFFERS": "the programs describe it otherwise",
+    "OPAQUE": "its result is laid out for one machine, and no file can hold it",
     "LAZY-BITS": "its bytes are read otherwise than they lie there",
 }
 
@@ -106,11 +108,12 @@ class Pool:
 
     storages: joins the storages of all programs; `PoolValue.storage` is a member. of: by program, the number of each
     value. called: by program, the expression that each node is. barred: what is left out, in program order. settled:
-    nodes that check what is known of constants, and find it so.
+    nodes that check what is known of constants, and find it so. opaque: packed weights may be expressions.
     """
 
     programs: tuple[Program, ...]
     constants: frozenset[str]
+    opaque: bool
     values: list[PoolValue] = field(default_factory=list)
     expressions: list[Expression] = field(default_factory=list)
     storages: Classes = field(default_factory=Classes)
@@ -143,9 +146,13 @@ class Pool:
         return len(self.expressions) - 1
 
 
-def pool_of(programs: Sequence[Program], constants: Collection[str]) -> Pool:
-    """The pool of these programs. constants: names of inputs that nobody writes while the programs are in use."""
-    pool = Pool(tuple(programs), frozenset(constants))
+def pool_of(programs: Sequence[Program], constants: Collection[str], *, opaque: bool = True) -> Pool:
+    """The pool of these programs.
+
+    constants: names of inputs that nobody writes while the programs are in use. opaque: packed weights may be computed
+    once.
+    """
+    pool = Pool(tuple(programs), frozenset(constants), opaque)
     bars = [_bars(program) for program in programs]
     _add_constants(pool, bars)
     for number, program in enumerate(programs):
@@ -218,7 +225,7 @@ def _add_node(pool: Pool, number: int, node: Node, bars: dict[int, str]) -> None
     if _is_settled(node):
         pool.settled.add(node)
         return
-    reason = _reason_against(node, bars)
+    reason = _reason_against(node, bars, pool.opaque)
     if reason is not None:
         name = next((value.name for value in node.results()), str(node.target))
         pool.barred.append(Barred(number, name, reason))
@@ -275,9 +282,11 @@ def _is_settled(node: Node) -> bool:
     return all(asserted is None or asserted == known.get(name) for name, asserted in given.items())
 
 
-def _reason_against(node: Node, bars: dict[int, str]) -> str | None:
+def _reason_against(node: Node, bars: dict[int, str], opaque: bool) -> str | None:
     """Why the node, over constants alone, cannot be computed once."""
     reason = _reason_against_target(node.target)
+    if not opaque and is_packing(node.target):
+        reason = "OPAQUE"
     if reason is not None:
         return reason
     if writes_of(node):

@@ -96,6 +96,7 @@ def plan_folding(
     *,
     everything: bool = False,
     taken: Collection[str] = (),
+    opaque: bool = True,
 ) -> FoldingPlan:
     """Which values of the programs are computed once.
 
@@ -105,10 +106,11 @@ def plan_folding(
         asked: values that are to be computed once, whatever they cost: names, or pairs (program, name).
         everything: the same for all values.
         taken: names that new constants must not have, besides those of the programs' values.
+        opaque: packed weights (`ops.packed`) may be computed once as well.
 
     What cannot be computed once stays, with the reason; so does what is asked for. Sizes may be symbols there.
     """
-    pool = pool_of(programs, constants)
+    pool = pool_of(programs, constants, opaque=opaque)
     planner = _Planner(pool)
     forced = planner.forced(asked, everything)
     choice = choose_cut(planner.group_count, planner.pieces(), forced)

@@ -17,14 +17,17 @@ from dovetail.analysis.infer import MetaInference
 from dovetail.errors import BadOptionValue
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.plan_inputs import renumbered
-from dovetail.ir.program import Program
+from dovetail.ir.program import Node, Operand, Program, Value
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
+from dovetail.ops.packed import is_packing
 from dovetail.partition.split import split_by_phase
+from dovetail.passes.channels_last import channels_last
 from dovetail.passes.fold_batch_norms import fold_batch_norms
-from dovetail.passes.fold_constants import fold_constants
-from dovetail.passes.fold_plan import plan_folding
+from dovetail.passes.fold_constants import FoldReport, fold_constants
+from dovetail.passes.fold_plan import FoldingPlan, plan_folding
 from dovetail.passes.merge_linears import merge_linears
+from dovetail.passes.prepack import prepack
 from dovetail.passes.remove_dropout import remove_dropout
 from dovetail.pipeline.copies_back import carry_out_writes
 from dovetail.pipeline.differential import verify_same_results
@@ -40,6 +43,8 @@ FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (
     ("remove_dropout", BITWISE, remove_dropout),
     ("fold_batch_norms", NUMERICS, fold_batch_norms),
     ("merge_linears", NUMERICS, merge_linears),
+    ("channels_last", NUMERICS, channels_last),
+    ("prepack", NUMERICS, prepack),
 )
 """Name, tier and function of each, in order."""
 
@@ -101,7 +106,7 @@ def simplify(
         if options.verify > 1 and result is not program and tier == BITWISE:
             verify_same_results(name, program, result, hints)
         record = StepRecord(name, len(program.nodes), len(result.nodes), elapsed_us, str(report), details=report)
-        asked.update(getattr(report, "asked", ()))
+        asked.update(set(report.asked) - set(getattr(report, "opaque", ())))
         program = result
         found.append(record)
         dump.step(name, program, record)
@@ -149,27 +154,112 @@ def freezing_pass_names() -> tuple[str, ...]:
 def fold(
     unfolded: Sequence[Unfolded], tensors: dict[str, torch.Tensor], state: frozenset[str]
 ) -> tuple[list[Folded], StepRecord]:
-    """The programs with their constants folded, and what that did.
+    """The programs with their constants folded, but for packed weights, and what that did.
 
     tensors: by name; results are added to them, and what no program needs any more is taken out as soon as nothing is
     to be computed from it. state: names of those that are not constant.
     """
     start = time.perf_counter_ns()
-    programs = [one.program for one in unfolded]
     asked = {(one.program.name, name) for one in unfolded for name in one.asked}
-    plan = plan_folding(programs, tensors.keys() - state, asked, taken=tensors.keys())
-    rewritten, report = fold_constants(programs, tensors, plan)
-    kept = list(zip(report.kept_inputs, report.added_inputs, strict=True))
-    found = [_folded(*pair, *inputs) for pair, inputs in zip(zip(unfolded, rewritten, strict=True), kept, strict=True)]
-    read = frozenset[str]().union(*(folded.held for folded in found))
-    for name in tensors.keys() - read:
-        del tensors[name]
+    programs = [one.program for one in unfolded]
+    plan = plan_folding(programs, tensors.keys() - state, asked, taken=tensors.keys(), opaque=False)
+    found, report = _evaluated(unfolded, plan, tensors)
     elapsed_us = (time.perf_counter_ns() - start) // 1000
-    before, after = (sum(len(program.nodes) for program in group) for group in (programs, rewritten))
+    before, after = (sum(len(one.program.nodes) for one in group) for group in (unfolded, found))
     return found, StepRecord("fold_constants", before, after, elapsed_us, str(report).split("\n")[0], details=report)
 
 
-def _folded(one: Unfolded, program: Program, kept: tuple[int, ...], added: tuple[str, ...]) -> Folded:
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How programs come to run over packed weights. packed: for each constant that is packed as it is, the packed one.
+
+    Packed weights are for the machine that they are made on: they are made where a program is to run.
+    """
+
+    unfolded: tuple[Unfolded, ...]
+    plan: FoldingPlan
+    packed: Mapping[str, str]
+
+
+def plan_packing(folded: Sequence[Folded], names: Collection[str], state: frozenset[str]) -> Packing | None:
+    """The packing of the weights that the programs pack; None when there are none.
+
+    names: of all tensors that the programs hold. state: of those that are not constant.
+    """
+    if not any(_packings(one.program) for one in folded):
+        return None
+    programs = _sharing_packed([one.program for one in folded])
+    asked = {(program.name, v.name) for program in programs for node in _packings(program) for v in node.results()}
+    plan = plan_folding(programs, set(names) - state, asked, taken=names)
+    unfolded = [
+        Unfolded(program, one.plan, frozenset(), len(program.inputs) - len(one.held))
+        for program, one in zip(programs, folded, strict=True)
+    ]
+    return Packing(tuple(unfolded), plan, _packed_from(programs, plan))
+
+
+def pack(packing: Packing, tensors: dict[str, torch.Tensor]) -> list[Folded]:
+    """The programs over packed weights. tensors: those they hold; changed as in `fold`."""
+    return _evaluated(packing.unfolded, packing.plan, tensors)[0]
+
+
+def without_packing(folded: Folded) -> Folded:
+    """The program over plain weights, which the primitives over packed ones take as well."""
+    plain: dict[Value, Operand] = {}
+    nodes = []
+    for node in folded.program.nodes:
+        node = node.with_operands(lambda value: plain.get(value, value))
+        if is_packing(node.target):
+            plain[node.results()[0]] = node.args[0]
+        else:
+            nodes.append(node)
+    return replace(folded, program=folded.program.replace_nodes(tuple(nodes)))
+
+
+def _packings(program: Program) -> list[Node]:
+    return [node for node in program.nodes if is_packing(node.target)]
+
+
+def _sharing_packed(programs: Sequence[Program]) -> list[Program]:
+    """The programs with each constant packed in one way: as the first of them packs it."""
+    first: dict[str, Node] = {}
+
+    def shared(node: Node) -> Node:
+        weight = node.args[0] if is_packing(node.target) else None
+        if not isinstance(weight, Value):
+            return node
+        known = first.setdefault(weight.name, node)
+        fits = known.target is node.target and not any(isinstance(operand, Value) for operand in known.args[1:])
+        return replace(node, args=(weight, *known.args[1:])) if fits else node
+
+    return [program.replace_nodes(tuple(map(shared, program.nodes))) for program in programs]
+
+
+def _packed_from(programs: Sequence[Program], plan: FoldingPlan) -> dict[str, str]:
+    """For each constant that is packed as it is, the name of the packed one."""
+    names = dict(plan.names)
+    found: dict[str, str] = {}
+    for program, numbers in zip(programs, plan.pool.of, strict=True):
+        for node in _packings(program):
+            source, number = node.args[0], numbers.get(node.results()[0])
+            if isinstance(source, Value) and source in program.inputs and number in names:
+                found[source.name] = names[number]
+    return found
+
+
+def _evaluated(
+    unfolded: Sequence[Unfolded], plan: FoldingPlan, tensors: dict[str, torch.Tensor]
+) -> tuple[list[Folded], FoldReport]:
+    rewritten, report = fold_constants([one.program for one in unfolded], tensors, plan)
+    parts = zip(unfolded, rewritten, report.kept_inputs, report.added_inputs, strict=True)
+    found = [_renumbered(*part) for part in parts]
+    read = frozenset[str]().union(*(folded.held for folded in found))
+    for name in tensors.keys() - read:
+        del tensors[name]
+    return found, report
+
+
+def _renumbered(one: Unfolded, program: Program, kept: tuple[int, ...], added: tuple[str, ...]) -> Folded:
     assert kept[: one.arguments] == tuple(range(one.arguments)), "arguments stay"
     old = [one.program.inputs[number].name for number in kept[one.arguments :]]
     plan = renumbered(one.plan, {number: new for new, number in enumerate(kept)})

@@ -7,10 +7,11 @@ This module knows sympy and torch's own sympy functions; the rest of dovetail se
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -216,3 +217,28 @@ def expected_trees(shape_env: ShapeEnv) -> list[object]:
 def guard_count(shape_env: ShapeEnv | None) -> int:
     """How many facts the environment has assumed so far."""
     return 0 if shape_env is None else len(shape_env.guards)
+
+
+_LOG = logging.getLogger(ShapeEnv.__module__)
+
+
+class NewSizeFact(RuntimeError):
+    """An answer about symbolic sizes would have taken a fact that was not assumed before."""
+
+
+@contextmanager
+def no_new_facts(shape_env: ShapeEnv | None) -> Iterator[None]:
+    """While active, what would assume another fact about symbolic sizes raises an exception instead.
+
+    Raises: NewSizeFact at the end, where this torch cannot refuse at once and a fact was assumed.
+    """
+    refusing = getattr(shape_env, "error_on_new_guards", None)
+    before = guard_count(shape_env)
+    was_quiet, _LOG.disabled = _LOG.disabled, True  # it says of each refusal that something failed
+    try:
+        with nullcontext() if refusing is None else refusing():
+            yield
+    finally:
+        _LOG.disabled = was_quiet
+    if guard_count(shape_env) != before:
+        raise NewSizeFact("a fact about symbolic sizes was assumed")

@@ -158,3 +158,26 @@ def test_sizes_inside_of_containers() -> None:
     for wrong in ({"batch": {"z": {0: "rows"}}}, {"scales": [{0: "rows"}]}):
         with pytest.raises(dovetail.DovetailError, match="DT-FREEZE-002"):
             dovetail.freeze(Reads(), (batch, scales), dynamic_shapes=wrong)
+
+
+def test_sizes_that_depend_on_data() -> None:
+    class Selects(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            chosen = x[x > 0]
+            return chosen * 2, x.nonzero()
+
+    frozen = dovetail.freeze(Selects(), (torch.randn(4, 3),))
+    for rows in (4, 6, 1):
+        x = torch.randn(rows, 3)
+        for found, wanted in zip(frozen(x), Selects()(x), strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_a_kernel_that_takes_no_free_sizes_is_the_reason() -> None:
+    model = nn.LSTM(4, 5, batch_first=True)
+    frozen = dovetail.freeze(model, (torch.rand(2, 3, 4),))
+    x = torch.rand(2, 3, 4)
+    with torch.no_grad():
+        assert torch.equal(frozen(x)[0], model(x)[0])
+    with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-003.*every size is fixed"):
+        frozen(torch.rand(3, 3, 4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ from dovetail.ir.sizes import Size, SizeExpr, evaluate
 _FIRST_SIZE = 5
 
 
-def export(method: RunnableMethod, tensors: Mapping[str, torch.Tensor], state: frozenset[str]) -> Any:
+def export(method: RunnableMethod, state: frozenset[str]) -> Any:
     """The method as torch exports a module that runs its program: constants and state are buffers.
 
-    tensors: what it holds. state: names of those that it writes. Free sizes stay free, for sizes above 1.
+    state: names of tensors that it writes. Free sizes stay free, for sizes above 1.
     Raises: NotExportable when torch cannot export it.
     """
     free = [v for v in method.variants if any(_free_dims(meta) for meta in v.variant.guard.inputs if meta is not None)]
@@ -30,7 +29,7 @@ def export(method: RunnableMethod, tensors: Mapping[str, torch.Tensor], state: f
     args, kwargs = method.form.structure.put_together(leaves)
     positional, named = method.form.structure.put_together(dims)
     shapes = dict(method.form.signature.bind(*positional, **named).arguments)
-    module = _Exportable(method, chosen, tensors, state)
+    module = _Exportable(method, chosen, state)
     try:
         with torch.no_grad():
             return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=shapes if free else None)
@@ -67,14 +66,13 @@ class _Exportable(torch.nn.Module):
         self,
         method: RunnableMethod,
         chosen: RunnableVariant,
-        tensors: Mapping[str, torch.Tensor],
         state: frozenset[str],
     ) -> None:
         super().__init__()
         self.eval()
         self._form, self._chosen = method.form, chosen
-        for name in chosen.variant.held:
-            self.register_buffer(f"held_{name}", tensors[name].clone() if name in state else tensors[name])
+        for name, tensor in chosen.graph.constants.items():
+            self.register_buffer(f"held_{name}", tensor.clone() if name in state else tensor)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             return self._run(args, kwargs)
@@ -85,5 +83,5 @@ class _Exportable(torch.nn.Module):
     def _run(self, args: Any, kwargs: Any) -> Any:
         leaves = self._form.structure.take_apart(bound(self._form.signature, args, kwargs))
         inputs = [leaves[place] for place in self._chosen.variant.arguments]
-        held = [getattr(self, f"held_{name}") for name in self._chosen.variant.held]
+        held = [getattr(self, f"held_{name}") for name in self._chosen.running.held]
         return self._chosen.variant.results.put_together(self._chosen.run_over(inputs, held))

@@ -7,7 +7,7 @@ the guard. All the same it is held against a recording at another size, node by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from dovetail.frontends.freezing.examples import Example
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
 from dovetail.frontends.freezing.shapes import FreeSizes
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, map_leaves
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, map_leaves
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 from dovetail.passes.no_ops import remove_no_ops
 
@@ -201,22 +201,27 @@ def _same_operands(one: Node, other: Node, twins: Mapping[Value, Value], at: Map
     def settled(operand: Operand) -> Operand:
         if isinstance(operand, Value):
             meta = operand.meta
-            return evaluate(meta.expr, at) if isinstance(meta, ScalarMeta) else twins.get(operand, operand)
-        return evaluate(operand, at) if isinstance(operand, SizeExpr) else operand
+            return _at(meta.expr, at) if isinstance(meta, ScalarMeta) else twins.get(operand, operand)
+        return _at(operand, at) if isinstance(operand, SizeExpr) else operand
 
-    ours = (map_leaves(one.args, settled), [(name, map_leaves(o, settled)) for name, o in one.kwargs])
-    return bool(ours == (other.args, [(name, operand) for name, operand in other.kwargs]))
+    ours, theirs = (
+        (map_leaves(node.args, settled), [(name, map_leaves(o, settled)) for name, o in node.kwargs])
+        for node in (one, other)
+    )
+    return bool(ours == theirs)
 
 
 def _same_meta(value: Value, twin: Value, at: Mapping[str, Number]) -> bool:
     ours, theirs = value.meta, twin.meta
     if isinstance(ours, ScalarMeta) or isinstance(theirs, ScalarMeta):
         return type(ours) is type(theirs)
-    return _numbers(ours, at) == _numbers(theirs, at) and (ours.dtype, ours.device) == (theirs.dtype, theirs.device)
+    sizes, others = ([_at(size, at) for size in (*meta.shape, *meta.stride)] for meta in (ours, theirs))
+    return sizes == others and (ours.dtype, ours.device) == (theirs.dtype, theirs.device)
 
 
-def _numbers(meta: TensorMeta, at: Mapping[str, Number]) -> Sequence[Number]:
-    return [evaluate(size, at) for size in (*meta.shape, *meta.stride)]
+def _at(size: Scalar, at: Mapping[str, Number]) -> Number | str:
+    """The number that a size is; what depends on data is known by no more than that."""
+    return evaluate(size, at) if _known(size, at) else "depends on data"
 
 
 def _first_line(error: Exception) -> str:

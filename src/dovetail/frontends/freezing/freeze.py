@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,16 @@ from dovetail.frontends.freezing.examples import Example, examples_of
 from dovetail.frontends.freezing.free_recording import record_method
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.module import FrozenModule
-from dovetail.frontends.freezing.originals import Originals, discard
+from dovetail.frontends.freezing.originals import Originals
 from dovetail.frontends.freezing.pool import Pool, copy_of
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
+from dovetail.frontends.freezing.running import Running
+from dovetail.frontends.freezing.tombstones import Discarded, discard
 from dovetail.frontends.freezing.variant import Variant
 from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
 from dovetail.frontends.targets import as_callable
+from dovetail.ir.program import Program
+from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import PASS_NAMES, StepRecord
 from dovetail.pipeline.dump import Dump
@@ -77,8 +82,12 @@ def freeze(
     if not isinstance(target, torch.nn.Module):
         what = str(getattr(target, "__name__", type(target).__name__))
         raise NotFreezable(what=what, reason="it is no module", hint="call the function from a module's forward")
-    examples = examples_of(target, example_inputs, FrozenModule)
-    return _Freezing(target, resolved, names, settings).run(examples, dynamic_shapes)
+    if isinstance(target, torch.jit.ScriptModule):
+        hint = "freeze the module that it was made from"
+        raise NotFreezable(what=type(target).__name__, reason="it is TorchScript", hint=hint)
+    with torch.inference_mode(False), torch.no_grad():  # constants are used outside of that mode, too
+        examples = examples_of(target, example_inputs, FrozenModule)
+        return _Freezing(target, resolved, names, settings).run(examples, dynamic_shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +130,20 @@ class _Freezing:
         self._trail = options.trail or Trail()
         self._options = replace(options, trail=self._trail)
         self._pool = Pool()
+        self._discarded: Discarded | None = None
+        self._kept: Sources | None = None
+        self._unread: dict[str, torch.Tensor] = {}  # alive until all is done
 
     def run(self, examples: Mapping[str, Example], dynamic_shapes: Any) -> FrozenModule:
-        """The frozen module. Nothing of the model changes before everything is planned."""
+        """The frozen module. Nothing of the model changes before everything is planned, and nothing if that fails."""
+        try:
+            return self._run(examples, dynamic_shapes)
+        except BaseException as error:
+            if self._discarded is not None:
+                self._put_back(self._discarded, error)
+            raise
+
+    def _run(self, examples: Mapping[str, Example], dynamic_shapes: Any) -> FrozenModule:
         found: dict[str, tuple[tuple[Recorded, ...], tuple[str, ...]]] = {}
         for method, example in examples.items():
             recorder = MethodRecorder(self._model if method == "forward" else getattr(self._model, method), method)
@@ -132,22 +152,24 @@ class _Freezing:
             recorded, notes = record_method(recorder, self._pool, example, wish)
             found[method] = tuple(one.called(f"{method}_{k}" if k else method) for k, one in enumerate(recorded)), notes
         everything = [one for recorded, _ in found.values() for one in recorded]
-        lasting = frozenset[str]().union(*(one.lasting for one in everything))
+        lasting = self._pool.sharing(name for one in everything for name in one.lasting)
         lowerings = [self._lower(one, lasting) for one in everything]
         persistent = frozenset(self._model.state_dict(keep_vars=True))
         originals = self._settle(lasting)
-        sources = self._sources(persistent)
+        sources = self._kept = self._sources(persistent)
         folded, record = fold([lowering.unfolded for lowering in lowerings], self._pool.tensors, lasting)
         variants = iter([self._variant(*pair, record) for pair in zip(lowerings, folded, strict=True)])
         methods = {
             method: FrozenMethod(examples[method].form, tuple(next(variants) for _ in recorded), notes)
             for method, (recorded, notes) in found.items()
         }
+        finishers = [partial(_finish, self._options, one.dump, one.recorded.hints) for one in lowerings]
+        running = Running(methods, make_executors(self._options), finishers)
+        running.bind(self._pool, release=self._settings.discards)
         return FrozenModule(
             type(self._model).__name__,
-            methods,
+            running,
             self._pool,
-            make_executors(self._options),
             sources=sources,
             originals=originals,
             on_stale=self._settings.on_stale,
@@ -166,10 +188,8 @@ class _Freezing:
         one = lowering.recorded
         lowering.dump.step("fold_constants", folded.program, record)
         return Variant(
-            program=finish(folded, self._options, lowering.dump, one.hints),
-            held=folded.held,
+            folded=folded,
             arguments=one.arguments,
-            plan=folded.plan,
             results=one.results,
             guard=one.guard,
             written=one.written,
@@ -181,10 +201,16 @@ class _Freezing:
         slots = tensor_slots([("", self._model)])
         pool, settings = self._pool, self._settings
         names = {dotted: name for name, dots in pool.origins.items() for dotted in dots}
-        pool.unused = frozenset(slot.name for slot in slots) - set(names)
-        watched = {dotted: name for dotted, name in names.items() if name not in lasting}
-        originals = None if settings.discards else Originals.of(slots, watched)
-        pool.settle(lasting, own=settings.on_stale == "ignore" and not settings.discards)
+        placed = {slot.name: slot for slot in slots}
+        pool.unused = frozenset(placed) - set(names)
+        watched = [dotted for dotted, name in names.items() if name not in lasting]
+        others = {dotted: pool.given[names[dotted]] for dotted in watched if dotted not in placed}
+        originals = None
+        if not settings.discards:
+            originals = Originals.of(self._model, slots, [dotted for dotted in watched if dotted in placed], others)
+        taken = {names[d] for d, slot in placed.items() if d in names and slot.table == "_parameters"}
+        keeps = settings.on_stale == "ignore" or settings.discards
+        pool.settle(lasting, own=pool.tensors.keys() - (taken if settings.discards else set()) if keeps else ())
         if settings.discards:
             self._discard(slots)
         return originals
@@ -193,7 +219,17 @@ class _Freezing:
         hint = "load_state_dict(state_dict, assign=True) puts parameters back, for instance those of the checkpoint"
         if self._settings.keep_sources is not None:
             hint = "load_state_dict(frozen.source_state_dict(), assign=True, strict=False) puts them back"
-        discard(slots, type(self._model).__name__, hint)
+        self._unread = {slot.name: slot.read() for slot in slots if slot.name in self._pool.unused}
+        self._discarded = discard(slots, type(self._model).__name__, hint)
+
+    def _put_back(self, discarded: Discarded, error: BaseException) -> None:
+        """Give the model its parameters again, as far as there are any: some may have been folded into others."""
+        known = {**(self._kept.read() if self._kept is not None else {}), **self._pool.stored()}
+        origins = self._pool.origins
+        left = {dotted: known[name] for name, dots in origins.items() if name in known for dotted in dots}
+        lost = discarded.put_back(left)
+        if lost:
+            error.add_note(f"dovetail: discarded and lost before this happened: {', '.join(lost)}")
 
     def _sources(self, persistent: frozenset[str]) -> Sources:
         """The weights as they are before folding, as far as they are kept. persistent: names that state dicts have."""
@@ -204,3 +240,8 @@ class _Freezing:
             return Sources(tensors, where, is_complete=True)
         kept = {name: copy_of(t) for name, t in pool.tensors.items() if persistent.isdisjoint(pool.origins[name])}
         return Sources(kept, MEMORY, is_complete=False)
+
+
+def _finish(options: Options, dump: Dump, hints: Mapping[str, Number], folded: Folded) -> Program:
+    """What runs. It knows nothing of the model, which it would keep alive."""
+    return finish(folded, options, dump, hints)

@@ -15,12 +15,13 @@ from dovetail.artifact.plan_json import plan_from_json
 from dovetail.artifact.program_json import program_from_json
 from dovetail.artifact.tensors import load_tensors
 from dovetail.artifact.tree_json import tree_from_json
-from dovetail.errors import FrozenElsewhere, InvalidProgram
+from dovetail.errors import BadOptionValue, FrozenElsewhere, InvalidProgram
 from dovetail.frontends.freezing.call_form import CallForm, Leaf
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.freezing.nesting import Saved
 from dovetail.frontends.freezing.pool import Pool
+from dovetail.frontends.freezing.running import Running
 from dovetail.frontends.freezing.saving import FORMAT, INDEX, VERSION
 from dovetail.frontends.freezing.variant import Variant
 from dovetail.frontends.freezing.weights import MEMORY, Sources
@@ -30,8 +31,9 @@ from dovetail.ir.sizes import from_json as read_size
 from dovetail.ir.stages import verify_program
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import writes
-from dovetail.pipeline.freezing import Unfolded
-from dovetail.pipeline.options import resolve_options
+from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.freezing import Folded, Unfolded, finish
+from dovetail.pipeline.options import Options, resolve_options
 from dovetail.torch_compat.version import ensure_supported_torch, installed_torch_version
 
 _KINDS = {
@@ -52,6 +54,7 @@ def load(
     verify: Literal["fast", "full"] = "fast",
     containers: Mapping[str, type] | None = None,
     any_torch: bool = False,
+    prepack: bool = True,
     **options: Any,
 ) -> FrozenModule:
     """A frozen module from a file that `FrozenModule.save` wrote, without the code of the model.
@@ -64,24 +67,34 @@ def load(
         containers: classes of results by qualified name, for instance {"package.module.Output": Output}. A result of
             a class that is not named comes as a read-only `NamedResult` with the same fields.
         any_torch: accept a file of another version of torch.
+        prepack: pack the weights that the program packs, for this machine. Packed weights are private memory; without,
+            the program runs over the mapped ones.
         options: see `dovetail.pipeline.options`: `executors`.
     Raises: BadArtifact for a file that is damaged or none of dovetail's; FrozenElsewhere when it needs another torch
         or a device that is not here.
     """
     ensure_supported_torch()
-    executors = make_executors(resolve_options(options))
+    resolved = resolve_options(options)
+    if not isinstance(prepack, bool):
+        raise BadOptionValue(option="prepack", value=prepack, reason="it is a switch", expected="True or False")
     container = open_container(path, verify=verify)
-    reader = _Reader(container, dict(containers or {}), any_torch)
-    return container.decode(INDEX, lambda data: reader.module(data, executors))
+    reader = _Reader(container, dict(containers or {}), any_torch, prepack, resolved)
+    with torch.inference_mode(False):
+        return container.decode(INDEX, reader.module)
 
 
 class _Reader:
-    def __init__(self, container: Container, containers: Mapping[str, type], any_torch: bool) -> None:
+    def __init__(
+        self, container: Container, containers: Mapping[str, type], any_torch: bool, packs: bool, options: Options
+    ) -> None:
         self._container = container
         self._containers = containers
         self._any_torch = any_torch
+        self._packs = packs
+        self._options = options
+        self._executors = make_executors(options)
 
-    def module(self, data: Any, executors: Any) -> FrozenModule:
+    def module(self, data: Any) -> FrozenModule:
         """The module. Raises: ValueError, and the errors of `load`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f'it does not say "format": "{FORMAT}"')
@@ -89,11 +102,11 @@ class _Reader:
             raise ValueError(f"it is of version {data.get('version')}; this dovetail reads version {VERSION}")
         self._check_torch(_text(data["torch"]))
         try:
-            return self._module(data, executors)
+            return self._module(data)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
 
-    def _module(self, data: Any, executors: Any) -> FrozenModule:
+    def _module(self, data: Any) -> FrozenModule:
         state = frozenset(_texts(data["state"]))
         tensors = load_tensors(self._container, private=state)
         origins = {_text(name): tuple(_texts(dotted)) for name, dotted in data["origins"].items()}
@@ -101,7 +114,13 @@ class _Reader:
         kept = load_tensors(self._container, "sources")
         sources = Sources(kept, MEMORY, is_complete=data["sources_complete"] is True)
         pool = Pool(tensors, origins, state, frozenset(_texts(data["unused"])))
-        return FrozenModule(_text(data["name"]), methods, pool, executors, sources=sources)
+        finishers = [self._finish for method in methods.values() for _ in method.variants]
+        running = Running(methods, self._executors, finishers, packs=self._packs)
+        running.bind(pool)
+        return FrozenModule(_text(data["name"]), running, pool, sources=sources)
+
+    def _finish(self, folded: Folded) -> Program:
+        return finish(folded, self._options, Dump(None, folded.program.name, {}, False, None, None), {})
 
     def _check_torch(self, wanted: str) -> None:
         found = installed_torch_version()
@@ -153,10 +172,8 @@ class _Reader:
                 self._check_device(value.meta.device)
         guard = SizeGuard.of(unfolded.inputs[: len(arguments)], [read_size(fact) for fact in entry["facts"]])
         return Variant(
-            program=program,
-            held=held,
+            folded=Folded(program, plan, held),
             arguments=arguments,
-            plan=plan,
             results=Saved(tree_from_json(entry["results"]), self._containers),
             guard=guard,
             written=frozenset(_number(place, len(form.leaves)) for place in entry["written"]),

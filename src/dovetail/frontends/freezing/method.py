@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from dovetail.errors import FrozenNeedsNoGrad
-from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.call_form import CallForm, mismatch
-from dovetail.frontends.freezing.variant import RunnableVariant, Variant
+from dovetail.frontends.freezing.originals import Originals
+from dovetail.frontends.freezing.quick_calls import QuickCalls
+from dovetail.frontends.freezing.variant import RunnableVariant, Variant, share_memory
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.modes import function_mode_is_active
 
@@ -28,11 +29,12 @@ class FrozenMethod:
 class RunnableMethod:
     """A method with code for its programs."""
 
-    def __init__(self, method: FrozenMethod, executors: ExecutorList) -> None:
+    def __init__(self, method: FrozenMethod, variants: Sequence[RunnableVariant]) -> None:
         self.method = method
         self.form = method.form
-        names = [leaf.name for leaf in method.form.leaves]
-        self.variants = [RunnableVariant(v, method.form.method, names, executors) for v in method.variants]
+        self.quick = QuickCalls()
+        self._written = sorted(frozenset[int]().union(*(variant.written for variant in method.variants)))
+        self.variants = list(variants)
 
     def bind_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take what the programs hold from these, by name."""
@@ -46,8 +48,19 @@ class RunnableMethod:
         pairs = zip(self.form.leaves, leaves, strict=True)
         return next((leaf.name for leaf, x in pairs if isinstance(x, torch.Tensor) and x.requires_grad), None)
 
-    def run(self, leaves: Sequence[Any]) -> Any:
-        """Run for bound arguments. Raises: FrozenCallMismatch with the reason; FrozenNeedsNoGrad."""
+    def refuse_memory(self, leaves: Sequence[Any], originals: Originals) -> None:
+        """Refuse a call that would write weights: those that are folded would stay as they are.
+
+        Raises: FrozenCallMismatch.
+        """
+        for number in self._written:
+            for name, tensor in originals.tensors():
+                if share_memory(leaves[number], tensor):
+                    what = f"{self.form.leaves[number].name}, which it writes, and {name} of the model share memory"
+                    raise mismatch(self.form.method, what, "pass a copy")
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any], leaves: Sequence[Any]) -> Any:
+        """Run a call. leaves: its arguments, bound. Raises: FrozenCallMismatch with the reason; FrozenNeedsNoGrad."""
         argument = self.leaf_that_wants_gradient(leaves)
         if argument is not None:
             raise FrozenNeedsNoGrad(name=self.form.method, argument=argument)
@@ -55,7 +68,10 @@ class RunnableMethod:
             reason = "a transform of torch.func or a function mode is active, which a program does not see"
             raise mismatch(self.form.method, reason, "call it outside of that, or call the model itself")
         variant, sizes = self._variant_for(leaves)
-        return _without_autocast(variant, leaves, sizes)
+        inputs, is_plain = variant.inputs(leaves, sizes)
+        if is_plain:
+            self.quick.remember(args, kwargs, variant, inputs)
+        return _without_autocast(variant, inputs)
 
     def name_for(self, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
         """The name of the program that a call runs. Raises: FrozenCallMismatch."""
@@ -72,11 +88,10 @@ class RunnableMethod:
         raise mismatch(self.form.method, reason, hint, because)
 
 
-def _without_autocast(variant: RunnableVariant, leaves: Sequence[Any], sizes: Mapping[str, Any]) -> Any:
+def _without_autocast(variant: RunnableVariant, inputs: Sequence[torch.Tensor]) -> Any:
     """Run as recorded: a program holds the conversions of the autocast that it was recorded under."""
     active = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     if not active:
-        return variant(leaves, sizes)
-    kind = active[0]
-    with torch.autocast(kind, enabled=False):
-        return _without_autocast(variant, leaves, sizes)
+        return variant.run(inputs)
+    with torch.autocast(active[0], enabled=False):
+        return _without_autocast(variant, inputs)

@@ -13,9 +13,10 @@ import torch
 from dovetail.errors import FrozenIsFixed, NoSources, StaleWeights
 from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.exporting import export
-from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
+from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.originals import Originals
-from dovetail.frontends.freezing.pool import Pool, copy_of
+from dovetail.frontends.freezing.pool import Pool, copies_of, size_bytes
+from dovetail.frontends.freezing.running import Running
 from dovetail.frontends.freezing.saving import Contents, save
 from dovetail.frontends.freezing.weights import Sources, refolded
 from dovetail.pipeline.trail import Trail
@@ -30,9 +31,8 @@ class FrozenModule(torch.nn.Module):
     def __init__(
         self,
         name: str,
-        methods: Mapping[str, FrozenMethod],
+        running: Running,
         pool: Pool,
-        executors: ExecutorList,
         *,
         sources: Sources | None = None,
         originals: Originals | None = None,
@@ -40,20 +40,22 @@ class FrozenModule(torch.nn.Module):
         unfrozen: torch.nn.Module | None = None,
         trail: Trail | None = None,
     ) -> None:
-        """sources: weights from before folding. originals: the model, watched. unfrozen: what runs with gradients."""
+        """running: bound to the pool. sources: weights from before folding. originals: the model, watched.
+
+        unfrozen: what runs with gradients.
+        """
         super().__init__()
         super().eval()
         self._name = name
-        self._executors = executors
+        self._running = running
         self._pool = pool
         self._sources = sources
         self._originals = originals
         self._on_stale = on_stale
         self._unfrozen = (unfrozen,)  # in a tuple, or it would be a child of this module
         self._trail = trail
-        self._methods = {key: RunnableMethod(method, executors) for key, method in methods.items()}
-        for key, method in self._methods.items():
-            method.bind_tensors(pool.tensors)
+        self._methods = running.methods
+        for key in self._methods:
             if key != "forward":
                 self.__dict__[key] = partial(self._run, key)
 
@@ -69,17 +71,29 @@ class FrozenModule(torch.nn.Module):
         method = self._methods.get(key)
         if method is None:
             raise FrozenIsFixed(what=f"run {key}, which was not frozen (it has {', '.join(self._methods)})")
+        quick = method.quick.find(args, kwargs)
+        if quick is not None:
+            self._look_at_originals()
+            variant, inputs = quick
+            return variant.run(inputs)
         leaves = method.form.bind(args, kwargs)
         (unfrozen,) = self._unfrozen
         if unfrozen is not None and method.leaf_that_wants_gradient(leaves) is not None:
             return (unfrozen if key == "forward" else getattr(unfrozen, key))(*args, **kwargs)
-        if self._originals is not None and self._on_stale != "ignore":
-            changed = self._originals.changed()
-            if changed and self._on_stale == "error":
-                raise StaleWeights(changed=_listed(changed))
-            if changed:
-                self.refresh()
-        return method.run(leaves)
+        self._look_at_originals()
+        if self._originals is not None:
+            method.refuse_memory(leaves, self._originals)
+        return method.run(args, kwargs, leaves)
+
+    def _look_at_originals(self) -> None:
+        """See to what has changed in the model. Raises: StaleWeights; BadWeights."""
+        if self._originals is None or self._on_stale == "ignore":
+            return
+        changed = self._originals.changed()
+        if changed and self._on_stale == "error":
+            raise StaleWeights(changed=_listed(changed))
+        if changed:
+            self.refresh()
 
     # --- weights ----------------------------------------------------------------------------------------------------
 
@@ -98,7 +112,9 @@ class FrozenModule(torch.nn.Module):
         if self._originals is None:
             raise FrozenIsFixed(what="be refreshed: the model that it was frozen from is not known")
         now = self._originals.now()
-        self._take(*refolded(self._frozen_methods(), self._pool, self._sources, now, own=self._on_stale == "ignore"))
+        with torch.inference_mode(False), torch.no_grad():
+            own = self._on_stale == "ignore"
+            self._take(*refolded(self._frozen_methods(), self._pool, self._sources, now, own=own))
         self._originals = self._originals.renewed()
 
     def swap_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
@@ -108,7 +124,8 @@ class FrozenModule(torch.nn.Module):
         Raises: BadWeights for names, shapes or dtypes that do not fit; NoSources for a part without kept sources.
         Nothing is done then.
         """
-        self._take(*refolded(self._frozen_methods(), self._pool, self._sources, state_dict, own=True))
+        with torch.inference_mode(False), torch.no_grad():
+            self._take(*refolded(self._frozen_methods(), self._pool, self._sources, state_dict, own=True))
         self._originals = None
 
     def source_state_dict(self) -> dict[str, torch.Tensor]:
@@ -123,7 +140,7 @@ class FrozenModule(torch.nn.Module):
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """The constants and the state as they are stored: folded weights under the names that folding gave them."""
         found = OrderedDict() if destination is None else destination
-        for name, tensor in self._pool.tensors.items():
+        for name, tensor in self._pool.stored().items():
             found[prefix + name] = tensor
         return found
 
@@ -133,8 +150,7 @@ class FrozenModule(torch.nn.Module):
         Raises: NotSerializable for what only code can make again (arguments that are objects, sub-programs of control
         flow, containers of the user's own kind), before anything is written; OSError.
         """
-        methods = {key: method.method for key, method in self._methods.items()}
-        save(Contents(self._name, methods, self._pool, self._sources), path)
+        save(Contents(self._name, self._running.frozen, self._pool, self._sources), path)
 
     def export(self, method: str = "forward") -> torch.export.ExportedProgram:
         """A method as an exported program of torch's, for sizes above 1 where they are free.
@@ -143,12 +159,12 @@ class FrozenModule(torch.nn.Module):
         """
         if method not in self._methods:
             raise FrozenIsFixed(what=f"export {method}, which was not frozen (it has {', '.join(self._methods)})")
-        exported: torch.export.ExportedProgram = export(self._methods[method], self._pool.tensors, self._pool.state)
+        exported: torch.export.ExportedProgram = export(self._methods[method], self._pool.state)
         return exported
 
     def constant_bytes(self) -> int:
-        """Bytes of the memory of all constants and state, each storage once."""
-        return self._pool.size_bytes()
+        """Bytes of the memory of all constants and state, each storage once, packed weights included."""
+        return size_bytes([*self._pool.tensors.values(), *self._running.tensors.values()])
 
     def program_name(self, *args: Any, method: str = "forward", **kwargs: Any) -> str:
         """The name of the program that a call runs. Raises: FrozenCallMismatch when there is none for it."""
@@ -167,15 +183,14 @@ class FrozenModule(torch.nn.Module):
     @property
     def executors(self) -> ExecutorList:
         """Who runs the nodes."""
-        return self._executors
+        return self._running.executors
 
     def _frozen_methods(self) -> list[FrozenMethod]:
-        return [method.method for method in self._methods.values()]
+        return list(self._running.frozen.values())
 
     def _take(self, pool: Pool, sources: Sources | None) -> None:
+        self._running.bind(pool)
         self._pool, self._sources = pool, sources
-        for method in self._methods.values():
-            method.bind_tensors(pool.tensors)
 
     # --- what a module can do, and a frozen one cannot ---------------------------------------------------------------
 
@@ -206,14 +221,15 @@ class FrozenModule(torch.nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FrozenModule:
         """A copy with state of its own; constants are shared."""
-        tensors = {n: copy_of(t) if n in self._pool.state else t for n, t in self._pool.tensors.items()}
+        held, state = self._pool.stored(), self._pool.state
+        tensors = {**held, **copies_of({name: held[name] for name in held if name in state})}
         pool = Pool(tensors, dict(self._pool.origins), self._pool.state, self._pool.unused)
-        methods = {key: method.method for key, method in self._methods.items()}
+        running = self._running.again()
+        running.bind(pool)
         return FrozenModule(
             self._name,
-            methods,
+            running,
             pool,
-            self._executors,
             sources=self._sources,
             originals=self._originals,
             on_stale=self._on_stale,

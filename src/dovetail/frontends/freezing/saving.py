@@ -1,7 +1,7 @@
 """Frozen modules as files: writing them; `freezing.loading` reads them.
 
     frozen.json                 what it is, its methods and how they are called, guards, where weights come from
-    programs/forward.0.json     the program that runs and its call plan; ...unfolded.json: what it was made from
+    programs/forward.0.json     the folded program and its call plan; ...unfolded.json: what it was made from
     programs/forward.0.py       the same as text, for people
     constants.safetensors       constants and state; constants.json: how they lie there
     sources.safetensors         weights as they were before folding, as far as they are kept; sources.json
@@ -63,8 +63,9 @@ def save(contents: Contents, path: str | Path) -> None:
         variants = []
         for number, variant in enumerate(method.variants):
             stem = f"programs/{name}.{number}"
-            members[f"{stem}.py"] = program_text(variant.program).encode()
-            members[f"{stem}.json"] = json_bytes(_program(variant.program, variant.plan))
+            folded = variant.folded
+            members[f"{stem}.py"] = program_text(folded.program).encode()
+            members[f"{stem}.json"] = json_bytes(_program(folded.program, folded.plan))
             unfolded = variant.unfolded
             members[f"{stem}.unfolded.json"] = json_bytes(_program(unfolded.program, unfolded.plan))
             variants.append(_variant(variant, stem))
@@ -82,7 +83,7 @@ def save(contents: Contents, path: str | Path) -> None:
         "unused": sorted(pool.unused),
         "sources_complete": sources is not None and sources.is_complete,
     }
-    members = {INDEX: json_bytes(index), **members, **save_tensors(pool.tensors)}
+    members = {INDEX: json_bytes(index), **members, **save_tensors(pool.stored())}
     write_container(path, {**members, **save_tensors(kept, "sources")})
 
 
@@ -93,7 +94,7 @@ def _program(program: Program, plan: Any) -> dict[str, Any]:
 def _variant(variant: Variant, stem: str) -> dict[str, Any]:
     return {
         "program": stem,
-        "held": list(variant.held),
+        "held": list(variant.folded.held),
         "arguments": list(variant.arguments),
         "results": tree_to_json(variant.results.tree()),
         "facts": [size_to_json(fact) for fact in variant.guard.facts],

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dovetail.analysis.pairs import may_overlap
+from dovetail.errors import FrozenCallMismatch
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.protocol import ExecutorList
@@ -16,27 +17,24 @@ from dovetail.execute.wrapper import build_wrapper
 from dovetail.frontends.freezing.call_form import mismatch
 from dovetail.frontends.freezing.nesting import Nesting
 from dovetail.frontends.size_guard import SizeGuard, strides_of
-from dovetail.ir.calling import CallPlan
-from dovetail.ir.program import Program
+from dovetail.ir.plan_inputs import inputs_touched
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.copies_back import counted_only
-from dovetail.pipeline.freezing import Unfolded
+from dovetail.pipeline.freezing import Folded, Unfolded
+from dovetail.torch_compat.dispatch import storage_key
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A frozen program, as it is saved.
 
-    program: what runs; its inputs are arguments and then `held` tensors of the pool, by name. arguments: the leaf
-    behind each of the first inputs. plan: how a call maps to a run. results: how what it returns is put together.
-    guard: which shapes it is for. written: leaves that it writes. unfolded: what `program` was made from, for other
-    weights.
+    folded: functional; its inputs are arguments, and then tensors of the pool. arguments: the leaf behind each of the
+    first inputs. results: how what it returns is put together. guard: which shapes it is for. written: leaves that it
+    writes. unfolded: what `folded` was made from, for other weights.
     """
 
-    program: Program
-    held: tuple[str, ...]
+    folded: Folded
     arguments: tuple[int, ...]
-    plan: CallPlan
     results: Nesting
     guard: SizeGuard
     written: frozenset[int]
@@ -46,15 +44,28 @@ class Variant:
 class RunnableVariant:
     """A variant with code for it, bound to tensors."""
 
-    def __init__(self, variant: Variant, method: str, names: Sequence[str], executors: ExecutorList) -> None:
-        """method: what errors call it. names: of the leaves of its arguments."""
+    def __init__(
+        self, variant: Variant, running: Folded, method: str, names: Sequence[str], executors: ExecutorList
+    ) -> None:
+        """running: what runs: the folded program, over packed weights perhaps, in place. method: what errors call it.
+
+        names: of the leaves of its arguments.
+        """
         self.variant = variant
         self._method = method
         self._names = [names[leaf] for leaf in variant.arguments]
         self._written = [k for k, leaf in enumerate(variant.arguments) if leaf in variant.written]
-        self._code = CompiledProgram(variant.program, executors)
-        self._wrapper = build_wrapper(variant.plan, variant.program)
-        self._counted_only = counted_only(variant.program, variant.plan)
+        touched = inputs_touched(variant.unfolded.program, variant.unfolded.plan)
+        self._handed_out = touched.handed_out
+        count = len(variant.arguments)
+        names_held = [value.name for value in variant.unfolded.program.inputs]
+        state = {names_held[number] for number in touched.written if number >= count}
+        self._written_held = [count + k for k, name in enumerate(running.held) if name in state]
+        self._writes = bool(self._written or self._written_held)
+        self.running = running
+        self._code = CompiledProgram(running.program, executors)
+        self._wrapper = build_wrapper(running.plan, running.program)
+        self._counted_only = counted_only(running.program, running.plan)
         self._graph: CompiledGraph | None = None
 
     @property
@@ -69,9 +80,9 @@ class RunnableVariant:
         self._graph = CompiledGraph(
             forward=self._code,
             wrapper=self._wrapper,
-            plan=self.variant.plan,
-            constants={name: tensors[name] for name in self.variant.held},
-            outputs=len(self.variant.plan.differentiable),
+            plan=self.running.plan,
+            constants={name: tensors[name] for name in self.running.held},
+            outputs=len(self.running.plan.differentiable),
             counted_only=self._counted_only,
         )
 
@@ -88,20 +99,40 @@ class RunnableVariant:
         """Why a call is not for this program."""
         return self.variant.guard.reason([leaves[leaf] for leaf in self.variant.arguments], self._names)
 
-    def __call__(self, leaves: Sequence[Any], sizes: Mapping[str, Number]) -> Any:
-        """Run. Raises: FrozenCallMismatch when the program would write memory that arguments share."""
-        inputs = [leaves[leaf] for leaf in self.variant.arguments]
-        if self._written:
+    def inputs(self, leaves: Sequence[Any], sizes: Mapping[str, Number]) -> tuple[list[torch.Tensor], bool]:
+        """What the program is called with, and whether calls that look like this one can give it what they have.
+
+        Raises: FrozenCallMismatch for an input that must be laid out as the program wants it, and is not.
+        """
+        given = [leaves[leaf] for leaf in self.variant.arguments]
+        wanted = self._laid_out(given, sizes)
+        return wanted, not self._written and all(a is b for a, b in zip(given, wanted, strict=True))
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Run. Raises: FrozenCallMismatch when the program would write memory that it also has by another name."""
+        if self._writes:
             self._refuse_sharing(inputs)
-        inputs = self._laid_out(inputs, sizes)
         return self.variant.results.put_together(self.graph(*inputs))
 
     def _refuse_sharing(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Recording took it that what is written shares memory with nothing else."""
+        held = list(self.graph.constants.values())
         for written in self._written:
+            for other, tensor in enumerate([*inputs, *held]):
+                if other != written and share_memory(inputs[written], tensor):
+                    raise self._sharing(f"{self._names[written]}, which it writes, and {self._called(other)}")
+        for written in self._written_held:
             for other, tensor in enumerate(inputs):
-                if other != written and may_overlap(inputs[written], tensor):
-                    names = f"{self._names[written]}, which it writes, and {self._names[other]} share memory"
-                    raise mismatch(self._method, names, "pass a copy of one of them")
+                if share_memory(held[written - len(inputs)], tensor):
+                    raise self._sharing(f"{self._called(written)}, which it writes, and {self._names[other]}")
+
+    def _called(self, number: int) -> str:
+        """What errors call an input."""
+        count = len(self._names)
+        return self._names[number] if number < count else f"{self.running.held[number - count]} of the module"
+
+    def _sharing(self, what: str) -> FrozenCallMismatch:
+        return mismatch(self._method, f"{what} share memory", "pass a copy of one of them")
 
     def _laid_out(self, inputs: list[torch.Tensor], sizes: Mapping[str, Number]) -> list[torch.Tensor]:
         """The inputs as the program wants them: one that lies otherwise is copied, unless it is written."""
@@ -116,10 +147,19 @@ class RunnableVariant:
             if not differs and not tensor.is_conj() and not tensor.is_neg():
                 found.append(tensor)
                 continue
-            if number in self._written:
-                reason = f"{self._names[number]} has strides {given}, and the program writes it with {wanted}"
+            if number in self._written or number in self._handed_out:
+                does = "writes it" if number in self._written else "returns memory of it"
+                reason = f"{self._names[number]} has strides {given}, and the program {does} with {wanted}"
+                reason += ", its numbers conjugated or negated" if given == wanted else ""
                 raise mismatch(self._method, reason, "lay it out like the example")
             found.append(
                 torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
             )
         return found
+
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a write to one may change the other."""
+    if b.layout is not torch.strided or storage_key(a) != storage_key(b):
+        return False
+    return may_overlap(a, b)

@@ -15,10 +15,12 @@ import torch
 from dovetail.artifact.call import load_call, save_call
 from dovetail.errors import BadWeights, NoSources
 from dovetail.frontends.freezing.method import FrozenMethod
-from dovetail.frontends.freezing.pool import Pool, copy_of
+from dovetail.frontends.freezing.pool import Pool, copies_of, copy_of
 from dovetail.frontends.size_guard import strides_of
 from dovetail.ir.program import TensorMeta
+from dovetail.pipeline.differential import same_bits
 from dovetail.pipeline.freezing import fold
+from dovetail.torch_compat.subclasses import is_wrapper
 
 MEMORY, FILE = "memory", "file"
 
@@ -70,22 +72,26 @@ def refolded(
     given: by dotted name. own: constants get memory of their own.
     Raises: BadWeights; NoSources.
     """
+    if not isinstance(given, Mapping):
+        raise BadWeights(reason=f"a {type(given).__name__} has no names", hint="give a state dict")
     unfolded = [variant.unfolded for method in methods for variant in method.variants]
     expected: dict[str, TensorMeta] = {}
     for one in unfolded:
         expected |= {value.name: value.tensor for value in one.program.inputs[one.arguments :]}
     found = _by_name(pool, given)
     known = sources.read() if sources is not None else {}
+    stored = pool.stored()
     tensors: dict[str, torch.Tensor] = {}
     for name, meta in expected.items():
         if name in found:
-            tensors[name] = _fitting(name, meta, found[name], own or name in pool.state)
+            tensors[name] = _fitting(name, meta, found[name])
         elif name in pool.state:
-            tensors[name] = pool.tensors[name]
-        elif name in known or name in pool.tensors:
-            tensors[name] = known[name] if name in known else pool.tensors[name]
+            tensors[name] = stored[name]
+        elif name in known or name in stored:
+            tensors[name] = known[name] if name in known else stored[name]
         else:
             raise NoSources(what=f"swapping some weights without {pool.origins[name][0]}", hint=", or give all weights")
+    tensors |= copies_of({name: tensors[name] for name in found.keys() & tensors.keys() if own or name in pool.state})
     if sources is not None:
         sources = sources.with_tensors({name: copy_of(tensors[name]) for name in found if name in known})
     fold(unfolded, tensors, pool.state)
@@ -100,11 +106,14 @@ def _by_name(pool: Pool, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         if dotted in pool.unused:
             continue
         if dotted not in names:
-            close = difflib.get_close_matches(dotted, names, n=1)
+            close = difflib.get_close_matches(str(dotted), names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"the names are {', '.join(list(names)[:5])}, ..."
             raise BadWeights(reason=f"the model that was frozen has no {dotted!r}", hint=hint)
         if not isinstance(tensor, torch.Tensor):
             raise BadWeights(reason=f"{dotted!r} is a {type(tensor).__name__}", hint="give tensors")
+        if tensor.layout is not torch.strided or tensor.device.type == "meta" or is_wrapper(tensor):
+            kind = type(tensor).__name__ if is_wrapper(tensor) else f"{tensor.layout} tensor on {tensor.device}"
+            raise BadWeights(reason=f"{dotted!r} is a {kind}", hint="give tensors with numbers in plain memory")
         other = found.setdefault(names[dotted], tensor)
         if other is not tensor and not _same(other, tensor):
             tied = " and ".join(pool.origins[names[dotted]])
@@ -113,15 +122,18 @@ def _by_name(pool: Pool, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+    if (a.data_ptr(), a.shape, a.stride(), a.dtype) == (b.data_ptr(), b.shape, b.stride(), b.dtype):
+        return True
+    return same_bits(a.detach().contiguous(), b.detach().contiguous())
 
 
-def _fitting(name: str, meta: TensorMeta, tensor: torch.Tensor, own: bool) -> torch.Tensor:
+def _fitting(name: str, meta: TensorMeta, tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as programs expect one of this name."""
     if tuple(tensor.shape) != meta.shape or tensor.dtype != meta.dtype:
         given = f"{list(tensor.shape)} of {tensor.dtype}"
         reason = f"{name} is {given}, and was {list(meta.shape)} of {meta.dtype}"
         raise BadWeights(reason=reason, hint="freeze the new model")
     tensor = tensor.detach()
     if tensor.stride() == meta.stride and tensor.device == meta.device:
-        return copy_of(tensor) if own else tensor
+        return tensor
     return torch.empty_strided(tensor.shape, strides_of(meta, {}), dtype=meta.dtype, device=meta.device).copy_(tensor)

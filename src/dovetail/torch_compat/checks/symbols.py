@@ -95,6 +95,23 @@ def check_guard_count() -> str | None:
     )
 
 
+def check_no_new_facts() -> str | None:
+    """A comparison that needs a new fact fails, one that is known is answered; nothing is assumed."""
+    env, rows, columns = _symbolic_sizes()
+    bool(rows > 3)
+    failed = answered = False
+    with symbols.no_new_facts(env):
+        answered = bool(rows > 3)
+        try:
+            bool(rows == columns)
+        except Exception:
+            failed = True
+    return first_difference(
+        ("what is known, and what is not", (answered, failed), (True, True)),
+        ("the facts", symbols.guard_count(env), 1),
+    )
+
+
 def check_concrete_layout() -> str | None:
     """Symbolic sizes and strides are given as the numbers they had."""
     env = symbols.new_shape_env()
@@ -207,5 +224,6 @@ CHECKS = (
     check_expression_tree,
     check_hint_of,
     check_guard_count,
+    check_no_new_facts,
     check_concrete_layout,
 )

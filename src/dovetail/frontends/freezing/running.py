@@ -1,0 +1,88 @@
+"""The methods of a frozen module as they run: in place, and over weights that are packed for this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from dovetail.execute.protocol import ExecutorList
+from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
+from dovetail.frontends.freezing.pool import Packed, Pool
+from dovetail.frontends.freezing.variant import RunnableVariant
+from dovetail.frontends.size_guard import strides_of
+from dovetail.ir.program import Program
+from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing
+
+Finish = Callable[[Folded], Program]
+
+
+class Running:
+    """Code for the programs of methods, bound to the tensors of a pool."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, FrozenMethod],
+        executors: ExecutorList,
+        finish: Sequence[Finish],
+        *,
+        packs: bool = True,
+    ) -> None:
+        """finish: for each program of each method, in order, makes what runs of it. packs: weights are packed."""
+        self.frozen = dict(methods)
+        self.executors = executors
+        self.methods: dict[str, RunnableMethod] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._packs = packs
+        self._finish = tuple(finish)
+        self._folded = [variant.folded for method in methods.values() for variant in method.variants]
+        if not packs:
+            self._folded = list(map(without_packing, self._folded))
+
+    def bind(self, pool: Pool, *, release: bool = False) -> None:
+        """Run over the tensors of a pool from now on.
+
+        release: constants that are packed are let go of, each as soon as it is packed; the pool unpacks them where it
+        must. Without it, what fails leaves everything as it was.
+        """
+        tensors = pool.tensors if release else pool.stored()
+        packing = plan_packing(self._folded, frozenset(tensors), pool.state)
+        folded = self._folded
+        if packing is not None:
+            kept = {name: tensor for name, tensor in tensors.items() if name not in packing.packed}
+            folded = pack(packing, tensors)
+            if release:
+                self._release(pool, packing, kept)
+        if not self.methods:
+            self.methods = self._made(folded)
+        for method in self.methods.values():
+            method.bind_tensors(tensors)
+        self.tensors = tensors
+
+    def again(self) -> Running:
+        """The same methods, not bound yet."""
+        return Running(self.frozen, self.executors, self._finish, packs=self._packs)
+
+    def _release(self, pool: Pool, packing: Packing, kept: Mapping[str, torch.Tensor]) -> None:
+        """Let the pool hold constants in packed form where only that is left."""
+        metas = {value.name: value.tensor for one in self._folded for value in one.program.inputs}
+        tensors = pool.tensors
+        pool.tensors = {**kept, **{name: tensors[name] for name in packing.packed if name in tensors}}
+        pool.packed = {
+            name: Packed(tensors[made], strides_of(metas[name], {}))
+            for name, made in packing.packed.items()
+            if name not in tensors
+        }
+
+    def _made(self, folded: Sequence[Folded]) -> dict[str, RunnableMethod]:
+        ready = iter([replace(one, program=f(one)) for one, f in zip(folded, self._finish, strict=True)])
+        made = {}
+        for name, method in self.frozen.items():
+            names = [leaf.name for leaf in method.form.leaves]
+            variants = [
+                RunnableVariant(variant, next(ready), method.form.method, names, self.executors)
+                for variant in method.variants
+            ]
+            made[name] = RunnableMethod(method, variants)
+        return made

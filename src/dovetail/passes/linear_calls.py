@@ -1,0 +1,147 @@
+"""Products by a constant matrix, with what is done to them afterwards, as `passes.prepack` reads them.
+
+A linear layer is recorded as a product of matrices; around it, an input of more dimensions is flattened and the
+result gets its shape back; a bias may be added after that; an activation may follow.
+
+    a = view(x, [s * 5, 8]);  b = mm(a, t);  c = view(b, [s, 5, 16]);  d = add(c, bias);  e = gelu(d)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from dovetail.ir.program import Node, Value
+from dovetail.ir.sizes import Size
+from dovetail.ops.arguments import arguments_of
+from dovetail.ops.layouts import is_reshaping_view
+from dovetail.passes.activations import activation_of
+
+aten = torch.ops.aten
+
+_PRODUCTS = frozenset({aten.mm.default, aten.addmm.default})
+_TRANSPOSITIONS = frozenset({aten.t.default, aten.transpose.int, aten.permute.default})
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCall:
+    """`activation(x @ matrix + bias)`.
+
+    nodes: of the program that it stands for, from the product to the last one, whose result is `result`. views: those
+    of them that only show the product in another shape. weight: what the matrix is the transpose of, if there is one.
+    """
+
+    nodes: tuple[Node, ...]
+    views: tuple[Node, ...]
+    x: Value
+    matrix: Value
+    weight: Value | None
+    bias: Value | None
+    activation: str
+
+    @property
+    def result(self) -> Value:
+        """What is known to the rest of the program."""
+        return self.nodes[-1].results()[0]
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """Sizes of the result."""
+        return self.result.tensor.shape
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """Who makes and who reads each value of a program. users: with repeats; None stands for an output."""
+
+    producers: Mapping[Value, Node]
+    users: Mapping[Value, list[Node | None]]
+
+    def sole_user(self, value: Value) -> Node | None:
+        """The node that reads the value once, if nobody else reads it."""
+        users = self.users.get(value, [])
+        return users[0] if len(users) == 1 else None
+
+
+def linear_call_of(node: Node, uses: Uses, constants: Collection[Value]) -> LinearCall | str | None:
+    """The call that begins with this product; else a reason why there is none; None for another operator."""
+    if node.target not in _PRODUCTS:
+        return None
+    named = arguments_of(node)
+    has_bias = node.target is aten.addmm.default
+    x, matrix = (named["mat1"], named["mat2"]) if has_bias else (named["self"], named["mat2"])
+    bias = named["self"] if has_bias else None
+    (result,) = node.results()
+    assert isinstance(x, Value) and isinstance(matrix, Value), "products are of tensors"
+    if matrix not in constants:
+        return "WEIGHT-CHANGES: its matrix is no constant"
+    if x in constants:
+        return "CONSTANT: it is computed once"
+    if {x.tensor.device.type, matrix.tensor.device.type} != {"cpu"}:
+        return "DEVICE: it does not run on the CPU"
+    if x.tensor.dtype is not torch.float32 or result.tensor.dtype is not torch.float32:
+        return f"DTYPE: its result is of {result.tensor.dtype}"
+    if has_bias and (named["beta"] != 1 or named["alpha"] != 1):
+        return "SCALED: it multiplies its operands by numbers"
+    if isinstance(bias, Value) and not _is_bias(bias, result):
+        return "BIAS: what it adds is no vector"
+    call = LinearCall((node,), (), x, matrix, _transposed(matrix, uses, constants), _value(bias), "none")
+    return _with_what_follows(call, uses)
+
+
+def _with_what_follows(call: LinearCall, uses: Uses) -> LinearCall:
+    """The call with a bias and an activation that nobody else can tell from it."""
+    found = call
+    while True:
+        user = uses.sole_user(call.result)
+        if user is None or call.activation != "none":
+            return found
+        call = replace(call, nodes=(*call.nodes, user))
+        activation = activation_of(user)
+        bias = _added_bias(user, call) if call.bias is None else None
+        if is_reshaping_view(user):
+            call = replace(call, views=(*call.views, user))
+            continue  # worth it only if something follows
+        if bias is not None:
+            call = replace(call, bias=bias)
+        elif activation is not None:
+            call = replace(call, activation=activation)
+        else:
+            return found
+        found = call
+
+
+def _added_bias(node: Node, call: LinearCall) -> Value | None:
+    """What a node adds to the result before it, if that is a vector along its last dimension."""
+    if node.target is not aten.add.Tensor:
+        return None
+    named = arguments_of(node)
+    before = call.nodes[-2].results()[0]
+    others = [operand for operand in (named["self"], named["other"]) if operand is not before]
+    (result,) = node.results()
+    if named["alpha"] != 1 or len(others) != 1 or result.tensor.layout() != before.tensor.layout():
+        return None
+    bias = _value(others[0])
+    is_wide = before.tensor.shape[-1:] == call.matrix.tensor.shape[1:]
+    return bias if bias is not None and is_wide and _is_bias(bias, result) else None
+
+
+def _is_bias(bias: Value, result: Value) -> bool:
+    meta = bias.tensor if bias.is_tensor else None
+    return meta is not None and meta.dtype is torch.float32 and meta.shape == result.tensor.shape[-1:]
+
+
+def _transposed(matrix: Value, uses: Uses, constants: Collection[Value]) -> Value | None:
+    """The constant that the matrix is the transpose of."""
+    node = uses.producers.get(matrix)
+    if node is None or node.target not in _TRANSPOSITIONS:
+        return None
+    (weight,) = node.operands()
+    turned = len(weight.tensor.shape) == 2 and weight.tensor.stride == tuple(reversed(matrix.tensor.stride))
+    return weight if turned and weight in constants and weight.tensor.shape == matrix.tensor.shape[::-1] else None
+
+
+def _value(operand: object) -> Value | None:
+    return operand if isinstance(operand, Value) else None

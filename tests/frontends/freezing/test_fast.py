@@ -1,0 +1,109 @@
+"""Passes that change rounding: close to eager, packed for the machine, saved without that."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dovetail
+
+
+class Block(nn.Module):
+    """A transformer's feed-forward part, large enough to be packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(128)
+        self.wide, self.narrow = nn.Linear(128, 512), nn.Linear(512, 128)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.narrow(F.gelu(self.wide(self.norm(x))))
+
+
+class Residual(nn.Module):
+    """Convolutions with batch norms around a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32))
+        self.head = nn.Linear(32, 10)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.uniform_(module.running_mean)
+                nn.init.uniform_(module.running_var, 0.5, 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(F.relu(x + self.body(x)).mean((2, 3)))
+
+
+MODELS: list[tuple[Any, tuple[int, ...]]] = [(Block, (4, 64, 128)), (Residual, (2, 3, 32, 32))]
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).abs().max())
+
+
+@pytest.mark.parametrize(("kind", "shape"), MODELS)
+def test_close_to_eager_in_every_form(kind: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = kind().eval()
+    frozen = dovetail.freeze(model, (torch.rand(shape),), passes="fast")
+    frozen.save(tmp_path / "model.dovetail")
+    loaded = dovetail.load(tmp_path / "model.dovetail")
+    plain = dovetail.load(tmp_path / "model.dovetail", prepack=False)
+    double = copy.deepcopy(model).double()
+    for rows in (shape[0], shape[0] + 1, 1):
+        x = torch.randn(rows, *shape[1:])
+        with torch.no_grad():
+            eager, exact = model(x), double(x.double())
+        bound = 4 * _error(eager, exact) + 1e-6
+        for form in (frozen, loaded, plain, copy.deepcopy(frozen)):
+            found = form(x)
+            assert found.stride() == eager.stride()
+            assert _error(found, exact) <= bound
+        assert torch.equal(frozen(x), loaded(x))
+
+
+@pytest.mark.parametrize(("kind", "shape"), MODELS)
+def test_discarded_weights_are_held_once(kind: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = kind().eval()
+    bytes_before = sum(t.untyped_storage().nbytes() for t in model.state_dict().values())
+    x = torch.randn(shape)
+    shared = dovetail.freeze(copy.deepcopy(model), (x,), passes="fast")
+    frozen = dovetail.freeze(model, (x,), passes="fast", discard_originals=True)
+    assert frozen.constant_bytes() <= 1.01 * bytes_before
+    assert torch.equal(frozen(x), shared(x))
+    frozen.save(tmp_path / "model.dovetail")
+    assert torch.equal(dovetail.load(tmp_path / "model.dovetail")(x), shared(x))
+    for name, tensor in shared.state_dict().items():
+        assert torch.equal(frozen.state_dict()[name], tensor)
+        assert frozen.state_dict()[name].stride() == tensor.stride()
+
+
+def test_swapped_weights_are_packed_anew() -> None:
+    torch.manual_seed(0)
+    model, other = Block().eval(), Block().eval()
+    x = torch.randn(4, 64, 128)
+    frozen = dovetail.freeze(model, (x,), passes="fast")
+    frozen.swap_weights(other.state_dict())
+    assert torch.equal(frozen(x), dovetail.freeze(other, (x,), passes="fast")(x))
+
+
+def test_passes_by_name() -> None:
+    model = Residual().eval()
+    x = torch.randn(2, 3, 32, 32)
+    text = str(dovetail.explain(dovetail.freeze(model, (x,), passes=["fold_batch_norms"])))
+    assert "fold_batch_norms" in text
+    assert "prepack" not in text
+    assert "fold_batch_norms" not in str(dovetail.explain(dovetail.freeze(model, (x,))))
+    skipped = dovetail.freeze(model, (x,), passes="fast", skip=("prepack", "channels_last"))
+    assert "prepack" not in str(dovetail.explain(skipped))
