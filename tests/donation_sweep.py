@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -30,6 +30,7 @@ from dovetail.ir.graph_signature import GraphSignature
 from dovetail.testing.agreement import Observation, first_difference, observe
 from dovetail.testing.aliasing import AliasProgram, alias_program
 from dovetail.testing.programs import RandomProgram, random_program
+from tests.recompute_sweep import program as chain_program
 
 
 @dataclass
@@ -68,7 +69,39 @@ def compiled_for(seed: int, function: Callable[..., Any], donate: list[int | str
     return dovetail.compile(function, donate=donate, verify=2 if way == 3 else 0)
 
 
-def check(program: RandomProgram | AliasProgram, state: State) -> None:
+@dataclass(frozen=True)
+class ChainProgram:
+    """A differentiable program over tensors of one size, most of whose operators could work in what they are given."""
+
+    seed: int
+    seeds: tuple[int, ...] = (0, 1)
+
+    def source(self) -> str:
+        """What to call it."""
+        return f"tests.recompute_sweep.program({self.seed})"
+
+    def build(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The function, and what makes its arguments."""
+        wants = [random.Random(f"{self.seed}/{k}").random() < 0.5 for k in range(3)]
+
+        def inputs(seed: int) -> tuple[list[Any], list[torch.Tensor]]:
+            g = torch.Generator().manual_seed(seed)
+            made = [torch.randn(*shape, generator=g) for shape in ((6, 6), (6, 6), (6,))]
+            leaves = [x.requires_grad_() for x, wanted in zip(made, wants, strict=True) if wanted]
+            return made, leaves
+
+        return chain_program(self.seed), inputs
+
+
+AnyProgram: TypeAlias = RandomProgram | AliasProgram | ChainProgram
+
+
+def program_of(seed: int) -> AnyProgram:
+    """The program of a seed, of one kind or another."""
+    return alias_program(seed) if seed % 7 == 0 else ChainProgram(seed) if seed % 2 else random_program(seed)
+
+
+def check(program: AnyProgram, state: State) -> None:
     """Raise AssertionError unless the program, with donated inputs, gives what eager gives without."""
     rng = random.Random(f"donate/{program.seed}")
     function, make = program.build()
@@ -145,7 +178,7 @@ def _same(a: object, b: object) -> bool:
     return a == b
 
 
-def _fails_without(program: RandomProgram | AliasProgram) -> bool:
+def _fails_without(program: AnyProgram) -> bool:
     """Whether the program fails in the same way of compiling when nothing is donated."""
     function, make = program.build()
     try:
@@ -162,8 +195,7 @@ def search(state: State, step: int, seconds: float, programs: int | None) -> Non
     """Try seeds `state.next`, `state.next + step`, ... up to a limit; `state` is kept up to date."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and (programs is None or state.tried < programs):
-        generator = alias_program if state.next % 7 == 0 else random_program
-        program = generator(state.next)
+        program = program_of(state.next)
         try:
             check(program, state)
         except Exception as error:
