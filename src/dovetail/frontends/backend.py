@@ -93,10 +93,10 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: O
         return _as_sequence(gm(*inputs))
 
     graphs = GraphVariants(recording, again, "graph", resolved, size_hints(specs), source, donated)
-    if recording.accesses().reach or donated:  # where an input lies matters: each call shows it
+    if recording.accesses().reach:  # where an input lies in its storage matters: the first call shows it
         return _Dispatch(graphs, gm, has_wrappers)
     apart = graphs.compile_apart()  # from here on what backward writes is known, too
-    return _Dispatch(graphs, gm, has_wrappers) if graphs.is_guarded or has_wrappers else apart
+    return _Dispatch(graphs, gm, has_wrappers) if graphs.is_guarded or has_wrappers or donated else apart
 
 
 class _Dispatch:

@@ -37,7 +37,7 @@ class Donation:
         except (TypeError, ValueError):  # written in C
             donation = Donation(tuple(donate))
         for wish in donation.wishes:
-            donation._check(wish)
+            donation.require(wish)
         return donation
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[torch.Tensor, str]]:
@@ -92,7 +92,7 @@ class Donation:
         assert self.parameters is not None, "it is one of them"
         return self.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 
-    def _check(self, wish: object) -> None:
+    def require(self, wish: object) -> None:
         """Raise BadDonation unless a call can have the argument."""
         parameters = self.parameters or {}
         kinds = [parameter.kind for parameter in parameters.values()]
