@@ -381,6 +381,47 @@ def test_an_input_that_backward_writes() -> None:
     assert torch.equal(a.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
 
 
+class WritesUnlessBoth(torch.autograd.Function):
+    """Writes an input in a backward for its first result alone."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.state = state
+        ctx.set_materialize_grads(False)
+        return a * 2, a * 3
+
+    @staticmethod
+    def backward(ctx: Any, first: Any, second: Any) -> tuple[Tensor, None]:  # type: ignore[override]
+        if second is None:
+            ctx.state.add_(1)
+            return first * 2, None
+        return first * 2 + second * 3, None
+
+
+def test_a_write_that_only_one_backward_makes() -> None:
+    def f(a: Tensor, state: Tensor) -> tuple[Tensor, ...]:
+        return (*WritesUnlessBoth.apply(a, state), state * 2)  # type: ignore[no-untyped-call]
+
+    compiled = dovetail.compile(f, donate="state")
+    first, _, other = compiled(torch.ones(3, requires_grad=True), torch.ones(3))
+    with pytest.raises(UnusableDonation, match="this backward writes it"):
+        first.sum().backward()
+    assert torch.equal(other, torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize(
+    "view", [lambda a: a.unbind(0)[0], lambda a: (a * 1).unbind(0)[0], lambda a: a.view(-1)[:4]], ids=["1", "2", "3"]
+)
+def test_views_that_want_gradients(view: Callable[[Tensor], Tensor]) -> None:
+    compiled = dovetail.compile(product, donate="x")
+    gradients = []
+    for call in (product, compiled):
+        a = torch.arange(8.0).view(2, 4).requires_grad_()
+        call(view(a), torch.ones(4)).sum().backward()
+        gradients.append(a.grad)
+    assert torch.equal(*gradients)  # type: ignore[arg-type]
+
+
 # --- what autograd notices --------------------------------------------------------------------------------------------
 
 
