@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 import dovetail
 from dovetail.compat.functorch import debug_nop
-from dovetail.errors import BadCompiledResult, BadCompiler, BadOptionValue, NotYetSupported
+from dovetail.errors import BadCompiledResult, BadCompiler, BadOptionValue
 from dovetail.ir.graph_signature import GraphSignature
 from dovetail.partition.problem import Problem
 from dovetail.testing.agreement import check_program
@@ -426,8 +426,6 @@ def test_wrong_partitions() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(NotYetSupported, match=r"passes\.reinplace"):
-        dovetail.aot_function(torch.sin, plain, donate=["x"])
     with pytest.raises(BadOptionValue, match="fw_compiler"):
         dovetail.aot_function(torch.sin, None)  # type: ignore[arg-type]
     with pytest.raises(BadOptionValue, match=r"torch\.nn\.Module"):

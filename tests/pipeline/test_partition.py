@@ -121,7 +121,7 @@ def test_automatic_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = _perceptron()
     costly = dovetail.compile(net, (x,), partition="auto")
     assert costly.graphs[0].sources == frozenset()
-    monkeypatch.setattr(choose, "_WORTH", 2.0)
+    monkeypatch.setattr(choose, "MOST_WORK", 2.0)
     cheap = dovetail.compile(net, (x,), partition="auto")
     assert _saved(cheap) < _saved(costly)
 

@@ -22,6 +22,8 @@ from dovetail.errors.compilers import BadCompiler as BadCompiler
 from dovetail.errors.compilers import CompilerUnavailable as CompilerUnavailable
 from dovetail.errors.compilers import GraphMismatch as GraphMismatch
 from dovetail.errors.constants import FoldedOtherwise as FoldedOtherwise
+from dovetail.errors.donation import BadDonation as BadDonation
+from dovetail.errors.donation import UnusableDonation as UnusableDonation
 from dovetail.errors.environment import MissingDependency as MissingDependency
 from dovetail.errors.environment import UnsupportedDevice as UnsupportedDevice
 from dovetail.errors.environment import UnsupportedTorchVersion as UnsupportedTorchVersion
@@ -350,16 +352,6 @@ class NotFunctional(DovetailError):
     because = "what is already in place has an order that the pass cannot see"
     way_out = "trace with torch.func.functionalize, or take the graph of torch.export before it is made in-place"
     rows = ("origin",)
-
-
-class BadDonation(DovetailError):
-    """An input cannot be donated."""
-
-    code = "DT-INPLACE-002"
-    summary = "{donation!r} cannot be donated: {reason}."
-    because = "donate names inputs of the graph by position or name: {known}"
-    way_out = "correct donate, or leave the input out"
-    rows = ()
 
 
 class InplaceMismatch(DovetailError):

@@ -14,7 +14,7 @@ against anything. A compiler that returns the graph module as it was gets no str
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +53,23 @@ class ForeignProgram:
     """Callable `(inputs: list) -> list`; empties the list."""
 
     def __init__(
-        self, program: Program, compiler: Compiler, described: DescribedFakes, forward: Program | None = None
+        self,
+        program: Program,
+        compiler: Compiler,
+        described: DescribedFakes,
+        forward: Program | None = None,
+        donated: Collection[int] = (),
     ) -> None:
-        """Let the compiler compile it. forward: of a backward half, its forward half."""
+        """Let the compiler compile it.
+
+        forward: of a backward half, its forward half. donated: numbers of inputs that the code may write.
+        """
+        self._donated = frozenset(donated)
         self._program = program
         self._name = _name_of(compiler)
         gm = to_graph_module(program, described=described)
         self._source = gm.code
-        self._run = _compiled(compiler, self._name, gm, program, forward)
+        self._run = _compiled(compiler, self._name, gm, program, forward, self._donated)
         self._is_boxed = is_boxed(self._run)
         is_graph = getattr(self._run, "__wrapped__", self._run) is gm and gm.code == self._source
         self._mends_strides = not is_graph  # which eager's own operators gave, whatever fakes of them say
@@ -78,7 +87,9 @@ class ForeignProgram:
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run. inputs: one per program input, in order; emptied."""
-        taken = {item.untyped_storage().data_ptr() for item in inputs if isinstance(item, torch.Tensor)} - {0}
+        kept = (item for index, item in enumerate(inputs) if index not in self._donated)
+        taken = {item.untyped_storage().data_ptr() for item in kept if isinstance(item, torch.Tensor)} - {0}
+        del kept
         if self._is_boxed:
             results = self._run(inputs)
         else:
@@ -160,11 +171,16 @@ def _laid_out(result: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 
 
 def _compiled(
-    compiler: Compiler, name: str, gm: fx.GraphModule, program: Program, forward: Program | None
+    compiler: Compiler,
+    name: str,
+    gm: fx.GraphModule,
+    program: Program,
+    forward: Program | None,
+    donated: Collection[int],
 ) -> Callable[..., Any]:
     extra: dict[str, object] = {}
     if wants_signature(compiler):
-        extra["signature"] = GraphSignature.of(program, forward=forward)
+        extra["signature"] = GraphSignature.of(program, forward=forward, donated=donated)
     made = compiler(gm, example_inputs_of(gm), **extra)
     if not callable(made):
         raise BadCompiler(compiler=name, program=program.name, what=_told(made))

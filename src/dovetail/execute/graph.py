@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dovetail.execute.donation import NOTHING_DONATED, Donated
 from dovetail.execute.protocol import RunnableProgram
 from dovetail.execute.second_order import Source
 from dovetail.execute.shared_bytes import announce_write
@@ -39,7 +40,7 @@ class CompiledGraph:
     autograd must not see: it would walk on to what they were computed from, and let go of what is saved there.
     residual_inputs: for residuals that are the new contents of an input, by their place: that input. counted_only:
     inputs that hold what the program should write: their version counters move. source: the compiled function itself,
-    where second derivatives are wanted.
+    where second derivatives are wanted. donated: inputs whose contents are lost.
     """
 
     forward: RunnableProgram
@@ -54,6 +55,7 @@ class CompiledGraph:
     written_in_backward: tuple[int, ...] = ()
     residual_inputs: Mapping[int, int] = field(default_factory=dict)
     counted_only: tuple[int, ...] = ()
+    donated: Donated = NOTHING_DONATED
     any_layout: bool = True
     source: Source | None = None
     unreached: tuple[int, ...] = ()
@@ -134,6 +136,8 @@ class CompiledGraph:
         written = [_target(w, inputs[w.input]) for w in self._copies]
         kept = {place: inputs[index] for place, index in self.residual_inputs.items()}
         counted = [inputs[index] for index in self.counted_only]
+        self.donated.count(inputs)
+        self.donated.take(inputs)
         results = list(self.forward(inputs))
         for target in counted:
             torch.autograd.graph.increment_version(target)

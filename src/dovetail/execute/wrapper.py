@@ -109,32 +109,15 @@ class _WrapperWriter:
         kept.update(flag.input for flag in self.plan.flags)
         kept.update(self.plan.touched)
         kept.update(extra.of if isinstance(extra, ViewBase) else extra.leader for extra in self.plan.extras)
-        for rule in self._sources():
-            if isinstance(rule, FromInput):
-                kept.add(rule.input)
-            elif isinstance(rule, FromView) and rule.of_input:
-                kept.add(rule.base)
+        kept.update(self.plan.returned_inputs())
         if self._needed_symbols():
             extras = range(self.plan.extras_at, self.plan.extras_at + len(self.plan.extras))
             kept.update(i for i in range(len(self.program.inputs)) if i not in extras)
         return sorted(kept)
 
-    def _sources(self) -> list[OutputRule]:
-        found: list[OutputRule] = []
-        rules = list(self.plan.outputs)
-        while rules:
-            rule = rules.pop()
-            if isinstance(rule, Rebuilt):
-                rules += rule.parts
-            elif isinstance(rule, AsLeaf | Rewritten):
-                rules.append(rule.of if isinstance(rule, AsLeaf) else rule.view)
-            else:
-                found.append(rule)
-        return found
-
     def _needed_symbols(self) -> list[str]:
         needed: dict[str, None] = {}
-        for rule in self._sources():
+        for rule in self.plan.sources():
             if isinstance(rule, FromView):
                 for step in rule.steps:
                     needed.update(dict.fromkeys(symbols_in((step.args, [a for _, a in step.kwargs]))))

@@ -17,12 +17,14 @@ from typing import Any
 
 from torch import fx, nn
 
-from dovetail.errors import BadOptionValue, NotYetSupported
+from dovetail.errors import BadOptionValue
 from dovetail.execute.foreign import Compiler, Compilers
-from dovetail.frontends.backend import dovetail_backend
+from dovetail.frontends.backend import compile_graph
 from dovetail.frontends.function import CompiledFunction
 from dovetail.frontends.function import compile as compile_function
 from dovetail.partition.problem import Problem
+from dovetail.pipeline.driver import PASS_NAMES
+from dovetail.pipeline.options import resolve_options
 from dovetail.torch_compat.boxed import boxed
 from dovetail.torch_compat.decompositions import by_overload
 
@@ -37,7 +39,7 @@ def aot_function(
     partition: Partition = "default",
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     inference_compiler: Compiler | None = None,
-    donate: Iterable[str | int] = (),
+    donate: str | int | Iterable[str | int] = (),
     **options: Any,
 ) -> CompiledFunction:
     """Compile a function with compilers of your own.
@@ -54,10 +56,13 @@ def aot_function(
             `partition.problem.Problem` and returns the numbers of the items to save.
         decompositions: rules by which operators are taken apart, by overload or packet; results are then the rules'.
         inference_compiler: for calls without gradients; `fw_compiler` by default.
-        donate: nothing yet.
+        donate: names or positions of arguments (of a module: of its `forward`), all tensors of which each call gives
+            away: contents are lost, and results may lie there. A compiler finds them in `signature.donated`, and may
+            write those.
         options: as for `dovetail.compile`; and `joint`, shown (gm, example_inputs) of programs before their split.
     Returns: a callable with the function's arguments.
-    Raises: BadOptionValue, NotYetSupported; when it is called, BadCompiler and BadCompiledResult.
+    Raises: BadOptionValue, BadDonation; when it is called, BadCompiler, BadCompiledResult, and UnusableDonation where
+        a donated tensor is passed twice, or lies in the same storage as another one of the call.
     """
     joint = options.pop("joint", None)
     chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate, joint)
@@ -98,7 +103,7 @@ def aot_module_simplified(
     partition: Partition = "default",
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     inference_compiler: Compiler | None = None,
-    donate: Iterable[str | int] = (),
+    donate: str | int | Iterable[str | int] = (),
     **options: Any,
 ) -> Callable[..., Any]:
     """Compile a module for these arguments at once: the last line of a back end for `torch.compile`.
@@ -114,7 +119,7 @@ def aot_module_simplified(
     chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate, joint)
     is_bare = isinstance(mod, fx.GraphModule) and not [*mod.parameters(), *mod.buffers()]
     if isinstance(mod, fx.GraphModule) and is_bare:  # what Dynamo makes: everything is an argument
-        return dovetail_backend(mod, args, options={**options, **chosen})
+        return compile_graph(mod, args, resolve_options({**options, **chosen}, PASS_NAMES))
     return compile_function(mod, args, **{**options, **chosen})
 
 
@@ -139,7 +144,7 @@ def _options(
     inference_compiler: Compiler | None,
     partition: Partition,
     decompositions: Mapping[Any, Callable[..., Any]] | None,
-    donate: Iterable[str | int],
+    donate: str | int | Iterable[str | int],
     joint: Any,
 ) -> dict[str, object]:
     given = {"bw_compiler": bw_compiler, "inference_compiler": inference_compiler, "joint": joint}
@@ -147,12 +152,6 @@ def _options(
         if not callable(compiler):
             expected = "a function (gm, example_inputs) -> callable"
             raise BadOptionValue(option=name, value=compiler, reason="it is called", expected=expected)
-    if tuple(donate):
-        raise NotYetSupported(
-            feature="donate=",
-            reason="what a caller gives away is not yet made known to compilers",
-            hint="leave it out, and call dovetail.passes.reinplace(gm, donate=...) in your compiler",
-        )
     compilers = Compilers(
         forward=fw_compiler,
         backward=bw_compiler or fw_compiler,
@@ -160,4 +159,4 @@ def _options(
         joint=joint,
         decompositions=by_overload(decompositions) if decompositions else None,
     )
-    return {"compilers": compilers, "partition": partition}
+    return {"compilers": compilers, "partition": partition, "donate": donate}

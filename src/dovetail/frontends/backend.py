@@ -15,12 +15,18 @@ from dovetail.analysis.arrangement import Arrangement
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.interpret import GraphInterpreter
 from dovetail.capture.recording import Recording
-from dovetail.errors import BadOptionValue, DataDependentControlFlow, DovetailWarning, UnsupportedInputMutation
+from dovetail.errors import (
+    BadDonation,
+    BadOptionValue,
+    DataDependentControlFlow,
+    DovetailWarning,
+    UnsupportedInputMutation,
+)
 from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
 from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
-from dovetail.pipeline.options import decompositions, resolve_options
+from dovetail.pipeline.options import Options, decompositions, refuse_donation, resolve_options
 from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, is_fake, new_fake_mode
 from dovetail.torch_compat.subclasses import is_wrapper
@@ -42,10 +48,19 @@ def dovetail_backend(
     gm, example_inputs: what Dynamo hands to a backend. options: see `pipeline.options`. mode: none is known so far.
     Raises: DovetailError, before anything ran.
     """
-    ensure_supported_torch()
     if mode not in (None, "default"):
         raise BadOptionValue(option="mode", value=mode, reason="modes are inductor's", expected="no mode")
     resolved = resolve_options(options, PASS_NAMES)
+    refuse_donation(resolved, "Dynamo decides what its graphs take: it may be a parameter")
+    return compile_graph(gm, example_inputs, resolved)
+
+
+def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: Options) -> Callable[..., Any]:
+    """Compile a graph without parameters of its own, as Dynamo makes them, for calls like this one.
+
+    resolved: `donate` names its placeholders. Raises: DovetailError, before anything ran.
+    """
+    ensure_supported_torch()
     if resolved.dynamic:
         raise BadOptionValue(
             option="dynamic", value=True, reason="Dynamo decides about sizes", expected="torch.compile(dynamic=True)"
@@ -68,6 +83,7 @@ def dovetail_backend(
         fixed = specs_with_parts(inputs[: len(own)], fixed[: len(own)], lambda part: fake_of(mode, part))
         return run(Recording(mode, fixed, None, arrangement, constants, rules))
 
+    donated = _donated(placeholders, example_inputs, resolved.donate)
     recording = run(Recording(fake_mode, specs, taken_apart=rules))
     logger.info(
         "graph of %d nodes from Dynamo: recorded as %d operators", len(gm.graph.nodes), recording.operator_count
@@ -76,11 +92,11 @@ def dovetail_backend(
     def source(inputs: Sequence[Any]) -> Sequence[Any]:
         return _as_sequence(gm(*inputs))
 
-    graphs = GraphVariants(recording, again, "graph", resolved, size_hints(specs), source)
+    graphs = GraphVariants(recording, again, "graph", resolved, size_hints(specs), source, donated)
     if recording.accesses().reach:  # where an input lies in its storage matters: the first call shows it
         return _Dispatch(graphs, gm, has_wrappers)
     apart = graphs.compile_apart()  # from here on what backward writes is known, too
-    return _Dispatch(graphs, gm, has_wrappers) if graphs.is_guarded or has_wrappers else apart
+    return _Dispatch(graphs, gm, has_wrappers) if graphs.is_guarded or has_wrappers or donated else apart
 
 
 class _Dispatch:
@@ -109,10 +125,27 @@ class _Dispatch:
                 DovetailWarning,
                 stacklevel=2,
             )
+        self.graphs.count_donations(own)
         return self._gm(*inputs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Dispatch:
         return self
+
+
+def _donated(
+    placeholders: Sequence[fx.Node], example_inputs: Sequence[Any], donate: Sequence[str | int]
+) -> dict[int, str]:
+    """Inputs that each call gives away, and what to call them. Raises: BadDonation."""
+    found: dict[int, str] = {}
+    names = [node.name for node in placeholders]
+    for wish in donate:
+        known = [i for i, name in enumerate(names) if (wish == i and type(wish) is int) or wish == name]
+        if not known:
+            raise BadDonation(donation=wish, reason="there is no such placeholder", known=", ".join(names))
+        if not isinstance(example_inputs[known[0]], torch.Tensor) or is_wrapper(example_inputs[known[0]]):
+            raise BadDonation(donation=wish, reason="it is no plain tensor", known=", ".join(names))
+        found[known[0]] = f"argument {wish!r}"
+    return found
 
 
 def _fixed_spec(spec: InputSpec, value: Any, mode: FakeMode) -> InputSpec:

@@ -28,6 +28,7 @@ from dovetail.errors import (
 )
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_kind import Call, SameKind
+from dovetail.frontends.donation import Donation
 from dovetail.frontends.inputs import size_hints, with_parts
 from dovetail.frontends.reach import Reach, Reaches
 from dovetail.frontends.recorded_call import CallRecorder, all_dims
@@ -80,7 +81,7 @@ class _Variant:
     alive: Alive
 
 
-_OWN_ATTRIBUTES = frozenset({"_target", "_options", "_name", "_reaches", "_variants", "_last", "_warned"})
+_OWN_ATTRIBUTES = frozenset({"_target", "_options", "_name", "_reaches", "_variants", "_last", "_warned", "_donation"})
 
 
 class CompiledFunction:
@@ -89,6 +90,7 @@ class CompiledFunction:
     def __init__(self, target: Callable[..., Any], options: Options) -> None:
         self._target = target
         self._options = options
+        self._donation = Donation.of(target, options.donate)
         self._name = identifier(getattr(target, "__name__", type(target).__name__))
         self._reaches = Reaches(target)
         self._variants: dict[tuple[object, ...], list[_Variant]] = {}
@@ -103,6 +105,8 @@ class CompiledFunction:
         with RECORDING:
             chosen = self._choose(args, kwargs)
         if chosen is None:
+            for tensor, _ in self._donation.tensors(args, kwargs):
+                torch.autograd.graph.increment_version(tensor)
             return self._call_eager(args, kwargs)
         graph, inputs, output_spec = chosen
         outputs = graph(*inputs)
@@ -263,6 +267,8 @@ class CompiledFunction:
         return variant
 
     def _capture(self, described: Call, unknown_sizes: bool) -> _Variant:
+        args, kwargs = unflatten(described.leaves, described.spec)
+        given = self._donation.places(args, kwargs, described.everything)
         recorder = CallRecorder(self._target, described, decompositions(self._options))
         met: list[object] = []
         described.reach.state.snapshot(met)
@@ -270,8 +276,9 @@ class CompiledFunction:
         dims = all_dims if self._options.dynamic else None
         recording = recorder.record(inputs, dims=dims, unknown_sizes=unknown_sizes)
         hints = size_hints(recording.specs)
+        donated = {recorder.sources.index(place): name for place, name in given.items()}
         again = partial(recorder.record, unknown_sizes=unknown_sizes)
-        graphs = GraphVariants(recording, again, self._name, self._options, hints, recorder.run)
+        graphs = GraphVariants(recording, again, self._name, self._options, hints, recorder.run, donated)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         guard = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
         has_wrappers = any(map(is_wrapper, inputs))

@@ -8,6 +8,7 @@
 | recomputed | REPEATS-FORWARD: the program says so, by a checkpoint; CHEAPEST-CUT: it costs less than saving |
 | in place | IN-PLACE |
 | copied | the code of an `analysis.inplace_plan.Reason` |
+| donated | USED; NOT-USED: no result fits; or that of a `pipeline.donation.Withheld` (only with `donate=`) |
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number
 from dovetail.ops.facts import facts_of
 from dovetail.partition.policy import can_run_again, is_cheap, is_view
-from dovetail.passes.inplace_report import InplaceReport, InplaceRow
+from dovetail.passes.inplace_report import DonationRow, InplaceReport, InplaceRow
 
-SAVED, RECOMPUTED, IN_PLACE, COPIED = KINDS = ("saved", "recomputed", "in place", "copied")
+KINDS = ("saved", "recomputed", "in place", "copied")
+DONATED = "donated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,17 @@ def _repeats(joint: Program) -> set[str]:
             found.update(value.name for value in node.results())
         number.update(zip(node.results(), same, strict=True))
     return found
+
+
+def kinds_in(decisions: Iterable[Decision]) -> tuple[str, ...]:
+    """The kinds that a report shows: those of donations only where there are some."""
+    return (*KINDS, *({DONATED} & {row.kind for row in decisions}))
+
+
+def donation_decisions(program: Program, donations: Iterable[DonationRow]) -> Iterator[Decision]:
+    """Rows for inputs that were given away."""
+    for row in donations:
+        yield Decision(DONATED, program.name, row.name, "", row.code, row.because, row.bytes, Origin())
 
 
 def inplace_decisions(before: Program, report: InplaceReport) -> Iterator[Decision]:

@@ -13,7 +13,13 @@ from dovetail.errors import NothingToExplain
 from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, compile
-from dovetail.inspect.decisions import Halves, inplace_decisions, split_decisions, with_repeats_marked
+from dovetail.inspect.decisions import (
+    Halves,
+    donation_decisions,
+    inplace_decisions,
+    split_decisions,
+    with_repeats_marked,
+)
 from dovetail.inspect.explanation import Explanation
 from dovetail.inspect.memory_map import call_text, memory_map, node_origins, operator_name, saved_storages, whole_step
 from dovetail.inspect.report_rows import Decision, MemoryMap, NodeRow, ProgramReport, StepRow
@@ -21,8 +27,9 @@ from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import Names
 from dovetail.partition.choose import PartitionReport
-from dovetail.passes.inplace_report import InplaceReport
+from dovetail.passes.inplace_report import DonationRow, InplaceReport
 from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.donation import DonationReport
 from dovetail.pipeline.driver import StepRecord
 from dovetail.pipeline.trail import Lowering, Step, Trail
 
@@ -150,8 +157,15 @@ class _Gatherer:
                 report = _kept_inplace_report(step)
                 if before is not None and report is not None:
                     found += inplace_decisions(before, report)
+                found += donation_decisions(step.program, report.donations if report is not None else _withheld(step))
                 before = step.program
         return found
+
+
+def _withheld(step: Step) -> tuple[DonationRow, ...]:
+    """Donated inputs that were not offered, if the step settled that."""
+    details = step.record.details if isinstance(step.record, StepRecord) else None
+    return details.donations if isinstance(details, DonationReport) else ()
 
 
 def _kept_inplace_report(step: Step) -> InplaceReport | None:

@@ -11,7 +11,8 @@ from dovetail.inspect.dump_folder import Compilation, DumpedStep, read_dump
 from dovetail.inspect.explain import explanations_of
 from dovetail.inspect.explanation import Explanation
 from dovetail.partition.choose import PartitionReport, StepCost
-from dovetail.passes.inplace_report import InplaceReport, InplaceRow
+from dovetail.passes.inplace_report import DonationRow, InplaceReport, InplaceRow
+from dovetail.pipeline.donation import DonationReport
 from dovetail.pipeline.driver import StepRecord
 from dovetail.pipeline.trail import Lowering, Step
 
@@ -59,7 +60,10 @@ def _record(written: Mapping[str, Any]) -> StepRecord:
 def _details(written: Mapping[str, Any]) -> object:
     """The report of a pass, where an explanation has rows for it."""
     if "rows" in written:
-        return InplaceReport(tuple(InplaceRow(**row) for row in written["rows"]))
+        donations = tuple(DonationRow(**row) for row in written.get("donations", ()))
+        return InplaceReport(tuple(InplaceRow(**row) for row in written["rows"]), donations=donations)
+    if "offered" in written:
+        return DonationReport(tuple(written["offered"]), tuple(DonationRow(**row) for row in written["donations"]))
     if "min_cut" in written:
         costs = {name: StepCost(**written[name]) for name in ("default", "min_cut")}
         return PartitionReport(again=written["again"], reason=written["reason"], **costs)

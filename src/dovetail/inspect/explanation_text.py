@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dovetail.inspect.decisions import KINDS
+from dovetail.inspect.decisions import kinds_in
 from dovetail.inspect.report_rows import Decision, MemoryMap, StepRow
 from dovetail.ir.program import Origin
 
@@ -21,6 +21,7 @@ _WHAT_BYTES_ARE = {
     "recomputed": "bytes made again in backward",
     "in place": "bytes that are not allocated",
     "copied": "bytes that are moved and nothing new is computed",
+    "donated": "bytes of results in memory that was given away",
 }
 
 
@@ -31,7 +32,7 @@ def render_text(explanation: Explanation, *, times: bool = True) -> str:
         level = _number(program.peak_bytes)
         lines.append(f"  {program.kind:<10} {len(program.nodes):>5} nodes, {level:>14} bytes by itself")
     lines += ["", "steps", *_steps(explanation.steps, times)]
-    for kind in KINDS:
+    for kind in kinds_in(explanation.decisions):
         lines += _decisions(kind, [row for row in explanation.decisions if row.kind == kind])
     for program in explanation.programs:
         lines += ["", f"largest storages at the peak of {program.kind}", *_top(program.memory)]

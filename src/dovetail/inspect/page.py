@@ -13,7 +13,7 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from dovetail.inspect.decisions import KINDS
+from dovetail.inspect.decisions import kinds_in
 from dovetail.inspect.explanation_text import origin_text
 from dovetail.inspect.report_rows import Decision, MemoryMap, NodeRow, ProgramReport, StepRow, StorageRow
 from dovetail.ir.program import Origin
@@ -28,6 +28,7 @@ _MEANING = {
     "recomputed": "Nodes that backward runs again because their results were not kept.",
     "in place": "Results that need no memory of their own. Bytes are those that are not allocated.",
     "copied": "Copies that are left, and why. Bytes are moved, and nothing new is computed.",
+    "donated": "Inputs that the caller gave away. Bytes are those of results in their memory.",
 }
 
 
@@ -65,7 +66,7 @@ def _tiles(explanation: Explanation) -> Iterator[str]:
     if len(explanation.programs) > 1:
         for program in explanation.programs:
             yield _tile(f"{program.kind} alone", program.peak_bytes, f"{len(program.nodes):,} nodes", "programs")
-    for kind in KINDS:
+    for kind in kinds_in(explanation.decisions):
         rows = [row for row in explanation.decisions if row.kind == kind]
         yield _tile(kind, sum(row.bytes for row in rows), f"{len(rows):,} rows", _anchor(kind))
 
@@ -136,7 +137,7 @@ def _share(part: int, total: int) -> str:
 
 
 def _decisions(explanation: Explanation) -> Iterator[str]:
-    for kind in KINDS:
+    for kind in kinds_in(explanation.decisions):
         rows = [row for row in explanation.decisions if row.kind == kind]
         total = sum(row.bytes for row in rows)
         yield f'<details class="decisions" id="{_anchor(kind)}"{" open" if rows else ""}>'

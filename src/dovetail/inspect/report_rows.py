@@ -114,8 +114,8 @@ class ProgramReport:
 class Decision:
     """One decision about memory.
 
-    kind: "saved", "recomputed", "in place" or "copied". code: of the reason, short and stable; why: in words.
-    bytes: that are held until backward, made again, not allocated, or moved.
+    kind: "saved", "recomputed", "in place", "copied" or "donated". code: of the reason, short and stable.
+    why: in words. bytes: that are held until backward, made again, not allocated, moved, or made in donated memory.
     """
 
     kind: str

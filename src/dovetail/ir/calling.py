@@ -191,6 +191,26 @@ class CallPlan:
     packs: tuple[Pack, ...] = ()
     touched: tuple[int, ...] = ()
 
+    def sources(self) -> list[OutputRule]:
+        """Where results come from in the end: rules that are not made of others."""
+        found: list[OutputRule] = []
+        rules = list(self.outputs)
+        while rules:
+            rule = rules.pop()
+            if isinstance(rule, Rebuilt):
+                rules += rule.parts
+            elif isinstance(rule, AsLeaf | Rewritten):
+                rules.append(rule.of if isinstance(rule, AsLeaf) else rule.view)
+            else:
+                found.append(rule)
+        return found
+
+    def returned_inputs(self) -> frozenset[int]:
+        """Inputs that the caller gets back, or a view of them."""
+        sources = self.sources()
+        whole = {rule.input for rule in sources if isinstance(rule, FromInput)}
+        return frozenset(whole | {rule.base for rule in sources if isinstance(rule, FromView) and rule.of_input})
+
     def is_followed_outside(self) -> bool:
         """Whether autograd follows something that is done to arguments outside of the program: a view or a write."""
         views = [rule for rule in map(_innermost, self.outputs) if isinstance(rule, FromView)]

@@ -58,15 +58,22 @@ class GraphSignature:
         forward: Program | None = None,
         loss: int | None = None,
         non_persistent: Collection[str] = (),
+        donated: Collection[int] = (),
     ) -> GraphSignature:
         """The signature of a program.
 
         forward: for the backward half of a split, its forward half, whose inputs the gradients belong to.
         loss: number of the user output that is the loss; without it, the loss is known of a program that takes exactly
         one tangent, for a single number. non_persistent: names of buffers that are not part of their module's state.
+        donated: numbers of inputs whose contents the caller gives up.
         Raises: UnsupportedSignature for a backward half without its forward.
         """
-        return _Reader(program, forward, loss, frozenset(non_persistent)).read()
+        signature = _Reader(program, forward, loss, frozenset(non_persistent)).read()
+        if not donated:
+            return signature
+        entries = enumerate(signature.inputs)
+        inputs = tuple(dataclasses.replace(entry, donated=index in donated) for index, entry in entries)
+        return dataclasses.replace(signature, inputs=inputs)
 
     # --- inputs, by purpose ---------------------------------------------------------------------------------------
 
@@ -111,6 +118,11 @@ class GraphSignature:
     def input_tokens(self) -> tuple[str, ...]:
         """Names of the inputs that order effects; programs of dovetail have none, their order is that of the nodes."""
         return tuple(e.argument.name for e in self.inputs if e.purpose is InputPurpose.TOKEN)
+
+    @property
+    def donated(self) -> tuple[str, ...]:
+        """Names of the inputs that may be written over: nobody reads them after the program."""
+        return tuple(e.argument.name for e in self.inputs if e.donated)
 
     @property
     def tangents(self) -> dict[str, int]:

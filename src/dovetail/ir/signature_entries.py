@@ -75,9 +75,13 @@ class InputEntry:
     index: int = -1
     persistent: bool = True
     members: tuple[str, ...] = ()
+    donated: bool = False
 
     def what(self) -> str:
         """In words: `parameter 'layers.0.weight'`."""
+        return f"{self._what()}, donated" if self.donated else self._what()
+
+    def _what(self) -> str:
         if self.members:
             return f"{self.purpose.value} {', '.join(self.members)}"
         what = f"{self.purpose.value} {self.target!r}" if self.target else self.purpose.value

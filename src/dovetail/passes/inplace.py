@@ -70,7 +70,7 @@ def work_in_place(
     for each size symbol, for the bytes of the report.
     """
     plan = choose_plan(program, donated, commit=commit)
-    return apply_plan(plan), report_of(plan, hints)
+    return apply_plan(plan), report_of(plan, hints, donated)
 
 
 @collection_paused()

@@ -62,6 +62,20 @@ class InplaceRow:
 
 
 COPY = "copy"
+USED, NOT_USED = "USED", "NOT-USED"
+
+
+@dataclass(frozen=True, slots=True)
+class DonationRow:
+    """What became of a donated input.
+
+    code: USED, NOT-USED, or why it was not offered to the pass. bytes: of results that lie in it.
+    """
+
+    name: str
+    code: str
+    because: str
+    bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +83,15 @@ class InplaceReport:
     """The rows in program order.
 
     postponed: names of results that are computed later than they stood. unused_donations: names of donated inputs that
-    nothing is written to. commit_point: how many nodes run before the first one that writes an input.
+    nothing is written to. commit_point: how many nodes run before the first one that writes an input. donations: what
+    became of each donated input.
     """
 
     rows: tuple[InplaceRow, ...] = ()
     postponed: tuple[str, ...] = ()
     unused_donations: tuple[str, ...] = ()
     commit_point: int = 0
+    donations: tuple[DonationRow, ...] = ()
 
     @property
     def in_place(self) -> int:
@@ -121,15 +137,28 @@ def report_of(
     for node in plan.order:
         rows += _Rows(plan, node, producers, hints or {}).made()
     inputs = plan.program.inputs
-    number_of = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
     outside = plan.program.input_storages()
-    used = {number for storage, number in number_of.items() if storage not in outside}
+    donations = tuple(_donation(plan, inputs[i], hints or {}) for i in donated)
     return InplaceReport(
         tuple(rows),
         tuple(_name(node) for node in plan.postponed),
-        tuple(inputs[i].name for i in donated if number_of[inputs[i].tensor.storage] not in used),
+        tuple(row.name for row in donations if row.code == NOT_USED),
         _commit_point(plan, outside),
+        donations,
     )
+
+
+def _donation(plan: InplacePlan, value: Value, hints: Mapping[str, Number]) -> DonationRow:
+    """What lies in the memory of a donated input."""
+    number = plan.places[value.tensor.storage][0].number
+    outside = plan.program.input_storages()
+    there = {s for s, (buffer, _) in plan.places.items() if buffer.number == number and s not in outside}
+    if not there:
+        return DonationRow(value.name, NOT_USED, "no result fits into it")
+    made = (v for node in plan.program.nodes for v in node.results() if v.is_tensor and v.tensor.storage in there)
+    first = {v.tensor.storage: v for v in reversed(list(made))}
+    count = f"{len(first)} results lie" if len(first) > 1 else f"{next(iter(first.values())).name} lies"
+    return DonationRow(value.name, USED, f"{count} in its memory", sum(_size_bytes(v, hints) for v in first.values()))
 
 
 def _commit_point(plan: InplacePlan, outside: frozenset[int]) -> int:
@@ -239,15 +268,16 @@ class _Rows:
         return _with_copy(row, kept, copied)
 
     def _bytes(self, values: Iterable[Value]) -> int:
-        total = 0
-        for value in values:
-            if value.is_tensor:
-                size = value.tensor.size_bytes()
-                if isinstance(size, int):
-                    total += size
-                    continue
-                total += int(evaluate(size, {name: self.hints.get(name, 1) for name in symbols_in(size)}))
-        return total
+        return sum(_size_bytes(value, self.hints) for value in values)
+
+
+def _size_bytes(value: Value, hints: Mapping[str, Number]) -> int:
+    if not value.is_tensor:
+        return 0
+    size = value.tensor.size_bytes()
+    return (
+        size if isinstance(size, int) else int(evaluate(size, {name: hints.get(name, 1) for name in symbols_in(size)}))
+    )
 
 
 def _with_copy(row: InplaceRow, kept: Kept, copied: int) -> InplaceRow:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
-from dovetail.errors import CaptureFailed, LateSizeAssumption
+from dovetail.errors import CaptureFailed, LateSizeAssumption, UnusableDonation
 from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.donation import Donated
 from dovetail.execute.foreign import ForeignProgram, example_inputs_of
 from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.installed import executor_by_name
@@ -33,6 +34,7 @@ from dovetail.partition.recompute import keeps_named, split_keeping
 from dovetail.partition.split import Split, split_by_phase
 from dovetail.pipeline.copies_back import carry_out_writes, counted_only
 from dovetail.pipeline.differential import verify_same_results
+from dovetail.pipeline.donation import late_writes, offer_inputs
 from dovetail.pipeline.driver import StepRecord, run_half_passes, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.options import Options
@@ -40,12 +42,15 @@ from dovetail.pipeline.options import Options
 logger = logging.getLogger("dovetail")
 
 
-def compile_recording(recording: Recording, name: str, options: Options, hints: Mapping[str, Number]) -> CompiledGraph:
+def compile_recording(
+    recording: Recording, name: str, options: Options, hints: Mapping[str, Number], donated: Collection[int] = ()
+) -> CompiledGraph:
     """The compiled graph of a recording.
 
-    hints: a number for each size symbol. Raises: DovetailError; the recorded function's owner is as it was.
+    hints: a number for each size symbol. donated: numbers of inputs that each call gives away.
+    Raises: DovetailError; the recorded function's owner is as it was.
     """
-    return _GraphCompiler(recording, name, options, hints).compile()
+    return _GraphCompiler(recording, name, options, hints, donated).compile()
 
 
 class _GraphCompiler:
@@ -56,7 +61,11 @@ class _GraphCompiler:
     passes decide for the first pattern holds for all, so that every backward finds the values it reads.
     """
 
-    def __init__(self, recording: Recording, name: str, options: Options, hints: Mapping[str, Number]) -> None:
+    def __init__(
+        self, recording: Recording, name: str, options: Options, hints: Mapping[str, Number], donated: Collection[int]
+    ) -> None:
+        self._donated = Donated(tuple(sorted(donated)))
+        self._is_offered = False
         self._recording = recording
         self._name = name
         self._options = options
@@ -105,6 +114,7 @@ class _GraphCompiler:
             unreached=self._unreached(split.backward),
             residual_inputs=_residual_inputs(split.forward, plan),
             counted_only=counted_only(split.forward, plan),
+            donated=self._donated,
             written_in_backward=tuple(
                 r.input for r in signature.outputs if isinstance(r, InputMutation) and not r.constant
             ),
@@ -167,18 +177,43 @@ class _GraphCompiler:
             verify_same_results("partition", program, joined(program, split), self._hints)
         dump.step("forward", split.forward, record, part=FORWARD)
         dump.step("backward", split.backward, record, part=BACKWARD)
+        self._offer(split, dump)
         if self._options.compilers is not None:
             return split  # works in place if its compiler does
         written = carry_out_writes(split.forward, self._recording.outputs.plan)
         if written is not split.forward:
             dump.step("write_inputs-forward", written, _wrote_inputs(split.forward, written), FORWARD)
         forward, backward = (
-            run_half_passes(half, self._options, dump, self._hints, part)
-            for half, part in ((written, FORWARD), (split.backward, BACKWARD))
+            run_half_passes(half, self._options, dump, self._hints, part, donated)
+            for half, part, donated in (
+                (written, FORWARD, self._donated.offered),
+                (split.backward, BACKWARD, ()),
+            )
         )
         split = replace(split, forward=forward, backward=backward)
         self._dump_code(dump, split)
         return split
+
+    def _offer(self, split: Split, dump: Dump) -> None:
+        """Settle, when forward is made, which of the inputs that are given away it may work in.
+
+        Raises: UnusableDonation for the backward of another pattern that has to do with those, after all.
+        """
+        if not self._donated.given:
+            return
+        if self._is_offered:
+            for index in late_writes(split.backward) & {*self._donated.offered}:
+                reason = "forward may have used its memory, and this backward writes it"
+                raise UnusableDonation(name=split.forward.inputs[index].name, reason=reason)
+            return
+        start = time.perf_counter_ns()
+        plan, stand_ins = self._recording.outputs.plan, self._recording.stand_ins
+        keeps = self._options.double_backward and self._recording.can_train
+        report = offer_inputs(self._donated.given, (split.forward, split.backward), plan, stand_ins, keeps_inputs=keeps)
+        self._donated, self._is_offered = replace(self._donated, offered=report.offered), True
+        count = len(split.forward.nodes)
+        record = StepRecord("donate", count, count, _elapsed_us(start), str(report), details=report)
+        dump.step("donate-forward", split.forward, record, FORWARD)
 
     def _split(self, program: Program) -> tuple[Split, PartitionReport | None]:
         """The program in halves. What the first pattern saves holds for all: the others compute the rest again."""
@@ -207,10 +242,10 @@ class _GraphCompiler:
             return CompiledProgram(half, self._executors)
         described = self._described()
         if kind == "inference":
-            return ForeignProgram(half, compilers.inference, described)
+            return ForeignProgram(half, compilers.inference, described, donated=self._donated.offered)
         if any(isinstance(role, Tangent) for role in half.signature.inputs):
             return ForeignProgram(half, compilers.backward, described, self._graph.forward.program)
-        return ForeignProgram(half, compilers.forward, described)
+        return ForeignProgram(half, compilers.forward, described, donated=self._donated.offered)
 
     def _described(self) -> DescribedFakes:
         """Describes values with the symbols that they were recorded with."""
@@ -250,10 +285,14 @@ class _GraphCompiler:
         split = self._pending.pop(pattern, None)
         if split is None:
             logger.info("%s: backward variant %d, gradients arrive as %s", self._name, len(self._backwards), pattern)
-            facts = self._recording.size_facts
+            facts, known = self._recording.size_facts, len(self._recording.constants)
             split = self._lower(f"{self._name}_{len(self._backwards)}", pattern)
             if self._recording.size_facts != facts:
                 raise LateSizeAssumption(pattern=pattern)
+            if self._donated.offered and len(self._recording.constants) > known:
+                name = ", ".join(split.forward.inputs[index].name for index in self._donated.offered)
+                reason = "backward meets a tensor that could have been part of it"
+                raise UnusableDonation(name=name, reason=reason)
         tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
         compiled = self._dumps[pattern].watched(self._code_for(split.backward), BACKWARD)
         return CompiledBackward.of(compiled, tangents, self._graph.residuals)

@@ -8,7 +8,7 @@ report)`. The driver checks it (`verify`), and keeps its result only if it does 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from dovetail.analysis.liveness import simulate_peak
@@ -74,11 +74,21 @@ def run_passes(
     return _run_all(PASSES, program, options, dump, hints, decisions or {})
 
 
-def run_half_passes(program: Program, options: Options, dump: Dump, hints: Mapping[str, Number], part: str) -> Program:
-    """One half of a split after the passes that look at it alone. part: which half."""
+def run_half_passes(
+    program: Program,
+    options: Options,
+    dump: Dump,
+    hints: Mapping[str, Number],
+    part: str,
+    donated: Collection[int] = (),
+) -> Program:
+    """One half of a split after the passes that look at it alone.
+
+    part: which half. donated: numbers of inputs whose memory may be used.
+    """
     if options.stop_after in {name for name, _ in PASSES}:
         return program
-    return _run_all(HALF_PASSES, program, options, dump, hints, {}, part)[0]
+    return _run_all(HALF_PASSES, program, options, dump, hints, {}, part, donated)[0]
 
 
 def _run_all(
@@ -89,12 +99,13 @@ def _run_all(
     hints: Mapping[str, Number],
     decisions: Mapping[str, bool],
     part: str = JOINT,
+    donated: Collection[int] = (),
 ) -> tuple[Program, tuple[StepRecord, ...]]:
     records: list[StepRecord] = []
     for name, function in passes:
         if name in options.skip:
             continue
-        program, record = _run_pass(name, function, program, options, hints, decisions.get(name))
+        program, record = _run_pass(name, function, program, options, hints, decisions.get(name), donated)
         records.append(record)
         dump.step(name if part == JOINT else f"{name}-{part}", program, record, part)
         if name == options.stop_after:
@@ -109,10 +120,12 @@ def _run_pass(
     options: Options,
     hints: Mapping[str, Number],
     keep: bool | None,
+    donated: Collection[int],
 ) -> tuple[Program, StepRecord]:
     before_text = program_text(program) if options.verify else ""
     start = time.perf_counter_ns()
-    result, report = work_in_place(program, hints=hints) if function is work_in_place else function(program)
+    is_last = function is work_in_place
+    result, report = work_in_place(program, donated, hints=hints) if is_last else function(program)
     elapsed_us = (time.perf_counter_ns() - start) // 1000
     if options.verify:
         if program_text(program) != before_text:
@@ -122,8 +135,8 @@ def _run_pass(
         verify_program(result, writes)
     if options.verify > 1 and result is not program:
         verify_same_results(name, program, result, hints)
-        if function is work_in_place:
-            verify_inplace(program, result, commit=True, hints=hints)
+        if is_last:
+            verify_inplace(program, result, donated=donated, commit=True, hints=hints)
     reason = "" if keep is not False else "DECIDED-BEFORE: dropped for the first pattern"
     if keep is None and result is not program:
         before, after = simulate_peak(program, hints).peak_bytes, simulate_peak(result, hints).peak_bytes

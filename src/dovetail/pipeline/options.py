@@ -12,6 +12,7 @@
 | max_variants | - | how many kinds of calls one compiled function may keep, and how many programs each kind |
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
 | double_backward | - | keep the inputs of each call, so that backward works with create_graph=True |
+| donate | - | arguments, by name or position, whose memory each call gives away; see docs/inplace.md |
 | executors | - | executors, or names of them, in order of preference |
 | trail | - | a `pipeline.trail.Trail` that keeps what every step made; see `dovetail.explain` |
 | compilers | - | `execute.foreign.Compilers` of the user's, called in place of executors; see `dovetail.aot_function` |
@@ -58,6 +59,7 @@ class Options:
     max_variants: int = 8
     dynamic: bool = False
     double_backward: bool = False
+    donate: tuple[str | int, ...] = ()
     executors: tuple[str | Executor, ...] = ("aten",)
     compilers: Compilers | None = None
     trail: Trail | None = None
@@ -83,9 +85,18 @@ def resolve_options(given: Mapping[str, object] | None, pass_names: tuple[str, .
             values[name] = tuple(part for part in str(values[name]).split(",") if part)
         elif isinstance(values.get(name), list):
             values[name] = tuple(values[name])  # type: ignore[arg-type]
+    donate = values.get("donate", ())
+    values["donate"] = tuple(donate) if isinstance(donate, list | tuple | set | frozenset) else (donate,)
     options = Options(**values)  # type: ignore[arg-type]
     _check(options, pass_names)
     return options
+
+
+def refuse_donation(options: Options, reason: str) -> None:
+    """Raise BadOptionValue where arguments are donated and cannot be."""
+    if options.donate:
+        expected = "dovetail.compile(fn, donate=...), or none"
+        raise BadOptionValue(option="donate", value=options.donate, reason=reason, expected=expected)
 
 
 def decompositions(options: Options) -> Decompositions | None:

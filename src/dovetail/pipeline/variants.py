@@ -20,6 +20,7 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
 from dovetail.errors import PassChangedMeaning
 from dovetail.execute.alias_guard import AliasGuard, size_of
+from dovetail.execute.donation import Donated, refuse_sharing
 from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.second_order import Source
 from dovetail.ir.program import Value
@@ -52,8 +53,15 @@ class GraphVariants:
         options: Options,
         hints: Mapping[str, Number],
         source: Source | None = None,
+        donated: Mapping[int, str] | None = None,
     ) -> None:
-        """Start from a recording. source: the function itself, in eager mode, as `execute.second_order` calls it."""
+        """Start from a recording.
+
+        source: the function itself, in eager mode, as `execute.second_order` calls it. donated: inputs that each call
+        gives away, and what to call them.
+        """
+        self._donated = donated or {}
+        self._closed_over: dict[str, torch.Tensor] = {}
         self._source = source if options.double_backward else None
         self._recording = recording
         self._again = again
@@ -86,7 +94,28 @@ class GraphVariants:
         return self._compile(self._recording, APART)
 
     def select(self, inputs: Sequence[Any]) -> CompiledGraph | None:
-        """The graph for these inputs, compiled when it is new; None when the number of graphs has reached its limit."""
+        """The graph for these inputs, compiled when it is new; None when the number of graphs has reached its limit.
+
+        Raises: UnusableDonation for inputs that cannot be given away.
+        """
+        if not self._donated:
+            return self._select(inputs)
+        self._refuse_donations(inputs)
+        known = len(self._closed_over)
+        graph = self._select(inputs)
+        if len(self._closed_over) > known:
+            self._refuse_donations(inputs)
+        return graph
+
+    def count_donations(self, inputs: Sequence[Any]) -> None:
+        """Move the version counters of what a call gives away, where no compiled graph does."""
+        Donated(tuple(self._donated)).count(inputs)
+
+    def _refuse_donations(self, inputs: Sequence[Any]) -> None:
+        tensors = [*inputs, *self._closed_over.values()]
+        refuse_sharing(self._donated, tensors, [*self._names[: len(inputs)], *self._closed_over])
+
+    def _select(self, inputs: Sequence[Any]) -> CompiledGraph | None:
         if self._guard is None and (graph := self._graphs.get(APART)) is not None:
             return graph
         arguments = [*inputs, *self._constants]
@@ -153,7 +182,9 @@ class GraphVariants:
 
     def _compile(self, recording: Recording, arrangement: Arrangement) -> CompiledGraph:
         name = self._name if not self._graphs else f"{self._name}_{len(self._graphs)}"
-        graph = self._graphs[arrangement] = compile_recording(recording, name, self._options, self._hints)
+        graph = self._graphs[arrangement] = compile_recording(
+            recording, name, self._options, self._hints, self._donated
+        )
         graph.source = None if arrangement.groups else self._source
         self._learn(recording)
         if self._options.verify and self._options.compilers is None:  # others' code need not run on fakes
@@ -162,6 +193,7 @@ class GraphVariants:
 
     def _learn(self, recording: Recording) -> None:
         """Add what a recording does to what is known of the function."""
+        self._closed_over.update(zip(recording.constant_names, recording.constants, strict=True))
         merged = self._accesses.merge(recording.accesses())
         if merged != self._accesses:
             self._accesses = merged
