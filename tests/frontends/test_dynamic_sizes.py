@@ -257,3 +257,16 @@ def test_a_symbol_is_a_size_above_one(size: int) -> None:
     for rows in (4, size, 3):
         x = torch.rand(rows, 3)
         assert torch.equal(compiled(x), program(x))
+
+
+def test_strides_that_no_size_determines() -> None:
+    compiled = dovetail.compile(lambda x: x + x.sum(0), dynamic=True)
+    for x in (
+        torch.rand(8, 6)[::2],
+        torch.rand(9, 12)[::3],
+        torch.rand(6, 8).t(),
+        torch.rand(8, 12)[:, ::3],
+        torch.rand(4, 6),
+    ):
+        assert torch.equal(compiled(x), x + x.sum(0))
+        assert compiled(x).stride() == (x + x.sum(0)).stride()

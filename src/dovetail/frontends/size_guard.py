@@ -39,6 +39,7 @@ class SizeGuard:
         for meta, tensor in pairs:
             if len(meta.shape) != tensor.dim() or not _bind(meta.shape, tensor.shape, sizes):
                 return None
+        _bind_strides(pairs, sizes)
         fits = all(number > 1 for number in sizes.values()) and all(_has_shape(meta, x, sizes) for meta, x in pairs)
         return sizes if fits and all(evaluate(fact, sizes) for fact in self.facts) else None
 
@@ -52,6 +53,7 @@ class SizeGuard:
             fits = len(meta.shape) == tensor.dim() and _bind(meta.shape, tensor.shape, sizes)
             if not fits or not _has_shape(meta, tensor, sizes):
                 return f"{name} has shape {given}, and the program is for {wanted}" + _text(sizes)
+        _bind_strides(self._pairs(tensors), sizes)
         small = next((symbol for symbol, number in sizes.items() if number < 2), None)
         if small is not None:
             return f"the program is for sizes above 1, and {small} is {sizes[small]}"
@@ -81,6 +83,14 @@ def _bind(wanted: tuple[Size, ...], given: Sequence[int], sizes: dict[str, Numbe
         if isinstance(size, SizeExpr) and size.op == "symbol" and sizes.setdefault(str(size), number) != number:
             return False
     return True
+
+
+def _bind_strides(pairs: Sequence[tuple[TensorMeta, torch.Tensor]], sizes: dict[str, Number]) -> None:
+    """Give numbers to symbols that are the stride of a dimension and no size."""
+    for meta, tensor in pairs:
+        for step, number in zip(meta.stride, tensor.stride(), strict=True):
+            if isinstance(step, SizeExpr) and step.op == "symbol":
+                sizes.setdefault(str(step), number)
 
 
 def _agrees(meta: TensorMeta, tensor: torch.Tensor, sizes: Mapping[str, Number]) -> bool:
