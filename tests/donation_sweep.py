@@ -11,15 +11,12 @@ when something failed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -31,10 +28,11 @@ from dovetail.testing.agreement import Observation, first_difference, observe
 from dovetail.testing.aliasing import AliasProgram, alias_program
 from dovetail.testing.programs import RandomProgram, random_program
 from tests.recompute_sweep import program as chain_program
+from tests.searching import Standing, begin, keep, parser_of
 
 
 @dataclass
-class State:
+class State(Standing):
     """Where a search stands. next: the first seed that was not tried.
 
     offered, used: calls in which a donated input could be worked in, and in which a result lay in one. stopped: calls
@@ -42,14 +40,11 @@ class State:
     refused, without donations as well.
     """
 
-    next: int
-    tried: int = 0
     refused: int = 0
     offered: int = 0
     used: int = 0
     stopped: int = 0
     others: int = 0
-    failures: dict[str, str] = field(default_factory=dict)
 
 
 def in_place(gm: torch.fx.GraphModule, example_inputs: list[Any], *, signature: GraphSignature) -> Callable[..., Any]:
@@ -209,24 +204,15 @@ def search(state: State, step: int, seconds: float, programs: int | None) -> Non
 
 def main(argv: list[str] | None = None) -> int:
     """Search, and print what was found."""
-    parser = argparse.ArgumentParser(prog="python -m tests.donation_sweep", description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--programs", type=int)
-    parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
-    parser.add_argument("--state", type=Path, help="file to go on from, and to write")
-    parser.add_argument("--first", type=int, default=1000)
+    parser = parser_of("tests.donation_sweep", __doc__)
     options = parser.parse_args(argv)
-    index, shards = map(int, options.shard.split("/"))
-    state = State(options.first + index)
-    if options.state is not None and options.state.exists():
-        state = State(**json.loads(options.state.read_text()))
+    state, shards = begin(options, State(0))
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     end = time.monotonic() + options.minutes * 60
     while time.monotonic() < end and (options.programs is None or state.tried < options.programs):
         search(state, shards, min(20.0, end - time.monotonic()), options.programs)
-        if options.state is not None:
-            options.state.write_text(json.dumps(asdict(state), indent=2) + "\n")
+        keep(options, state)
         print({k: v for k, v in asdict(state).items() if k != "failures"}, "failures", len(state.failures), flush=True)
     for seed, error in state.failures.items():
         print(f"--first {seed} --programs 1: {error}")

@@ -11,14 +11,13 @@ stopped. The exit status is 1 when something failed.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import re
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,6 +25,7 @@ import torch
 from dovetail.errors import DovetailError
 from tests.freeze_agreement import check_program
 from tests.freeze_programs import FreezeProgram, freeze_program, is_valid
+from tests.searching import Standing, begin, keep, parser_of
 
 _SMALLER_SECONDS = 60.0
 _FILE = '''"""{kind}"""
@@ -43,13 +43,10 @@ if __name__ == "__main__":
 
 
 @dataclass
-class State:
+class State(Standing):
     """Where a search stands. next: the first seed that was not tried. failures: seed -> first line of the error."""
 
-    next: int
-    tried: int = 0
     refused: int = 0
-    failures: dict[str, str] = field(default_factory=dict)
 
 
 def search(
@@ -115,12 +112,7 @@ def _is_refusal(error: Exception | None) -> bool:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.freeze_sweep", description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--programs", type=int, help="stop when so many were tried, those before --state included")
-    parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
-    parser.add_argument("--state", type=Path, help="file to go on from, and to write")
-    parser.add_argument("--first", type=int, default=1000, help="the first seed of a new search")
+    parser = parser_of("tests.freeze_sweep", __doc__)
     parser.add_argument("--failures", type=Path, default=Path("sweep-failures"), help="folder for failing programs")
     return parser.parse_args(argv)
 
@@ -128,17 +120,13 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Search, and say now and then how far it is."""
     options = _arguments(argv)
-    index, shards = map(int, options.shard.split("/"))
-    state = State(options.first + index)
-    if options.state is not None and options.state.exists():
-        state = State(**json.loads(options.state.read_text()))
+    state, shards = begin(options, State(0))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.getLogger("torch").setLevel(logging.CRITICAL)  # fakes report what is refused
 
     def note(now: State) -> None:
-        if options.state is not None:
-            options.state.write_text(json.dumps(asdict(now), indent=2) + "\n")
+        keep(options, now)
         if now.tried % 100 == 0:
             print(f"{now.tried} programs, {now.refused} refused, {len(now.failures)} failures", flush=True)
 

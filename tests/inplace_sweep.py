@@ -12,12 +12,11 @@ something failed.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dovetail.testing.functional_programs import FunctionalProgram, functional_program
 from dovetail.testing.inplace_agreement import Disagreement, check_careless, check_dynamic, check_in_place
 from dovetail.testing.shrinking import shrink_program
+from tests.searching import Standing, begin, keep, parser_of
 
 _RUN = """
 
@@ -49,16 +49,13 @@ _KINDS = ("in_place", "careless", "dynamic")
 
 
 @dataclass
-class State:
+class State(Standing):
     """Where a search stands. next: the first seed that was not tried. wrong: programs that were made wrong on purpose.
 
     failures: label -> first line of the error.
     """
 
-    next: int
-    tried: int = 0
     wrong: int = 0
-    failures: dict[str, str] = field(default_factory=dict)
 
 
 def search(
@@ -118,12 +115,7 @@ def write_failure(program: FunctionalProgram, kind: str, error: Exception, folde
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.inplace_sweep", description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--programs", type=int, help="stop when so many were tried, those before --state included")
-    parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
-    parser.add_argument("--state", type=Path, help="file to go on from, and to write")
-    parser.add_argument("--first", type=int, default=1000, help="the first seed of a new search")
+    parser = parser_of("tests.inplace_sweep", __doc__)
     parser.add_argument("--failures", type=Path, default=Path("sweep-failures"), help="folder for failing programs")
     return parser.parse_args(argv)
 
@@ -131,15 +123,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Search, and say now and then how far it is."""
     options = _arguments(argv)
-    index, shards = map(int, options.shard.split("/"))
-    state = State(options.first + index)
-    if options.state is not None and options.state.exists():
-        state = State(**json.loads(options.state.read_text()))
+    state, shards = begin(options, State(0))
     torch.set_num_threads(1)
 
     def note(now: State) -> None:
-        if options.state is not None:
-            options.state.write_text(json.dumps(asdict(now), indent=2) + "\n")
+        keep(options, now)
         if now.tried % 1000 == 0:
             print(f"{now.tried} programs, {now.wrong} wrong ones noticed, {len(now.failures)} failures", flush=True)
 

@@ -11,16 +11,13 @@ The exit status is 1 when something failed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -29,6 +26,7 @@ from torch import Tensor
 
 import dovetail
 from dovetail.partition import choose, work
+from tests.searching import Standing, begin, keep, parser_of
 
 _SIZE = 6
 Step: TypeAlias = "Callable[[Tensor, Tensor, Tensor], Tensor]"
@@ -73,14 +71,11 @@ STEPS: dict[str, Step] = {
 
 
 @dataclass
-class State:
+class State(Standing):
     """Where a search stands. next: the first seed that was not tried. again: programs that computed values again."""
 
-    next: int
-    tried: int = 0
     raised: int = 0
     again: int = 0
-    failures: dict[str, str] = field(default_factory=dict)
 
 
 def program(seed: int) -> Callable[..., tuple[Tensor, ...]]:
@@ -180,21 +175,12 @@ def search(state: State, step: int, seconds: float, programs: int | None, note: 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a search from the command line; gives its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.recompute_sweep", description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--programs", type=int, help="stop when so many were tried, those before --state included")
-    parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
-    parser.add_argument("--first", type=int, default=1000, help="the first seed")
-    parser.add_argument("--state", type=Path, help="a file that says where the search stands; it goes on from there")
+    parser = parser_of("tests.recompute_sweep", __doc__)
     options = parser.parse_args(argv)
-    index, shards = map(int, options.shard.split("/"))
-    state = State(options.first + index)
-    if options.state is not None and options.state.exists():
-        state = State(**json.loads(options.state.read_text()))
+    state, shards = begin(options, State(0))
 
     def note(state: State) -> None:
-        if options.state is not None:
-            options.state.write_text(json.dumps(asdict(state)))
+        keep(options, state)
 
     warnings.simplefilter("ignore")
     search(state, shards, options.minutes * 60, options.programs, note)

@@ -14,14 +14,13 @@ state file, the search goes on where it stopped. The exit status is 1 when somet
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,6 +35,7 @@ from dovetail.testing.aliasing import AliasProgram, alias_program
 from dovetail.testing.programs import RandomProgram, random_program
 from dovetail.testing.sanitizer import AliasSanitizer
 from dovetail.testing.shrinking import shrink_program
+from tests.searching import Standing, begin, keep, parser_of
 
 _RUN = """
 
@@ -64,13 +64,10 @@ GENERATORS: dict[str, tuple[Callable[[int], AnyProgram], ...]] = {
 
 
 @dataclass
-class State:
+class State(Standing):
     """Where a search stands. next: the first seed that was not tried. failures: label -> first line of the error."""
 
-    next: int
-    tried: int = 0
     refused: int = 0
-    failures: dict[str, str] = field(default_factory=dict)
     kind: str = "plain"
 
 
@@ -143,14 +140,9 @@ def write_failure(program: AnyProgram, error: Exception, folder: Path, sanitize:
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--programs", type=int, help="stop when so many were tried, those before --state included")
+    parser = parser_of("tests.sweep", __doc__)
     parser.add_argument("--kind", choices=GENERATORS, default="both", help="which programs; a --state file has its own")
     parser.add_argument("--sanitize", action="store_true", help="check each operator with the alias sanitizer")
-    parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
-    parser.add_argument("--state", type=Path, help="file to go on from, and to write")
-    parser.add_argument("--first", type=int, default=1000, help="the first seed of a new search")
     parser.add_argument("--failures", type=Path, default=Path("sweep-failures"), help="folder for failing programs")
     return parser.parse_args(argv)
 
@@ -158,10 +150,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Search, with a progress bar."""
     options = _arguments(argv)
-    index, shards = map(int, options.shard.split("/"))
-    state = State(options.first + index, kind=options.kind)
-    if options.state is not None and options.state.exists():
-        state = State(**json.loads(options.state.read_text()))
+    state, shards = begin(options, State(0, kind=options.kind))
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     seconds = options.minutes * 60
@@ -173,8 +162,7 @@ def main(argv: list[str] | None = None) -> int:
         def show(now: State) -> None:
             text = f"{now.tried} programs, {len(now.failures)} failures, {now.refused} refused"
             progress.update(task, completed=time.monotonic() - start, description=text)
-            if options.state is not None:
-                options.state.write_text(json.dumps(asdict(now), indent=2) + "\n")
+            keep(options, now)
 
         search(state, shards, Limits(seconds, options.programs, options.sanitize), options.failures, show)
     for label, kind in state.failures.items():

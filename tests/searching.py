@@ -1,0 +1,47 @@
+"""What searches over random programs share: where they stand, what their commands take, and going on from a file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+
+@dataclass
+class Standing:
+    """Where a search stands. next: the first seed that was not tried. failures: label -> what is wrong."""
+
+    next: int
+    tried: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+S = TypeVar("S", bound=Standing)
+
+
+def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
+    """The arguments that every search takes. description: the docstring of the module."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=(description or "").split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--programs", type=int, help="stop when so many were tried, those before --state included")
+    parser.add_argument("--shard", default="0/1", help="i/n: every n-th seed, beginning with the i-th (from 0)")
+    parser.add_argument("--state", type=Path, help="file to go on from, and to write")
+    parser.add_argument("--first", type=int, default=1000, help="the first seed of a new search")
+    return parser
+
+
+def begin(options: argparse.Namespace, new: S) -> tuple[S, int]:
+    """Where a search stands when it begins, by its arguments, and the step from seed to seed. new: of a new search."""
+    index, shards = map(int, options.shard.split("/"))
+    new.next = options.first + index
+    if options.state is not None and options.state.exists():
+        return type(new)(**json.loads(options.state.read_text())), shards
+    return new, shards
+
+
+def keep(options: argparse.Namespace, standing: Standing) -> None:
+    """Write where the search stands, if it has a file."""
+    if options.state is not None:
+        options.state.write_text(json.dumps(asdict(standing), indent=2) + "\n")
