@@ -5,12 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._dynamo import config
-from torch._dynamo.convert_frame import CaptureOutput, FrameInfo, _get_frame, compile_lock, fullgraph_capture
-from torch._dynamo.utils import get_metrics_context
 from torch._guards import Source, active_fake_mode
 from torch._higher_order_ops import utils
 from torch._higher_order_ops.partitioner import HopGraphMinCutPartitioner
@@ -24,6 +21,9 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from dovetail.torch_compat.autograd import without_saved_tensor_hooks
 from dovetail.torch_compat.fakes import kernels_for_symbolic_sizes
 from dovetail.torch_compat.symbols import new_shape_env
+
+if TYPE_CHECKING:
+    from torch._dynamo.convert_frame import CaptureOutput, FrameInfo
 
 # Seconds to wait for another thread that compiles with Dynamo.
 _PATIENCE = 5.0
@@ -152,14 +152,18 @@ def _compiled_and_called(fn: Any, args: Any, kwargs: Any = None) -> Any:
 
 def _captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[FrameInfo, CaptureOutput]:
     # Who holds Dynamo's lock may be waiting for the recording that runs here; its graph is made by then.
-    is_locked = compile_lock.acquire(timeout=_PATIENCE)
+    dynamo = torch._dynamo  # loaded here: it takes longer than all of dovetail, and few programs need it
+    is_locked = dynamo.convert_frame.compile_lock.acquire(timeout=_PATIENCE)
     try:
-        sizes = config.patch(automatic_dynamic_shapes=False, assume_static_by_default=True)  # symbols stay symbols
-        with setup_compilation_env(), get_metrics_context(), sizes:
-            return _get_frame(fn, args, kwargs), fullgraph_capture(fn, args, kwargs)
+        sizes = dynamo.config.patch(
+            automatic_dynamic_shapes=False, assume_static_by_default=True
+        )  # symbols stay symbols
+        with setup_compilation_env(), dynamo.utils.get_metrics_context(), sizes:
+            frame: FrameInfo = dynamo.convert_frame._get_frame(fn, args, kwargs)
+            return frame, dynamo.convert_frame.fullgraph_capture(fn, args, kwargs)
     finally:
         if is_locked:
-            compile_lock.release()
+            dynamo.convert_frame.compile_lock.release()
 
 
 def _rely_on(shape_env: ShapeEnv, frame: FrameInfo) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
-from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -109,7 +108,7 @@ def symbolic_fake_of(
         ]
     )
     with _quiet_about_gradients():
-        return mode.from_tensor(tensor, source=ConstantSource(name), symbolic_context=context)
+        return mode.from_tensor(tensor, source=torch._dynamo.source.ConstantSource(name), symbolic_context=context)
 
 
 def allow_real_inputs(mode: FakeTensorMode) -> AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch._functorch.aot_autograd import make_boxed_func
+import importlib
 
 from dovetail.torch_compat import boxed
 from dovetail.torch_compat.checks.difference import first_difference
@@ -10,8 +10,9 @@ from dovetail.torch_compat.checks.difference import first_difference
 
 def check_is_boxed() -> str | None:
     """What torch boxes is seen to be boxed, and what is not is not."""
+    aot_autograd = importlib.import_module("torch._functorch.aot_autograd")  # slow to load, and needed here only
     return first_difference(
-        ("a function that torch has boxed", boxed.is_boxed(make_boxed_func(abs)), True),
+        ("a function that torch has boxed", boxed.is_boxed(aot_autograd.make_boxed_func(abs)), True),
         ("a plain function", boxed.is_boxed(abs), False),
     )
 

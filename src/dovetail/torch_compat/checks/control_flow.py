@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._dynamo.convert_frame import fullgraph_capture
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
@@ -75,7 +74,7 @@ def check_sub_programs_by_dynamo() -> str | None:
                     passed.append(True)
     finally:
         place["_captured"] = before
-    parameters = list(inspect.signature(fullgraph_capture).parameters)[:3]
+    parameters = list(inspect.signature(torch._dynamo.convert_frame.fullgraph_capture).parameters)[:3]
     return first_difference(
         ("how many operators pass by", len(passed), len(calls)),
         ("what Dynamo's capture takes", parameters, ["mod", "args", "kwargs"]),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch._dynamo.eval_frame import set_eval_frame
-from torch._dynamo.types import ConvertFrameReturn
+import torch
 
 from dovetail.torch_compat import dynamo
 from dovetail.torch_compat.checks.difference import first_difference
@@ -15,9 +14,9 @@ def check_not_traced() -> str | None:
     """Dynamo is not asked about a marked function, nor about what it calls."""
     asked: list[str] = []
 
-    def note(frame: Any, *_: object) -> ConvertFrameReturn:
+    def note(frame: Any, *_: object) -> Any:
         asked.append(frame.f_code.co_name)
-        return ConvertFrameReturn(apply_to_code=False)  # ask again next time
+        return torch._dynamo.types.ConvertFrameReturn(apply_to_code=False)  # ask again next time
 
     def called() -> int:
         return 1
@@ -30,6 +29,7 @@ def check_not_traced() -> str | None:
         return marked() + called()
 
     callback: Any = note
+    set_eval_frame = torch._dynamo.eval_frame.set_eval_frame
     before = set_eval_frame(callback)
     try:
         unmarked()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch._dynamo.source import ConstantSource
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from dovetail.torch_compat import dispatch, fakes, symbols
@@ -73,7 +72,7 @@ def check_keep_number() -> str | None:
     """The number of a fake that stands for a Python float is kept by its twin."""
     env = symbols.new_shape_env()
     mode = fakes.new_fake_mode(env)
-    source = ConstantSource("number")
+    source = torch._dynamo.source.ConstantSource("number")
     number = mode.from_tensor(torch.tensor(0.5, dtype=torch.float64), source=source)
     known = env.create_unspecified_symbol(0.5, source=source, dynamic_dim=DimDynamic.DYNAMIC)
     number.item_memo = env.create_symfloatnode(known, hint=0.5, source=source)
