@@ -52,15 +52,6 @@ FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (
 _BY_NAME = frozenset({"merge_linears"})  # does not pay on every machine; see its page
 
 
-@dataclass(frozen=True, slots=True)
-class Simplified:
-    """A program after the passes of freezing. asked: values that must become constants. records: what each step did."""
-
-    program: Program
-    asked: frozenset[str]
-    records: tuple[StepRecord, ...]
-
-
 def chosen_passes(wish: str | Sequence[str]) -> tuple[str, ...]:
     """The names of the passes that are asked for. wish: "bitwise", "fast", or names.
 
@@ -87,15 +78,14 @@ def simplify(
     options: Options,
     dump: Dump,
     hints: Mapping[str, Number],
-) -> Simplified:
+) -> tuple[Program, frozenset[str]]:
     """The program after the passes that every program goes through, and after the passes of freezing with these names.
 
-    constants: names of inputs whose contents are known.
+    constants: names of inputs whose contents are known. Also gives the names of values that must become constants.
     """
     dump.step("functional", program)
-    program, records = run_passes(program, options, dump, hints)
+    program, _ = run_passes(program, options, dump, hints)
     asked: set[str] = set()
-    found = list(records)
     for name, tier, function in FREEZING_PASSES:
         if name not in passes or name in options.skip:
             continue
@@ -109,9 +99,8 @@ def simplify(
         record = StepRecord(name, len(program.nodes), len(result.nodes), elapsed_us, str(report), details=report)
         asked.update(set(report.asked) - set(getattr(report, "opaque", ())))
         program = result
-        found.append(record)
         dump.step(name, program, record)
-    return Simplified(program, frozenset(asked), tuple(found))
+    return program, frozenset(asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,18 +211,21 @@ def _packings(program: Program) -> list[Node]:
 
 
 def _sharing_packed(programs: Sequence[Program]) -> list[Program]:
-    """The programs with each constant packed in one way: as the first of them packs it."""
-    first: dict[str, Node] = {}
+    """The programs with constants packed for inputs of the same size, their last operand: that of the first program."""
+    sizes: dict[str, Operand] = {}
 
-    def shared(node: Node) -> Node:
-        weight = node.args[0] if is_packing(node.target) else None
-        if not isinstance(weight, Value):
+    def shared(node: Node, inputs: Collection[Value]) -> Node:
+        if not is_packing(node.target) or node.args[0] not in inputs:
             return node
-        known = first.setdefault(weight.name, node)
-        fits = known.target is node.target and not any(isinstance(operand, Value) for operand in known.args[1:])
-        return replace(node, args=(weight, *known.args[1:])) if fits else node
+        *same, size = node.args
+        what = repr([node.target, *same])  # constants have one name in all programs
+        return replace(node, args=(*same, sizes.setdefault(what, size)))
 
-    return [program.replace_nodes(tuple(map(shared, program.nodes))) for program in programs]
+    found = []
+    for program in programs:
+        inputs = set(program.inputs)
+        found.append(program.replace_nodes(tuple([shared(node, inputs) for node in program.nodes])))
+    return found
 
 
 def _packed_from(programs: Sequence[Program], plan: FoldingPlan) -> dict[str, str]:

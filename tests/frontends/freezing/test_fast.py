@@ -124,3 +124,36 @@ def test_no_weight_is_copied_in_float64(monkeypatch: pytest.MonkeyPatch) -> None
     )
     (folded,) = [t for t in by_rows.state_dict().values() if t.dim() == 4]
     torch.testing.assert_close(folded, weight.float(), rtol=1e-7, atol=0)
+
+
+class SharedWeight(nn.Module):
+    """One weight, in a convolution of each of two methods, which read it otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(128, 64, 3, 3) * 0.05)
+
+    def in_groups(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, groups=2).relu().mean((2, 3))
+
+    def in_steps(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, stride=2, padding=1).relu().mean((2, 3))
+
+
+def test_a_weight_that_two_methods_read_otherwise_is_packed_for_each() -> None:
+    torch.manual_seed(0)
+    model = SharedWeight()
+    calls = {"in_groups": ((torch.randn(2, 128, 28, 28),), {}), "in_steps": ((torch.randn(2, 64, 28, 28),), {})}
+    frozen = dovetail.freeze(model, calls, passes=["prepack"])  # type: ignore[arg-type]
+    assert frozen.trail is not None
+    steps = [step for lowering in frozen.trail.lowerings for step in lowering.steps if step.name == "fold_constants"]
+    packings = [node for step in steps for node in step.program.nodes if node.target is prims.PACK_CONV]
+    assert len({repr(node.args[1:-1]) for node in packings}) == 2
+    for rows in (2, 1, 3):
+        for name, ((example,), _) in calls.items():
+            x = torch.randn(rows, *example.shape[1:])
+            with torch.no_grad():
+                wanted = getattr(model, name)(x)
+            torch.testing.assert_close(getattr(frozen, name)(x), wanted, rtol=1e-4, atol=1e-4)
+    plain = frozen.constant_bytes() - model.weight.untyped_storage().nbytes()
+    assert plain == 2 * model.weight.untyped_storage().nbytes()

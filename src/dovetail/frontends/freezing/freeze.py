@@ -181,8 +181,8 @@ class _Freezing:
     def _lower(self, one: Recorded, lasting: frozenset[str]) -> _Lowering:
         dump = Dump(self._options.dump, one.program.name, one.hints, False, None, self._trail)
         constants = frozenset(value.name for value in one.program.inputs[len(one.arguments) :]) - lasting
-        result = simplify(one.program, constants, one.infer, self._passes, self._options, dump, one.hints)
-        unfolded = Unfolded(result.program, one.plan, result.asked, len(one.arguments))
+        program, asked = simplify(one.program, constants, one.infer, self._passes, self._options, dump, one.hints)
+        unfolded = Unfolded(program, one.plan, asked, len(one.arguments))
         return _Lowering(one, unfolded, dump)
 
     def _variant(self, lowering: _Lowering, folded: Folded, record: StepRecord) -> Variant:
