@@ -45,11 +45,9 @@ class NumbersToLift(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """A call of a step. lifted: leaves of the arguments that are inputs of the program, though they are numbers."""
+    """A call of a step, its arguments flat."""
 
     step: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     leaves: list[Any]
     structure: Structure
 

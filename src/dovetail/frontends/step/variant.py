@@ -66,7 +66,7 @@ class Arguments:
         return frozenset(
             index
             for index, key in self.plain
-            if type(leaves[index]) is float and plain_key(leaves[index]) != key and plain_key(0.0)[0] == key[0]
+            if type(leaves[index]) is float and plain_key(leaves[index]) != key and key[0] == "float"
         )
 
     def difference(self, leaves: Sequence[Any], structure: Structure) -> str:
@@ -76,16 +76,19 @@ class Arguments:
         for index, key in self.plain:
             if plain_key(leaves[index]) != key:
                 return f"argument {index} changed: {key} -> {plain_key(leaves[index])}"
-        return next((f"argument {i} is no {kind.__name__}" for i, kind in self.lifted if type(leaves[i]) is not kind), "")
+        return next(
+            (f"argument {i} is no {kind.__name__}" for i, kind in self.lifted if type(leaves[i]) is not kind), ""
+        )
 
 
 @dataclass(slots=True, eq=False)
 class Variant:
     """See the module docstring.
 
-    reason: why it was captured. questions: that the program asks, by number. record, lifted: the world it was captured in, and the spots that are inputs. takes: the
-    source of each tensor input of the program; constants follow, with the versions that they must have, then numbers:
-    leaves of the arguments or spots. writes: spots, and which value that the step leaves is put there.
+    reason: why it was captured. questions: that the program asks, by number. record, lifted: the world it was captured
+    in, and the spots that are inputs. takes: the source of each tensor input of the program; constants follow, with the
+    versions that they must have, then numbers: leaves of the arguments or spots. writes: spots, and which value that
+    the step leaves is put there.
     """
 
     reason: str
@@ -185,7 +188,7 @@ def ties_to(world: World, variant: Variant) -> Ties:
     wanted = {path for path in variant.numbers if not isinstance(path, int)}.union(path for path, _ in variant.writes)
     spots = {place.path: NumberSpot.at(place) for place in (world.places if wanted else ()) if place.path in wanted}
     reads = [itemgetter(x) if isinstance(x, int) else _reader(spots[x]) for x in variant.numbers]
-    writes = [spots[path].write for path, _ in variant.writes]
+    writes: list[Callable[[Any], None]] = [spots[path].write for path, _ in variant.writes]
     return Ties(world.watch(variant.lifted), [tensor for _, tensor in world.tensors], reads, writes)
 
 
