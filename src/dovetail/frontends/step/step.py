@@ -216,9 +216,11 @@ class CompiledStep:
             if not making.labels <= self._made:
                 self._made |= making.labels
                 return None
-            return self._give_up(making.error)
+            self._give_up(making.error)
+            return None
         except DovetailError as error:
-            return self._give_up(error)
+            self._give_up(error)
+            return None
         finally:
             self._seconds += time.process_time() - start
         self._captures += 1
