@@ -234,7 +234,9 @@ class Cell(Holder):
                 del self.container.cell_contents
 
     def label_of(self, key: Any, inner: bool = False) -> str:
-        return self.title + str(key) if inner else f"variable {self.title}{key}"
+        if inner:
+            return str(key)
+        return f"variable {key} of {self.title}" if self.title else f"variable {key}"
 
 
 class Named(Holder):

@@ -20,16 +20,17 @@ from dovetail.frontends.step.values import (
     attributes_of,
     fingerprint,
     has_attributes,
+    is_a,
     kind_of,
     slots_of,
 )
 
 _MAX_ITEMS = 10_000
 _MAX_HOLDERS = 200_000
-_MODULE, _OPTIMIZER, ELSEWHERE, SCHEDULER = range(4)
+_MODULE, OPTIMIZER, ELSEWHERE, SCHEDULER = range(4)
 _LATE = 4
-_ORDER = (_MODULE, ELSEWHERE, _OPTIMIZER, _LATE, SCHEDULER)
-_RANKS = {Kind.MODULE: _MODULE, Kind.OPTIMIZER: _OPTIMIZER, Kind.SCHEDULER: SCHEDULER}
+_ORDER = (_MODULE, ELSEWHERE, OPTIMIZER, _LATE, SCHEDULER)
+_RANKS = {Kind.MODULE: _MODULE, Kind.OPTIMIZER: OPTIMIZER, Kind.SCHEDULER: SCHEDULER}
 _TABLES = ("_parameters", "_buffers", "_modules")
 _NO_STATE = (object, abc.ABC, typing.Generic, typing.Protocol)
 # methods of the user's classes that a library calls
@@ -262,7 +263,7 @@ class ValueWalk:
                 type(key) is str
                 and key in _TABLES
                 and parent.link == "attribute"
-                and isinstance(parent.owner, torch.nn.Module)
+                and is_a(parent.owner, torch.nn.Module)
             ):
                 holder.link = "table"
             if late:
@@ -288,7 +289,7 @@ class ValueWalk:
         for index, key in enumerate(holder.keys):
             if _is_plain_key(key):
                 continue
-            if isinstance(key, Enum):
+            if is_a(key, Enum):
                 names[id(key)] = ((type(key).__qualname__, key.name), f"{type(key).__qualname__}.{key.name}")
                 continue
             place = self.first_place(key)

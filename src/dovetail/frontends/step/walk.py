@@ -35,7 +35,7 @@ from dovetail.frontends.step.places import (
     Path,
 )
 from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, Found, ValueWalk
-from dovetail.frontends.step.values import Kind, attributes_of
+from dovetail.frontends.step.values import Kind, attributes_of, is_a
 
 _WHEN_MADE = ("__init__", "__new__", "__post_init__", "__repr__")
 
@@ -113,7 +113,7 @@ class Walk(ValueWalk):
             if id(cell) not in self.met:
                 variable = Cell(cell, name)
                 variable.foreign = holder.foreign
-                variable.call_it(path, "")
+                variable.call_it(path, "" if function is self._target else function.__qualname__)
                 self._taken.add((*path, name))
                 self.enter(cell, variable, rank)
         if not users:
@@ -203,27 +203,27 @@ def _package(home: str) -> str:
 
 
 def _is_given(extra: Any) -> bool:
-    return not (isinstance(extra, list | tuple | dict) and len(extra) == 0)
+    return not (is_a(extra, (list, tuple, dict)) and len(extra) == 0)
 
 
 def _parts(extra: Any) -> Iterator[Any]:
-    if isinstance(extra, dict):
+    if is_a(extra, dict):
         yield from extra.values()
-    elif isinstance(extra, list | tuple):
+    elif is_a(extra, (list, tuple)):
         yield from extra
 
 
 def _is_special(name: str, value: object, called: bool) -> bool:
     """Whether a method is one that Python calls. called: also those that make an object."""
-    return name.startswith("__") and isinstance(value, FunctionType) and (called or name not in _WHEN_MADE)
+    return name.startswith("__") and is_a(value, FunctionType) and (called or name not in _WHEN_MADE)
 
 
 def _unwrapped(value: Any) -> list[Any]:
     """The functions behind an attribute of a class, or the attribute itself."""
-    if isinstance(value, staticmethod | classmethod):
+    if is_a(value, (staticmethod, classmethod)):
         return [value.__func__]
-    if isinstance(value, property):
+    if is_a(value, property):
         return [part for part in (value.fget, value.fset, value.fdel) if part is not None]
-    if isinstance(value, functools.cached_property | functools.partialmethod):
+    if is_a(value, (functools.cached_property, functools.partialmethod)):
         return [value.func]
     return [value]

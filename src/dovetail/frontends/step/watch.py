@@ -29,7 +29,7 @@ from dovetail.frontends.step.places import (
     Unordered,
 )
 from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
-from dovetail.frontends.step.values import dict_methods, fingerprint, is_same
+from dovetail.frontends.step.values import dict_methods, fingerprint, is_a, is_same
 
 _BUILT_IN = (dict, OrderedDict, defaultdict, list, deque, set)
 _contents = attrgetter("cell_contents")
@@ -145,11 +145,11 @@ def _group(holder: Holder) -> Hashable:
     if isinstance(holder, Named):
         if holder.keys == list(FUNCTION_PARTS):
             return "function"
-        return "names" if isinstance(holder.container, dict | type) else "other"
+        return "names" if is_a(holder.container, (dict, type)) else "other"
     if not holder.keys and type(holder.container) in _BUILT_IN:
         return "empty"
     if isinstance(holder, Sequential):
-        return (deque if isinstance(holder.container, deque) else list, False)
+        return (deque if is_a(holder.container, deque) else list, False)
     if isinstance(holder, Unordered):
         return (set, False)
     return (dict_methods(holder.container), True)
@@ -172,7 +172,7 @@ def _parts_check(holders: list[Holder]) -> _Check:
 
 
 def _names_check(holder: Holder) -> _Check:
-    known = holder.container if isinstance(holder.container, dict) else vars(holder.container)
+    known = holder.container if is_a(holder.container, dict) else vars(holder.container)
     get: Any = known.get if isinstance(known, MappingProxyType) else dict.get
     keys, values = list(holder.keys), list(holder.values)
     if get is dict.get:
@@ -232,7 +232,7 @@ def _test(value: Any, path: Path, lifted: frozenset[Path]) -> _Test:
     kind = type(value)
     if path in lifted:
         return lambda other: type(other) is kind
-    if isinstance(value, tuple):
+    if is_a(value, tuple):
         parts = [_test(part, (*path, n), lifted) for n, part in enumerate(tuple.__iter__(value))]
         return lambda other: (
             type(other) is kind
