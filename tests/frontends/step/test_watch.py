@@ -104,6 +104,18 @@ def both(held: Any) -> tuple[World, Any]:
     return world, world.watch()
 
 
+class OtherSlots:
+    __slots__ = ("limit", "unset")
+
+
+class OtherOwn(Own):
+    pass
+
+
+def _slotted_one() -> Slotted:
+    return Slotted()
+
+
 def _slotted(value: Any) -> Slotted:
     item = Slotted()
     item.limit = value
@@ -241,6 +253,8 @@ EDITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "slot gone": (Slotted, lambda x: delattr(x, "limit")),
     "class of an object": (lambda: Box(1), lambda x: setattr(x, "__class__", Base)),
     "dictionary of an object": (lambda: Box(1), lambda x: setattr(x, "__dict__", {"held": 2})),
+    "class of an object with slots": (_slotted_one, lambda x: setattr(x, "__class__", OtherSlots)),
+    "class of a dictionary": (lambda: Own(a=1), lambda x: setattr(x, "__class__", OtherOwn)),
     "hostile": (Hostile, lambda x: hostile_number(x, 2)),
     "array": (lambda: np.zeros(4), lambda x: x.fill(1.0)),
     "bytearray": (lambda: bytearray(b"abc"), lambda x: x.append(1)),
@@ -327,6 +341,18 @@ def reads_class(item: Any = None) -> Any:
     return Base().call(1)
 
 
+class Derived(Base):
+    pass
+
+
+def reads_derived(item: Any = None) -> Any:
+    return Derived().call(1)
+
+
+def reads_by_text() -> Any:
+    return globals()["GLOBAL_WEIGHT"]
+
+
 def sets_global() -> None:
     global COUNT  # noqa: PLW0603
     COUNT = 1
@@ -355,6 +381,9 @@ HERE = sys.modules[__name__]
         (of_functions, lambda: setattr(of_functions, "calls", 1)),
         (reads_class, lambda: setattr(Base, "rate", 0.25)),
         (reads_class, lambda: setattr(Base, "call", lambda self, x: x)),
+        (reads_derived, lambda: setattr(Derived, "rate", 1.0)),
+        (reads_derived, lambda: setattr(Base, "rate", 0.75)),
+        (reads_by_text, lambda: setattr(HERE, "GLOBAL_WEIGHT", 1.0)),
         (sets_global, lambda: setattr(HERE, "COUNT", 5)),
     ],
 )
@@ -419,6 +448,20 @@ def test_computed_names_are_taken_to_name_everything() -> None:
     trainer = Dynamic()
     watch = World(trainer.train_step).watch()
     trainer.epoch += 1
+    assert not watch.holds()
+
+
+class Careful(Trainer):
+    def train_step(self, batch: Any) -> Any:
+        return getattr(self, "weight", None)
+
+
+def test_a_name_that_is_written_out_is_that_name() -> None:
+    trainer = Careful()
+    watch = World(trainer.train_step).watch()
+    trainer.epoch += 1
+    assert watch.holds()
+    trainer.weight = 0.25
     assert not watch.holds()
 
 

@@ -318,7 +318,7 @@ def slot_access(descriptors: Mapping[str, Any]) -> Access:
     def get(item: Any, name: str) -> Any:
         try:
             return descriptors[name].__get__(item)
-        except AttributeError:
+        except (AttributeError, TypeError):  # it is not set, or the object is of another class now
             return MISSING
 
     def put(item: Any, name: str, value: Any) -> None:

@@ -65,7 +65,7 @@ class ValueWalk:
     def __init__(self) -> None:
         """Nothing is reached yet."""
         self.holders: list[Holder] = []
-        self.objects: list[tuple[Any, type, dict[str, Any], Holder]] = []
+        self.objects: list[tuple[Any, type, dict[str, Any] | None, Holder]] = []
         self.spots: dict[int, list[tuple[int, int, Place]]] = {}
         self.tensors: dict[int, torch.Tensor] = {}
         self.of_kind: dict[Kind, list[Holder]] = {}
@@ -280,6 +280,7 @@ class ValueWalk:
             own = Holder(attributes_of(value), parent, key, value)
             own.link = "attribute"
             own.call_it((*holder.path, "__dict__"), holder.title)
+            self.objects.append((value, type(value), own.container, own))
             self.enter(own.container, own, parent.rank)
             self.class_of_user(type(value), called=False)
 
@@ -320,6 +321,8 @@ class ValueWalk:
                 slots.add(name)
             self.enter(item, slots, rank)
         if not has_attributes(type(item)):
+            if descriptors:
+                self.objects.append((item, type(item), None, slots))
             return
         holder = Holder(attributes_of(item), parent, key, item)
         holder.link, holder.rank = "attribute", rank
@@ -346,4 +349,4 @@ def _is_plain_key(key: Any) -> bool:
 def _is_all_users(kind: type) -> bool:
     """Whether only code of the user's knows the attributes of a class's objects."""
     owners = [owner for owner in kind.__mro__ if owner not in _NO_STATE]
-    return not any(map(is_library_class, owners)) and "__dataclass_fields__" not in vars(kind)
+    return not any(map(is_library_class, owners)) and not any("__dataclass_fields__" in vars(owner) for owner in owners)

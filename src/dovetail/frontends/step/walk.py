@@ -91,6 +91,9 @@ class Walk(ValueWalk):
             for name, value in list(vars(owner).items()):
                 if name not in before and (name in self.named or _is_special(name, value, called)):
                     self._add_of_class(holder, name)
+            inherited = {name for base in owner.__mro__[1:-1] for name in vars(base) if name in self._named_by_user}
+            for name in sorted(inherited.difference(holder.keys)):
+                holder.add(name)  # nothing is there yet: it would hide that of a base
 
     def python_module(self, module: ModuleType) -> None:
         if not is_library_module(module.__name__):
@@ -134,7 +137,9 @@ class Walk(ValueWalk):
             self.named_by_code |= reads.attributes
         if reads.any_attribute:
             self.by_any_name.add(_package(home_of(function)))
-        self._add_globals(function.__globals__, reads.globals, function, rank)
+        known = function.__globals__
+        by_text = [name for name in reads.attributes if name in known] if "globals" in reads.globals else []
+        self._add_globals(known, (*reads.globals, *sorted(by_text)), function, rank)
         for name in imported_names(function):
             module = sys.modules.get(name)
             if isinstance(module, ModuleType) and not holder.foreign:

@@ -197,16 +197,17 @@ def _containers_check(holders: list[Holder], methods: Any, has_keys: bool) -> _C
     return check
 
 
-def _objects_check(entries: Sequence[tuple[Any, type, dict[str, Any]]]) -> _Check:
+def _objects_check(entries: Sequence[tuple[Any, type, dict[str, Any] | None]]) -> _Check:
     """Whether objects are of their classes and have their `__dict__` still."""
     items = [item for item, _, _ in entries]
     classes = [kind for _, kind, _ in entries]
-    tables = [table for _, _, table in entries]
+    with_table = [item for item, _, table in entries if table is not None]
+    tables = [table for _, _, table in entries if table is not None]
     attribute = object.__getattribute__
 
     def check() -> bool:
         return all(map(is_, map(type, items), classes)) and all(
-            map(is_, map(attribute, items, repeat("__dict__")), tables)
+            map(is_, map(attribute, with_table, repeat("__dict__")), tables)
         )
 
     return check

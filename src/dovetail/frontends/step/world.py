@@ -113,7 +113,7 @@ class World:
         for item, kind, table, holder in self._walk.objects:
             if type(item) is not kind:
                 found.append(Change(None, f"{holder.title}.__class__", kind, type(item)))
-            elif attributes_of(item) is not table:
+            elif table is not None and attributes_of(item) is not table:
                 found.append(Change(None, f"{holder.title}.__dict__", table, attributes_of(item)))
         for holder in self._walk.holders:
             if not holder.is_as_before():
@@ -137,7 +137,7 @@ class World:
         for item, kind, table, holder in self._walk.objects:
             if type(item) is not kind:
                 _try(failed, holder.title, partial(object.__setattr__, item, "__class__", kind))
-            if attributes_of(item) is not table:
+            if table is not None and attributes_of(item) is not table:
                 _try(failed, holder.title, partial(object.__setattr__, item, "__dict__", table))
         for holder in self._walk.holders:
             _try(failed, holder.title, holder.put_back)
