@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import sys
 import types
 import weakref
@@ -66,6 +65,33 @@ class Hostile:
 
 def hostile_number(item: Hostile, value: int) -> None:
     object.__getattribute__(item, "__dict__")["number"] = value
+
+
+class Closed(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class OfClosed(metaclass=Closed):
+    pass
+
+
+class Lying:
+    __module__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.number = 1
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("class")
+
+
+class Text(str):
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("eq")
+
+    __hash__ = str.__hash__
 
 
 class Own(dict):  # type: ignore[type-arg]
@@ -255,6 +281,9 @@ EDITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "dictionary of an object": (lambda: Box(1), lambda x: setattr(x, "__dict__", {"held": 2})),
     "class of an object with slots": (_slotted_one, lambda x: setattr(x, "__class__", OtherSlots)),
     "class of a dictionary": (lambda: Own(a=1), lambda x: setattr(x, "__class__", OtherOwn)),
+    "closed class": (lambda: [OfClosed()], lambda x: object.__setattr__(x[0], "number", 2)),
+    "lying class": (Lying, lambda x: setattr(x, "number", 2)),
+    "key that cannot be compared": (lambda: {Text("a"): 1}, lambda x: x.update(b=2)),
     "hostile": (Hostile, lambda x: hostile_number(x, 2)),
     "array": (lambda: np.zeros(4), lambda x: x.fill(1.0)),
     "bytearray": (lambda: bytearray(b"abc"), lambda x: x.append(1)),
@@ -573,7 +602,6 @@ def test_a_new_world_keeps_no_old_tensor() -> None:
     assert not watch.holds()
     world = World(step)
     watch = world.watch()
-    gc.collect()
     assert old() is None
     assert watch.holds()
     assert world.record() == record

@@ -13,7 +13,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from dovetail.capture.python_state import is_library_module
-from dovetail.frontends.step.values import attributes_of
+from dovetail.frontends.step.values import attributes_of, is_a, module_of
 from dovetail.ir.provenance import is_library_file
 
 _GLOBAL = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"))
@@ -57,12 +57,12 @@ def is_users(function: FunctionType) -> bool:
 
 def home_of(code: Any) -> str:
     """The name of the module that a function, a class or a module is of."""
-    if isinstance(code, ModuleType):
+    if is_a(code, ModuleType):
         name: object = vars(code).get("__name__")
-    elif isinstance(code, FunctionType):
+    elif is_a(code, FunctionType):
         name = code.__globals__.get("__name__")
     else:
-        name = attributes_of(code).get("__module__") if not isinstance(code, type) else code.__module__
+        name = attributes_of(code).get("__module__") if not is_a(code, type) else module_of(code)
     return name if isinstance(name, str) else ""
 
 

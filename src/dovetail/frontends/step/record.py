@@ -116,8 +116,10 @@ def difference(old: Record, new: Record) -> list[Difference]:
 
 
 def _entry(walk: ValueWalk, holder: Holder, key: Any, value: Any) -> Hashable:
+    if type(value) in PLAIN:
+        return plain_key(value)
     kind = walk.kind(value)
-    if kind is Kind.PLAIN:
+    if kind is Kind.PLAIN:  # of NumPy
         return plain_key(value)
     if kind is Kind.TENSOR:
         place = walk.first_place(value)

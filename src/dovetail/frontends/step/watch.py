@@ -13,7 +13,6 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from types import MappingProxyType
 from typing import Any
 
 from dovetail.capture.python_state import ambient_modes
@@ -29,7 +28,7 @@ from dovetail.frontends.step.places import (
     Unordered,
 )
 from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
-from dovetail.frontends.step.values import dict_methods, fingerprint, is_a, is_same
+from dovetail.frontends.step.values import dict_methods, fingerprint, is_a, is_same, own_of
 
 _BUILT_IN = (dict, OrderedDict, defaultdict, list, deque, set)
 _contents = attrgetter("cell_contents")
@@ -172,12 +171,12 @@ def _parts_check(holders: list[Holder]) -> _Check:
 
 
 def _names_check(holder: Holder) -> _Check:
-    known = holder.container if is_a(holder.container, dict) else vars(holder.container)
-    get: Any = known.get if isinstance(known, MappingProxyType) else dict.get
-    keys, values = list(holder.keys), list(holder.values)
-    if get is dict.get:
-        return lambda: all(map(is_, map(get, repeat(known), keys, repeat(MISSING)), values))
-    return lambda: all(map(is_, map(get, keys, repeat(MISSING)), values))
+    keys, values, missing = list(holder.keys), list(holder.values), repeat(MISSING)
+    if is_a(holder.container, dict):
+        known: Any = repeat(holder.container)
+        return lambda: all(map(is_, map(dict.get, known, keys, missing), values))
+    own = own_of(holder.container)
+    return lambda: all(map(is_, map(own.get, keys, missing), values))
 
 
 def _containers_check(holders: list[Holder], methods: Any, has_keys: bool) -> _Check:

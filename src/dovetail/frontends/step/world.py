@@ -98,7 +98,8 @@ class World:
 
     def record(self, lifted: frozenset[Path] = frozenset()) -> Record:
         """What was there when this was made, modes included. lifted: spots of which only the type counts."""
-        return record_of(self._walk, lifted, self._modes)
+        with _no_collection():
+            return record_of(self._walk, lifted, self._modes)
 
     def watch(self, lifted: frozenset[Path] = frozenset()) -> Watch:
         """The cheap question whether it is still so. lifted: as in `record`."""
