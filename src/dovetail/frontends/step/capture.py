@@ -154,7 +154,7 @@ class StepCapture:
 
         assume_cleared: see `StepRecording`. calls_hooks: hooks of optimizers are host calls instead of recorded.
         Raises: GradientsNotCleared; NumbersToLift when more numbers must become inputs; StateToMake when the step makes
-        state, which eager mode does better; DovetailError for what cannot be captured. The user's objects are as before.
+        state, which eager mode does better; DovetailError for what cannot be captured. All is as before then.
         """
         tensors, sources = self._tensors()
         leaves = self._call.leaves
