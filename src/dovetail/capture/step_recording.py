@@ -136,9 +136,15 @@ class StepRecording:
                 self.recorder, self.mode, self.origins, self._watched(around), contextlib.nullcontext()
             ):
                 results = list(function())
+                self._raise_refusals()
                 self._look_at_state()
                 with self.recorder_paused():
                     self.results = [self._result(index, item) for index, item in enumerate(results)]
+
+    def _raise_refusals(self) -> None:
+        """The step's own code may have caught what was raised, and have gone on with something else."""
+        for refusal in (*self.recorder.refusals, *self._functions.refusals):
+            raise refusal
 
     @contextlib.contextmanager
     def recorder_paused(self) -> Iterator[None]:

@@ -17,7 +17,7 @@ from dovetail.capture.step_recording import StepNumber, StepPrograms, StepRecord
 from dovetail.errors import OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.number_spots import NumberSpot
-from dovetail.frontends.step.places import MISSING, Path
+from dovetail.frontends.step.places import MISSING, Path, Place
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
 from dovetail.frontends.step.world import Change, World
@@ -92,6 +92,7 @@ class StepCapture:
         for labels, what, hint in (
             (world.iterators, "draws from the iterator", "draw outside of the step, and pass what was drawn"),
             (world.scheduler_reads, "reads", "read it after the step"),
+            (world.unwatched, "reads the large object", "pass what is read as an argument, or make a tensor of it"),
         ):
             if labels:
                 raise UnsupportedStep(
@@ -207,6 +208,7 @@ class StepCapture:
             if now is not spot.shown:
                 if not (is_traced(now) or type(now) in _NUMBERS):
                     raise _refused(spot.label)
+                self._writable(spot.place)
                 yield spot, recording.leave(now)
         made: dict[str, Change] = {}
         for change in self._world.changes():
@@ -217,7 +219,7 @@ class StepCapture:
                 if type(change.old) in (int, float):
                     lift.add(place.path)
                 else:
-                    yield NumberSpot.at(place), recording.leave(PlainResult(change.new))
+                    yield self._writable(place), recording.leave(PlainResult(change.new))
             elif (change.old is MISSING and place is not None and place.kind == "dict") or change.old is None:
                 made[change.label] = change
             else:
@@ -226,6 +228,16 @@ class StepCapture:
             raise StateToMake(frozenset(made), _refused(*next(iter(made.items()))))
         if lift:
             raise NumbersToLift(frozenset(lift))
+
+    @staticmethod
+    def _writable(place: Place) -> NumberSpot:
+        """The spot of a number that the step changes. Raises: StateChangedOtherwise where nothing can be put."""
+        spot = NumberSpot.at(place)
+        try:
+            spot.write(spot.read())
+        except (TypeError, AttributeError, LookupError) as error:
+            raise _refused(spot.label) from error
+        return spot
 
     def _is_harmless(self, change: Change) -> bool:
         """Whether a change is one that a library makes for itself, and that is none once the step is over."""
