@@ -15,6 +15,7 @@ from dovetail.capture.origins import module_names
 from dovetail.capture.python_state import plain_key
 from dovetail.capture.step_recording import StepNumber, StepPrograms, StepRecording, StepTensor
 from dovetail.errors import OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
+from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.places import MISSING, Path, Place
@@ -162,7 +163,8 @@ class StepCapture:
         numbers = [StepNumber(spot.name, spot.read(), spot.put) for spot in self._numbers]
         for index in sorted(self._lifted_leaves):
             numbers.append(StepNumber(self._name(f"argument_{index}"), leaves[index], partial(self._show, index)))
-        recording = StepRecording(tensors, numbers, hints, assume_cleared=assume_cleared)
+        dynamic = self._options.dynamic
+        recording = StepRecording(tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic)
         hooked = [optimizer for _, optimizer in self._world.optimizers] if calls_hooks else []
         hosts = HostCalls(recording, [scheduler for _, scheduler in self._world.schedulers], hooked)
         try:
@@ -275,6 +277,9 @@ class StepCapture:
             ],
             [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
             list(plan.written),
+            SizeGuard.of_metas([recording.description_of(i) for i in kept], recording.size_conditions)
+            if self._options.dynamic
+            else None,
         )
         tensors = [recording.tensors[i].tensor for i in kept]
         self._refuse_sharing(recording, tensors, kept, plan)
@@ -283,7 +288,7 @@ class StepCapture:
             *("a tensor met in passing" for _ in programs.constants),
             *(self._number_label(i) for i in programs.numbers),
         )
-        program = compile_step_programs(programs, plan, labels, name, self._options)
+        program = compile_step_programs(programs, plan, labels, name, self._options, recording.size_hints)
         assert self._result_structure is not None, "the step was recorded"
         plain = [(i, x) for i, x in enumerate(call.leaves) if not isinstance(x, torch.Tensor)]
         spots = len(self._numbers)

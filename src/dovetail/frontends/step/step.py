@@ -28,7 +28,6 @@ from dovetail.errors import (
     DovetailWarning,
     GuardMiss,
     NothingToExplain,
-    NotYetSupported,
     StateChangedOtherwise,
 )
 from dovetail.execute.step import NothingWritten
@@ -90,10 +89,6 @@ def compile_step(
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
     resolved = resolve_options(options, PASS_NAMES)
     refuse_donation(resolved, "the arguments of a step stay its caller's")
-    if resolved.dynamic:
-        raise NotYetSupported(
-            feature="dynamic=True for a step", reason="each shape gets a program", hint="leave the option out"
-        )
     return CompiledStep(step, state, on_unsupported == "eager", resolved)
 
 
