@@ -148,7 +148,9 @@ class StepRecorder(Recorder):
 
     # --- numbers --------------------------------------------------------------------------------------------
 
-    def _item(self, tensor: torch.Tensor) -> Any:
+    def _item(self, tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor):  # autograd asks for the number that it was given as a tensor
+            return tensor
         self.phase = Phase.FORWARD if running_sequence_number() is None else Phase.BACKWARD
         tensor = self._without_real(tensor)
         now = self.known.number(tensor)

@@ -46,11 +46,10 @@ class NumbersToLift(Exception):
 
 
 class StateToMake(Exception):
-    """The step makes what it keeps for later calls. labels: of the spots that it fills. error: for a second time."""
+    """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
 
-    def __init__(self, labels: frozenset[str], error: StateChangedOtherwise) -> None:
-        super().__init__(labels)
-        self.labels = labels
+    def __init__(self, error: StateChangedOtherwise) -> None:
+        super().__init__()
         self.error = error
 
 
@@ -227,7 +226,7 @@ class StepCapture:
             else:
                 raise _refused(change.label, change)
         if made:
-            raise StateToMake(frozenset(made), _refused(*next(iter(made.items()))))
+            raise StateToMake(_refused(*next(iter(made.items()))))
         if lift:
             raise NumbersToLift(frozenset(lift))
 
