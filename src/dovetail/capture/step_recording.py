@@ -21,10 +21,11 @@ from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
+from dovetail.capture.step_origins import origin_of, origin_of_write
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedTensor
 from dovetail.ir.convert import unsupported_kind
-from dovetail.ir.program import Node, Program, Stage, Value
+from dovetail.ir.program import Node, Origin, Program, Stage, Value
 from dovetail.ir.signature import (
     Constant,
     GradientLeft,
@@ -43,7 +44,7 @@ from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainR
 from dovetail.ops.facts import written_values
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode
 from dovetail.torch_compat.subclasses import is_wrapper
-from dovetail.torch_compat.swapping import exchange_tensors, share_hooks
+from dovetail.torch_compat.swapping import exchange_tensors, hook_tables, put_hook_tables, share_hooks
 from dovetail.torch_compat.traced_numbers import Plain, handle_of, is_traced, traced_maths
 
 
@@ -86,7 +87,7 @@ class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
     Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
-    gradient; numbers; recorder.
+    gradient; numbers; recorder; hooked: labels of tensors that have a hook afterwards and had none, with the line.
     """
 
     def __init__(
@@ -119,6 +120,8 @@ class StepRecording:
         self._left: list[object] = []
         self._exits: list[GradientExit | Value] = []
         self._flags: list[tuple[int, bool]] = []
+        self.hooked: dict[str, Origin | None] = {}
+        self._hooks = [hook_tables(item.tensor) for item in self.tensors]
         self._assume_cleared = assume_cleared
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self._functions = StepFunctions(self.origins, self.recorder.token_for)
@@ -176,6 +179,8 @@ class StepRecording:
                     tensor.grad = None
             for tensor, fake in reversed(done):
                 exchange_tensors(tensor, fake)
+            for (tensor, _), tables in zip(done, self._hooks, strict=False):
+                put_hook_tables(tensor, tables)
 
     def _let_seem(self, index: int) -> None:
         item = self.tensors[index]
@@ -208,20 +213,25 @@ class StepRecording:
                     what=f"makes {item.label} part of a graph that the next step would run backward through",
                     why="graphs of autograd end with the step",
                     hint="write it under torch.no_grad(), or detach what is written",
+                    origin=origin_of_write(self._values[index], self.recorder.nodes),
                 )
             if self.recorder.value_of(tensor) is not self._values[index]:
                 raise StateChangedOtherwise(
                     what=f"changes the shape or strides of {item.label}",
                     why="the next step would need another program",
                     hint="work on a view of it, or a copy",
+                    origin=origin_of(self.recorder.value_of(tensor), self.recorder.nodes),
                 )
+            if any(now and now is not table for now, table in zip(hook_tables(tensor), self._hooks[index], strict=True)):
+                self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
                 self._flags.append((index, tensor.requires_grad))
             self._exits.append(self._exit(index, tensor))
         unowned = {value for _, value in self.recorder.constants}
         for value, tensor, _ in self.recorder.written:
             if value in unowned:
-                raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}")
+                origin = origin_of_write(value, self.recorder.nodes)
+                raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}", origin=origin)
 
     def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | Value:
         gradient = tensor.grad
@@ -232,13 +242,15 @@ class StepRecording:
         held = self.held.get(index)
         if held is not None and self.tensors[held].tensor is gradient:
             return GradientExit.SAME
-        return self._outside_of_state(self.recorder.value_of(gradient), f"the gradient of {self.tensors[index].label}")
+        return self._outside_of_state(gradient, f"the gradient of {self.tensors[index].label}")
 
-    def _outside_of_state(self, value: Value, what: str) -> Value:
-        """The value. Raises: ReturnedState when its memory belongs to the state."""
+    def _outside_of_state(self, tensor: torch.Tensor, what: str) -> Value:
+        """The value of a tensor. Raises: ReturnedState when its memory belongs to the state."""
+        value = self.recorder.value_of(tensor)
         for known, item in zip(self._values, self.tensors, strict=True):
             if known.tensor.storage == value.tensor.storage and not isinstance(item.role, UserInput):
-                raise ReturnedState(what=what, name=item.label)
+                origin = self.recorder.renamed.get(id(tensor)) or origin_of(value, self.recorder.nodes)
+                raise ReturnedState(what=what, name=item.label, origin=origin)
         return value
 
     def _result(self, index: int, item: Any) -> Result | Value | tuple[Value, bool]:
@@ -250,10 +262,9 @@ class StepRecording:
         place = next((i for i, known in enumerate(self.tensors) if known.tensor is item), None)
         if place is not None:
             return SameObject(place)
-        value = self.recorder.value_of(item)
         if any(tensor is item for tensor, _ in self.recorder.constants):
             return PlainResult(item)
-        return self._outside_of_state(value, f"result {index}"), item.requires_grad
+        return self._outside_of_state(item, f"result {index}"), item.requires_grad
 
     def leave(self, number: object) -> int:
         """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""
