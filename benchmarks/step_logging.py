@@ -23,7 +23,8 @@ class LoggingCost:
     """One way of running steps.
 
     step_us: a step that logs nothing. loop_us: `print(f"{loss.item():.4f}")` of the loss that a step returned.
-    inside_us: what a step takes longer that does this itself, in a function marked `dovetail.host_call`. Medians. same: whether the lines are eager's.
+    inside_us: what a step takes longer that does this itself, in a function marked `dovetail.host_call`. Medians. same:
+    whether the lines are eager's.
     """
 
     way: str
