@@ -45,6 +45,8 @@ def test_tables_of_memory_and_of_logging(tmp_path: Path) -> None:
         row["error"] is None and row["equal"] and row["peak_bytes"] > 0 and row["ms"] > 0 for row in rows.values()
     )
     assert rows[HOOKS, False]["peak_bytes"] < rows[EAGER, False]["peak_bytes"]
+    assert rows[DOVETAIL, False]["peak_bytes"] <= rows[HOOKS, False]["peak_bytes"]
+    assert rows[DOVETAIL, True]["peak_bytes"] <= rows[EAGER, True]["peak_bytes"]
     assert [(row["way"], row["same"]) for row in record["logging"]] == [(EAGER, True), (DOVETAIL, True)]
     table = (tmp_path / "step-memory.md").read_text()
     assert "| mlp-small | yes | dovetail |" in table
