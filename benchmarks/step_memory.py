@@ -22,6 +22,7 @@ from benchmarks.clock import own_now
 from benchmarks.measure import EAGER, describe_error
 from benchmarks.processes import ask_fresh_process
 from benchmarks.training_steps import HOOKS, INDUCTOR, SEED, TrainingStep, make_training_step
+from dovetail.frontends.step.step import CompiledStep
 from dovetail.inspect.memory import measure_peak
 
 Json = dict[str, Any]
@@ -35,7 +36,8 @@ _WARM_UP_STEPS = 3
 class StepMemory:
     """One way of running the step of one model.
 
-    peak_bytes: of a warm step. end_bytes: what is live after it, gradients say. ms: median of the rounds.
+    peak_bytes: of a warm step. predicted_bytes: what the compiled step says of it beforehand. end_bytes: what is live
+    after the step, gradients say. ms: median of the rounds.
     paired: median over rounds of the ratio to eager within a round, with its quartiles. equal: whether the losses of
     all steps and the weights in the end are eager's, bit by bit. error: why there are no figures.
     """
@@ -45,6 +47,7 @@ class StepMemory:
     way: str
     peak_bytes: int | None = None
     peak_vs_eager: float | None = None
+    predicted_bytes: int | None = None
     end_bytes: int | None = None
     ms: float | None = None
     paired: float | None = None
@@ -84,6 +87,9 @@ def measure_ways(model: str, ways: Sequence[str], clip: bool, rounds: int, steps
         answers[way]["digest"] = steps[way].digest()
         report = measure_peak(steps[way])
         answers[way] |= {"peak_bytes": report.peak_bytes, "end_bytes": report.end_bytes}
+        compiled = steps[way].run
+        if isinstance(compiled, CompiledStep):
+            answers[way]["predicted_bytes"] = compiled.explain().peak_bytes
 
     for way in ways:
         attempt(way, partial(start, way))
@@ -139,6 +145,7 @@ def summarize_ways(model: str, clip: bool, answers: Json) -> list[StepMemory]:
         eager = answer.get("eager") or answers.get(EAGER, {"error": "not measured"})
         row: Json = {
             "peak_bytes": answer["peak_bytes"],
+            "predicted_bytes": answer.get("predicted_bytes"),
             "end_bytes": answer["end_bytes"],
             "ms": statistics.median(answer["wall_ms"]),
         }

@@ -78,7 +78,7 @@ def _memory_table(rows: Sequence[StepMemory]) -> tuple[list[str], Rows]:
     for row in rows:
         name = [row.model, "yes" if row.clip else "no", row.way]
         if row.error is not None:
-            cells.append([*name, row.error, *["-"] * 6])
+            cells.append([*name, row.error, *["-"] * 7])
             continue
         low, high = row.quartiles or (None, None)
         cells.append(
@@ -86,6 +86,7 @@ def _memory_table(rows: Sequence[StepMemory]) -> tuple[list[str], Rows]:
                 *name,
                 _number(row.peak_bytes, 1 / _MB, 2),
                 _number(row.peak_vs_eager, 1, 3),
+                _number(row.predicted_bytes, 1 / _MB, 2),
                 _number(row.end_bytes, 1 / _MB, 2),
                 _number(row.ms, 1, 1),
                 _number(row.paired, 1, 3),
@@ -93,7 +94,8 @@ def _memory_table(rows: Sequence[StepMemory]) -> tuple[list[str], Rows]:
                 "-" if row.equal is None else "yes" if row.equal else "no",
             ]
         )
-    head = ["model", "clip", "way", "peak", "/ eager", "left after", "ms", "time / eager", "quartiles", "eager's bits"]
+    head = ["model", "clip", "way", "peak", "/ eager", "predicted", "left after", "ms", "time / eager", "quartiles"]
+    head.append("eager's bits")
     return head, cells
 
 

@@ -47,6 +47,9 @@ def test_tables_of_memory_and_of_logging(tmp_path: Path) -> None:
     assert rows[HOOKS, False]["peak_bytes"] < rows[EAGER, False]["peak_bytes"]
     assert rows[DOVETAIL, False]["peak_bytes"] <= rows[HOOKS, False]["peak_bytes"]
     assert rows[DOVETAIL, True]["peak_bytes"] <= rows[EAGER, True]["peak_bytes"]
+    for way, clip in rows:
+        predicted = rows[way, clip]["predicted_bytes"]
+        assert predicted is None if way != DOVETAIL else predicted > 0
     assert [(row["way"], row["same"]) for row in record["logging"]] == [(EAGER, True), (DOVETAIL, True)]
     table = (tmp_path / "step-memory.md").read_text()
     assert "| mlp-small | yes | dovetail |" in table
