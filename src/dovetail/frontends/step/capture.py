@@ -89,17 +89,15 @@ class StepCapture:
 
     def _refuse_world(self) -> None:
         world = self._world
-        for labels, what, hint in (
-            (world.iterators, "draws from the iterator", "draw outside of the step, and pass what was drawn"),
-            (world.scheduler_reads, "reads", "read it after the step"),
-            (world.unwatched, "reads the large object", "pass what is read as an argument, or make a tensor of it"),
+        another = "what it gives is another thing in each call, and the program would go on with the first"
+        unseen = "whether its contents changed between calls cannot be told in passing"
+        for labels, what, why, hint in (
+            (world.iterators, "draws from the iterator", another, "draw outside of the step, and pass what was drawn"),
+            (world.scheduler_reads, "reads", another, "read it after the step"),
+            (world.unwatched, "reads", unseen, "pass what is read as an argument, or make a tensor of it"),
         ):
             if labels:
-                raise UnsupportedStep(
-                    what=f"{what} {labels[0]}",
-                    why="what it gives is another thing in each call, and the program would go on with the first",
-                    hint=hint,
-                )
+                raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint)
 
     def _name(self, wish: str) -> str:
         name, count = identifier(wish), 1
