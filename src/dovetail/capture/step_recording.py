@@ -22,7 +22,7 @@ from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedTensor
+from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.convert import tree_to_scalar, unsupported_kind
 from dovetail.ir.program import Node, Program, Stage, TensorMeta, Value
 from dovetail.ir.signature import (
@@ -44,7 +44,7 @@ from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainR
 from dovetail.ops.facts import written_values
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.subclasses import is_wrapper
-from dovetail.torch_compat.swapping import exchange_tensors, share_hooks
+from dovetail.torch_compat.swapping import attributes_in_common, exchange_back, exchange_tensors, share_hooks
 from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
 from dovetail.torch_compat.traced_numbers import Plain, handle_of, is_traced, traced_maths
 
@@ -78,6 +78,17 @@ class StepPrograms:
     tensors: tuple[int, ...]
     numbers: tuple[int, ...]
     constants: tuple[torch.Tensor, ...]
+
+
+_Slot = Callable[..., int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A tensor that the step made, and what it stands for."""
+
+    value: Value
+    item: torch.Tensor
 
 
 class GradientsNotCleared(Exception):
@@ -118,13 +129,14 @@ class StepRecording:
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
         self.numbers = list(numbers)
-        self.results: list[Result | Value | tuple[Value, bool]] = []
+        self.results: list[Result | Value | _Made] = []
         self._values: list[Value] = []
         self._number_values: list[Value] = []
         self._left: list[object] = []
-        self._exits: list[GradientExit | Value] = []
+        self._exits: list[GradientExit | _Made] = []
         self._flags: list[tuple[int, bool]] = []
         self._assume_cleared = assume_cleared
+        self._must_not_seem = False
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self._functions = StepFunctions(self.origins, self.recorder.token_for)
 
@@ -145,6 +157,8 @@ class StepRecording:
                 self._look_at_state()
                 with self.recorder_paused():
                     self.results = [self._result(index, item) for index, item in enumerate(results)]
+        if self._must_not_seem:
+            raise GradientsNotCleared
 
     def _raise_refusals(self) -> None:
         """The step's own code may have caught what was raised, and have gone on with something else."""
@@ -186,7 +200,7 @@ class StepRecording:
                 if tensor.is_leaf:
                     tensor.grad = None
             for tensor, fake in reversed(done):
-                exchange_tensors(tensor, fake)
+                exchange_back(tensor, fake)
 
     def _let_seem(self, index: int) -> None:
         item = self.tensors[index]
@@ -205,6 +219,13 @@ class StepRecording:
         elif tensor.requires_grad:
             fake.requires_grad_()
         share_hooks(tensor, fake)
+        names = attributes_in_common(tensor, fake)
+        if names:
+            raise UnsupportedTensor(
+                name=item.label,
+                kind=f"a tensor with an attribute {names[0]!r}, as torch's stand-ins have",
+                hint="give the attribute another name",
+            )
         return fake
 
     def _put_numbers(self) -> None:
@@ -238,25 +259,27 @@ class StepRecording:
             if value in unowned:
                 raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}")
 
-    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | Value:
+    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | _Made:
         gradient = tensor.grad
         if gradient is None:
             return GradientExit.NONE
         if index in self._seeming and self._seeming[index][0] is gradient:
-            raise GradientsNotCleared
+            self._must_not_seem = True
+            return GradientExit.NONE
         held = self.held.get(index)
         if held is not None and self.tensors[held].tensor is gradient:
             return GradientExit.SAME
-        return self._outside_of_state(self.recorder.value_of(gradient), f"the gradient of {self.tensors[index].label}")
+        value = self.recorder.value_of(gradient)
+        self._outside_of_state(value, f"the gradient of {self.tensors[index].label}")
+        return _Made(value, gradient)
 
-    def _outside_of_state(self, value: Value, what: str) -> Value:
-        """The value. Raises: ReturnedState when its memory belongs to the state."""
+    def _outside_of_state(self, value: Value, what: str) -> None:
+        """Raises: ReturnedState when the memory of a value belongs to the state."""
         for known, item in zip(self._values, self.tensors, strict=True):
             if known.tensor.storage == value.tensor.storage and not isinstance(item.role, UserInput):
                 raise ReturnedState(what=what, name=item.label)
-        return value
 
-    def _result(self, index: int, item: Any) -> Result | Value | tuple[Value, bool]:
+    def _result(self, index: int, item: Any) -> Result | Value | _Made:
         if is_traced(item):
             handle = handle_of(item)
             return handle if isinstance(handle, Value) else PlainResult(handle)
@@ -268,7 +291,14 @@ class StepRecording:
         value = self.recorder.value_of(item)
         if any(tensor is item for tensor, _ in self.recorder.constants):
             return PlainResult(item)
-        return self._outside_of_state(value, f"result {index}"), item.requires_grad
+        if item.grad is not None if item.is_leaf else item.retains_grad:
+            raise UnsupportedStep(
+                what=f"returns a tensor that has a gradient of its own (result {index})",
+                why="what is returned is a new tensor, without `.grad`",
+                hint="return the gradient as a result of its own",
+            )
+        self._outside_of_state(value, f"result {index}")
+        return _Made(value, item)
 
     def leave(self, number: object) -> int:
         """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""
@@ -323,15 +353,20 @@ class StepRecording:
             for node in recorder.nodes:
                 functional.consume(node)
         outputs: list[tuple[OutputRole, Value]] = []
+        slots: dict[int, int] = {}
 
-        def slot(role: OutputRole, value: Value) -> int:
+        def slot(role: OutputRole, value: Value, item: object = None) -> int:
+            if item is not None and id(item) in slots:
+                return slots[id(item)]
             outputs.append((role, value))
+            slots[id(item)] = len(outputs) - 1
             return len(outputs) - 1
 
         results = tuple(self._settled(found, slot) for found in self.results)
         gradients = tuple(self._gradients(touched, slot, keep_gradients))
         left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self._left))
         made = [(role, value, functional.read(value)) for role, value in outputs]
+        aliases = _repeated([value for _, _, value in made], [*self._values, *constants])
         written = [i for i, v in enumerate(self._values) if functional.write_count(v) and functional.read(v) is not v]
         read = {value for node in functional.nodes for value in node.operands()}.union(
             (value for _, _, value in made), (self._values[i] for i in written)
@@ -354,25 +389,27 @@ class StepRecording:
         return StepPrograms(
             Program(name, Stage.IMPURE, inputs, tuple(recorder.nodes), recorded, signature),
             Program(name, Stage.WHOLE, inputs, tuple(functional.nodes), new, signature),
-            StepPlan(results, gradients, tuple(self._flags), left, tuple(written)),
+            StepPlan(results, gradients, tuple(self._flags), left, tuple(written), aliases),
             tensors,
             used,
             tuple(tensor for tensor, _ in recorder.constants),
         )
 
-    def _settled(self, found: Result | Value | tuple[Value, bool], slot: Callable[[OutputRole, Value], int]) -> Result:
-        if isinstance(found, tuple):
-            return MadeResult(slot(UserOutput(0), found[0]), found[1])
+    def _settled(self, found: Result | Value | _Made, slot: _Slot) -> Result:
+        if isinstance(found, _Made):
+            item = found.item
+            place = slot(UserOutput(0), found.value, item)
+            return MadeResult(place, item.requires_grad and not item.is_leaf, item.requires_grad and item.is_leaf)
         return MadeResult(slot(UserOutput(0), found)) if isinstance(found, Value) else found
 
     @staticmethod
-    def _settled_left(place: int, value: object, slot: Callable[[OutputRole, Value], int]) -> int | PlainResult:
+    def _settled_left(place: int, value: object, slot: _Slot) -> int | PlainResult:
         if isinstance(value, Value):
             return slot(NumberLeft(place), value)
         return value if isinstance(value, PlainResult) else PlainResult(value)
 
     def _gradients(
-        self, touched: set[Value], slot: Callable[[OutputRole, Value], int], keep: bool
+        self, touched: set[Value], slot: _Slot, keep: bool
     ) -> Iterator[LeafGradient]:
         for index, found in enumerate(self._exits):
             held = self.held.get(index)
@@ -384,11 +421,27 @@ class StepRecording:
                 held is None and found is GradientExit.NONE and not self._required[index]
             ):
                 continue
-            if isinstance(found, Value):
-                found_exit = slot(GradientLeft(item.name), found) if keep or not is_cleared else GradientExit.NONE
+            if isinstance(found, _Made):
+                left = keep or not is_cleared or not self._is_updated(index)
+                found_exit = slot(GradientLeft(item.name), found.value, found.item) if left else GradientExit.NONE
             else:
                 found_exit = found
             yield LeafGradient(index, held is not None, is_cleared, found_exit)
+
+    def _is_updated(self, index: int) -> bool:
+        """Whether the step writes a tensor, and has made use of its gradient so; else whoever calls the step may."""
+        storage = self._values[index].tensor.storage
+        return any(value.tensor.storage == storage for value, _, _ in self.recorder.written)
+
+
+def _repeated(values: Sequence[Value], inputs: Sequence[Value]) -> tuple[int, ...]:
+    """The places of tensors that were met before."""
+    met, found = set(inputs), []
+    for place, value in enumerate(values):
+        if value in met and value.is_tensor:
+            found.append(place)
+        met.add(value)
+    return tuple(found)
 
 
 def _check(item: StepTensor) -> None:
