@@ -18,7 +18,7 @@ import torch
 
 from dovetail.analysis.reads import can_fail
 from dovetail.analysis.verify_inplace import verify_inplace
-from dovetail.capture.step_recording import StepPrograms
+from dovetail.capture.step_programs import StepPrograms
 from dovetail.errors import UnsupportedStep
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.step import CompiledStepProgram
