@@ -21,10 +21,12 @@ from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
+from dovetail.capture.step_origins import origin_of, origin_of_write
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedTensor
-from dovetail.ir.convert import tree_to_scalar, unsupported_kind
-from dovetail.ir.program import Node, Program, Stage, TensorMeta, Value
+from dovetail.capture.step_tensors import StepNumber, StepTensor, check_state, held_gradients
+from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState
+from dovetail.ir.convert import tree_to_scalar
+from dovetail.ir.program import Node, Origin, Program, Stage, TensorMeta, Value
 from dovetail.ir.signature import (
     Constant,
     GradientLeft,
@@ -43,29 +45,9 @@ from dovetail.ir.sizes import Number, Scalar
 from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
 from dovetail.ops.facts import written_values
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, symbolic_fake_of
-from dovetail.torch_compat.subclasses import is_wrapper
-from dovetail.torch_compat.swapping import exchange_tensors, share_hooks
+from dovetail.torch_compat.swapping import exchange_tensors, hook_tables, put_hook_tables, share_hooks
 from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
-from dovetail.torch_compat.traced_numbers import Plain, handle_of, is_traced, traced_maths
-
-
-@dataclass(frozen=True, slots=True)
-class StepTensor:
-    """A tensor that the step can reach. name: a Python name, of no other. label: what a user calls it."""
-
-    name: str
-    label: str
-    role: InputRole
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StepNumber:
-    """A Python number that the program reads in each call. put: lets the step's code read another one."""
-
-    name: str
-    now: Plain
-    put: Callable[[Any], None]
+from dovetail.torch_compat.traced_numbers import handle_of, is_traced, traced_maths
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +70,7 @@ class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
     Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
-    gradient; numbers; recorder.
+    gradient; numbers; recorder; hooked: labels of tensors that have a hook afterwards and had none, with the line.
     """
 
     def __init__(
@@ -99,17 +81,19 @@ class StepRecording:
         *,
         assume_cleared: bool = False,
         dynamic: bool = False,
+        line_of: Callable[[torch.Tensor], Origin | None] = lambda tensor: None,
     ) -> None:
         """Prepare.
 
+        line_of: where the code names a tensor, for messages.
         dynamic: sizes of arguments above 1 become symbols.
         assume_cleared: the step is expected to begin by clearing gradients: where none is held, let one seem to be, so
         that the step can be seen to drop it.
         Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
         """
-        held = list(_held_gradients(tensors))
+        held = list(held_gradients(tensors))
         for item in (*tensors, *(gradient for _, gradient in held)):
-            _check(item)
+            check_state(item, line_of)
         self.mode = new_fake_mode(new_shape_env() if dynamic else None)
         self._dynamic = dynamic
         self.origins = OriginTracker()
@@ -124,6 +108,8 @@ class StepRecording:
         self._left: list[object] = []
         self._exits: list[GradientExit | Value] = []
         self._flags: list[tuple[int, bool]] = []
+        self.hooked: dict[str, Origin | None] = {}
+        self._hooks = [hook_tables(item.tensor) for item in self.tensors]
         self._assume_cleared = assume_cleared
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self._functions = StepFunctions(self.origins, self.recorder.token_for)
@@ -187,6 +173,8 @@ class StepRecording:
                     tensor.grad = None
             for tensor, fake in reversed(done):
                 exchange_tensors(tensor, fake)
+            for (tensor, _), tables in zip(done, self._hooks, strict=False):
+                put_hook_tables(tensor, tables)
 
     def _let_seem(self, index: int) -> None:
         item = self.tensors[index]
@@ -223,20 +211,27 @@ class StepRecording:
                     what=f"makes {item.label} part of a graph that the next step would run backward through",
                     why="graphs of autograd end with the step",
                     hint="write it under torch.no_grad(), or detach what is written",
+                    origin=origin_of_write(self._values[index], self.recorder.nodes),
                 )
             if self.recorder.value_of(tensor) is not self._values[index]:
                 raise StateChangedOtherwise(
                     what=f"changes the shape or strides of {item.label}",
                     why="the next step would need another program",
                     hint="work on a view of it, or a copy",
+                    origin=origin_of(self.recorder.value_of(tensor), self.recorder.nodes),
                 )
+            if any(
+                now and now is not table for now, table in zip(hook_tables(tensor), self._hooks[index], strict=True)
+            ):
+                self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
                 self._flags.append((index, tensor.requires_grad))
             self._exits.append(self._exit(index, tensor))
         unowned = {value for _, value in self.recorder.constants}
         for value, tensor, _ in self.recorder.written:
             if value in unowned:
-                raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}")
+                origin = origin_of_write(value, self.recorder.nodes)
+                raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}", origin=origin)
 
     def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | Value:
         gradient = tensor.grad
@@ -247,13 +242,15 @@ class StepRecording:
         held = self.held.get(index)
         if held is not None and self.tensors[held].tensor is gradient:
             return GradientExit.SAME
-        return self._outside_of_state(self.recorder.value_of(gradient), f"the gradient of {self.tensors[index].label}")
+        return self._outside_of_state(gradient, f"the gradient of {self.tensors[index].label}")
 
-    def _outside_of_state(self, value: Value, what: str) -> Value:
-        """The value. Raises: ReturnedState when its memory belongs to the state."""
+    def _outside_of_state(self, tensor: torch.Tensor, what: str) -> Value:
+        """The value of a tensor. Raises: ReturnedState when its memory belongs to the state."""
+        value = self.recorder.value_of(tensor)
         for known, item in zip(self._values, self.tensors, strict=True):
             if known.tensor.storage == value.tensor.storage and not isinstance(item.role, UserInput):
-                raise ReturnedState(what=what, name=item.label)
+                origin = self.recorder.renamed.get(id(tensor)) or origin_of(value, self.recorder.nodes)
+                raise ReturnedState(what=what, name=item.label, origin=origin)
         return value
 
     def _result(self, index: int, item: Any) -> Result | Value | tuple[Value, bool]:
@@ -265,10 +262,10 @@ class StepRecording:
         place = next((i for i, known in enumerate(self.tensors) if known.tensor is item), None)
         if place is not None:
             return SameObject(place)
-        value = self.recorder.value_of(item)
+        self.recorder.value_of(item)
         if any(tensor is item for tensor, _ in self.recorder.constants):
             return PlainResult(item)
-        return self._outside_of_state(value, f"result {index}"), item.requires_grad
+        return self._outside_of_state(item, f"result {index}"), item.requires_grad
 
     def leave(self, number: object) -> int:
         """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""
@@ -389,27 +386,3 @@ class StepRecording:
             else:
                 found_exit = found
             yield LeafGradient(index, held is not None, is_cleared, found_exit)
-
-
-def _check(item: StepTensor) -> None:
-    tensor = item.tensor
-    refused = unsupported_kind(tensor)
-    if is_wrapper(tensor):
-        refused = f"a {type(tensor).__name__}, which wraps other tensors", "use plain tensors"
-    if refused is not None:
-        raise UnsupportedTensor(name=item.label, kind=refused[0], hint=refused[1])
-    if tensor.requires_grad and not tensor.is_leaf:
-        raise StateChangedOtherwise(
-            what=f"reaches {item.label}, which is part of a graph from before the step",
-            why="a step runs backward through what it computed itself, and nothing else",
-            hint=f"detach it before the step: {item.label}.detach()",
-        )
-
-
-def _held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTensor]]:
-    known = {id(item.tensor) for item in tensors}
-    for index, item in enumerate(tensors):
-        gradient = item.tensor.grad if item.tensor.is_leaf else None
-        if gradient is not None and id(gradient) not in known:
-            known.add(id(gradient))
-            yield index, StepTensor(f"{item.name}_grad", f"{item.label}.grad", HeldGradient(item.label), gradient)
