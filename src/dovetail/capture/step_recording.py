@@ -41,7 +41,7 @@ from dovetail.ir.signature import (
 )
 from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
 from dovetail.ops.facts import written_values
-from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode
+from dovetail.torch_compat.fakes import fake_apart, fakes_apart, hidden_fakes, new_fake_mode, parameter_of_fake
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.swapping import exchange_tensors, share_hooks
 from dovetail.torch_compat.traced_numbers import Plain, handle_of, is_traced, traced_maths
@@ -155,7 +155,8 @@ class StepRecording:
     @contextlib.contextmanager
     def _exchanged(self) -> Iterator[None]:
         """While active, the tensor objects are fakes."""
-        fakes = [self._fake(item.tensor) for item in self.tensors]
+        twins = fakes_apart(self.mode, [item.tensor for item in self.tensors])
+        fakes = [self._as_like(item.tensor, twin) for item, twin in zip(self.tensors, twins, strict=True)]
         gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
         done: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
@@ -183,11 +184,11 @@ class StepRecording:
         self._seeming[index] = seeming, self.recorder.add_tensor(seeming, f"{item.name}_no_grad")
         item.tensor.grad = seeming
 
-    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        fake = fake_apart(self.mode, tensor)
+    @staticmethod
+    def _as_like(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, torch.nn.Parameter):
-            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        elif tensor.requires_grad:
+            fake = parameter_of_fake(fake)
+        if tensor.requires_grad:
             fake.requires_grad_()
         share_hooks(tensor, fake)
         return fake
