@@ -32,7 +32,14 @@ from dovetail.ir.signature import (
 from dovetail.ir.sizes import Number, Scalar
 from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
-from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, symbolic_fake_of
+from dovetail.torch_compat.fakes import (
+    fake_apart,
+    fakes_apart,
+    hidden_fakes,
+    new_fake_mode,
+    parameter_of_fake,
+    symbolic_fake_of,
+)
 from dovetail.torch_compat.swapping import (
     attributes_in_common,
     exchange_back,
@@ -134,7 +141,8 @@ class StepRecording:
     @contextlib.contextmanager
     def _exchanged(self) -> Iterator[None]:
         """While active, the tensor objects are fakes."""
-        fakes = [self._fake(item) for item in self.tensors]
+        twins = fakes_apart(self.mode, [item.tensor for item in self.tensors])
+        fakes = [self._as_like(item, twin) for item, twin in zip(self.tensors, twins, strict=True)]
         gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
         done: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
@@ -164,15 +172,13 @@ class StepRecording:
         self._seeming[index] = seeming, self.recorder.add_tensor(seeming, f"{item.name}_no_grad")
         item.tensor.grad = seeming
 
-    def _fake(self, item: StepTensor) -> torch.Tensor:
+    def _as_like(self, item: StepTensor, fake: torch.Tensor) -> torch.Tensor:
         tensor = item.tensor
         if self._dynamic and isinstance(item.role, UserInput):
             fake = symbolic_fake_of(self.mode, tensor.detach(), item.name)
-        else:
-            fake = fake_apart(self.mode, tensor)
         if isinstance(tensor, torch.nn.Parameter):
-            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        elif tensor.requires_grad:
+            fake = parameter_of_fake(fake)
+        if tensor.requires_grad:
             fake.requires_grad_()
         share_hooks(tensor, fake)
         names = attributes_in_common(tensor, fake)

@@ -29,6 +29,7 @@ from dovetail.ir.program import Value
 from dovetail.ir.signature import Parameter, StateTensor, UserInput
 from dovetail.ir.step_plan import PlainResult, StepPlan, moved_plan
 from dovetail.ir.text import identifier
+from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
 from dovetail.torch_compat.autograd import version_of
@@ -157,6 +158,10 @@ class StepCapture:
         Raises: GradientsNotCleared; NumbersToLift when more numbers must become inputs; StateToMake when the step makes
         state, which eager mode does better; DovetailError for what cannot be captured. All is as before then.
         """
+        with collection_paused():  # nearly all that a capture makes stays
+            return self._variant(reason, name, hints, assume_cleared, calls_hooks)
+
+    def _variant(self, reason: str, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> Variant:
         tensors, sources = self._tensors()
         leaves = self._call.leaves
         numbers = [StepNumber(spot.name, spot.read(), spot.put) for spot in self._numbers]
