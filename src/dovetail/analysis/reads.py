@@ -14,6 +14,7 @@ from dataclasses import replace
 from dovetail.analysis.buffers import Buffers, Owner, Read, lies_in
 from dovetail.analysis.destinations import Destinations
 from dovetail.analysis.pairs import overlaps_itself
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
 from dovetail.ir.sizes import difference, shifted
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy
@@ -66,9 +67,16 @@ def readers_of(program: Program) -> dict[Value, list[Node | None]]:
 
 def last_check_of(program: Program) -> Node | None:
     """The last node that can fail by our doing."""
-    order = program.nodes
-    checks = [n for n in order if facts_of(n.target).effect and not facts_of(n.target).writes and not n.outputs]
+    checks = [node for node in program.nodes if can_fail(node)]
     return checks[-1] if checks else None
+
+
+def can_fail(node: Node) -> bool:
+    """Whether a node may be there to fail: it is a check, or nobody knows what it is for."""
+    if isinstance(node.target, Prim) and node.target.outside:
+        return False
+    facts = facts_of(node.target)
+    return facts.effect and not facts.writes and not node.outputs
 
 
 def is_view(node: Node) -> bool:

@@ -208,7 +208,7 @@ class Recorder(DispatchMode):
         refuse_order_dependent_write(func, operands, keyword_operands, self._origins)
         try:
             with kernels_for_symbolic_sizes() if self.symbols else nullcontext():
-                result = as_laid_out(func, args, func(*args, **keywords))
+                result = as_laid_out(func, args, self._run(func, args, keywords))
         except NO_FAKE_KERNEL_ERRORS as error:
             raise NoFakeKernel(operator=str(func), origin=self._origins.here()) from error
         except DATA_DEPENDENT_ERRORS as error:
@@ -223,6 +223,9 @@ class Recorder(DispatchMode):
         self._append(as_recorded, operands, keyword_operands, result)
         self._note_writes(func, args, keywords)
         return result
+
+    def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        return func(*args, **keywords)
 
     def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
         args = [self._without_real(argument) for argument in args]

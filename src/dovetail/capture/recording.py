@@ -18,18 +18,13 @@ from dovetail.analysis.infer import MetaInference
 from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.engine import gradients_of, without_backward
 from dovetail.capture.functionalize import Functionalizer
-from dovetail.capture.generator import RecordedGenerator
 from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.outputs import OutputAnalysis, analyse_outputs
 from dovetail.capture.recorder import Recorder
+from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.visible import VisibleEffects, visible_effects
 from dovetail.errors import (
-    CaptureFailed,
-    DataDependentControlFlow,
-    DovetailError,
-    GeneratorMadeInside,
-    UnsupportedHigherOrderOperator,
     UnsupportedInputMutation,
 )
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, Pattern
@@ -47,13 +42,11 @@ from dovetail.ir.signature import (
 )
 from dovetail.ir.sizes import Scalar
 from dovetail.ops.views import replay
-from dovetail.torch_compat.autograd import set_version, version_of, without_saved_tensor_hooks
-from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
+from dovetail.torch_compat.autograd import set_version, version_of
 from dovetail.torch_compat.decompositions import Decompositions, TakenApart
-from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, fake_apart, is_fake
-from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
+from dovetail.torch_compat.fakes import FakeMode, fake_apart, is_fake
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
-from dovetail.torch_compat.symbols import data_dependent_sizes, expected_trees, guard_count, guard_trees
+from dovetail.torch_compat.symbols import expected_trees, guard_count, guard_trees
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +107,7 @@ class Recording:
             self._expect_sizes()
         self._forward_nodes = len(self.recorder.nodes)
         functional = Functionalizer([s.declared for s in self.stand_ins], self.infer, self.recorder.new_storage)
-        with self._named_errors():  # autograd makes gradient functions of written views when they are looked at
+        with named_errors(self.origins):  # autograd makes gradient functions of written views when they are looked at
             for node in self.recorder.nodes:
                 functional.consume(node)
             functional.at_phase(Phase.FORWARD)
@@ -259,7 +252,7 @@ class Recording:
             self._expect_sizes()
         for _, constant in self.recorder.constants[self._forward_constants :]:
             functional.declare(constant)
-        with self._named_errors():
+        with named_errors(self.origins):
             for node in self.recorder.nodes[self._forward_nodes :]:
                 functional.consume(node)
             functional.at_phase(Phase.BACKWARD)
@@ -348,49 +341,11 @@ class Recording:
         finally:
             self.recorder.recomputing = before
 
-    def _refuse_generator(self) -> None:
-        raise GeneratorMadeInside(origin=self.origins.here())
-
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
-        torch.clear_autocast_cache()
-        try:
-            with (
-                self._named_errors(),
-                allow_real_inputs(self.mode),
-                torch.autograd.set_multithreading_enabled(False),
-                torch.autograd.set_detect_anomaly(False),  # it looks for NaN among numbers, which are not there
-                without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
-                data_dependent_sizes(self.mode.shape_env),
-                traced_apart(),
-                sub_programs_by_dynamo(lambda graph, inputs: torch.fx.Interpreter(graph).run(*inputs)),
-                self.mode,
-                replaced_default_generator(RecordedGenerator(self.recorder)),
-                refused_generators(self._refuse_generator),
-                self._around(self) if self._around else contextlib.nullcontext(),
-                self.recorder,
-                self._taken_apart,
-            ):
-                yield
-        finally:
-            torch.clear_autocast_cache()
-
-    @contextlib.contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        try:
+        around = self._around(self) if self._around else contextlib.nullcontext()
+        with recording_on_fakes(self.recorder, self.mode, self.origins, around, self._taken_apart):
             yield
-        except DovetailError:
-            raise
-        except DATA_DEPENDENT_ERRORS as error:
-            raise DataDependentControlFlow(origin=self.origins.of_error(error)) from error
-        except Exception as error:
-            is_refusal = isinstance(error, AssertionError | NotImplementedError)
-            operator = self.origins.higher_order_operator(error) if is_refusal else ""
-            if operator:
-                raise UnsupportedHigherOrderOperator(operator=operator, origin=self.origins.of_error(error)) from error
-            raise CaptureFailed(
-                error=f"{type(error).__name__}: {error}", origin=self.origins.of_error(error)
-            ) from error
 
 
 def _parts_of(gradient: torch.Tensor | None) -> list[tuple[WrapperLayout | None, torch.Tensor | None]]:

@@ -45,6 +45,13 @@ from dovetail.errors.reduction import OtherSearch as OtherSearch
 from dovetail.errors.reduction import OutputInTheWay as OutputInTheWay
 from dovetail.errors.reports import NothingToExplain as NothingToExplain
 from dovetail.errors.reports import ReportNotWritten as ReportNotWritten
+from dovetail.errors.step import FreedGraph as FreedGraph
+from dovetail.errors.step import GuardMiss as GuardMiss
+from dovetail.errors.step import ReturnedState as ReturnedState
+from dovetail.errors.step import StateChangedOtherwise as StateChangedOtherwise
+from dovetail.errors.step import StepInterrupted as StepInterrupted
+from dovetail.errors.step import UnownedState as UnownedState
+from dovetail.errors.step import UnsupportedStep as UnsupportedStep
 
 # --- options ------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -59,6 +60,17 @@ class CompiledProgram:
             self._explain(error, code)
             raise
 
+    def failed_at(self, error: BaseException) -> int | None:
+        """The number of the node that raised an error, None where that is not known."""
+        codes = [self._code] if self._profiled is None else [self._code, self._profiled]
+        trace: TracebackType | None = error.__traceback__
+        while trace is not None:
+            for code in codes:
+                if trace.tb_frame.f_code.co_filename == code.filename and trace.tb_lineno in code.source.lines:
+                    return code.source.lines.index(trace.tb_lineno)
+            trace = trace.tb_next
+        return None
+
     def _with_ranges(self) -> _Code:
         if self._profiled is None:
             filename = f"<dovetail {self.program.name} {self._serial} profiled>"
@@ -94,6 +106,7 @@ def _build(source: Source, filename: str) -> Callable[[list[Any]], tuple[Any, ..
     namespace: dict[str, Any] = {
         "torch": torch,
         "math": math,
+        "operator": operator,
         "prims": prims,
         "record_function": record_function,
         **source.globals,

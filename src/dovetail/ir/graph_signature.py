@@ -28,8 +28,10 @@ from dovetail.ir.signature import (
     Constant,
     Gradient,
     GradientBase,
+    GradientLeft,
     InputMutation,
     InputRole,
+    NumberLeft,
     OutputRole,
     Parameter,
     Residual,
@@ -276,6 +278,7 @@ class _Reader:
         if isinstance(role, InputMutation) and role.constant:
             purpose, of = OutputPurpose.MUTATION, InputPurpose.CONSTANT
             return OutputEntry(argument, purpose, of, role.constant, write=role.kind, during_backward=True)
+        assert not isinstance(role, GradientLeft | NumberLeft), "a training step has a plan of its own"
         primal = self._input(self.primals.signature.inputs[role.input], self.primals.inputs[role.input])
         target = primal.target or primal.argument.name
         if isinstance(role, Gradient):

@@ -17,7 +17,9 @@ class Prim:
     """A primitive operator. It has no schema; see `ops.facts.Facts` for the flags.
 
     python: an expression over `dovetail.ops.prims` (as `prims`) and `torch` that gives this primitive. gives_tuple: of
-    several results, whether they come in a tuple; else in a list.
+    several results, whether they come in a tuple; else in a list. checks: raises when something is not as it should be,
+    and does nothing else; its last operand only says what. outside: does something outside of the program that cannot
+    be taken back.
     """
 
     name: str
@@ -27,6 +29,8 @@ class Prim:
     reads_generator: bool = False
     effect: bool = False
     gives_tuple: bool = False
+    checks: bool = False
+    outside: bool = False
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         return self.run(*args, **kwargs)

@@ -40,6 +40,7 @@ class Stage(enum.Enum):
 
     IMPURE = "impure"
     FUNCTIONAL = "functional"
+    WHOLE = "whole"
     SPLIT = "split"
     IN_PLACE = "in-place"
 

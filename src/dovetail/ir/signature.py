@@ -92,8 +92,30 @@ class GradientBase:
     inputs: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """A tensor that a training step's code reaches, other than by its arguments, as a user would call it."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeldGradient:
+    """The `.grad` that a tensor has when a training step begins."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NumberInput:
+    """A Python number that a training step reads in each call."""
+
+    name: str
+
+
 InputRole: TypeAlias = (
     "Parameter | Buffer | UserInput | Constant | SizeInput | Tangent | Residual | SharedBytes | GradientBase"
+    " | StateTensor | HeldGradient | NumberInput"
 )
 
 
@@ -128,7 +150,21 @@ class Gradient:
     wrapper: WrapperLayout | None = None
 
 
-OutputRole: TypeAlias = "UserOutput | InputMutation | Gradient | Residual"
+@dataclass(frozen=True, slots=True)
+class GradientLeft:
+    """What a training step leaves in the `.grad` of a tensor, by its name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NumberLeft:
+    """A number that a training step leaves in a Python object; `place` counts these."""
+
+    place: int
+
+
+OutputRole: TypeAlias = "UserOutput | InputMutation | Gradient | Residual | GradientLeft | NumberLeft"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 Every stage: names are unique Python names; each operand is an input or the result of an earlier node; roles run
 parallel to inputs and outputs. Impure, in-place: nothing more. Functional: no operator writes an operand; all forward
-nodes come before all backward nodes. Split: as functional, in one phase.
+nodes come before all backward nodes. Whole: as functional, with phases in any order. Split: as functional, in one
+phase.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def verify_program(program: Program, writes: Callable[[Node], bool]) -> None:
     for node in program.nodes:
         if writes(node):
             raise _broken(program, "no operator writes an operand", f"{node.target} does", node)
-    phases = [node.phase for node in program.nodes]
+    phases = [node.phase for node in program.nodes] if program.stage is not Stage.WHOLE else []
     if Phase.BACKWARD in phases and Phase.FORWARD in phases[phases.index(Phase.BACKWARD) :]:
         raise _broken(program, "forward nodes come before backward nodes", "phases are mixed")
     if program.stage is Stage.SPLIT and len(set(phases)) > 1:

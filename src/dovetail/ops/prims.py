@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import UnexpectedSize
+from dovetail.errors import GuardMiss, UnexpectedSize
 from dovetail.ir.prim import Prim, draws_numbers, flat_results, is_opaque  # noqa: F401, one is for the text of programs
 from dovetail.ir.text import operator_text
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, packed_conv, packed_linear  # noqa: F401, as above
@@ -47,7 +47,25 @@ def _expect(holds: bool, fact: str) -> None:
         raise UnexpectedSize(fact=fact)
 
 
-EXPECT = Prim("expect", _expect, "prims.EXPECT", effect=True)
+EXPECT = Prim("expect", _expect, "prims.EXPECT", effect=True, checks=True)
+
+
+# --- questions about numbers ------------------------------------------------------------------------------------------
+
+
+def _guard(number: bool | int | float, answer: bool, which: int) -> None:
+    if bool(number) is not answer:
+        raise GuardMiss(which)
+
+
+def _guard_number(number: bool | int | float, expected: bool | int | float, which: int) -> None:
+    if type(number) is not type(expected) or repr(number) != repr(expected):
+        raise GuardMiss(which)
+
+
+# Whether a number is true is what it was when the program was recorded; it is the same number.
+GUARD = Prim("guard", _guard, "prims.GUARD", effect=True, checks=True)
+GUARD_NUMBER = Prim("guard_number", _guard_number, "prims.GUARD_NUMBER", effect=True, checks=True)
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Two nodes are *twins* when they apply one overload to the same operands, in the 
 of a checkpoint region that runs again. The later twin goes and its users read the earlier one, unless the program could
 tell the difference: random draws and effects are never merged, nor values whose memory the caller gets (two outputs
 must stay two tensors, and the caller may write them), nor nodes from which the program reads a size that depends on
-data (each has a symbol of its own).
+data (each has a symbol of its own). A check that was made before goes.
 
     a = exp(x); b = exp(x); c = mul(a, b)   ->   a = exp(x); c = mul(a, a)
 
@@ -18,10 +18,11 @@ compares the simulated peaks and drops the result if so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dovetail.analysis.merging import Merging
-from dovetail.ir.program import Node, Operand, Program, made_symbols
+from dovetail.ir.prim import Prim
+from dovetail.ir.program import Node, Operand, Program, Stage, made_symbols
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ops.facts import may_be_merged
 
@@ -39,7 +40,8 @@ class CommonSubexpressionReport:
 def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexpressionReport]:
     """The program with each later twin replaced by the earlier one."""
     escaping = program.output_storages()
-    makers = made_symbols(program)
+    # the whole of a step has no symbolic sizes: what its numbers are called matters to nobody
+    makers = {} if program.stage is Stage.WHOLE else made_symbols(program)
     merging = Merging()
     first: dict[object, Node] = {}
     kept: list[Node] = []
@@ -47,6 +49,10 @@ def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexp
 
     for original in program.nodes:
         node = merging.rewrite(original)
+        if isinstance(node.target, Prim) and node.target.checks:
+            if first.setdefault(_number(replace(node, args=node.args[:-1])), node) is node:
+                kept.append(node)
+            continue
         if not may_be_merged(node) or original in makers or _escapes(node, escaping):
             kept.append(node)
             continue

@@ -33,7 +33,9 @@ from dovetail.torch_compat.checks import (
     pytree,
     rng,
     subclasses,
+    swapping,
     symbols,
+    traced_numbers,
 )
 
 Check = Callable[[], str | None]
@@ -56,7 +58,9 @@ COMPILER_CHECKS: tuple[Check, ...] = (
     *pytree.CHECKS,
     *rng.CHECKS,
     *subclasses.CHECKS,
+    *swapping.CHECKS,
     *symbols.CHECKS,
+    *traced_numbers.CHECKS,
 )
 
 # What only measuring relies on: a program compiles and runs without it.

@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from types import BuiltinFunctionType
 from typing import Any
 
 import sympy
@@ -97,6 +98,8 @@ def number_function_text(target: Callable[..., object]) -> str | None:
     if any(target is function for function in _BUILTINS):
         return name
     for space, prefix in ((operator, "operator"), (math, "math"), (torch, "torch")):
+        if space is math and isinstance(target, BuiltinFunctionType) and target.__module__ == "math":
+            return f"math.{name}"  # also while something else stands in its place
         is_here = space is not torch or name.startswith(("sym_", "_sym_"))
         if is_here and getattr(space, name, None) is target and target is not operator.getitem:
             return f"{prefix}.{name}"

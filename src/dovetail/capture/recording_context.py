@@ -1,0 +1,83 @@
+"""What holds while code is recorded on fakes: modes, stand-ins for what would leave a trace, and errors with names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from dovetail.capture.generator import RecordedGenerator
+from dovetail.capture.origins import OriginTracker
+from dovetail.capture.recorder import Recorder
+from dovetail.errors import (
+    CaptureFailed,
+    DataDependentControlFlow,
+    DovetailError,
+    GeneratorMadeInside,
+    UnsupportedHigherOrderOperator,
+)
+from dovetail.torch_compat.autograd import without_saved_tensor_hooks
+from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs
+from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
+from dovetail.torch_compat.symbols import data_dependent_sizes
+
+
+@contextlib.contextmanager
+def recording_on_fakes(
+    recorder: Recorder,
+    mode: FakeMode,
+    origins: OriginTracker,
+    around: AbstractContextManager[None],
+    taken_apart: AbstractContextManager[Any],
+) -> Iterator[None]:
+    """While active, operators of this thread run on fakes and are recorded.
+
+    around: entered once all but the recorder is active. taken_apart: entered last.
+    Raises: DovetailError for whatever goes wrong, with the user's line.
+    """
+
+    def refuse_generator() -> None:
+        raise GeneratorMadeInside(origin=origins.here())
+
+    torch.clear_autocast_cache()
+    try:
+        with (
+            named_errors(origins),
+            allow_real_inputs(mode),
+            torch.autograd.set_multithreading_enabled(False),
+            torch.autograd.set_detect_anomaly(False),  # it looks for NaN among numbers, which are not there
+            without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
+            data_dependent_sizes(mode.shape_env),
+            traced_apart(),
+            sub_programs_by_dynamo(lambda graph, inputs: torch.fx.Interpreter(graph).run(*inputs)),
+            mode,
+            replaced_default_generator(RecordedGenerator(recorder)),
+            refused_generators(refuse_generator),
+            around,
+            recorder,
+            taken_apart,
+        ):
+            yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def named_errors(origins: OriginTracker) -> Iterator[None]:
+    """While active, whatever is raised is raised as an error of dovetail's, with the user's line."""
+    try:
+        yield
+    except DovetailError:
+        raise
+    except DATA_DEPENDENT_ERRORS as error:
+        raise DataDependentControlFlow(origin=origins.of_error(error)) from error
+    except Exception as error:
+        is_refusal = isinstance(error, AssertionError | NotImplementedError)
+        operator = origins.higher_order_operator(error) if is_refusal else ""
+        if operator:
+            raise UnsupportedHigherOrderOperator(operator=operator, origin=origins.of_error(error)) from error
+        raise CaptureFailed(error=f"{type(error).__name__}: {error}", origin=origins.of_error(error)) from error

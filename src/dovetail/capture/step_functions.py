@@ -1,0 +1,107 @@
+"""What a step's code asks tensors for in Python, where that takes another answer on fakes than in eager mode.
+
+A function mode sees such questions before torch's C++ turns them into plain numbers: the truth of a tensor becomes a
+question of the program, a tensor made of traced numbers becomes an operator, and what no program can do is refused
+with the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from dovetail.capture.origins import OriginTracker
+from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
+from dovetail.torch_compat.traced_numbers import is_traced, number_now
+
+_SET_GRAD: Any = getattr(torch.Tensor.grad, "__set__")  # noqa: B009
+_SET_DATA: Any = getattr(torch.Tensor.data, "__set__")  # noqa: B009
+_TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
+_AS_PYTHON = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
+_AS_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__str__})
+_FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
+
+
+class StepFunctions(TorchFunctionMode):
+    """See the module docstring. cleared: ids of tensors whose `.grad` was set to None."""
+
+    def __init__(self, origins: OriginTracker, token_for: Callable[[Any], float]) -> None:
+        """token_for: see `StepRecorder`."""
+        super().__init__()
+        self._token_for = token_for
+        self.cleared: set[int] = set()
+        self._origins = origins
+
+    def __torch_function__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        keywords = dict(kwargs or {})
+        if func == _SET_GRAD:
+            if args[1] is None:
+                self.cleared.add(id(args[0]))
+            return func(*args)
+        if func in _TRUTH and args[0].numel() == 1:
+            return bool(args[0].item() if args[0].dtype == torch.bool else args[0].ne(0).item())
+        if func in _AS_PYTHON:
+            self._refuse("turns a tensor into Python objects", "return the tensor and convert it after the step")
+        if func in _AS_TEXT:
+            self._refuse("turns a tensor into text", "return the tensor and print it after the step")
+        if func in _FROM_NUMBERS and args and _holds_traced(args[0]):
+            return _tensor_of(args[0], **keywords)
+        if func == _SET_DATA:
+            raise StateChangedOtherwise(
+                what="binds a tensor to other memory (`.data = ...`)",
+                why="the program works in the memory that tensors had when it was recorded",
+                hint="write the contents in place: tensor.copy_(new)",
+                origin=self._origins.here(),
+            )
+        if not torch.is_grad_enabled() and _takes_plain_floats(func, args, keywords):
+            args = [self._plain(argument) for argument in args]
+            keywords = {name: self._plain(argument) for name, argument in keywords.items()}
+        return func(*args, **keywords)
+
+    def _plain(self, argument: Any) -> Any:
+        return self._token_for(argument) if is_traced(argument) and type(number_now(argument)) is float else argument
+
+    def _refuse(self, what: str, hint: str) -> NoReturn:
+        why = "its numbers are not known while the step is captured"
+        raise UnsupportedStep(what=what, why=why, hint=hint, origin=self._origins.here())
+
+
+def _takes_plain_floats(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    """Whether a function is one operator, which gets traced numbers where it takes plain floats only."""
+    if not any(map(is_traced, (*args, *keywords.values()))):
+        return False
+    meant = overloads("aten", getattr(func, "__name__", ""))
+    takes = any(argument.type == "float" for overload in meant for argument in schema_of(overload).arguments)
+    return takes and not any(map(is_composite, meant))
+
+
+def _holds_traced(item: Any) -> bool:
+    return is_traced(item) or (isinstance(item, list | tuple) and any(map(_holds_traced, item)))
+
+
+def _tensor_of(
+    item: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False, **_: Any
+) -> torch.Tensor:
+    """What `torch.tensor` makes of nested lists of numbers, some of them traced."""
+    if dtype is None:
+        kinds = {type(number) for number in _numbers(item)}
+        dtype = torch.get_default_dtype() if float in kinds else torch.int64 if int in kinds else torch.bool
+    with torch.no_grad():
+        made = _stacked(item, lambda number: torch.full((), number, dtype=dtype, device=device))
+    return made.requires_grad_(requires_grad)
+
+
+def _stacked(item: Any, make: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+    return torch.stack([_stacked(part, make) for part in item]) if isinstance(item, list | tuple) else make(item)
+
+
+def _numbers(item: Any) -> list[Any]:
+    if isinstance(item, list | tuple):
+        return [number for part in item for number in _numbers(part)]
+    return [number_now(item) if is_traced(item) else item]

@@ -1,0 +1,217 @@
+"""A recorder for a whole training step: numbers that are read off tensors are traced, and so is what Python does to
+them.
+
+    step = state["step"].item()                 step_1 = _local_scalar_dense(step)
+    correction = 1 - beta ** step         ->    pow_2 = operator.pow(0.9, step_1); sub_3 = operator.sub(1, pow_2)
+    if step > 5: ...                            gt_4 = operator.gt(step_1, 5); guard(gt_4, True, 0)
+
+Python computes with a number as it is now (`capture.known_numbers`, or what an eager run of the step has shown), and
+every answer that it gets becomes a question which the program asks again when it runs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.capture.item_log import ItemHints
+from dovetail.capture.known_numbers import KnownNumbers
+from dovetail.capture.origins import OriginTracker
+from dovetail.capture.recorder import Recorder
+from dovetail.errors import UnsupportedStep
+from dovetail.ir.program import Node, Operand, Origin, Phase, ScalarMeta, Target, Value
+from dovetail.ir.sizes import symbol
+from dovetail.ops.prims import GUARD, GUARD_NUMBER
+from dovetail.torch_compat.autograd import running_sequence_number
+from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.traced_numbers import (
+    Plain,
+    fixed_number,
+    handle_of,
+    is_traced,
+    number_now,
+    traced_number,
+)
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+# Where an operator takes a tensor, Python may give it a number.
+_NUMBER_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor", "Optional[Tensor]"})
+
+
+_FIRST_TOKEN = 0x3FE2_9D4C_7A51_0000  # the bits of a number near 0.58
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An answer that the recorded code got about a number. origin: the line that asked."""
+
+    answer: Plain
+    origin: Origin
+
+
+class StepRecorder(Recorder):
+    """See the module docstring.
+
+    Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now.
+    """
+
+    def __init__(
+        self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor], hints: ItemHints
+    ) -> None:
+        super().__init__(origins, fake_of)
+        self.questions: list[Question] = []
+        self.numbers_now: dict[str, Plain] = {}
+        self.known = KnownNumbers()
+        self._hints = hints
+        self._tracker = origins
+        self._from_data: set[Value] = set()
+        self._tokens: dict[float, Any] = {}
+
+    def trace_number(self, value: Value, now: Plain) -> Any:
+        """A symbolic number for an input that is a number, which is `now` in this call."""
+        return traced_number(self, value, now)
+
+    def add_traced(self, name: str, now: Plain) -> Value:
+        """Declare an input number that is traced."""
+        self.numbers_now[name] = now
+        return Value(name, ScalarMeta(symbol(name)))
+
+    def token_for(self, number: Any) -> float:
+        """A plain float that no code computes with by chance; where an operator gets it, it gets the traced number.
+
+        For arguments that torch's parser takes as plain floats only. What the float is matters to nobody: it must go
+        straight to an operator.
+        """
+        token = struct.unpack("<d", struct.pack("<q", _FIRST_TOKEN + len(self._tokens)))[0]
+        self._tokens[token] = number
+        return float(token)
+
+    # --- operators ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is _ITEM:
+            return self._item(args[0])
+        if func.namespace == "profiler":  # ranges that torch opens for itself
+            return func(*args, **(kwargs or {}))
+        self.phase = Phase.FORWARD if running_sequence_number() is None else Phase.BACKWARD
+        if self._tokens:
+            args = [self._meant(argument) for argument in args]
+            kwargs = {name: self._meant(argument) for name, argument in (kwargs or {}).items()}
+        if isinstance(func, Overload):
+            args, kwargs = self._settled(func, args, kwargs or {})
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _meant(self, argument: Any) -> Any:
+        return self._tokens.get(argument, argument) if type(argument) is float else argument
+
+    def operand_of(self, argument: object) -> Operand:
+        """An operator argument as an operand; a traced number is a value."""
+        return handle_of(argument) if is_traced(argument) else super().operand_of(argument)
+
+    def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        args = [_concrete(argument) for argument in args]
+        keywords = {name: _concrete(argument) for name, argument in keywords.items()}
+        result = func(*args, **keywords)
+        self.known.follow(func, args, keywords, result)
+        return result
+
+    def _settled(
+        self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """The arguments, with traced numbers fixed wherever the operator takes no operand that is a number."""
+        if not (_has_traced(args) or _has_traced(tuple(keywords.values()))):
+            return args, keywords
+        types = {a.name: a.type for a in schema_of(func).arguments}
+        kinds = list(types.values())
+        is_token = set(map(id, self._tokens.values()))
+        settled = [a if kinds[i] in _NUMBER_TYPES or id(a) in is_token else _fixed(a) for i, a in enumerate(args)]
+        named = {n: a if types[n] in _NUMBER_TYPES or id(a) in is_token else _fixed(a) for n, a in keywords.items()}
+        return settled, named
+
+    # --- numbers --------------------------------------------------------------------------------------------
+
+    def _item(self, tensor: torch.Tensor) -> Any:
+        self.phase = Phase.FORWARD if running_sequence_number() is None else Phase.BACKWARD
+        tensor = self._without_real(tensor)
+        now = self.known.number(tensor)
+        logged = self._hints.next_at(self._tracker.here(), tensor.dtype)
+        value = self._number_node(_ITEM, (self.value_of(tensor),), "item", logged if now is None else now)
+        if now is None:
+            self._from_data.add(value)
+            now = logged
+        return traced_number(self, value, now)
+
+    def _number_node(self, target: Target, operands: tuple[Operand, ...], name: str, now: Plain) -> Value:
+        name = self._fresh_name(name)
+        self.numbers_now[name] = now
+        value = Value(name, ScalarMeta(symbol(name)))
+        self.nodes.append(
+            Node(target, operands, outputs=(value,), phase=self.phase, origin=self._tracker.here(), unpack=False)
+        )
+        return value
+
+    def apply(self, function: Callable[..., Any], operands: tuple[Any, ...], result: Plain) -> Any:
+        """See `NumberTrace`."""
+        made = self._number_node(function, operands, getattr(function, "__name__", "number").strip("_"), result)
+        if any(operand in self._from_data for operand in operands if isinstance(operand, Value)):
+            self._from_data.add(made)
+        return made
+
+    def decide(self, handle: Any, answer: bool) -> None:
+        """See `NumberTrace`."""
+        if isinstance(handle, Value):
+            self._ask(GUARD, handle, answer)
+
+    def fix(self, handle: Any, number: Plain) -> None:
+        """See `NumberTrace`. Raises: UnsupportedStep for a number that data decide."""
+        if not isinstance(handle, Value):
+            return
+        if handle in self._from_data:
+            raise UnsupportedStep(
+                what="turns a number that it computes into a plain Python number",
+                why="the number is another one in each call, and a program cannot follow plain Python numbers",
+                hint="use .item() and arithmetic, compare it, or return the tensor and convert it after the step",
+                origin=self._tracker.here(),
+            )
+        self._ask(GUARD_NUMBER, handle, number)
+
+    def refuse_text(self, handle: Any) -> None:
+        """See `NumberTrace`. Raises: UnsupportedStep."""
+        raise UnsupportedStep(
+            what="turns a number that it computes into text",
+            why="the text would be made once, while the step is captured, and not again",
+            hint="return the number or tensor, and print it after the step",
+            origin=self._tracker.here(),
+        )
+
+    def _ask(self, target: Target, handle: Value, answer: Plain) -> None:
+        origin = self._tracker.here()
+        which = len(self.questions)
+        self.questions.append(Question(answer, origin))
+        self.nodes.append(Node(target, (handle, answer, which), phase=self.phase, origin=origin))
+
+
+def _has_traced(items: Sequence[Any]) -> bool:
+    return any(is_traced(x) or (isinstance(x, list | tuple) and any(map(is_traced, x))) for x in items)
+
+
+def _concrete(argument: Any) -> Any:
+    if is_traced(argument):
+        return number_now(argument)
+    if isinstance(argument, list | tuple) and any(map(is_traced, argument)):
+        return type(argument)(map(_concrete, argument))
+    return argument
+
+
+def _fixed(argument: Any) -> Any:
+    if is_traced(argument):
+        return fixed_number(argument)
+    if isinstance(argument, list | tuple) and any(map(is_traced, argument)):
+        return type(argument)(map(_fixed, argument))
+    return argument

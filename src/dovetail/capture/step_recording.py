@@ -1,0 +1,331 @@
+"""Record a whole training step: the user's own code runs once on fakes, forward, backward and optimizer.
+
+Every tensor that exists before the step and that something reachable holds is exchanged, object by object, for a fake:
+whoever holds a parameter, in a module, an optimizer's state or a closure, then holds a fake, and nothing has to be
+looked up or patched. Afterwards everything is exchanged back, whatever happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.analysis.infer import MetaInference
+from dovetail.capture.functionalize import Functionalizer
+from dovetail.capture.item_log import ItemHints
+from dovetail.capture.origins import OriginTracker
+from dovetail.capture.recording_context import named_errors, recording_on_fakes
+from dovetail.capture.step_functions import StepFunctions
+from dovetail.capture.step_recorder import StepRecorder
+from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedTensor
+from dovetail.ir.convert import unsupported_kind
+from dovetail.ir.program import Program, Stage, Value
+from dovetail.ir.signature import (
+    Constant,
+    GradientLeft,
+    HeldGradient,
+    InputMutation,
+    InputRole,
+    NumberInput,
+    NumberLeft,
+    OutputRole,
+    Signature,
+    UserInput,
+    UserOutput,
+    WriteKind,
+)
+from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
+from dovetail.torch_compat.fakes import fake_apart, new_fake_mode
+from dovetail.torch_compat.subclasses import is_wrapper
+from dovetail.torch_compat.swapping import exchange_tensors, share_hooks
+from dovetail.torch_compat.traced_numbers import Plain, handle_of, is_traced, traced_maths
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensor:
+    """A tensor that the step can reach. name: a Python name, of no other. label: what a user calls it."""
+
+    name: str
+    label: str
+    role: InputRole
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumber:
+    """A Python number that the program reads in each call. put: lets the step's code read another one."""
+
+    name: str
+    now: Plain
+    put: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrograms:
+    """tensors, numbers: which of those recorded are inputs of the programs, in order; tensors met in passing follow."""
+
+    recorded: Program
+    functional: Program
+    plan: StepPlan
+    tensors: tuple[int, ...]
+    numbers: tuple[int, ...]
+    constants: tuple[torch.Tensor, ...]
+
+
+class StepRecording:
+    """Make one, call `run`, `leave` for each number that stays in a Python object, then `programs`."""
+
+    def __init__(self, tensors: Sequence[StepTensor], numbers: Sequence[StepNumber], hints: ItemHints) -> None:
+        """Prepare. Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program."""
+        held = list(_held_gradients(tensors))
+        for item in (*tensors, *(gradient for _, gradient in held)):
+            _check(item)
+        self.mode = new_fake_mode()
+        self.origins = OriginTracker()
+        self.recorder = StepRecorder(self.origins, lambda tensor: fake_apart(self.mode, tensor), hints)
+        self.tensors = [*tensors, *(gradient for _, gradient in held)]
+        self._held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
+        self._required = [item.tensor.requires_grad for item in self.tensors]
+        self.numbers = list(numbers)
+        self.results: list[Result | Value | tuple[Value, bool]] = []
+        self._values: list[Value] = []
+        self._number_values: list[Value] = []
+        self._left: list[object] = []
+        self._exits: list[GradientExit | Value] = []
+        self._flags: list[tuple[int, bool]] = []
+        self._functions = StepFunctions(self.origins, self.recorder.token_for)
+
+    # --- running --------------------------------------------------------------------------------------------
+
+    def run(self, function: Callable[[], Sequence[Any]], around: AbstractContextManager[Any]) -> None:
+        """Record `function()`, which runs the step and returns its results, flat. around: held while it runs.
+
+        Raises: DovetailError, when every tensor is itself again.
+        """
+        with self._exchanged():
+            self._put_numbers()
+            with recording_on_fakes(
+                self.recorder, self.mode, self.origins, self._watched(around), contextlib.nullcontext()
+            ):
+                results = list(function())
+                self._look_at_state()
+                with self.recorder_paused():
+                    self.results = [self._result(index, item) for index, item in enumerate(results)]
+
+    @contextlib.contextmanager
+    def recorder_paused(self) -> Iterator[None]:
+        """Nothing is recorded here."""
+        count = len(self.recorder.nodes)
+        yield
+        del self.recorder.nodes[count:]
+
+    @contextlib.contextmanager
+    def _watched(self, around: AbstractContextManager[Any]) -> Iterator[None]:
+        with around, traced_maths(), self._functions:
+            yield
+
+    @contextlib.contextmanager
+    def _exchanged(self) -> Iterator[None]:
+        """While active, the tensor objects are fakes."""
+        fakes = [self._fake(item.tensor) for item in self.tensors]
+        gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
+        done: list[tuple[torch.Tensor, torch.Tensor]] = []
+        try:
+            for item, fake in zip(self.tensors, fakes, strict=True):
+                exchange_tensors(item.tensor, fake)
+                done.append((item.tensor, fake))
+                self.recorder.known.learn(item.tensor, fake)
+                self._values.append(self.recorder.add_tensor(item.tensor, item.name))
+            for index, gradient in gradients:
+                if gradient is not None:
+                    self.tensors[index].tensor.grad = gradient
+            yield
+        finally:
+            for tensor, _ in done:
+                if tensor.is_leaf:
+                    tensor.grad = None
+            for tensor, fake in reversed(done):
+                exchange_tensors(tensor, fake)
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        fake = fake_apart(self.mode, tensor)
+        if isinstance(tensor, torch.nn.Parameter):
+            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        elif tensor.requires_grad:
+            fake.requires_grad_()
+        share_hooks(tensor, fake)
+        return fake
+
+    def _put_numbers(self) -> None:
+        for number in self.numbers:
+            value = self.recorder.add_traced(number.name, number.now)
+            self._number_values.append(value)
+            number.put(self.recorder.trace_number(value, number.now))
+
+    # --- what the step leaves ---------------------------------------------------------------------------------
+
+    def _look_at_state(self) -> None:
+        for index, item in enumerate(self.tensors):
+            tensor = item.tensor
+            if tensor.grad_fn is not None:
+                raise StateChangedOtherwise(
+                    what=f"makes {item.label} part of a graph that the next step would run backward through",
+                    why="graphs of autograd end with the step",
+                    hint="write it under torch.no_grad(), or detach what is written",
+                )
+            if self.recorder.value_of(tensor) is not self._values[index]:
+                raise StateChangedOtherwise(
+                    what=f"changes the shape or strides of {item.label}",
+                    why="the next step would need another program",
+                    hint="work on a view of it, or a copy",
+                )
+            if tensor.requires_grad != self._required[index]:
+                self._flags.append((index, tensor.requires_grad))
+            self._exits.append(self._exit(index, tensor))
+        unowned = {value for _, value in self.recorder.constants}
+        for value, tensor, _ in self.recorder.written:
+            if value in unowned:
+                raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}")
+
+    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | Value:
+        gradient = tensor.grad
+        if gradient is None:
+            return GradientExit.NONE
+        held = self._held.get(index)
+        if held is not None and self.tensors[held].tensor is gradient:
+            return GradientExit.SAME
+        return self._outside_of_state(self.recorder.value_of(gradient), f"the gradient of {self.tensors[index].label}")
+
+    def _outside_of_state(self, value: Value, what: str) -> Value:
+        """The value. Raises: ReturnedState when its memory belongs to the state."""
+        for known, item in zip(self._values, self.tensors, strict=True):
+            if known.tensor.storage == value.tensor.storage and not isinstance(item.role, UserInput):
+                raise ReturnedState(what=what, name=item.label)
+        return value
+
+    def _result(self, index: int, item: Any) -> Result | Value | tuple[Value, bool]:
+        if is_traced(item):
+            handle = handle_of(item)
+            return handle if isinstance(handle, Value) else PlainResult(handle)
+        if not isinstance(item, torch.Tensor):
+            return PlainResult(item)
+        place = next((i for i, known in enumerate(self.tensors) if known.tensor is item), None)
+        if place is not None:
+            return SameObject(place)
+        value = self.recorder.value_of(item)
+        if any(tensor is item for tensor, _ in self.recorder.constants):
+            return PlainResult(item)
+        return self._outside_of_state(value, f"result {index}"), item.requires_grad
+
+    def leave(self, number: Any) -> None:
+        """A traced or plain number that the step has left in a Python object; they are numbered as they come."""
+        self._left.append(handle_of(number) if is_traced(number) else number)
+
+    # --- programs -------------------------------------------------------------------------------------------
+
+    def programs(self, name: str, *, keep_gradients: bool = False) -> StepPrograms:
+        """The step as it ran, and as a functional program; outputs are results, gradients, numbers, new contents.
+
+        keep_gradients: leave the gradients also where the step begins by clearing those from before.
+        """
+        recorder = self.recorder
+        constants = [value for _, value in recorder.constants]
+        infer = MetaInference(self.mode, recorder.numbers_now)
+        functional = Functionalizer([*self._values, *constants, *self._number_values], infer, recorder.new_storage)
+        with named_errors(self.origins):
+            for node in recorder.nodes:
+                functional.consume(node)
+        outputs: list[tuple[OutputRole, Value]] = []
+
+        def slot(role: OutputRole, value: Value) -> int:
+            outputs.append((role, value))
+            return len(outputs) - 1
+
+        results = tuple(self._settled(found, slot) for found in self.results)
+        touched = {value for node in recorder.nodes for value in node.operands()}
+        gradients = tuple(self._gradients(touched, slot, keep_gradients))
+        numbers = tuple(
+            slot(NumberLeft(place), left) if isinstance(left, Value) else PlainResult(left)
+            for place, left in enumerate(self._left)
+        )
+        made = [(role, value, functional.read(value)) for role, value in outputs]
+        written = [i for i, v in enumerate(self._values) if functional.write_count(v) and functional.read(v) is not v]
+        read = {value for node in functional.nodes for value in node.operands()}.union(
+            (value for _, _, value in made), (self._values[i] for i in written)
+        )
+        tensors = tuple(i for i, value in enumerate(self._values) if value in read)
+        used = tuple(i for i, value in enumerate(self._number_values) if value in read)
+        place_of = {index: place for place, index in enumerate(tensors)}
+        made += [
+            (InputMutation(place_of[i], WriteKind.UNTRACKED), self._values[i], functional.read(self._values[i]))
+            for i in written
+        ]
+        inputs = (*(self._values[i] for i in tensors), *constants, *(self._number_values[i] for i in used))
+        roles: tuple[InputRole, ...] = (
+            *(self.tensors[i].role for i in tensors),
+            *(Constant(value.name) for value in constants),
+            *(NumberInput(self.numbers[i].name) for i in used),
+        )
+        signature = Signature(roles, tuple(role for role, _, _ in made))
+        recorded, new = tuple(value for _, value, _ in made), tuple(value for _, _, value in made)
+        return StepPrograms(
+            Program(name, Stage.IMPURE, inputs, tuple(recorder.nodes), recorded, signature),
+            Program(name, Stage.WHOLE, inputs, tuple(functional.nodes), new, signature),
+            StepPlan(results, gradients, tuple(self._flags), numbers, tuple(written)),
+            tensors,
+            used,
+            tuple(tensor for tensor, _ in recorder.constants),
+        )
+
+    def _settled(self, found: Result | Value | tuple[Value, bool], slot: Callable[[OutputRole, Value], int]) -> Result:
+        if isinstance(found, tuple):
+            return MadeResult(slot(UserOutput(0), found[0]), found[1])
+        return MadeResult(slot(UserOutput(0), found)) if isinstance(found, Value) else found
+
+    def _gradients(
+        self, touched: set[Value], slot: Callable[[OutputRole, Value], int], keep: bool
+    ) -> Iterator[LeafGradient]:
+        for index, found in enumerate(self._exits):
+            held = self._held.get(index)
+            item = self.tensors[index]
+            is_cleared = (
+                held is not None and id(item.tensor) in self._functions.cleared and self._values[held] not in touched
+            )
+            if isinstance(item.role, HeldGradient) or (
+                held is None and found is GradientExit.NONE and not self._required[index]
+            ):
+                continue
+            if isinstance(found, Value):
+                found_exit = slot(GradientLeft(item.name), found) if keep or not is_cleared else GradientExit.NONE
+            else:
+                found_exit = found
+            yield LeafGradient(index, held is not None, is_cleared, found_exit)
+
+
+def _check(item: StepTensor) -> None:
+    tensor = item.tensor
+    refused = unsupported_kind(tensor)
+    if is_wrapper(tensor):
+        refused = f"a {type(tensor).__name__}, which wraps other tensors", "use plain tensors"
+    if refused is not None:
+        raise UnsupportedTensor(name=item.label, kind=refused[0], hint=refused[1])
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise StateChangedOtherwise(
+            what=f"reaches {item.label}, which is part of a graph from before the step",
+            why="a step runs backward through what it computed itself, and nothing else",
+            hint=f"detach it before the step: {item.label}.detach()",
+        )
+
+
+def _held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTensor]]:
+    known = {id(item.tensor) for item in tensors}
+    for index, item in enumerate(tensors):
+        gradient = item.tensor.grad if item.tensor.is_leaf else None
+        if gradient is not None and id(gradient) not in known:
+            known.add(id(gradient))
+            yield index, StepTensor(f"{item.name}_grad", f"{item.label}.grad", HeldGradient(item.label), gradient)

@@ -1,0 +1,99 @@
+"""Run the program of a whole training step: nothing is written before every check has passed.
+
+Up to the first write a failure leaves no trace: the random generator is put back, and the caller may run the step in
+another way. After it, what was written stays, as in eager, and the error says what that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from dovetail.errors import GuardMiss, StepInterrupted
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.ir.prim import Prim
+from dovetail.ir.program import Node, Program
+from dovetail.ir.step_plan import StepPlan
+from dovetail.ops.facts import facts_of, written_values
+from dovetail.torch_compat.rng import default_generator
+
+
+class NothingWritten(Exception):
+    """The program failed before its first write. __cause__: the error."""
+
+
+@dataclass(frozen=True)
+class CompiledStepProgram:
+    """code: of the program that works in place. plan: what is done around it. labels: of its inputs, for messages."""
+
+    code: CompiledProgram
+    plan: StepPlan
+    labels: tuple[str, ...]
+
+    @property
+    def program(self) -> Program:
+        """The program that works in place."""
+        return self.code.program
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether it moves the random generator."""
+        return any(facts_of(node.target).draws for node in self.program.nodes)
+
+    @cached_property
+    def first_write(self) -> int:
+        """The number of the first node that writes an input, or does something outside of the program."""
+        writes = self._writes
+        return next((at for at, node in enumerate(self.program.nodes) if node in writes), len(self.program.nodes))
+
+    @cached_property
+    def _writes(self) -> dict[Node, tuple[int, ...]]:
+        """The nodes that show outside, with the inputs that they write."""
+        of_storage = {v.tensor.storage: i for i, v in enumerate(self.program.inputs) if v.is_tensor}
+        found: dict[Node, tuple[int, ...]] = {}
+        for node in self.program.nodes:
+            storages = [value.tensor.storage for value in written_values(node)]
+            inputs = tuple(of_storage[storage] for storage in storages if storage in of_storage)
+            if inputs or (isinstance(node.target, Prim) and node.target.outside):
+                found[node] = inputs
+        return found
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        """Run. inputs: one per input of the program; emptied.
+
+        Raises: NothingWritten, GuardMiss when all is as before; StepInterrupted when something was written.
+        """
+        generator = default_generator()
+        state = generator.get_state() if self.draws else None
+        try:
+            with torch.no_grad(), ExitStack() as stack:
+                for kind in ("cpu", "cuda"):
+                    if torch.is_autocast_enabled(kind):  # casts are nodes of the program
+                        stack.enter_context(torch.autocast(kind, enabled=False))
+                return self.code(inputs)
+        except Exception as error:
+            at = self.code.failed_at(error)
+            if at is not None and at >= self.first_write:
+                raise self._interrupted(error, at) from error
+            if state is not None:
+                generator.set_state(state)
+            if isinstance(error, GuardMiss):
+                raise
+            raise NothingWritten from error
+
+    def _interrupted(self, error: Exception, at: int) -> StepInterrupted:
+        written = {i for node, inputs in self._writes.items() for i in inputs}
+        done: dict[int, None] = {}
+        for node in self.program.nodes[: at + 1]:
+            done.update(dict.fromkeys(self._writes.get(node, ())))
+        names = [self.labels[index] for index in done]
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        origin = self.program.nodes[at].origin
+        return StepInterrupted(
+            count=len(done), total=len(written), names=shown, error=f"{type(error).__name__}: {error}", origin=origin
+        )

@@ -1,0 +1,72 @@
+"""What is done around the program of a training step: results to hand out, gradients to leave, numbers to write back.
+
+Positions (`slot`) count the outputs of the program; `input` counts the tensors that the step was recorded with.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class MadeResult:
+    """A result that the program computes. has_graph: in eager it is part of a graph of autograd."""
+
+    slot: int
+    has_graph: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SameObject:
+    """A result that is a tensor object which the step was recorded with."""
+
+    input: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlainResult:
+    """A result that is the same in every call."""
+
+    value: object
+
+
+Result: TypeAlias = "MadeResult | SameObject | PlainResult"
+
+
+class GradientExit(enum.Enum):
+    """What a leaf's `.grad` is after the step, apart from a new tensor."""
+
+    SAME = "the tensor that it was before"
+    NONE = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class LeafGradient:
+    """The `.grad` of one tensor.
+
+    had: whether there was one before the step. is_cleared: the step drops what was there without looking at it. exit:
+    an output, or what happens instead.
+    """
+
+    input: int
+    had: bool
+    is_cleared: bool
+    exit: int | GradientExit
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """See the module docstring.
+
+    results: in the order of the flat results. gradients: of leaves. flags: tensors whose `requires_grad` is another
+    one afterwards. numbers: for each number that the step leaves in a Python object, its slot or its value.
+    written: tensors whose contents the program replaces.
+    """
+
+    results: tuple[Result, ...] = ()
+    gradients: tuple[LeafGradient, ...] = ()
+    flags: tuple[tuple[int, bool], ...] = ()
+    numbers: tuple[object, ...] = ()
+    written: tuple[int, ...] = ()

@@ -1,0 +1,110 @@
+"""From a recorded training step to code: simplify, write the state back, work in place.
+
+The functional program returns the new contents of every tensor that the step writes. They become copies at its end,
+which the passes below make superfluous: an update is made in the memory of what it updates, as soon as nobody reads
+the old contents any more, and never before the last check.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dovetail.analysis.reads import can_fail
+from dovetail.analysis.verify_inplace import verify_inplace
+from dovetail.capture.step_recording import StepPrograms
+from dovetail.errors import UnsupportedStep
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.step import CompiledStepProgram
+from dovetail.ir.program import Node, Program, Stage, Value
+from dovetail.ir.signature import InputMutation, Signature
+from dovetail.ir.stages import verify_program
+from dovetail.passes.inplace import work_in_place
+from dovetail.passes.unbundle import unbundle
+from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.driver import StepRecord, run_passes, writes
+from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.options import Options
+
+logger = logging.getLogger("dovetail")
+
+StepPass = Callable[[Program], tuple[Program, Any]]
+
+# The last one is run with the verification of its own.
+STEP_PASSES: tuple[tuple[str, StepPass], ...] = (
+    ("unbundle", unbundle),
+    ("reinplace", work_in_place),
+)
+
+
+def compile_step_programs(
+    programs: StepPrograms, labels: tuple[str, ...], name: str, options: Options
+) -> CompiledStepProgram:
+    """The code of a recorded step. labels: of the inputs of its programs.
+
+    Raises: UnsupportedStep where something would have to be checked after the first write.
+    """
+    dump = Dump(options.dump, name, {}, options.dump_calls, None, options.trail)
+    dump.step("recorded", programs.recorded)
+    dump.step("functional", programs.functional)
+    program, _ = run_passes(programs.functional, options, dump, {})
+    program = _with_copies(program)
+    if options.verify:
+        verify_program(program, writes)
+    dump.step("write_state", program)
+    for pass_name, function in STEP_PASSES:
+        if pass_name in options.skip:
+            continue
+        start = time.perf_counter_ns()
+        result, report = function(program)
+        elapsed_us = (time.perf_counter_ns() - start) // 1000
+        if options.verify:
+            verify_program(result, writes)
+        if options.verify > 1 and function is work_in_place:
+            verify_inplace(program, result, commit=True)
+        record = StepRecord(pass_name, len(program.nodes), len(result.nodes), elapsed_us, str(report), details=report)
+        program = result
+        dump.step(pass_name, program, record)
+        if pass_name == options.stop_after:
+            break
+    compiled = CompiledStepProgram(CompiledProgram(program, make_executors(options)), programs.plan, labels)
+    _refuse_late_checks(compiled)
+    if options.dump is not None:
+        dump.text(f"code-{name}", compiled.code.source)
+    return compiled
+
+
+def _with_copies(program: Program) -> Program:
+    """The program with a copy of each new content into its tensor, in place of outputs."""
+    nodes = list(program.nodes)
+    kept = []
+    for role, made in zip(program.signature.outputs, program.outputs, strict=True):
+        if not isinstance(role, InputMutation):
+            kept.append((role, made))
+            continue
+        target = program.inputs[role.input]
+        assert isinstance(made, Value), "new contents are a value"
+        nodes.append(Node(torch.ops.aten.copy_.default, (target, made), outputs=()))
+    return replace(
+        program,
+        stage=Stage.IN_PLACE,
+        nodes=tuple(nodes),
+        outputs=tuple(made for _, made in kept),
+        signature=Signature(program.signature.inputs, tuple(role for role, _ in kept)),
+    )
+
+
+def _refuse_late_checks(compiled: CompiledStepProgram) -> None:
+    for node in compiled.program.nodes[compiled.first_write :]:
+        if can_fail(node):
+            raise UnsupportedStep(
+                what="asks for something that is only known after its state was written",
+                why="an answer other than the one it was captured with would come too late to take the step back",
+                hint="ask before the first update, or after the step",
+                origin=node.origin,
+            )

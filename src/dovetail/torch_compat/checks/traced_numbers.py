@@ -1,0 +1,120 @@
+"""Checks of `torch_compat.traced_numbers`."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dovetail.torch_compat import traced_numbers
+from dovetail.torch_compat.checks.difference import first_difference
+from dovetail.torch_compat.dispatch import DispatchMode
+
+
+class _Trace:
+    """Notes what it is told, as text."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def apply(self, function: Callable[..., Any], operands: tuple[Any, ...], result: object) -> object:
+        """See `NumberTrace`."""
+        self.told.append((function, operands))
+        return f"{function.__name__}{len(self.told)}"
+
+    def decide(self, handle: object, answer: bool) -> None:
+        """See `NumberTrace`."""
+        self.told.append((handle, answer))
+
+    def fix(self, handle: object, number: object) -> None:
+        """See `NumberTrace`."""
+        self.told.append((handle, number))
+
+    def refuse_text(self, handle: object) -> None:
+        """See `NumberTrace`."""
+        raise ValueError(handle)
+
+
+class _Seen(DispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.arguments: list[object] = []
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        self.arguments += [*args[1:], *(kwargs or {}).values()]
+        return args[0]
+
+
+def check_traced_number() -> str | None:
+    """Arithmetic and questions are told, and give what they give on plain numbers."""
+    trace = _Trace()
+    number = traced_numbers.traced_number(trace, "x", 0.5)
+    answer = 1 - 0.9**number > 0.25
+    was = bool(answer)
+    expected = [
+        (operator.pow, (0.9, "x")),
+        (operator.sub, (1.0, "pow1")),
+        (operator.gt, ("sub2", 0.25)),
+        ("gt3", False),
+    ]
+    return first_difference(("the answer", was, False), ("what is told", trace.told[-4:], expected))
+
+
+def check_is_traced() -> str | None:
+    """Traced numbers are known from others, and reach operators as they are."""
+    number = traced_numbers.traced_number(_Trace(), "x", 0.5)
+    x = torch.ones(2)
+    with torch.no_grad(), _Seen() as seen:
+        x.mul(number)
+        x.add(x, alpha=number)
+    known = [traced_numbers.is_traced(argument) for argument in seen.arguments]
+    return first_difference(
+        ("what is said of a plain number", traced_numbers.is_traced(0.5), False),
+        ("what is said of arguments of operators", known, [True, False, True]),
+    )
+
+
+def check_handle_of() -> str | None:
+    """The handle is the one that the number was made with."""
+    number = traced_numbers.traced_number(_Trace(), "x", 3)
+    return first_difference(("the handle", traced_numbers.handle_of(number), "x"))
+
+
+def check_number_now() -> str | None:
+    """The number as it is now, without a trace."""
+    trace = _Trace()
+    number = traced_numbers.traced_number(trace, "x", 3)
+    now = traced_numbers.number_now(number)
+    return first_difference(("the number", now, 3), ("what is told", trace.told, []))
+
+
+def check_fixed_number() -> str | None:
+    """The number as it is now, and the trace is told."""
+    trace = _Trace()
+    number = traced_numbers.traced_number(trace, "x", 3)
+    now = traced_numbers.fixed_number(number)
+    return first_difference(("the number", now, 3), ("what is told", trace.told, [("x", 3)]))
+
+
+def check_traced_maths() -> str | None:
+    """Functions of `math` are told meanwhile, and are themselves afterwards."""
+    trace, before = _Trace(), math.sqrt
+    number = traced_numbers.traced_number(trace, "x", 4.0)
+    with traced_numbers.traced_maths():
+        root = traced_numbers.number_now(math.sqrt(number))
+    return first_difference(
+        ("the root", root, 2.0), ("what is told", trace.told, [(before, ("x",))]), ("math.sqrt", math.sqrt, before)
+    )
+
+
+CHECKS = (
+    check_traced_number,
+    check_is_traced,
+    check_handle_of,
+    check_number_now,
+    check_fixed_number,
+    check_traced_maths,
+)

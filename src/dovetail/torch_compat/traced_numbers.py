@@ -1,0 +1,227 @@
+"""Python numbers whose arithmetic is noted: torch's symbolic numbers around a node class of dovetail's own.
+
+`SymFloat`, `SymInt` and `SymBool` ask the object that they hold for the result of every operation, and for the answer
+wherever a plain number or a truth value is needed. The object here knows the number as it is now, hands every
+operation to a `NumberTrace`, and lets it know which answers were given. There is no environment of symbols and no
+algebra: what Python computes is noted as Python computes it, so that running it again gives the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+Plain: TypeAlias = "int | float | bool"
+
+
+class NumberTrace(Protocol):
+    """Who is told what happens to traced numbers. A handle is whatever the trace knows a number by."""
+
+    def apply(self, function: Callable[..., Any], operands: tuple[Any, ...], result: Plain) -> Any:
+        """A function of numbers was called with these handles (or plain numbers). Returns: a handle of the result."""
+
+    def decide(self, handle: Any, answer: bool) -> None:
+        """Whether the number is true was asked, and this is what was answered."""
+
+    def fix(self, handle: Any, number: Plain) -> None:
+        """The number itself was asked for, and this was given."""
+
+    def refuse_text(self, handle: Any) -> None:
+        """The number was to be turned into text; raises."""
+
+
+class _Node:
+    """What a symbolic number of torch's holds. handle: a plain number for a constant."""
+
+    __slots__ = ("handle", "now", "trace")
+
+    def __init__(self, trace: NumberTrace, handle: Any, now: Plain) -> None:
+        self.trace, self.handle, self.now = trace, handle, now
+
+    def is_int(self) -> bool:
+        return type(self.now) is int
+
+    def is_float(self) -> bool:
+        return type(self.now) is float
+
+    def is_bool(self) -> bool:
+        return type(self.now) is bool
+
+    def _no(self) -> bool:
+        return False
+
+    is_nested_int = is_constant = _no
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def has_hint(self) -> bool:
+        return True
+
+    def _unknown(self) -> None:
+        return None
+
+    maybe_as_int = maybe_as_float = maybe_as_bool = constant_int = constant_bool = nested_int = _unknown
+
+    @property
+    def hint(self) -> Plain:
+        return self.now
+
+    def require_hint(self, *_: Any, **__: Any) -> Plain:
+        return self.now
+
+    def clone(self) -> _Node:
+        return self
+
+    def wrap_int(self, number: int) -> _Node:
+        return _Node(self.trace, number, int(number))
+
+    def wrap_float(self, number: float) -> _Node:
+        return _Node(self.trace, number, float(number))
+
+    def wrap_bool(self, number: bool) -> _Node:
+        return _Node(self.trace, number, bool(number))
+
+    def str(self) -> str:
+        self.trace.refuse_text(self.handle)
+        return "number"
+
+    __str__ = __repr__ = _graph_repr = str
+
+    def apply(self, function: Callable[..., Any], *others: _Node) -> _Node:
+        nodes = (self, *others)
+        result = function(*[node.now for node in nodes])
+        handle = self.trace.apply(function, tuple([node.handle for node in nodes]), result)
+        return _Node(self.trace, handle, result)
+
+    def sym_ite(self, then: _Node, otherwise: _Node) -> _Node:
+        return then if self.guard_bool() else otherwise
+
+    def sym_sum(self, numbers: list[_Node]) -> _Node:
+        return functools.reduce(lambda a, b: a.apply(operator.add, b), numbers)
+
+    def guard_bool(self, *_: Any) -> bool:
+        answer = bool(self.now)
+        self.trace.decide(self.handle, answer)
+        return answer
+
+    bool_ = expect_true = guard_or_false = guard_or_true = guard_size_oblivious = statically_known_true = guard_bool
+
+    def guard_number(self, *_: Any) -> Any:
+        self.trace.fix(self.handle, self.now)
+        return self.now
+
+    guard_int = guard_float = int_ = guard_number
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "mod", "neg", "pos", "abs", "floordiv")},
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "lshift", "rshift")},
+    **dict.fromkeys(("truediv", "float_truediv", "int_truediv"), operator.truediv),
+    **dict.fromkeys(("pow", "float_pow", "pow_by_natural"), operator.pow),
+    "int_floordiv": operator.floordiv,
+    **dict.fromkeys(("and_", "sym_and", "bitwise_and"), operator.and_),
+    **dict.fromkeys(("or_", "sym_or", "bitwise_or"), operator.or_),
+    "bitwise_xor": operator.xor,
+    "sym_not": operator.not_,
+    "sym_min": min,
+    "sym_max": max,
+    "sym_float": float,
+    "sym_int": int,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "round": round,
+    **{f"sym_{name}": getattr(math, name) for name in ("sqrt", "cos", "sin", "tan", "cosh", "sinh", "tanh")},
+    **{f"sym_{name}": getattr(math, name) for name in ("acos", "asin", "atan", "log2")},
+}
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., _Node]:
+    def method(self: _Node, *others: _Node) -> _Node:
+        return self.apply(function, *others)
+
+    return method
+
+
+for _name, _function in _OPERATIONS.items():
+    setattr(_Node, _name, _method(_function))
+
+
+def traced_number(trace: NumberTrace, handle: object, now: Plain) -> Any:
+    """A symbolic number that is `now` while it is traced."""
+    return _wrapped(_Node(trace, handle, now))
+
+
+def _wrapped(node: _Node) -> Any:
+    kind = torch.SymBool if node.is_bool() else torch.SymInt if node.is_int() else torch.SymFloat
+    return kind(node)
+
+
+def is_traced(number: object) -> bool:
+    """Whether this is a number that `traced_number` made, or what was computed with one."""
+    return isinstance(number, torch.SymFloat | torch.SymInt | torch.SymBool) and isinstance(number.node, _Node)
+
+
+def handle_of(number: Any) -> Any:
+    """What its trace knows a traced number by."""
+    return number.node.handle
+
+
+def number_now(number: Any) -> Plain:
+    """The number that a traced one is now. Nobody is told."""
+    now: Plain = number.node.now
+    return now
+
+
+def fixed_number(number: Any) -> Plain:
+    """The number that a traced one is now; its trace is told that it was asked for."""
+    now: Plain = number.node.guard_number()
+    return now
+
+
+_MATHS = tuple(
+    name
+    for name in vars(math)
+    if callable(getattr(math, name)) and name not in ("fsum", "prod", "sumprod", "dist", "hypot", "frexp", "modf")
+)
+
+
+@contextlib.contextmanager
+def traced_maths() -> Iterator[None]:
+    """While active, functions of `math` on traced numbers are noted as well; they would ask for plain ones."""
+    before = {name: getattr(math, name) for name in _MATHS if not name.startswith("_")}
+    try:
+        for name, function in before.items():
+            setattr(math, name, _traced_function(function))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(math, name, function)
+
+
+def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first = next((argument for argument in args if is_traced(argument)), None)
+        if first is None or kwargs or any(not is_traced(a) and type(a) not in (bool, int, float) for a in args):
+            return function(*args, **kwargs)
+        given = [argument.node if is_traced(argument) else _constant(first.node, argument) for argument in args]
+        result = function(*[node.now for node in given])
+        if type(result) not in (bool, int, float):
+            return function(*args)
+        trace: NumberTrace = first.node.trace
+        handle = trace.apply(function, tuple(node.handle for node in given), result)
+        return traced_number(trace, handle, result)
+
+    return call
+
+
+def _constant(like: _Node, number: Any) -> _Node:
+    return _Node(like.trace, number, number)
