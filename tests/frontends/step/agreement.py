@@ -104,6 +104,7 @@ class _Comparison:
         self.held: tuple[list[Any], list[Any]] = ([], [])
         self.objects = [labelled_tensors(twin.state(grads=False)) for twin in self.twins]
         self.what = ""
+        self.drawn: str | None = None
 
     def turn(self, number: int, steps: dict[str, Step], note: str = "") -> None:
         """Take turn `number` on both sides, the second with these steps, and compare."""
@@ -118,6 +119,7 @@ class _Comparison:
         if isinstance(wanted, Exception) or isinstance(found, Exception):
             self._same_errors(wanted, found)
             wanted = found = None
+        self._refuse(self.drawn)
         grads = self.case.keep_grads
         items = [
             {
@@ -144,15 +146,16 @@ class _Comparison:
         self._refuse(difference(self.held[0], self.held[1], "results and arguments of call"))
 
     def _both(self, act: Callable[[Twin], T]) -> tuple[T, T]:
-        """Let both sides act from one state of the generator, which must end alike."""
+        """Let both sides act from one state of the generator. drawn: what is wrong with how it ends."""
         before = torch.get_rng_state()
         first = act(self.twins[0])
         after = torch.get_rng_state()
         torch.set_rng_state(before)
         second = act(self.twins[1])
+        self.drawn = None
         if not torch.equal(after, torch.get_rng_state()):
-            moved = "did not move" if torch.equal(before, torch.get_rng_state()) else "ends elsewhere"
-            raise Differs(f"{self.what}: torch's generator {moved}")
+            moved = not torch.equal(before, torch.get_rng_state())
+            self.drawn = f"torch's generator {'ends elsewhere' if moved else 'did not move'}"
         return first, second
 
     def _same_errors(self, wanted: Any, found: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dovetail.pipeline.differential import same_bits
 
@@ -106,7 +107,7 @@ def difference(wanted: Any, found: Any, path: str = "") -> str | None:
     if type(wanted) is not type(found):
         return f"{path}: eager has a {type(wanted).__name__} ({_short(wanted)}), and here is {_short(found)}"
     if isinstance(wanted, Tensor):
-        alike = wanted.device == found.device and same_bits(wanted.detach(), found.detach())
+        alike = is_lazy(wanted) or (wanted.device == found.device and same_bits(wanted.detach(), found.detach()))
         return None if alike else f"{path}: {_tensors_differ(wanted, found)}"
     if isinstance(wanted, Mapping):
         if list(wanted) != list(found):
@@ -162,7 +163,7 @@ def sharing(tensors: Sequence[tuple[str, Tensor]]) -> list[list[str]]:
     """Labels of tensors that lie in the same memory, in groups of at least two."""
     groups: dict[int, list[str]] = {}
     for label, tensor in tensors:
-        if tensor.numel() and tensor.layout is torch.strided:
+        if not is_lazy(tensor) and tensor.numel() and tensor.layout is torch.strided:
             groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(label)
     return sorted(group for group in groups.values() if len(group) > 1)
 
@@ -177,6 +178,8 @@ def identities(tensors: Sequence[tuple[str, Tensor]]) -> list[list[str]]:
 
 def copied(item: Any) -> Any:
     """Nested containers with tensors cloned, so that later writes do not reach them."""
+    if is_lazy(item):
+        return item  # it has no contents yet
     if isinstance(item, Tensor):
         with torch.no_grad():
             clone = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype).copy_(item)

@@ -1,0 +1,19 @@
+"""Compiled steps do what steps do: every model, every optimizer and every feature once (`make sweep` has the pairs)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.frontends.step.agreement import Case, agree
+from tests.frontends.step.cases.matrix import case_of, singles
+
+pytestmark = [
+    pytest.mark.usefixtures("alone"),
+    # an optimizer whose groups are of other sizes, and a scheduler whose optimizer was left out for an overflow
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
+]
+
+
+@pytest.mark.parametrize("case", map(case_of, singles()), ids=str)
+def test_step_agrees_with_eager(case: Case) -> None:
+    agree(case)
