@@ -10,6 +10,8 @@ from dovetail.frontends.freezing.freeze import freeze
 from dovetail.frontends.freezing.loading import load
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, compile
+from dovetail.frontends.step.hosts import host_call
+from dovetail.frontends.step.step import CompiledStep, compile_step
 from dovetail.inspect.explain import explain
 from dovetail.inspect.explanation import Explanation
 from dovetail.pipeline.options import Options
@@ -20,6 +22,7 @@ __all__ = [
     "AnalysisReport",
     "AotModule",
     "CompiledFunction",
+    "CompiledStep",
     "DovetailError",
     "DovetailWarning",
     "Explanation",
@@ -31,9 +34,11 @@ __all__ = [
     "aot_module",
     "aot_module_simplified",
     "compile",
+    "compile_step",
     "dovetail_backend",
     "explain",
     "freeze",
+    "host_call",
     "load",
     "make_boxed_compiler",
 ]

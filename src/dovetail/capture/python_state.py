@@ -35,6 +35,7 @@ _MAX_FUNCTIONS = 200
 _MAX_ITEMS = 200
 _MAX_DEPTH = 4
 _MISSING = object()
+_LIBRARIES = sys.stdlib_module_names | {"torch", "dovetail"}
 _REACHED = (torch.nn.Module, FunctionType, MethodType, functools.partial)
 
 
@@ -139,7 +140,7 @@ class PythonState:
             before = len(done)
             named = {name for function in self.functions for name in _names(function.__code__)}
             items = [*self._children, *(item for _, item in self.objects)]
-            owners = {owner: None for item in items for owner in type(item).__mro__ if not _is_library_class(owner)}
+            owners = {owner: None for item in items for owner in type(item).__mro__ if not is_library_class(owner)}
             for owner in owners:
                 for name, value in vars(owner).items():
                     if (name in named or _is_special(name, value)) and (owner, name) not in done:
@@ -183,16 +184,24 @@ def is_user_object(item: object) -> bool:
     if isinstance(item, SimpleNamespace | argparse.Namespace):
         return True
     kind = type(item)
-    return (hasattr(item, "__dict__") or hasattr(kind, "__slots__")) and not _is_library_class(kind)
+    return (hasattr(item, "__dict__") or hasattr(kind, "__slots__")) and not is_library_class(kind)
 
 
-def _is_library_class(kind: type) -> bool:
-    return _is_library_module(kind.__module__)
+def is_library_class(kind: type) -> bool:
+    """Whether a class is of torch, dovetail or Python itself, not of the user."""
+    return is_library_module(kind.__module__)
 
 
 @functools.cache
-def _is_library_module(name: str) -> bool:
-    return is_library_file(getattr(sys.modules.get(name), "__file__", None) or "<frozen")
+def is_library_module(name: object) -> bool:
+    """Whether a module of this name is of torch, dovetail or Python itself.
+
+    One without a file is the user's unless its name says otherwise: `__main__` of a notebook, code made at run time.
+    """
+    file = getattr(sys.modules.get(str(name)), "__file__", None)
+    if isinstance(file, str):
+        return is_library_file(file)
+    return str(name).partition(".")[0] in _LIBRARIES
 
 
 def _attributes(item: object) -> Iterator[tuple[str, Any]]:
@@ -232,7 +241,7 @@ def readable(function: FunctionType) -> Iterable[tuple[str, Any]]:
         if value is _MISSING:
             continue
         yield name, value
-        if isinstance(value, ModuleType) and not _is_library_module(value.__name__):
+        if isinstance(value, ModuleType) and not is_library_module(value.__name__):
             yield from ((f"{name}.{part}", vars(value)[part]) for part in names if part in vars(value))
 
 

@@ -52,6 +52,9 @@ class Question:
     answer: Plain
     origin: Origin
 
+    def __str__(self) -> str:
+        return f"it was {self.answer} at {self.origin}"
+
 
 class StepRecorder(Recorder):
     """See the module docstring.

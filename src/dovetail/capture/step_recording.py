@@ -8,7 +8,7 @@ looked up or patched. Afterwards everything is exchanged back, whatever happened
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +78,11 @@ class StepPrograms:
 
 
 class StepRecording:
-    """Make one, call `run`, `leave` for each number that stays in a Python object, then `programs`."""
+    """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
+
+    Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
+    gradient; numbers; recorder.
+    """
 
     def __init__(self, tensors: Sequence[StepTensor], numbers: Sequence[StepNumber], hints: ItemHints) -> None:
         """Prepare. Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program."""
@@ -89,7 +93,7 @@ class StepRecording:
         self.origins = OriginTracker()
         self.recorder = StepRecorder(self.origins, lambda tensor: fake_apart(self.mode, tensor), hints)
         self.tensors = [*tensors, *(gradient for _, gradient in held)]
-        self._held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
+        self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
         self.numbers = list(numbers)
         self.results: list[Result | Value | tuple[Value, bool]] = []
@@ -196,7 +200,7 @@ class StepRecording:
         gradient = tensor.grad
         if gradient is None:
             return GradientExit.NONE
-        held = self._held.get(index)
+        held = self.held.get(index)
         if held is not None and self.tensors[held].tensor is gradient:
             return GradientExit.SAME
         return self._outside_of_state(self.recorder.value_of(gradient), f"the gradient of {self.tensors[index].label}")
@@ -222,9 +226,19 @@ class StepRecording:
             return PlainResult(item)
         return self._outside_of_state(value, f"result {index}"), item.requires_grad
 
-    def leave(self, number: Any) -> None:
-        """A traced or plain number that the step has left in a Python object; they are numbered as they come."""
+    def leave(self, number: object) -> int:
+        """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""
         self._left.append(handle_of(number) if is_traced(number) else number)
+        return len(self._left) - 1
+
+    def value_of_number(self, place: int) -> Value:
+        """The input that a number, by its place among `numbers`, is."""
+        return self._number_values[place]
+
+    def values_of_tensors(self, tensors: Collection[torch.Tensor]) -> set[Value]:
+        """The inputs that these tensor objects are."""
+        wanted = set(map(id, tensors))
+        return {v for item, v in zip(self.tensors, self._values, strict=True) if id(item.tensor) in wanted}
 
     # --- programs -------------------------------------------------------------------------------------------
 
@@ -248,11 +262,9 @@ class StepRecording:
 
         results = tuple(self._settled(found, slot) for found in self.results)
         touched = {value for node in recorder.nodes for value in node.operands()}
+        touched |= {self._values[found.input] for found in self.results if isinstance(found, SameObject)}
         gradients = tuple(self._gradients(touched, slot, keep_gradients))
-        numbers = tuple(
-            slot(NumberLeft(place), left) if isinstance(left, Value) else PlainResult(left)
-            for place, left in enumerate(self._left)
-        )
+        left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self._left))
         made = [(role, value, functional.read(value)) for role, value in outputs]
         written = [i for i, v in enumerate(self._values) if functional.write_count(v) and functional.read(v) is not v]
         read = {value for node in functional.nodes for value in node.operands()}.union(
@@ -276,7 +288,7 @@ class StepRecording:
         return StepPrograms(
             Program(name, Stage.IMPURE, inputs, tuple(recorder.nodes), recorded, signature),
             Program(name, Stage.WHOLE, inputs, tuple(functional.nodes), new, signature),
-            StepPlan(results, gradients, tuple(self._flags), numbers, tuple(written)),
+            StepPlan(results, gradients, tuple(self._flags), left, tuple(written)),
             tensors,
             used,
             tuple(tensor for tensor, _ in recorder.constants),
@@ -287,11 +299,17 @@ class StepRecording:
             return MadeResult(slot(UserOutput(0), found[0]), found[1])
         return MadeResult(slot(UserOutput(0), found)) if isinstance(found, Value) else found
 
+    @staticmethod
+    def _settled_left(place: int, value: object, slot: Callable[[OutputRole, Value], int]) -> int | PlainResult:
+        if isinstance(value, Value):
+            return slot(NumberLeft(place), value)
+        return value if isinstance(value, PlainResult) else PlainResult(value)
+
     def _gradients(
         self, touched: set[Value], slot: Callable[[OutputRole, Value], int], keep: bool
     ) -> Iterator[LeafGradient]:
         for index, found in enumerate(self._exits):
-            held = self._held.get(index)
+            held = self.held.get(index)
             item = self.tensors[index]
             is_cleared = (
                 held is not None and id(item.tensor) in self._functions.cleared and self._values[held] not in touched

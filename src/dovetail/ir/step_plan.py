@@ -6,7 +6,8 @@ Positions (`slot`) count the outputs of the program; `input` counts the tensors 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 
@@ -61,12 +62,27 @@ class StepPlan:
     """See the module docstring.
 
     results: in the order of the flat results. gradients: of leaves. flags: tensors whose `requires_grad` is another
-    one afterwards. numbers: for each number that the step leaves in a Python object, its slot or its value.
-    written: tensors whose contents the program replaces.
+    one afterwards. left: values that are written to Python objects or handed to Python functions afterwards. written:
+    tensors whose contents the program replaces.
     """
 
     results: tuple[Result, ...] = ()
     gradients: tuple[LeafGradient, ...] = ()
     flags: tuple[tuple[int, bool], ...] = ()
-    numbers: tuple[object, ...] = ()
+    left: tuple[int | PlainResult, ...] = ()
     written: tuple[int, ...] = ()
+
+
+def moved_plan(plan: StepPlan, moved: Mapping[int, int]) -> StepPlan:
+    """The plan for tensors that are numbered otherwise. moved: by old number, for those that are still there."""
+
+    def result(found: Result) -> Result:
+        return SameObject(moved[found.input]) if isinstance(found, SameObject) else found
+
+    return replace(
+        plan,
+        results=tuple(map(result, plan.results)),
+        gradients=tuple(replace(gradient, input=moved[gradient.input]) for gradient in plan.gradients),
+        flags=tuple((moved[index], flag) for index, flag in plan.flags),
+        written=tuple(moved[index] for index in plan.written),
+    )

@@ -13,6 +13,7 @@
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
 | double_backward | - | keep the inputs of each call, so that backward works with create_graph=True |
 | donate | - | arguments, by name or position, whose memory each call gives away; see docs/inplace.md |
+| keep_grads | - | `dovetail.compile_step` only: leave `.grad` also where the step begins by clearing it |
 | executors | - | executors, or names of them, in order of preference |
 | trail | - | a `pipeline.trail.Trail` that keeps what every step made; see `dovetail.explain` |
 | compilers | - | `execute.foreign.Compilers` of the user's, called in place of executors; see `dovetail.aot_function` |
@@ -60,6 +61,7 @@ class Options:
     dynamic: bool = False
     double_backward: bool = False
     donate: tuple[str | int, ...] = ()
+    keep_grads: bool = False
     executors: tuple[str | Executor, ...] = ("aten",)
     compilers: Compilers | None = None
     trail: Trail | None = None
@@ -146,7 +148,7 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
         is_function = option == "partition" and callable(options.partition)
         if not is_function and getattr(options, option) not in choices:
             refuse(option, getattr(options, option), "it is a choice", ", ".join(choices[:-1]) + f" or {choices[-1]}")
-    for switch in ("dump_calls", "dynamic", "double_backward"):
+    for switch in ("dump_calls", "dynamic", "double_backward", "keep_grads"):
         value: object = getattr(options, switch)
         if not isinstance(value, bool):
             refuse(switch, value, "it is a switch", "True or False")

@@ -24,6 +24,7 @@ from dovetail.execute.step import CompiledStepProgram
 from dovetail.ir.program import Node, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, Signature
 from dovetail.ir.stages import verify_program
+from dovetail.ir.step_plan import StepPlan
 from dovetail.passes.inplace import work_in_place
 from dovetail.passes.unbundle import unbundle
 from dovetail.pipeline.compile import make_executors
@@ -43,9 +44,9 @@ STEP_PASSES: tuple[tuple[str, StepPass], ...] = (
 
 
 def compile_step_programs(
-    programs: StepPrograms, labels: tuple[str, ...], name: str, options: Options
+    programs: StepPrograms, plan: StepPlan, labels: tuple[str, ...], name: str, options: Options
 ) -> CompiledStepProgram:
-    """The code of a recorded step. labels: of the inputs of its programs.
+    """The code of a recorded step. plan: what is done around it. labels: of the inputs of its programs.
 
     Raises: UnsupportedStep where something would have to be checked after the first write.
     """
@@ -72,7 +73,7 @@ def compile_step_programs(
         dump.step(pass_name, program, record)
         if pass_name == options.stop_after:
             break
-    compiled = CompiledStepProgram(CompiledProgram(program, make_executors(options)), programs.plan, labels)
+    compiled = CompiledStepProgram(CompiledProgram(program, make_executors(options)), plan, labels)
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)

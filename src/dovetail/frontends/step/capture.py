@@ -1,0 +1,299 @@
+"""Capture one call of a step: look at its world, record it on fakes, compile, and tie the program to its objects."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from dovetail.capture.item_log import ItemHints
+from dovetail.capture.origins import module_names
+from dovetail.capture.python_state import plain_key
+from dovetail.capture.step_recording import StepNumber, StepPrograms, StepRecording, StepTensor
+from dovetail.errors import OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
+from dovetail.frontends.step.hosts import HostCall, HostCalls
+from dovetail.frontends.step.number_spots import NumberSpot
+from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
+from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
+from dovetail.frontends.step.world import Change, World
+from dovetail.frontends.structure import Structure, changes, flatten, unflatten
+from dovetail.ir.program import Value
+from dovetail.ir.signature import Parameter, StateTensor, UserInput
+from dovetail.ir.step_plan import PlainResult, StepPlan, moved_plan
+from dovetail.ir.text import identifier
+from dovetail.pipeline.options import Options
+from dovetail.pipeline.step import compile_step_programs
+from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.traced_numbers import is_traced
+
+_NUMBERS = (bool, int, float)
+_SCALER_STATES = "_per_optimizer_states"  # emptied by every update
+
+
+class NumbersToLift(Exception):
+    """The step changes Python numbers that were taken for constants. paths: of their spots in the world."""
+
+    def __init__(self, paths: frozenset[Path]) -> None:
+        super().__init__(paths)
+        self.paths = paths
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """A call of a step, its arguments flat."""
+
+    step: Callable[..., Any]
+    leaves: list[Any]
+    structure: Structure
+
+
+class StepCapture:
+    """One capture; `variant` makes the result. See the module docstring."""
+
+    def __init__(
+        self, call: StepCall, world: World, lifted: frozenset[Path], lifted_leaves: frozenset[int], options: Options
+    ) -> None:
+        """Prepare.
+
+        lifted: spots of the world whose numbers are inputs; hyperparameters of optimizers are in any case.
+        lifted_leaves: leaves of the arguments that are.
+        Raises: UnsupportedStep for a world that no program can follow.
+        """
+        self._call = call
+        self._world = world
+        self._options = options
+        self._refuse_world()
+        self._names: set[str] = set()
+        self._numbers = self._find_numbers(lifted)
+        self.lifted = lifted | {spot.path for spot in self._numbers}
+        self._lifted_leaves = lifted_leaves
+        self._shown = list(call.leaves)
+        self._result_structure: Structure | None = None
+
+    # --- what there is ----------------------------------------------------------------------------------------
+
+    def _refuse_world(self) -> None:
+        world = self._world
+        for labels, what, hint in (
+            (world.iterators, "draws from the iterator", "draw outside of the step, and pass what was drawn"),
+            (world.scheduler_reads, "reads", "read it after the step"),
+        ):
+            if labels:
+                raise UnsupportedStep(
+                    what=f"{what} {labels[0]}",
+                    why="what it gives is another thing in each call, and the program would go on with the first",
+                    hint=hint,
+                )
+
+    def _name(self, wish: str) -> str:
+        name, count = identifier(wish), 1
+        while name in self._names:
+            count += 1
+            name = f"{identifier(wish)}_{count}"
+        self._names.add(name)
+        return name
+
+    def _find_numbers(self, lifted: frozenset[Path]) -> list[NumberSpot]:
+        groups = self._groups_of(optimizer for _, optimizer in self._world.optimizers)
+        found = []
+        for place in self._world.places:
+            spot = NumberSpot.at(place)
+            is_hyperparameter = id(spot.container) in groups and type(place.read()) is float
+            if place.path in lifted or is_hyperparameter:
+                spot.name = self._name(place.label)
+                found.append(spot)
+        return found
+
+    @staticmethod
+    def _groups_of(optimizers: Iterable[Any]) -> set[int]:
+        return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
+
+    def _tensors(self) -> tuple[list[StepTensor], list[Source]]:
+        tensors: list[StepTensor] = []
+        sources: list[Source] = []
+        known: set[int] = set()
+        for index, (place, tensor) in enumerate(self._world.tensors):
+            role = Parameter(place.label) if isinstance(tensor, torch.nn.Parameter) else StateTensor(place.label)
+            tensors.append(StepTensor(self._name(place.label), place.label, role, tensor))
+            sources.append(Source("state", index))
+            known.add(id(tensor))
+        for index, leaf in enumerate(self._call.leaves):
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
+                known.add(id(leaf))
+                label = f"argument {index}"
+                tensors.append(StepTensor(self._name(f"argument_{index}"), label, UserInput(index), leaf))
+                sources.append(Source("argument", index))
+        return tensors, sources
+
+    # --- recording --------------------------------------------------------------------------------------------
+
+    def variant(self, reason: str, name: str, hints: ItemHints) -> Variant:
+        """Record, compile and tie.
+
+        Raises: NumbersToLift when more numbers must become inputs; DovetailError for what cannot be captured. Nothing
+        of the user's is changed, whatever happens.
+        """
+        tensors, sources = self._tensors()
+        leaves = self._call.leaves
+        numbers = [StepNumber(spot.name, spot.read(), spot.put) for spot in self._numbers]
+        for index in sorted(self._lifted_leaves):
+            numbers.append(StepNumber(self._name(f"argument_{index}"), leaves[index], partial(self._show, index)))
+        recording = StepRecording(tensors, numbers, hints)
+        hosts = HostCalls(recording, [scheduler for _, scheduler in self._world.schedulers])
+        try:
+            recording.run(self._run, self._around(recording, hosts))
+            writes = list(self._left_numbers(recording))
+        finally:
+            self._world.restore()
+        host_calls = hosts.placed(partial(self._changed_by, recording))
+        programs = recording.programs(name, keep_gradients=self._options.keep_grads)
+        sources += [Source("gradient", index) for index in recording.held]
+        return self._tied(recording, programs, sources, reason, name, writes, host_calls)
+
+    def _show(self, index: int, traced: Any) -> None:
+        self._shown[index] = traced
+
+    def _run(self) -> list[Any]:
+        args, kwargs = unflatten(self._shown, self._call.structure)
+        results, self._result_structure = flatten(self._call.step(*args, **kwargs), results=True)
+        if changes((args, kwargs), self._shown, self._call.structure):
+            self._refuse_change("a container among its arguments")
+        return results
+
+    @contextlib.contextmanager
+    def _around(self, recording: StepRecording, hosts: HostCalls) -> Iterator[None]:
+        with hosts.noted(), module_names(recording.origins, self._world.modules):
+            yield
+
+    def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
+        """The inputs that a scheduler may change."""
+        groups = self._groups_of([scheduler.optimizer])
+        found = {recording.value_of_number(n) for n, spot in enumerate(self._numbers) if id(spot.container) in groups}
+        held = [x for group in scheduler.optimizer.param_groups for x in group.values()]
+        return found | recording.values_of_tensors([x for x in held if isinstance(x, torch.Tensor)])
+
+    # --- what Python objects hold afterwards --------------------------------------------------------------------
+
+    def _left_numbers(self, recording: StepRecording) -> Iterator[tuple[NumberSpot, int]]:
+        """The spots that the step leaves other numbers in, each with the number of the value that it leaves."""
+        known = {spot.key: spot for spot in self._numbers}
+        lift: set[Path] = set()
+        for spot in self._numbers:
+            now = spot.read()
+            if now is not spot.shown:
+                if not (is_traced(now) or type(now) in _NUMBERS):
+                    self._refuse_change(spot.label)
+                yield spot, recording.leave(now)
+        for change in self._world.changes():
+            place = change.place
+            if place is not None and (id(place.container), place.key) in known:
+                continue
+            if self._is_harmless(change):
+                continue
+            if place is None or not _is_plain(change.old) or not (_is_plain(change.new) or is_traced(change.new)):
+                self._refuse_change(change.label, change)
+            if type(change.old) in (int, float):
+                lift.add(place.path)
+            else:
+                yield NumberSpot.at(place), recording.leave(PlainResult(change.new))
+        if lift:
+            raise NumbersToLift(frozenset(lift))
+
+    def _is_harmless(self, change: Change) -> bool:
+        """Whether a change is one that a library makes for itself, and that is none once the step is over."""
+        if any(change.place is not None and change.place.container is s.__dict__ for _, s in self._world.schedulers):
+            return True  # their calls are noted; what was put there is taken away
+        is_empty = isinstance(change.new, dict) and not change.new and isinstance(change.old, dict)
+        owners = {id(scaler.__dict__) for _, scaler in self._world.scalers}
+        if change.place is not None and id(change.place.container) in owners:
+            return is_empty and change.place.key == _SCALER_STATES
+        return any(change.label.startswith(f"{name}.{_SCALER_STATES}[") for name, _ in self._world.scalers)
+
+    def _refuse_change(self, label: str, change: Change | None = None) -> NoReturn:
+        binds = change is not None and (isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor))
+        raise StateChangedOtherwise(
+            what=f"binds {label} to another tensor" if binds else f"changes {label}",
+            why="a program writes tensors in place and leaves numbers; it does not repeat what else Python does",
+            hint="write it in place (x.copy_(new)), return it, or do it in a function marked with dovetail.host_call",
+        )
+
+    # --- tying ------------------------------------------------------------------------------------------------
+
+    def _tied(
+        self,
+        recording: StepRecording,
+        programs: StepPrograms,
+        sources: list[Source],
+        reason: str,
+        name: str,
+        writes: list[tuple[NumberSpot, int]],
+        host_calls: tuple[HostCall, ...],
+    ) -> Variant:
+        call, world = self._call, self._world
+        cleared = {g.input for g in programs.plan.gradients if g.is_cleared}
+        kept = [i for i, source in enumerate(sources) if source.kind != "gradient" or source.index not in cleared]
+        moved = {index: place for place, index in enumerate(kept)}
+        plan = moved_plan(programs.plan, moved)
+        kinds = TensorKinds(
+            [sources[i] for i in kept],
+            [
+                (place, next(i for i in kept if recording.tensors[i].tensor is leaf))
+                for place, leaf in enumerate(call.leaves)
+                if isinstance(leaf, torch.Tensor)
+            ],
+            [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
+            list(plan.written),
+        )
+        tensors = [recording.tensors[i].tensor for i in kept]
+        self._refuse_sharing(recording, tensors, kept, plan)
+        labels = (
+            *(recording.tensors[i].label for i in programs.tensors),
+            *("a tensor met in passing" for _ in programs.constants),
+            *(recording.numbers[i].name for i in programs.numbers),
+        )
+        program = compile_step_programs(programs, plan, labels, name, self._options)
+        assert self._result_structure is not None, "the step was recorded"
+        plain = [(i, x) for i, x in enumerate(call.leaves) if not isinstance(x, torch.Tensor)]
+        spots = len(self._numbers)
+        leaf_of = dict(enumerate(sorted(self._lifted_leaves), spots))
+        variant = Variant(
+            reason=reason,
+            program=program,
+            arguments=Arguments(
+                call.structure,
+                tuple((i, plain_key(x)) for i, x in plain if i not in self._lifted_leaves),
+                tuple((i, type(x)) for i, x in plain if i in self._lifted_leaves),
+            ),
+            kinds=kinds,
+            record=world.record(self.lifted),
+            lifted=self.lifted,
+            takes=[moved[i] for i in programs.tensors],
+            constants=[(tensor, version_of(tensor)) for tensor in programs.constants],
+            numbers=[leaf_of[n] if n in leaf_of else self._numbers[n].path for n in programs.numbers],
+            writes=[(spot.path, which) for spot, which in writes],
+            host_calls=host_calls,
+            result_structure=self._result_structure,
+            questions=tuple(recording.recorder.questions),
+            ties=NO_TIES,
+        )
+        kinds.learn(tensors)
+        variant.ties = ties_to(world, variant)
+        return variant
+
+    def _refuse_sharing(
+        self, recording: StepRecording, tensors: Sequence[torch.Tensor], kept: Sequence[int], plan: StepPlan
+    ) -> None:
+        shared = shared_memory(tensors, plan.written)
+        if shared is not None:
+            written, other = (recording.tensors[kept[index]].label for index in shared)
+            reason = "what one write does to the other is not known to the program of a step"
+            raise OverlappingMutatedInputs(written=written, other=other, reason=reason)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (bool, int, float, str, bytes, complex, type(None))

@@ -1,0 +1,118 @@
+"""What the code of a function names: global variables, attributes, modules that it imports while it runs."""
+
+from __future__ import annotations
+
+import dis
+import importlib.util
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from dovetail.capture.python_state import is_library_module
+from dovetail.frontends.step.values import attributes_of
+from dovetail.ir.provenance import is_library_file
+
+_GLOBAL = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"))
+# names whose use can read an attribute that the code does not name
+_BY_ANY_NAME = frozenset(
+    (
+        *("getattr", "setattr", "hasattr", "delattr", "vars", "dir", "eval", "exec", "__dict__", "__getattribute__"),
+        *("__getstate__", "attrgetter", "methodcaller", "asdict", "astuple", "copy", "deepcopy", "replace", "dump"),
+        *("dumps", "getmembers", "getattr_static"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeReads:
+    """globals: names of global variables. attributes: every other name, and text of the code that could be one.
+
+    imports: dotted names with levels, as `import` takes them. any_attribute: it may use names that it computes.
+    """
+
+    globals: tuple[str, ...]
+    attributes: frozenset[str]
+    imports: tuple[tuple[str, int], ...]
+    any_attribute: bool
+
+
+def reads_of(function: FunctionType) -> CodeReads:
+    """What a function's code names, functions defined inside of it included; worked out once for each code."""
+    return _reads(function.__code__)
+
+
+def is_users(function: FunctionType) -> bool:
+    """Whether a function is the user's. Code from a string is when the module is that it was made in."""
+    filename = function.__code__.co_filename
+    if not is_library_file(filename):
+        return True
+    home = function.__globals__.get("__name__", "")
+    return filename.startswith("<string") and isinstance(home, str) and bool(home) and not is_library_module(home)
+
+
+def home_of(code: Any) -> str:
+    """The name of the module that a function, a class or a module is of."""
+    if isinstance(code, ModuleType):
+        name: object = vars(code).get("__name__")
+    elif isinstance(code, FunctionType):
+        name = code.__globals__.get("__name__")
+    else:
+        name = attributes_of(code).get("__module__") if not isinstance(code, type) else code.__module__
+    return name if isinstance(name, str) else ""
+
+
+@cache
+def is_in_packages(module: str) -> bool:
+    """Whether a module of this name was installed, as far as the folder says that it lies in."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return isinstance(file, str) and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+def imported_names(function: FunctionType) -> Iterator[str]:
+    """Full names of the modules that a function's code imports, their packages included."""
+    package = function.__globals__.get("__package__") or ""
+    for name, level in reads_of(function).imports:
+        try:
+            full = importlib.util.resolve_name("." * level + name, package) if level else name
+        except (ImportError, TypeError):
+            continue
+        parts = full.split(".")
+        yield from (".".join(parts[: n + 1]) for n in range(len(parts)))
+
+
+@lru_cache(8192)
+def _reads(code: CodeType) -> CodeReads:
+    known: dict[str, None] = {}
+    imports: dict[tuple[str, int], None] = {}
+    attributes: set[str] = set()
+    for part in _codes(code):
+        attributes.update(part.co_names)
+        attributes.update(text for text in _texts(part.co_consts) if text.isidentifier())
+        before: list[dis.Instruction] = []
+        for instruction in dis.get_instructions(part):
+            if instruction.opname in _GLOBAL:
+                known[instruction.argval] = None
+            elif instruction.opname == "IMPORT_NAME":
+                level = before[-2].argval if len(before) > 1 else 0
+                imports[instruction.argval, level if isinstance(level, int) else 0] = None
+            before = [*before[-1:], instruction]
+    return CodeReads(tuple(known), frozenset(attributes), tuple(imports), not attributes.isdisjoint(_BY_ANY_NAME))
+
+
+def _texts(constants: tuple[object, ...]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple | frozenset):
+            yield from _texts(tuple(constant))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

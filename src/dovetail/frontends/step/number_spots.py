@@ -1,0 +1,65 @@
+"""Spots of Python numbers that are inputs of a step's program, or that a step leaves a number in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.frontends.step.places import Path, Place
+
+
+class NumberSpot:
+    """One number. A number inside of a tuple is read and put through the spot that holds the tuple.
+
+    Attributes: path, label: of the spot; container, key: of what can be written; name: of the input; shown: what the
+    step's code was let read there.
+    """
+
+    def __init__(self, place: Place, outer: Place, items: tuple[int, ...]) -> None:
+        self.path: Path = place.path
+        self.label = place.label
+        self.name = ""
+        self.shown: Any = None
+        self._outer = outer
+        self._items = items
+
+    @staticmethod
+    def at(place: Place) -> NumberSpot:
+        """The spot of a number."""
+        outer, items = place, list[int]()
+        while outer.kind == "tuple" and outer.holder.parent is not None:
+            items.insert(0, outer.key)
+            outer = Place(outer.holder.parent, outer.holder.key)
+        return NumberSpot(place, outer, tuple(items))
+
+    @property
+    def container(self) -> Any:
+        """What holds it, or the tuple that it is in."""
+        return self._outer.container
+
+    @property
+    def key(self) -> tuple[int, Any]:
+        """Equal for what one write changes."""
+        return id(self._outer.container), self._outer.key
+
+    def read(self) -> Any:
+        """The number that is there."""
+        value = self._outer.read()
+        for item in self._items:
+            value = value[item]
+        return value
+
+    def write(self, number: Any) -> None:
+        """Put a number there."""
+        self._outer.write(_with_item(self._outer.read(), self._items, number))
+
+    def put(self, number: Any) -> None:
+        """Let the step's code read another number."""
+        self.shown = number
+        self.write(number)
+
+
+def _with_item(value: Any, items: tuple[int, ...], number: Any) -> Any:
+    if not items:
+        return number
+    parts = [_with_item(part, items[1:], number) if n == items[0] else part for n, part in enumerate(value)]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

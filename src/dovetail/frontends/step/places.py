@@ -1,0 +1,387 @@
+"""The spots in which Python objects hold values: how each is read, compared, named and put back.
+
+A `Holder` is one container and what it held when it was looked at: a dictionary, a list, the attributes of an object,
+the slots of one, a closure cell, the part of a module's global variables or of a class that code names, a function. A
+`Place` is one spot in a holder. All of it works on the built-in part of a container: no method that a class of the
+user's overrides is run, and nothing is compared by `==`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from types import CellType, FunctionType
+from typing import Any
+
+from dovetail.frontends.step.values import dict_methods
+
+Path = tuple[Hashable, ...]
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "<nothing>"
+
+
+MISSING: Any = _Missing()
+_NO_NAMES: Mapping[int, tuple[Hashable, str]] = {}
+_NOTHING: AbstractSet[Any] = frozenset()
+
+
+class Holder:
+    """One container, what it held, and how it is reached.
+
+    Attributes: container; owner: the object whose attributes a dictionary holds, else the container; parent and key:
+    the spot through which it was first reached; keys, values: what it held; names: by identity, how keys that are no
+    plain values are called in a path and in a label; link: how a user writes a spot: "item", "attribute", "table" for a
+    table of a module; unread: keys that no code names; rank: 0 inside of a module, 1 of an optimizer, 2 elsewhere, 3
+    only a scheduler leads here; foreign: only an installed package leads here.
+    """
+
+    __slots__ = (
+        "_path", "_title", "container", "foreign", "key", "keys", "link", "names", "owner", "parent", "rank", "unread",
+        "values",
+    )  # fmt: skip
+    kind = "dict"
+
+    def __init__(self, container: Any, parent: Holder | None, key: Any, owner: Any = None) -> None:
+        self.container = container
+        self.owner = container if owner is None else owner
+        self.parent = parent
+        self.key = key
+        self.link = "item"
+        self.rank = 2
+        self.names: Mapping[int, tuple[Hashable, str]] = _NO_NAMES
+        self.unread: AbstractSet[Any] = _NOTHING
+        self.foreign: bool = parent is not None and parent.foreign
+        self._path: Path | None = None
+        self._title: str | None = None
+        self.keys, self.values = self.now()
+
+    # --- how it is called
+
+    @property
+    def path(self) -> Path:
+        """Names from the root to this container."""
+        if self._path is None:
+            self._path = () if self.parent is None else self.parent.path_of(self.key)
+        return self._path
+
+    @property
+    def title(self) -> str:
+        """What a user would write for this container."""
+        if self._title is None:
+            self._title = "" if self.parent is None else self.parent.label_of(self.key, inner=True)
+        return self._title
+
+    def call_it(self, path: Path, title: str) -> None:
+        """Name a container that no other leads to."""
+        self._path, self._title = path, title
+
+    def path_of(self, key: Any) -> Path:
+        """Names from the root to the spot of a key."""
+        return (*self.path, self.names[id(key)][0] if self.names and id(key) in self.names else key)
+
+    def label_of(self, key: Any, inner: bool = False) -> str:
+        """What a user would write for the spot of a key. inner: as the beginning of something longer."""
+        title = self.title
+        if self.link == "attribute":
+            return f"{title}.{key}" if title else str(key)
+        if self.link == "table":  # of a module, written as attributes of it
+            owner = self.parent.title if self.parent is not None else ""
+            return f"{owner}.{key}" if owner else str(key)
+        return f"{title}[{self.names[id(key)][1] if id(key) in self.names else repr(key)}]"
+
+    # --- what it holds
+
+    def now(self) -> tuple[list[Any], list[Any]]:
+        """Keys and values of this moment."""
+        methods = dict_methods(self.container)
+        return list(methods.keys(self.container)), list(methods.values(self.container))
+
+    def read(self, key: Any) -> Any:
+        """What is there now. Raises: KeyError, IndexError when there is no such spot any more."""
+        value = dict_methods(self.container).get(self.container, key, MISSING)
+        if value is MISSING:
+            raise KeyError(key)
+        return value
+
+    def write(self, key: Any, value: Any) -> None:
+        """Put a value there. Raises: TypeError where nothing can be put."""
+        dict_methods(self.container).__setitem__(self.container, key, value)
+
+    def put_back(self) -> None:
+        """Hold what was held: the same objects in the same order."""
+        keys, values = self.now()
+        methods = dict_methods(self.container)
+        if not _are(keys, self.keys):
+            methods.clear(self.container)
+            values = []
+        if not _are(values, self.values):
+            each(lambda key, value: methods.__setitem__(self.container, key, value), self.keys, self.values)
+
+    def is_as_before(self) -> bool:
+        """Whether the same objects are held in the same order."""
+        keys, values = self.now()
+        return _are(keys, self.keys) and _are(values, self.values)
+
+
+class Sequential(Holder):
+    """A list or a deque."""
+
+    __slots__ = ("_kind",)
+    kind = "list"
+
+    def __init__(self, container: Any, parent: Holder | None, key: Any, kind: type) -> None:
+        """kind: `list` or `collections.deque`, whose methods are used."""
+        self._kind: Any = kind
+        super().__init__(container, parent, key)
+
+    def now(self) -> tuple[list[Any], list[Any]]:
+        values = list(self._kind.__iter__(self.container))
+        return list(range(len(values))), values
+
+    def read(self, key: Any) -> Any:
+        return self._kind.__getitem__(self.container, key)
+
+    def write(self, key: Any, value: Any) -> None:
+        self._kind.__setitem__(self.container, key, value)
+
+    def put_back(self) -> None:
+        if not self.is_as_before():
+            self._kind.clear(self.container)
+            self._kind.extend(self.container, self.values)
+
+
+class Unordered(Holder):
+    """A set; what is in it has no name of its own, so the keys are positions."""
+
+    __slots__ = ()
+    kind = "set"
+
+    def now(self) -> tuple[list[Any], list[Any]]:
+        values = list(set.__iter__(self.container))
+        return list(range(len(values))), values
+
+    def read(self, key: Any) -> Any:
+        return self.now()[1][key]
+
+    def write(self, key: Any, value: Any) -> None:
+        raise TypeError(f"an element of a set has no spot of its own: {self.title}")
+
+    def put_back(self) -> None:
+        if not self.is_as_before():
+            set.clear(self.container)
+            set.update(self.container, self.values)
+
+
+class Fixed(Holder):
+    """A tuple, a frozenset, a method, a partial's arguments: it cannot change, but it leads on."""
+
+    __slots__ = ("_now",)
+    kind = "tuple"
+
+    def __init__(self, container: Any, parent: Holder | None, key: Any, parts: Mapping[Any, Any]) -> None:
+        """parts: what it holds, by how that is called."""
+        self._now = (list(parts), list(parts.values()))
+        super().__init__(container, parent, key)
+
+    def now(self) -> tuple[list[Any], list[Any]]:
+        return self._now
+
+    def read(self, key: Any) -> Any:
+        return dict(zip(*self._now, strict=True))[key]
+
+    def write(self, key: Any, value: Any) -> None:
+        raise TypeError(f"{self.label_of(key)} is in a tuple, which cannot be written")
+
+    def put_back(self) -> None:
+        return
+
+
+class Cell(Holder):
+    """A closure cell: a variable of an enclosing function. Its only key is the variable's name."""
+
+    __slots__ = ("_variable",)
+    kind = "cell"
+
+    def __init__(self, container: CellType, variable: str) -> None:
+        self._variable = variable
+        super().__init__(container, None, None)
+
+    def now(self) -> tuple[list[Any], list[Any]]:
+        try:
+            return [self._variable], [self.container.cell_contents]
+        except ValueError:
+            return [], []
+
+    def read(self, key: Any) -> Any:
+        try:
+            return self.container.cell_contents
+        except ValueError:
+            raise KeyError(key) from None
+
+    def write(self, key: Any, value: Any) -> None:
+        self.container.cell_contents = value
+
+    def put_back(self) -> None:
+        if self.values:
+            self.container.cell_contents = self.values[0]
+        else:
+            with contextlib.suppress(ValueError):
+                del self.container.cell_contents
+
+    def label_of(self, key: Any, inner: bool = False) -> str:
+        return self.title + str(key) if inner else f"variable {self.title}{key}"
+
+
+class Named(Holder):
+    """The spots that code names in something larger: global variables, attributes of a class, slots, a function's own.
+
+    A name that is not there is one of the keys, with the value MISSING: it may come to be.
+    """
+
+    __slots__ = ("_get", "_remove", "_set", "_word")
+
+    def __init__(self, container: Any, access: Access, word: str = "") -> None:
+        """access: how spots are read, written and removed. word: what a single spot is called before its name."""
+        self._get, self._set, self._remove = access
+        self._word = word
+        self.keys = []
+        super().__init__(container, None, None)
+
+    kind = "names"
+
+    def add(self, key: str) -> Any:
+        """Look at one more name, and answer what is there."""
+        value = self._get(self.container, key)
+        self.keys.append(key)
+        self.values.append(value)
+        return value
+
+    def now(self) -> tuple[list[Any], list[Any]]:
+        return self.keys, [self._get(self.container, key) for key in self.keys]
+
+    def read(self, key: Any) -> Any:
+        value = self._get(self.container, key)
+        if value is MISSING:
+            raise KeyError(key)
+        return value
+
+    def write(self, key: Any, value: Any) -> None:
+        self._set(self.container, key, value)
+
+    def put_back(self) -> None:
+        each(self._put_back_one, self.keys, self.values)
+
+    def _put_back_one(self, key: str, value: Any) -> None:
+        if self._get(self.container, key) is value:
+            return
+        if value is MISSING:
+            self._remove(self.container, key)
+        else:
+            self._set(self.container, key, value)
+
+    def label_of(self, key: Any, inner: bool = False) -> str:
+        name = f"{self.title}.{key}" if self.title else str(key)
+        return name if inner or not self._word else f"{self._word} {name}"
+
+
+Access = tuple[Callable[[Any, str], Any], Callable[[Any, str, Any], None], Callable[[Any, str], None]]
+
+
+def _get_of_class(owner: type, name: str) -> Any:
+    return vars(owner).get(name, MISSING)
+
+
+def _get_of_function(function: FunctionType, name: str) -> Any:
+    return getattr(function, name)
+
+
+def _get_global(known: dict[str, Any], name: str) -> Any:
+    return dict.get(known, name, MISSING)
+
+
+GLOBALS: Access = (_get_global, dict.__setitem__, dict.__delitem__)
+CLASS: Access = (_get_of_class, type.__setattr__, type.__delattr__)
+FUNCTION: Access = (_get_of_function, setattr, delattr)
+FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
+
+
+def slot_access(descriptors: Mapping[str, Any]) -> Access:
+    """How the slots of an object are read, written and removed, by the descriptors of its class."""
+
+    def get(item: Any, name: str) -> Any:
+        try:
+            return descriptors[name].__get__(item)
+        except AttributeError:
+            return MISSING
+
+    def put(item: Any, name: str, value: Any) -> None:
+        descriptors[name].__set__(item, value)
+
+    def remove(item: Any, name: str) -> None:
+        descriptors[name].__delete__(item)
+
+    return get, put, remove
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """One spot: a key of a holder.
+
+    path: names from the root, the same after the objects in between were replaced by their like. label: what a user
+    would write. kind: of what the spot is a part: dict, list, tuple, set, cell, names.
+    """
+
+    holder: Holder
+    key: Any
+
+    @property
+    def path(self) -> Path:
+        return self.holder.path_of(self.key)
+
+    @property
+    def label(self) -> str:
+        return self.holder.label_of(self.key)
+
+    @property
+    def container(self) -> Any:
+        return self.holder.container
+
+    @property
+    def kind(self) -> str:
+        return self.holder.kind
+
+    def read(self) -> Any:
+        """What is there now. Raises: LookupError when there is no such spot any more."""
+        return self.holder.read(self.key)
+
+    def write(self, value: Any) -> None:
+        """Put a value there. Raises: TypeError for a spot in a tuple or a set."""
+        self.holder.write(self.key, value)
+
+
+def each(put: Callable[[Any, Any], None], keys: list[Any], values: list[Any]) -> None:
+    """Call `put` for every pair, also after one failed. Raises: the first error, at the end."""
+    failed: Exception | None = None
+    for key, value in zip(keys, values, strict=True):
+        try:
+            put(key, value)
+        except Exception as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def leaf_places(holder: Holder, is_leaf: Callable[[Any], bool]) -> Iterator[Place]:
+    """The spots of a holder whose values lead no further, those that are missing left out."""
+    for key, value in zip(holder.keys, holder.values, strict=True):
+        if value is not MISSING and is_leaf(value):
+            yield Place(holder, key)
+
+
+def _are(items: list[Any], others: list[Any]) -> bool:
+    return len(items) == len(others) and all(a is b for a, b in zip(items, others, strict=True))

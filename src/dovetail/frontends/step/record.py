@@ -1,0 +1,174 @@
+"""A description of what a step function can read, to be compared with a later one.
+
+It knows plain values by type and value, tensors by where they are held first, containers by what is in them, and
+anything else by identity. It keeps no tensor alive. What only a scheduler leads to is left out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.frontends.step.places import MISSING, Fixed, Holder, Named, Path, Sequential, Unordered
+from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
+from dovetail.frontends.step.values import PLAIN, Kind, fingerprint, plain_key
+
+_BY_VALUE = (Kind.TUPLE, Kind.FROZENSET, Kind.METHOD)
+_ONLY_TEXT = {str}
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """An object that is known by which one it is; it is kept alive, so that no other can be taken for it."""
+
+    item: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and other.item is self.item
+
+    def __hash__(self) -> int:
+        return id(self.item)
+
+    def __repr__(self) -> str:
+        return f"<{type(self.item).__name__} at {id(self.item):#x}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Lifted:
+    """A value that is an input of a program: only its type counts."""
+
+    kind: type
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A spot that two records describe differently.
+
+    old, new: the plain value there, MISSING where there is no such spot, else a description. label: what a user would
+    write for it.
+    """
+
+    path: Path
+    label: str
+    old: Any
+    new: Any
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """entries: of each spot; shapes: of each container, its type and its keys. Equal: nothing readable differs."""
+
+    entries: dict[Path, Hashable] = field(default_factory=dict)
+    shapes: dict[Path, Hashable] = field(default_factory=dict)
+    labels: dict[Path, str] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and self.entries == other.entries and self.shapes == other.shapes
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Record:
+    """Describe what was reached, as it was when it was walked. lifted: spots of which only the type counts."""
+    record = Record()
+    record.entries[("modes",)] = ("modes", modes)
+    record.labels[("modes",)] = "the modes of torch"
+    for holder in walk.holders:
+        if holder.rank == SCHEDULER:
+            continue
+        base = holder.path
+        shape = _shape(walk, holder)
+        if shape is not None:
+            record.shapes[(*base, f"<{holder.kind}>")] = shape
+            record.labels[(*base, f"<{holder.kind}>")] = holder.title
+        if isinstance(holder, Unordered):
+            continue
+        for key, value in zip(holder.keys, holder.values, strict=True):
+            if holder.unread and key in holder.unread:
+                continue
+            path = holder.path_of(key)
+            record.entries[path] = Lifted(type(value)) if path in lifted else _entry(walk, holder, key, value)
+            record.labels[path] = holder.label_of(key)
+    return record
+
+
+def difference(old: Record, new: Record) -> list[Difference]:
+    """Where two records differ: spots that were added, removed or changed, and containers of another type or order."""
+    found = []
+    for path in [*old.entries, *(path for path in new.entries if path not in old.entries)]:
+        before, after = old.entries.get(path, MISSING), new.entries.get(path, MISSING)
+        if before is MISSING or after is MISSING or before != after:
+            label = old.labels.get(path) or new.labels.get(path, "")
+            found.append(Difference(path, label, _shown(before), _shown(after)))
+    reported = {found_path[:n] for found_path in (x.path for x in found) for n in range(1, len(found_path) + 1)}
+    for path, before in old.shapes.items():
+        after = new.shapes.get(path, MISSING)
+        if after is not MISSING and before != after and path[:-1] not in reported:
+            found.append(Difference(path[:-1], old.labels[path], before, after))
+    return found
+
+
+def _entry(walk: ValueWalk, holder: Holder, key: Any, value: Any) -> Hashable:
+    kind = walk.kind(value)
+    if kind is Kind.PLAIN:
+        return plain_key(value)
+    if kind is Kind.TENSOR:
+        place = walk.first_place(value)
+        return ("tensor", place.path) if place is not None else Identity(value)
+    if kind in _BY_VALUE:
+        return ("of type", type(value))
+    if kind is Kind.ARRAY:
+        held = fingerprint(value)
+        return ("array", held) if held is not None else Identity(value)
+    met = walk.met.get(id(value))
+    if met is None:
+        return Identity(value)
+    is_first = met.parent is holder and met.key is key
+    return ("of type", type(value)) if is_first else ("same as", met.path)
+
+
+def _shape(walk: ValueWalk, holder: Holder) -> Hashable:
+    kind = type(holder.owner)
+    if isinstance(holder, Named):
+        return None
+    if isinstance(holder, Sequential | Fixed):
+        return (kind, len(holder.keys), holder.container.maxlen if isinstance(holder.container, deque) else None)
+    if isinstance(holder, Unordered):
+        return (kind, frozenset(_entry(walk, holder, n, x) for n, x in enumerate(holder.values)))
+    if holder.kind == "cell":
+        return (kind, len(holder.keys))
+    return (kind, tuple(_key_names(holder)))
+
+
+def _key_names(holder: Holder) -> Iterator[Hashable]:
+    keys = [key for key in holder.keys if key not in holder.unread] if holder.unread else holder.keys
+    if set(map(type, keys)) <= _ONLY_TEXT:
+        yield from keys
+        return
+    for key in keys:
+        if type(key) in PLAIN:
+            yield plain_key(key)
+        else:
+            yield holder.names[id(key)][0] if id(key) in holder.names else _of_plain_parts(key)
+
+
+def _of_plain_parts(key: Any) -> Hashable:
+    return tuple(map(_of_plain_parts, key)) if type(key) is tuple else plain_key(key)
+
+
+def _shown(entry: Any) -> Any:
+    """A plain value itself; other entries as they are."""
+    if isinstance(entry, tuple) and isinstance(entry[0], type):
+        kind = entry[0]
+        if kind is float or kind is complex:
+            return _unpacked(kind, entry[1])
+        return range(*entry[1:]) if kind is range else entry[-1]
+    return entry
+
+
+def _unpacked(kind: type, packed: bytes) -> Any:
+    parts = struct.unpack("=d" if kind is float else "=dd", packed)
+    return parts[0] if kind is float else complex(*parts)

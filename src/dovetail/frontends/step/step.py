@@ -1,0 +1,298 @@
+"""`dovetail.compile_step(step)`: a whole training step, the user's own code, as one program.
+
+The first call runs in eager mode: optimizers make their state, lazy modules their parameters, and the numbers that the
+code reads off tensors are noted as hints. The second call captures. From then on each call asks whether a program
+that exists is for it, runs it, and captures another one where none is. See docs/training-step.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+
+from dovetail.capture.exclusive import RECORDING
+from dovetail.capture.item_log import ItemHints, ItemLog
+from dovetail.capture.python_state import leads_on
+from dovetail.capture.step_recorder import Question
+from dovetail.errors import BadOptionValue, DovetailError, DovetailWarning, GuardMiss, NothingToExplain, NotYetSupported
+from dovetail.execute.step import NothingWritten
+from dovetail.frontends.step.capture import NumbersToLift, StepCall, StepCapture
+from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.record import difference
+from dovetail.frontends.step.statistics import StepStats, VariantStats
+from dovetail.frontends.step.variant import Variant, ties_to
+from dovetail.frontends.step.world import World
+from dovetail.frontends.structure import flatten
+from dovetail.ir.program import Program
+from dovetail.ir.text import identifier
+from dovetail.pipeline.driver import PASS_NAMES
+from dovetail.pipeline.options import Options, refuse_donation, resolve_options
+from dovetail.torch_compat.autograd import transform_is_active
+from dovetail.torch_compat.dynamo import not_traced
+from dovetail.torch_compat.modes import function_mode_is_active
+from dovetail.torch_compat.traced_numbers import Plain
+from dovetail.torch_compat.version import ensure_supported_torch
+
+logger = logging.getLogger("dovetail")
+
+_ON_UNSUPPORTED = ("raise", "eager")
+
+
+@overload
+def compile_step(step: Callable[..., Any], **options: Any) -> CompiledStep: ...
+
+
+@overload
+def compile_step(step: None = None, **options: Any) -> Callable[[Callable[..., Any]], CompiledStep]: ...
+
+
+def compile_step(
+    step: Callable[..., Any] | None = None, *, state: Any = (), on_unsupported: str = "raise", **options: Any
+) -> CompiledStep | Callable[[Callable[..., Any]], CompiledStep]:
+    """Compile a training step: forward, loss, backward, clipping, optimizers, all in one program.
+
+    Args:
+        step: the function as it is written for eager mode; it is still usable, and may be mixed with the compiled one.
+            Without it, a decorator is returned.
+        state: tensors, modules, optimizers or containers of such that the step writes and does not reach by itself.
+        on_unsupported: "raise", or "eager": run a step that cannot be captured in eager mode, and say so once.
+        options: see `dovetail.pipeline.options`; `keep_grads=True` leaves the gradients of every step in `.grad`.
+    Returns: a callable with the step's arguments and results.
+    Raises: DovetailError for an unknown option; when it is called, for a step that cannot be captured. Nothing of the
+        user's has changed then.
+    """
+    if step is None:
+        return functools.partial(compile_step, state=state, on_unsupported=on_unsupported, **options)
+    ensure_supported_torch()
+    if on_unsupported not in _ON_UNSUPPORTED:
+        expected = " or ".join(map(repr, _ON_UNSUPPORTED))
+        raise BadOptionValue(option="on_unsupported", value=on_unsupported, reason="it is a choice", expected=expected)
+    if not callable(step):
+        raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
+    resolved = resolve_options(options, PASS_NAMES)
+    refuse_donation(resolved, "the arguments of a step stay its caller's")
+    if resolved.dynamic:
+        raise NotYetSupported(
+            feature="dynamic=True for a step", reason="each shape gets a program", hint="leave the option out"
+        )
+    return CompiledStep(step, state, on_unsupported == "eager", resolved)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    variant: Variant
+    tensors: list[torch.Tensor]
+    leaves: list[Any]
+
+
+class CompiledStep:
+    """A compiled training step; see `compile_step`."""
+
+    def __init__(self, step: Callable[..., Any], state: Any, falls_back: bool, options: Options) -> None:
+        """Compile nothing yet. falls_back: run in eager mode what cannot be captured."""
+        self._step = step
+        self._state = state
+        self._falls_back = falls_back
+        self._options = options
+        self._name = identifier(getattr(step, "__name__", type(step).__name__))
+        self._variants: list[Variant] = []
+        self._recent: list[Variant] = []
+        self._lifted: frozenset[Path] = frozenset()
+        self._lifted_leaves: frozenset[int] = frozenset()
+        self._hints: Mapping[tuple[str, int], Sequence[Plain]] = {}
+        self._missed = False
+        self._last_miss: Question | None = None
+        self._given_up: DovetailError | None = None
+        self._calls = self._eager_calls = self._captures = self._misses = 0
+        self._seconds = 0.0
+        self._warned: set[str] = set()
+        functools.update_wrapper(self, step)
+
+    # --- calling ------------------------------------------------------------------------------------------------
+
+    @not_traced
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make one training step.
+
+        Raises: what the step raises; StepInterrupted when it fails after it has begun to write.
+        """
+        self._calls += 1
+        is_first = self._calls == 1
+        if is_first or self._given_up is not None or transform_is_active() or function_mode_is_active():
+            return self._run_eager(args, kwargs)
+        tried: list[Variant] = []
+        while True:
+            with RECORDING:
+                chosen = self._choose(args, kwargs, tried)
+            if chosen is None:
+                return self._run_eager(args, kwargs)
+            try:
+                return chosen.variant.run(chosen.tensors, chosen.leaves)
+            except GuardMiss as miss:
+                self._last_miss = chosen.variant.questions[miss.number]
+                chosen.variant.misses += 1
+                self._misses += 1
+                tried.append(chosen.variant)
+            except NothingWritten:  # eager raises what is to be raised
+                return self._run_eager(args, kwargs)
+
+    def _run_eager(self, args: Any, kwargs: Any) -> Any:
+        self._eager_calls += 1
+        log = ItemLog()
+        with log:
+            results = self._step(*args, **kwargs)
+        if log.numbers:
+            self._hints = log.numbers
+        return results
+
+    def _choose(self, args: Any, kwargs: Any, tried: Sequence[Variant]) -> _Chosen | None:
+        """The variant for a call, captured when there is none; None for eager mode.
+
+        tried: variants whose questions got other answers in this call.
+        """
+        leaves, structure = flatten((args, kwargs))
+        for variant in self._recent:
+            if variant in tried:
+                continue
+            tensors = variant.tensors_for(leaves, structure)
+            if tensors is not None:
+                self._prefer(variant)
+                return _Chosen(variant, tensors, leaves)
+        call = StepCall(self._step, leaves, structure)
+        world = self._world(leaves)
+        found = self._find_in(world, call, tried)
+        if found is not None:
+            return found
+        if tried and not self._missed:
+            self._missed = True  # it may have been this once
+            return None
+        self._missed = False
+        return self._capture(world, call, tried)
+
+    def _world(self, leaves: Sequence[Any]) -> World:
+        return World(self._step, [leaf for leaf in leaves if leads_on(leaf)], self._state)
+
+    def _prefer(self, variant: Variant) -> None:
+        if self._recent[0] is not variant:
+            self._recent.remove(variant)
+            self._recent.insert(0, variant)
+
+    def _find_in(self, world: World, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
+        """A variant for a call in a world that was looked at anew: after a checkpoint was loaded, say."""
+        for variant in self._recent:
+            if variant in tried or not variant.arguments.are(call.leaves, call.structure):
+                continue
+            if variant.record == world.record(variant.lifted) and variant.tie(ties_to(world, variant), call.leaves):
+                tensors = variant.tensors_for(call.leaves, call.structure)
+                if tensors is not None:
+                    self._prefer(variant)
+                    return _Chosen(variant, tensors, call.leaves)
+        return None
+
+    # --- capturing ----------------------------------------------------------------------------------------------
+
+    def _capture(self, world: World, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
+        if len(self._variants) >= self._options.max_variants:
+            self._warn(
+                f"{self._name} was captured for {self._options.max_variants} kinds of calls; further kinds run in "
+                f"eager mode. The last reason: {self._why(world, call, tried)}. Raise max_variants, or see step.stats."
+            )
+            return None
+        reason = self._why(world, call, tried)
+        self._lift(world, call, tried)
+        logger.info("%s: variant %d, because %s", self._name, len(self._variants), reason)
+        start = time.process_time()
+        try:
+            variant = self._captured(world, call, reason)
+        except DovetailError as error:
+            if not self._falls_back:
+                raise
+            self._given_up = error
+            self._warn(f"{self._name} runs in eager mode from now on, because it cannot be captured:\n{error}")
+            return None
+        finally:
+            self._seconds += time.process_time() - start
+        self._variants.append(variant)
+        self._recent.insert(0, variant)
+        tensors = variant.kinds.tensors(variant.ties.tensors, call.leaves)
+        assert tensors is not None, "it was captured for them"
+        return _Chosen(variant, tensors, call.leaves)
+
+    def _captured(self, world: World, call: StepCall, reason: str) -> Variant:
+        while True:
+            capture = StepCapture(call, world, self._lifted, self._lifted_leaves, self._options)
+            self._captures += 1
+            try:
+                return capture.variant(reason, self._name, ItemHints(self._hints))
+            except NumbersToLift as error:
+                if error.paths <= self._lifted:
+                    raise AssertionError("a number that is an input is no constant") from error
+                self._lifted |= error.paths
+
+    def _lift(self, world: World, call: StepCall, tried: Sequence[Variant]) -> None:
+        """Let floats that differ from those of earlier variants be inputs from now on."""
+        for variant in self._variants:
+            if variant in tried:
+                continue
+            for found in difference(variant.record, world.record(variant.lifted)):
+                if type(found.old) is float and type(found.new) is float:
+                    self._lifted |= {found.path}
+            if variant.arguments.structure == call.structure:
+                self._lifted_leaves |= variant.arguments.changed_floats(call.leaves)
+
+    def _why(self, world: World, call: StepCall, tried: Sequence[Variant]) -> str:
+        if not self._variants:
+            return "it is the first"
+        if tried:
+            return f"a question got another answer: {self._last_miss}"
+        newest = self._recent[0]
+        told = newest.arguments.difference(call.leaves, call.structure)
+        if told:
+            return told
+        differences = difference(newest.record, world.record(newest.lifted))
+        if differences:
+            first = differences[0]
+            return f"{first.label} changed: {_short(first.old)} -> {_short(first.new)}"
+        return newest.kinds.difference([tensor for _, tensor in world.tensors], call.leaves)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, DovetailWarning, stacklevel=4)
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    @property
+    def program(self) -> Program:
+        """The program that ran last, working in place. Raises: NothingToExplain before there is one."""
+        return self._latest().program.program
+
+    def _latest(self) -> Variant:
+        if not self._recent:
+            hint = "call it twice: the first call runs in eager mode, the second one captures"
+            raise NothingToExplain(what=self._name, reason="nothing was captured yet", hint=hint)
+        return self._recent[0]
+
+    @property
+    def stats(self) -> StepStats:
+        """What happened so far."""
+        return StepStats(
+            self._calls,
+            self._eager_calls,
+            self._captures,
+            self._misses,
+            tuple(VariantStats(v.reason, v.calls, v.misses) for v in self._variants),
+            self._seconds,
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

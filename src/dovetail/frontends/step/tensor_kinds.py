@@ -1,0 +1,168 @@
+"""Whether the tensors of a call are like those that a step was captured with, and as separate from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail.torch_compat.guards import SameTensors
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a tensor of a step comes from.
+
+    kind: "state", an object that the step's world holds; "argument", a leaf of the arguments; "gradient", the `.grad`
+    of another source. index: among those of its kind, for a gradient among all sources.
+    """
+
+    kind: str
+    index: int
+
+
+@dataclass(slots=True, eq=False)
+class TensorKinds:
+    """What is expected of the tensors. sources: one for each. leaves: for each tensor leaf, its place and its source.
+
+    without_gradient: sources whose `.grad` must be None. written: sources whose memory the program writes.
+    """
+
+    sources: list[Source]
+    leaves: list[tuple[int, int]]
+    without_gradient: list[int]
+    written: list[int]
+    kinds: list[tuple[Any, ...]] = field(default_factory=list)
+    _same: SameTensors | None = None
+    _state_ids: dict[int, int] = field(default_factory=dict)
+    _checked: list[int] = field(default_factory=list)
+    _storages: dict[int, bool] = field(default_factory=dict)
+
+    def tensors(self, state: Sequence[torch.Tensor], leaves: Sequence[Any]) -> list[torch.Tensor] | None:
+        """The tensors of a call; None where one is missing, or a gradient is where none may be."""
+        found: list[torch.Tensor] = []
+        for source in self.sources:
+            if source.kind == "state":
+                found.append(state[source.index])
+            elif source.kind == "argument":
+                found.append(leaves[source.index])
+            else:
+                gradient = found[source.index].grad
+                if gradient is None:
+                    return None
+                found.append(gradient)
+        for index in self.without_gradient:
+            if found[index].grad is not None:
+                return None
+        return found
+
+    def learn(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Expect tensors like these."""
+        self.kinds = [kind_of(tensor) for tensor in tensors]
+        self.tie(tensors)
+
+    def tie(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """From now on, these are the state; whether they are as expected."""
+        if self.kinds != [kind_of(tensor) for tensor in tensors] or shared_memory(tensors, self.written):
+            return False
+        self._same = SameTensors(tensors)
+        self._state_ids = {id(t): i for i, t in enumerate(tensors) if self.sources[i].kind == "state"}
+        written = set(self.written)
+        self._storages = {}
+        for index, (tensor, source) in enumerate(zip(tensors, self.sources, strict=True)):
+            if source.kind != "argument" and tensor.numel():
+                key = tensor.untyped_storage().data_ptr()
+                self._storages[key] = self._storages.get(key, False) or index in written
+        self._checked = list(map(id, tensors))
+        return True
+
+    def are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
+        """Whether the tensors of a call, in the order of the sources, are as expected. leaves: of the arguments."""
+        if self._same is None or not self._same.are(tensors):
+            return False
+        ids = list(map(id, tensors))
+        if ids == self._checked:
+            return self._leaves_are(tensors, leaves)
+        if not self._leaves_are(tensors, leaves):
+            return False
+        for index, (source, now, before) in enumerate(zip(self.sources, ids, self._checked, strict=True)):
+            if now != before and source.kind == "gradient":
+                return self.tie(tensors)
+            if now != before and not self._lies_apart(index, tensors):
+                return False
+        self._checked = ids
+        return True
+
+    def difference(self, state: Sequence[torch.Tensor], leaves: Sequence[Any]) -> str:
+        """What is not as expected, for people."""
+        for index, source in enumerate(self.sources):
+            if source.kind == "gradient":
+                continue
+            tensor = state[source.index] if source.kind == "state" else leaves[source.index]
+            now = kind_of(tensor) if isinstance(tensor, torch.Tensor) else ()
+            for what, old, new in zip(_ASPECTS, self.kinds[index], now, strict=False):
+                if old != new:
+                    where = f"argument {source.index}" if source.kind == "argument" else "a tensor of the state"
+                    return f"{what} of {where} changed: {old} -> {new}"
+        return "gradients are held where there were none, or the other way round, or tensors share memory"
+
+    def _leaves_are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
+        """Whether each tensor leaf is the tensor of its source, and of no other."""
+        for place, source in self.leaves:
+            leaf = leaves[place]
+            if leaf is not tensors[source] or (source != self._state_ids.get(id(leaf), source)):
+                return False
+        if len(self.leaves) > 1:
+            distinct = {source for _, source in self.leaves}
+            return len({id(leaves[place]) for place, _ in self.leaves}) == len(distinct)
+        return True
+
+    def _lies_apart(self, index: int, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether an argument shares no memory that is written."""
+        tensor = tensors[index]
+        if tensor.requires_grad and not tensor.is_leaf:
+            return False
+        if not tensor.numel():
+            return True
+        key = tensor.untyped_storage().data_ptr()
+        is_written = index in self.written
+        if self._storages.get(key, False) or (is_written and key in self._storages):
+            return False
+        others = [i for i, s in enumerate(self.sources) if s.kind == "argument" and i != index]
+        near = [i for i in others if tensors[i].numel() and tensors[i].untyped_storage().data_ptr() == key]
+        return not any(is_written or i in self.written for i in near)
+
+
+_ASPECTS = ("class", "requires_grad", "is_leaf", "shape", "strides", "dtype", "device", "conjugation", "negation")
+
+
+def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that one program can take."""
+    layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
+    return (type(tensor), tensor.requires_grad, tensor.is_leaf, *layout)
+
+
+def shared_memory(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
+    """Two tensors that share bytes, of which the first is written; None where there are none."""
+    by_storage: dict[int, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        if tensor.numel():
+            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(index)
+    wanted = set(written)
+    for indices in by_storage.values():
+        for index in indices if len(indices) > 1 else ():
+            if index not in wanted:
+                continue
+            first, end = _extent(tensors[index])
+            for other in indices:
+                start, stop = _extent(tensors[other])
+                if other != index and start < end and first < stop and tensors[other] is not tensors[index]:
+                    return index, other
+    return None
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

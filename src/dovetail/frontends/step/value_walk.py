@@ -1,0 +1,348 @@
+"""Walking through Python containers and objects: what is met, in which order, and how it is called."""
+
+from __future__ import annotations
+
+import abc
+import typing
+from collections import OrderedDict, deque
+from enum import Enum
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from dovetail.capture.python_state import is_library_class
+from dovetail.frontends.step.places import MISSING, Fixed, Holder, Named, Place, Sequential, Unordered, slot_access
+from dovetail.frontends.step.values import (
+    CONTAINERS,
+    PLAIN,
+    Kind,
+    attributes_of,
+    fingerprint,
+    has_attributes,
+    kind_of,
+    slots_of,
+)
+
+_MAX_ITEMS = 10_000
+_MAX_HOLDERS = 200_000
+_MODULE, _OPTIMIZER, ELSEWHERE, SCHEDULER = range(4)
+_LATE = 4
+_ORDER = (_MODULE, ELSEWHERE, _OPTIMIZER, _LATE, SCHEDULER)
+_RANKS = {Kind.MODULE: _MODULE, Kind.OPTIMIZER: _OPTIMIZER, Kind.SCHEDULER: SCHEDULER}
+_TABLES = ("_parameters", "_buffers", "_modules")
+_NO_STATE = (object, abc.ABC, typing.Generic, typing.Protocol)
+# methods of the user's classes that a library calls
+CALLED = frozenset(
+    (
+        *("forward", "backward", "setup_context", "jvp", "vmap", "right_inverse", "step", "zero_grad", "train"),
+        *("get_lr", "_get_closed_form_lr", "_init_group"),
+    )
+)
+LEAF = (Kind.PLAIN, Kind.OPAQUE)
+_CODE = (Kind.FUNCTION, Kind.CLASS, Kind.PYTHON_MODULE, Kind.CACHED_FUNCTION)
+_BUILT_IN: dict[Kind, Any] = {
+    Kind.DICT: dict,
+    Kind.LIST: list,
+    Kind.DEQUE: deque,
+    Kind.SET: set,
+    Kind.TUPLE: tuple,
+    Kind.FROZENSET: frozenset,
+}
+_BY_VALUE = (Kind.TUPLE, Kind.FROZENSET, Kind.METHOD)
+Found = tuple[Any, Kind, Holder, Any]
+
+
+class ValueWalk:
+    """Everything reached through containers and objects; what code reaches is in `dovetail.frontends.step.walk`.
+
+    Attributes: holders: in the order in which they were met; objects: objects with their class and `__dict__`;
+    spots: by identity of a tensor, where it is held, each with what sorts it; of_kind: holders of modules, optimizers,
+    schedulers and scalers; arrays, randoms, iterators, caches, unwatched: spots of such values.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is reached yet."""
+        self.holders: list[Holder] = []
+        self.objects: list[tuple[Any, type, dict[str, Any], Holder]] = []
+        self.spots: dict[int, list[tuple[int, int, Place]]] = {}
+        self.tensors: dict[int, torch.Tensor] = {}
+        self.of_kind: dict[Kind, list[Holder]] = {}
+        self.arrays: list[tuple[Place, Any]] = []
+        self.randoms: list[tuple[Place, Any]] = []
+        self.iterators: list[Place] = []
+        self.caches: list[Place] = []
+        self.unwatched: list[Place] = []
+        self.met: dict[int, Holder] = {}
+        self.named: set[str] = set(CALLED)
+        self.by_any_name: set[str] = set()
+        self._kinds: dict[type, Kind] = {}
+        self._kept: dict[int, Any] = {}
+        self._stacks: list[list[Found]] = [[], [], [], [], []]
+        self._partly: list[Holder] = []
+        self._whole: set[int] = set()
+        self._order = 0
+
+    def kind(self, value: Any) -> Kind:
+        """How a value is treated."""
+        kind = self._kinds.get(type(value))
+        if kind is None:
+            kind = self._kinds[type(value)] = kind_of(type(value))
+        return kind
+
+    def leads_on(self, value: Any) -> bool:
+        """Whether there are spots inside of a value."""
+        return self.kind(value) in CONTAINERS or id(value) in self.met
+
+    # --- in which order
+
+    def run(self) -> None:
+        """Walk from what was pushed, until nothing new is found."""
+        ordered = [self._stacks[rank] for rank in _ORDER]
+        while True:
+            stack = next((stack for stack in ordered if stack), None)
+            if stack is not None:
+                self._visit(*stack.pop(), stack is self._stacks[_LATE])
+            elif not self._grow():
+                return
+
+    def _grow(self) -> bool:
+        """Whether attributes were found that code names which was met after their owners."""
+        before = len(self.holders)
+        self.grow_code()
+        for holder in self._partly:
+            self._scan_read(holder)
+        self._partly = [holder for holder in self._partly if holder.unread]
+        return len(self.holders) != before or any(self._stacks)
+
+    # --- what is left to those that know code
+
+    def is_installed(self, code: Any) -> bool:
+        """Whether a function, a class or a module is of an installed package."""
+        raise NotImplementedError
+
+    def grow_code(self) -> None:
+        """Look again for what code names in classes and modules."""
+        raise NotImplementedError
+
+    def function(self, function: FunctionType, parent: Holder) -> None:
+        """Reach what a function's code names."""
+        raise NotImplementedError
+
+    def class_of_user(self, kind: type, called: bool) -> None:
+        """Reach what code names of a class. called: objects of it may be made."""
+        raise NotImplementedError
+
+    def python_module(self, module: ModuleType) -> None:
+        """Reach what code names of a module."""
+        raise NotImplementedError
+
+    # --- what is found
+
+    def scan(self, holder: Holder, only: frozenset[Any] | None = None) -> None:
+        """Note the tensors that a holder holds, and what leads on."""
+        found: list[Found] = []
+        kinds = self._kinds
+        for key, value in zip(holder.keys, holder.values, strict=True):
+            if only is not None and key not in only:
+                continue
+            kind = kinds.get(type(value)) or self.kind(value)
+            if kind is Kind.TENSOR:
+                self.tensor(value, holder, key)
+            elif kind is Kind.DICT and not value and type(value) in (dict, OrderedDict):
+                if id(value) not in self.met:
+                    self.met[id(value)] = self.keep(Holder(value, holder, key))
+                    self.holders[-1].rank = holder.rank
+            elif kind not in LEAF and value is not MISSING:
+                found.append((value, kind, holder, key))
+        self.push(found)
+
+    def push(self, found: list[Found]) -> None:
+        """Walk these later, the first of them first. Code of installed packages that only they name is left out."""
+        if found and found[0][2].foreign:
+            found = [entry for entry in found if not (entry[1] in _CODE and self.is_installed(entry[0]))]
+        self.push_all(found)
+
+    def push_all(self, found: list[Found]) -> None:
+        """Walk these later, the first of them first."""
+        for entry in reversed(found):
+            value, kind, holder, _ = entry
+            rank = _RANKS.get(kind, holder.rank)
+            if kind is Kind.DICT and not all(type(key) in PLAIN for key in dict.keys(value)):
+                rank = _LATE
+            self._stacks[rank].append(entry)
+
+    def _scan_read(self, holder: Holder) -> None:
+        """Scan those attributes of an object that code names by now."""
+        package = type(holder.owner).__module__.partition(".")[0]
+        read = frozenset(holder.unread if package in self.by_any_name else holder.unread & self.named)
+        holder.unread = holder.unread - read
+        if read:
+            self.scan(holder, read)
+
+    def tensor(self, tensor: torch.Tensor, holder: Holder, key: Any) -> None:
+        """Note where a tensor is held."""
+        self._order += 1
+        spots = self.spots.setdefault(id(tensor), [])
+        spots.append((holder.rank, self._order, Place(holder, key)))
+        if len(spots) == 1:
+            self.tensors[id(tensor)] = tensor
+            attributes = Holder(attributes_of(tensor), holder, key, tensor)
+            attributes.link = "attribute"
+            attributes.rank = holder.rank
+            self.keep(attributes)
+            if attributes.keys:
+                self.scan(attributes)
+
+    def _visit(self, value: Any, kind: Kind, parent: Holder, key: Any, late: bool) -> None:
+        if kind not in _BY_VALUE and (id(value) in self.met or id(value) in self._kept):
+            return
+        if len(self.holders) > _MAX_HOLDERS:
+            self.unwatched.append(Place(parent, key))
+            return
+        self._kept[id(value)] = value
+        if kind in CONTAINERS:
+            self._container(value, kind, parent, key, late)
+        elif kind is Kind.FUNCTION:
+            self.function(value, parent)
+        elif kind in (Kind.METHOD, Kind.PARTIAL):
+            names = ("__self__", "__func__") if kind is Kind.METHOD else ("func", "args", "keywords")
+            holder = Fixed(value, parent, key, {name: getattr(value, name) for name in names})
+            holder.link = "attribute"
+            self.enter(value, holder, parent.rank)
+        elif kind is Kind.CLASS:
+            self.class_of_user(value, called=True)
+        elif kind is Kind.PYTHON_MODULE:
+            self.python_module(value)
+        elif not self._noted(value, kind, Place(parent, key)):
+            self._object(value, kind, parent, key)
+
+    def _noted(self, value: Any, kind: Kind, place: Place) -> bool:
+        """Whether a value is one of those that are only noted."""
+        if kind is Kind.ARRAY:
+            (self.unwatched if fingerprint(value) is None else []).append(place)
+            self.arrays.append((place, value))
+        elif kind is Kind.ITERATOR:
+            self.iterators.append(place)
+        elif kind is Kind.RANDOM:
+            self.randoms.append((place, value))
+        elif kind is Kind.CLOSED:
+            self.unwatched.append(place)
+        elif kind is Kind.CACHED_FUNCTION:
+            self.caches.append(place)
+            self.scan(self.keep(Fixed(value, place.holder, place.key, {"__wrapped__": value.__wrapped__})))
+        else:
+            return False
+        return True
+
+    # --- containers and objects
+
+    def keep(self, holder: Holder) -> Holder:
+        """Note a holder that is not scanned, or was."""
+        self.holders.append(holder)
+        return holder
+
+    def enter(self, value: Any, holder: Holder, rank: int) -> Holder:
+        """Note the holder of a value, and scan it."""
+        holder.rank = rank
+        self.met.setdefault(id(value), holder)
+        self.holders.append(holder)
+        if holder.keys:
+            self.scan(holder)
+        return holder
+
+    def _container(self, value: Any, kind: Kind, parent: Holder, key: Any, late: bool) -> None:
+        if _length(value, kind) > _MAX_ITEMS:
+            self.unwatched.append(Place(parent, key))
+            return
+        holder: Holder
+        if kind is Kind.DICT:
+            holder = Holder(value, parent, key)
+            if (
+                type(key) is str
+                and key in _TABLES
+                and parent.link == "attribute"
+                and isinstance(parent.owner, torch.nn.Module)
+            ):
+                holder.link = "table"
+            if late:
+                holder.names = self._names_of(holder)
+        elif kind is Kind.SET:
+            holder = Unordered(value, parent, key)
+        elif kind in (Kind.TUPLE, Kind.FROZENSET):
+            items = tuple.__iter__(value) if kind is Kind.TUPLE else frozenset.__iter__(value)
+            holder = Fixed(value, parent, key, dict(enumerate(items)))
+        else:
+            holder = Sequential(value, parent, key, list if kind is Kind.LIST else deque)
+        self.enter(value, holder, parent.rank)
+        if not is_library_class(type(value)) and has_attributes(type(value)):
+            own = Holder(attributes_of(value), parent, key, value)
+            own.link = "attribute"
+            own.call_it((*holder.path, "__dict__"), holder.title)
+            self.enter(own.container, own, parent.rank)
+            self.class_of_user(type(value), called=False)
+
+    def _names_of(self, holder: Holder) -> dict[int, tuple[Any, str]]:
+        """What keys that are objects are called: tensors by where they are held first."""
+        names: dict[int, tuple[Any, str]] = {}
+        for index, key in enumerate(holder.keys):
+            if _is_plain_key(key):
+                continue
+            if isinstance(key, Enum):
+                names[id(key)] = ((type(key).__qualname__, key.name), f"{type(key).__qualname__}.{key.name}")
+                continue
+            place = self.first_place(key)
+            if place is not None:
+                names[id(key)] = (place.path, place.label)
+            elif id(key) in self.met:
+                names[id(key)] = (self.met[id(key)].path, self.met[id(key)].title)
+            else:
+                names[id(key)] = (("key", index), f"<{type(key).__name__} {index}>")
+                rest = Fixed((key,), holder, ("keys", index), {index: key})
+                self.enter(rest, rest, holder.rank)
+        return names
+
+    def first_place(self, tensor: Any) -> Place | None:
+        """Where a tensor is held first: in a module, else in an optimizer, else elsewhere."""
+        spots = self.spots.get(id(tensor))
+        return min(spots, key=lambda spot: spot[:2])[2] if spots else None
+
+    def _object(self, item: Any, kind: Kind, parent: Holder, key: Any) -> None:
+        if not (parent.foreign and self.is_installed(type(item))):
+            self.class_of_user(type(item), called=False)
+        rank = _RANKS.get(kind, parent.rank)
+        descriptors = slots_of(type(item)) if kind is Kind.OBJECT else {}
+        if descriptors:
+            slots = Named(item, slot_access(descriptors))
+            slots.parent, slots.key, slots.rank = parent, key, rank
+            for name in descriptors:
+                slots.add(name)
+            self.enter(item, slots, rank)
+        if not has_attributes(type(item)):
+            return
+        holder = Holder(attributes_of(item), parent, key, item)
+        holder.link, holder.rank = "attribute", rank
+        self.met[id(item)] = self.met[id(holder.container)] = self.keep(holder)
+        self.objects.append((item, type(item), holder.container, holder))
+        if kind is not Kind.OBJECT:
+            self.of_kind.setdefault(kind, []).append(holder)
+        if kind is Kind.OBJECT and id(item) not in self._whole and _is_all_users(type(item)):
+            holder.unread = set(holder.keys)
+            self._partly.append(holder)
+            self._scan_read(holder)
+        else:
+            self.scan(holder)
+
+
+def _length(value: Any, kind: Kind) -> int:
+    return int(_BUILT_IN[kind].__len__(value))
+
+
+def _is_plain_key(key: Any) -> bool:
+    return type(key) in PLAIN or (type(key) is tuple and all(map(_is_plain_key, key)))
+
+
+def _is_all_users(kind: type) -> bool:
+    """Whether only code of the user's knows the attributes of a class's objects."""
+    owners = [owner for owner in kind.__mro__ if owner not in _NO_STATE]
+    return not any(map(is_library_class, owners)) and "__dataclass_fields__" not in vars(kind)

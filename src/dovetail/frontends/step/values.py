@@ -1,0 +1,197 @@
+"""What kind of thing a Python value is, and when two plain values are the same to code that reads them.
+
+Nothing here runs code of the user's: a value is judged by its type, and only values of built-in types, and numbers and
+arrays of NumPy, are compared by what they hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import random
+import struct
+import weakref
+from collections import OrderedDict, UserDict, UserList, deque
+from collections.abc import Hashable
+from enum import Enum, auto
+from functools import lru_cache, partial
+from types import FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from dovetail.capture.python_state import is_library_class
+
+_EXACT = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
+PLAIN = frozenset((*_EXACT, float, complex, range))
+MAX_WATCHED_BYTES = 1024
+_WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp")
+_WALKED = (SimpleNamespace, argparse.Namespace, UserDict, UserList)
+_CLOSED = (MappingProxyType, memoryview, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+
+
+class Kind(Enum):
+    """How a value is treated; see `kind_of`."""
+
+    __hash__ = object.__hash__
+
+    PLAIN = auto()
+    TENSOR = auto()
+    MODULE = auto()
+    OPTIMIZER = auto()
+    SCHEDULER = auto()
+    SCALER = auto()
+    DICT = auto()
+    LIST = auto()
+    DEQUE = auto()
+    SET = auto()
+    TUPLE = auto()
+    FROZENSET = auto()
+    FUNCTION = auto()
+    METHOD = auto()
+    PARTIAL = auto()
+    CLASS = auto()
+    PYTHON_MODULE = auto()
+    OBJECT = auto()
+    ARRAY = auto()
+    ITERATOR = auto()
+    RANDOM = auto()
+    CLOSED = auto()
+    CACHED_FUNCTION = auto()
+    OPAQUE = auto()
+
+
+CONTAINERS = frozenset((Kind.DICT, Kind.LIST, Kind.DEQUE, Kind.SET, Kind.TUPLE, Kind.FROZENSET))
+_FAMILIES: tuple[tuple[Any, Kind], ...] = (
+    (torch.Tensor, Kind.TENSOR),
+    (torch.nn.Module, Kind.MODULE),
+    (torch.optim.Optimizer, Kind.OPTIMIZER),
+    (LRScheduler, Kind.SCHEDULER),
+    (GradScaler, Kind.SCALER),
+    (np.generic, Kind.PLAIN),
+    ((np.ndarray, bytearray), Kind.ARRAY),
+    ((random.Random, np.random.Generator, np.random.RandomState), Kind.RANDOM),
+    (Enum, Kind.OPAQUE),
+    (dict, Kind.DICT),
+    (list, Kind.LIST),
+    (deque, Kind.DEQUE),
+    (set, Kind.SET),
+    (tuple, Kind.TUPLE),
+    (frozenset, Kind.FROZENSET),
+    (FunctionType, Kind.FUNCTION),
+    (MethodType, Kind.METHOD),
+    (partial, Kind.PARTIAL),
+    (type, Kind.CLASS),
+    (ModuleType, Kind.PYTHON_MODULE),
+    (_CLOSED, Kind.CLOSED),
+    (type(lru_cache(len)), Kind.CACHED_FUNCTION),
+    (_WALKED, Kind.OBJECT),
+    (DataLoader, Kind.ITERATOR),
+)
+
+
+def kind_of(kind: type) -> Kind:
+    """How values of a type are treated. OBJECT: its attributes are looked at. OPAQUE: only which object it is."""
+    if kind in PLAIN:
+        return Kind.PLAIN
+    for family, answer in _FAMILIES:
+        if issubclass(kind, family):
+            return answer
+    if not is_library_class(kind) and (has_attributes(kind) or slots_of(kind)):
+        return Kind.OBJECT
+    if any("__next__" in vars(owner) for owner in kind.__mro__) and not issubclass(kind, io.IOBase):
+        return Kind.ITERATOR
+    if kind.__module__.startswith(_WALKED_PACKAGES) and has_attributes(kind):
+        return Kind.OBJECT
+    return Kind.OPAQUE
+
+
+def has_attributes(kind: type) -> bool:
+    """Whether objects of a type have a `__dict__` that is read without running code of the user's."""
+    if kind.__dictoffset__ == 0:
+        return False
+    return not any(isinstance(vars(owner).get("__dict__"), property) for owner in kind.__mro__)
+
+
+def attributes_of(item: object) -> dict[str, Any]:
+    """The `__dict__` of an object; a `__getattribute__` of its class is not run."""
+    held: dict[str, Any] = object.__getattribute__(item, "__dict__")
+    return held
+
+
+def slots_of(kind: type) -> dict[str, Any]:
+    """The descriptors of a type's slots, those of the classes that the user wrote, by name."""
+    return {
+        name: value
+        for owner in kind.__mro__
+        if not is_library_class(owner)
+        for name, value in vars(owner).items()
+        if type(value).__name__ == "member_descriptor"
+    }
+
+
+def plain_key(value: Any) -> Hashable:
+    """A key of a value of kind PLAIN: equal for values that no code can tell apart, but by identity."""
+    kind = type(value)
+    if kind is float:
+        return (float, struct.pack("=d", value))
+    if kind is complex:
+        return (complex, struct.pack("=dd", value.real, value.imag))
+    if kind is range:
+        return (range, value.start, value.stop, value.step)
+    if isinstance(value, np.generic):
+        return (kind, str(value.dtype), value.tobytes())
+    return (kind, value)
+
+
+def is_same(old: Any, new: Any) -> bool:
+    """Whether two values are one object, or plain and the same, or tuples of such."""
+    if old is new:
+        return True
+    if type(old) is not type(new):
+        return False
+    if type(old) is tuple:
+        return len(old) == len(new) and all(map(is_same, old, new))
+    if type(old) in PLAIN or isinstance(old, np.generic):
+        return plain_key(old) == plain_key(new)
+    return False
+
+
+def fingerprint(array: Any) -> Hashable | None:
+    """What a small array of NumPy, or a small `bytearray`, holds; None for one that is too large, or holds objects."""
+    if isinstance(array, bytearray):
+        return (bytearray, bytes(array)) if len(array) <= MAX_WATCHED_BYTES else None
+    if array.nbytes > MAX_WATCHED_BYTES or array.dtype.hasobject:
+        return None
+    return (type(array), str(array.dtype), array.shape, array.strides, np.ndarray.tobytes(array))
+
+
+def random_state(source: Any) -> tuple[Hashable, Any]:
+    """Where a random generator of Python or of NumPy is: a key, and what `set_random_state` takes."""
+    if isinstance(source, np.random.Generator):
+        state: Any = source.bit_generator.state
+        return repr(state), state
+    if isinstance(source, np.random.RandomState) or source is np.random:
+        state = source.get_state(legacy=True)
+        return (state[1].tobytes(), *state[2:]), state
+    state = source.getstate()
+    return state, state
+
+
+def set_random_state(source: Any, state: Any) -> None:
+    """Put a random generator where `random_state` found it."""
+    if isinstance(source, np.random.Generator):
+        source.bit_generator.state = state
+    elif isinstance(source, np.random.RandomState) or source is np.random:
+        source.set_state(state)
+    else:
+        source.setstate(state)
+
+
+def dict_methods(item: dict[Any, Any]) -> type[dict[Any, Any]]:
+    """The built-in class whose methods keep a dictionary whole, whatever a class of the user's overrides."""
+    return OrderedDict if isinstance(item, OrderedDict) else dict

@@ -1,0 +1,225 @@
+"""One program of a step, and when and how it is run.
+
+A variant knows what it was captured for: the structure of the arguments, plain arguments, what the tensors are like,
+which of them are one, which hold gradients, and everything that a `Watch` watches. Before each call all of that is
+asked, most of it in C++; then inputs are put together, the program runs, and what Python would have done is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from dovetail.capture.python_state import plain_key
+from dovetail.capture.step_recorder import Question
+from dovetail.errors import FreedGraph, GuardMiss
+from dovetail.execute.step import CompiledStepProgram, NothingWritten
+from dovetail.frontends.step.hosts import HostCall, SchedulerState
+from dovetail.frontends.step.number_spots import NumberSpot
+from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.record import Record
+from dovetail.frontends.step.tensor_kinds import TensorKinds
+from dovetail.frontends.step.watch import Watch
+from dovetail.frontends.step.world import World
+from dovetail.frontends.structure import Structure, unflatten
+from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject
+from dovetail.torch_compat.autograd import version_of
+
+
+@dataclass(slots=True)
+class Ties:
+    """What ties a variant to the objects of the present world.
+
+    tensors: the state. reads: for each number of the program, how it is read, given the leaves of the arguments.
+    writes: where numbers that the step leaves are put, in order.
+    """
+
+    watch: Watch | _Never
+    tensors: list[torch.Tensor]
+    reads: list[Callable[[Sequence[Any]], Any]]
+    writes: list[Callable[[Any], None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What is expected of the arguments. plain: by leaf, the key of its value. lifted: leaves that are numbers."""
+
+    structure: Structure
+    plain: tuple[tuple[int, Any], ...]
+    lifted: tuple[tuple[int, type], ...]
+
+    def are(self, leaves: Sequence[Any], structure: Structure) -> bool:
+        """Whether the arguments of a call are as expected, tensors apart."""
+        if structure != self.structure:
+            return False
+        for index, key in self.plain:
+            if plain_key(leaves[index]) != key:
+                return False
+        return all(type(leaves[index]) is kind for index, kind in self.lifted)
+
+    def changed_floats(self, leaves: Sequence[Any]) -> frozenset[int]:
+        """Leaves that are other floats than expected."""
+        return frozenset(
+            index
+            for index, key in self.plain
+            if type(leaves[index]) is float and plain_key(leaves[index]) != key and key[0] == "float"
+        )
+
+    def difference(self, leaves: Sequence[Any], structure: Structure) -> str:
+        """What is not as expected, "" where nothing is."""
+        if structure != self.structure:
+            return "the structure of the arguments changed"
+        for index, key in self.plain:
+            if plain_key(leaves[index]) != key:
+                return f"argument {index} changed: {key} -> {plain_key(leaves[index])}"
+        return next(
+            (f"argument {i} is no {kind.__name__}" for i, kind in self.lifted if type(leaves[i]) is not kind), ""
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Variant:
+    """See the module docstring.
+
+    reason: why it was captured. questions: that the program asks, by number. record, lifted: the world it was captured
+    in, and the spots that are inputs. takes: the source of each tensor input of the program; constants follow, with the
+    versions that they must have, then numbers: leaves of the arguments or spots. writes: spots, and which value that
+    the step leaves is put there.
+    """
+
+    reason: str
+    program: CompiledStepProgram
+    arguments: Arguments
+    kinds: TensorKinds
+    record: Record
+    lifted: frozenset[tuple[Any, ...]]
+    takes: list[int]
+    constants: list[tuple[torch.Tensor, int]]
+    numbers: list[int | Path]
+    writes: list[tuple[Path, int]]
+    host_calls: tuple[HostCall, ...]
+    result_structure: Structure
+    questions: Sequence[Question]
+    ties: Ties
+    calls: int = 0
+    misses: int = 0
+
+    def tensors_for(self, leaves: Sequence[Any], structure: Structure) -> list[torch.Tensor] | None:
+        """The tensors of a call, if the call is for this variant; else None. May say None wrongly."""
+        if not self.arguments.are(leaves, structure):
+            return None
+        if any(version_of(tensor) != version for tensor, version in self.constants):
+            return None
+        tensors = self.kinds.tensors(self.ties.tensors, leaves)
+        if tensors is None or not self.kinds.are(tensors, leaves) or not self.ties.watch.holds():
+            return None
+        return tensors
+
+    def tie(self, ties: Ties, leaves: Sequence[Any]) -> bool:
+        """Tie it to another world, whose record is the same; whether its tensors are as expected."""
+        tensors = self.kinds.tensors(ties.tensors, leaves)
+        if tensors is None or not self.kinds.tie(tensors):
+            return False
+        self.ties = ties
+        return True
+
+    # --- running ----------------------------------------------------------------------------------------------
+
+    def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> Any:
+        """Run the step. tensors: as `tensors_for` gave them.
+
+        Raises: GuardMiss, NothingWritten when all is as before; StepInterrupted, or what a host call raises.
+        """
+        self.calls += 1
+        ties, plan = self.ties, self.program.plan
+        before = [call for call in self.host_calls if call.before]
+        held = SchedulerState([call.scheduler for call in before]) if before else None
+        for call in before:
+            call.make(())
+        inputs: list[Any] = [tensors[index] for index in self.takes]
+        inputs += [tensor for tensor, _ in self.constants]
+        try:
+            inputs += [read(leaves) for read in ties.reads]
+            outputs = self.program(inputs)
+        except (GuardMiss, NothingWritten):
+            if held is not None:
+                held.put_back()
+            raise
+        left = [outputs[x] if isinstance(x, int) else x.value for x in plan.left]
+        for put, (_, which) in zip(ties.writes, self.writes, strict=True):
+            put(left[which])
+        self._leave_gradients(tensors, outputs)
+        for index, flag in plan.flags:
+            tensors[index].requires_grad_(flag)
+        results = self._results(tensors, outputs)
+        for call in self.host_calls:
+            if not call.before:
+                call.make(left)
+        return unflatten(results, self.result_structure)
+
+    def _leave_gradients(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any]) -> None:
+        for gradient in self.program.plan.gradients:
+            if gradient.exit is GradientExit.SAME:
+                continue
+            if isinstance(gradient.exit, int):
+                tensors[gradient.input].grad = outputs[gradient.exit]
+            elif gradient.had or gradient.is_cleared:
+                tensors[gradient.input].grad = None
+
+    def _results(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any]) -> list[Any]:
+        found: list[Any] = []
+        for result in self.program.plan.results:
+            if isinstance(result, SameObject):
+                found.append(tensors[result.input])
+            elif isinstance(result, PlainResult):
+                found.append(result.value)
+            elif isinstance(result, MadeResult):
+                made = outputs[result.slot]
+                found.append(_without_graph(made) if result.has_graph and torch.is_grad_enabled() else made)
+        return found
+
+
+def ties_to(world: World, variant: Variant) -> Ties:
+    """What ties a variant to a world whose record is the variant's."""
+    wanted = {path for path in variant.numbers if not isinstance(path, int)}.union(path for path, _ in variant.writes)
+    spots = {place.path: NumberSpot.at(place) for place in (world.places if wanted else ()) if place.path in wanted}
+    reads = [itemgetter(x) if isinstance(x, int) else _reader(spots[x]) for x in variant.numbers]
+    writes: list[Callable[[Any], None]] = [spots[path].write for path, _ in variant.writes]
+    return Ties(world.watch(variant.lifted), [tensor for _, tensor in world.tensors], reads, writes)
+
+
+def _reader(spot: NumberSpot) -> Callable[[Sequence[Any]], Any]:
+    return lambda _: spot.read()
+
+
+class _Never:
+    def holds(self) -> bool:
+        return False
+
+
+NO_TIES = Ties(_Never(), [], [], [])
+
+
+class _Freed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, token: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
+        """Hand out the held tensor."""
+        return holder.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """There is no graph."""
+        raise FreedGraph
+
+
+_TOKEN = torch.zeros((), requires_grad=True)
+
+
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, as one that requires a gradient and whose graph is gone."""
+    freed: torch.Tensor = _Freed.apply(_TOKEN, [tensor])
+    return freed

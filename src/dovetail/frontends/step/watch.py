@@ -1,0 +1,242 @@
+"""The question before each call of a compiled step: does everything that its code can read still hold what it held?
+
+Nearly everything is answered by identity, in a few passes of built-in iterators over all containers of one kind at
+once: how long each is, then keys, then values. A container that holds an equal plain value in the place of the old one,
+and one with a spot that is an input of the program, is looked at item by item from then on.
+
+Cost: 30 ns for each item, 60 ns for each container.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, is_
+from types import MappingProxyType
+from typing import Any
+
+from dovetail.capture.python_state import ambient_modes
+from dovetail.frontends.step.places import (
+    FUNCTION_PARTS,
+    MISSING,
+    Cell,
+    Fixed,
+    Holder,
+    Named,
+    Path,
+    Sequential,
+    Unordered,
+)
+from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
+from dovetail.frontends.step.values import dict_methods, fingerprint, is_same
+
+_BUILT_IN = (dict, OrderedDict, defaultdict, list, deque, set)
+_contents = attrgetter("cell_contents")
+_function_parts = attrgetter(*FUNCTION_PARTS)
+_Check = Callable[[], bool]
+_Test = Callable[[Any], bool]
+
+
+class Watch:
+    """Whether what was reached still holds the same. It keeps alive what it compares, so drop it with its world."""
+
+    def __init__(self, walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> None:
+        """Watch what was reached, as it was when it was walked.
+
+        lifted: spots that may hold any value of the type that they hold now.
+        """
+        self._named = walk.named
+        self._modes = modes
+        self._arrays = [(array, fingerprint(array)) for place, array in walk.arrays if place.holder.rank != SCHEDULER]
+        self._objects = _objects_check([entry[:3] for entry in walk.objects if entry[3].rank != SCHEDULER])
+        self._strict = [x for x in walk.holders if x.rank != SCHEDULER and not isinstance(x, Fixed)]
+        self._loose: list[_Loose] = []
+        tests = _tests(walk, lifted) if lifted else {}
+        self._loosen({id(holder): holder for holder, _ in tests.values()}, {k: t for k, (_, t) in tests.items()})
+
+    def holds(self) -> bool:
+        """Whether nothing that the code can read has changed. False may be wrong; True never is."""
+        try:
+            if not self._objects() or ambient_modes() != self._modes:
+                return False
+            if not all(check() for check in self._checks) and not self._settle():
+                return False
+            if self._arrays and any(fingerprint(array) != held for array, held in self._arrays):
+                return False
+            return all(loose.holds() for loose in self._loose)
+        except (RuntimeError, LookupError, ValueError, AttributeError, TypeError):
+            return False
+
+    def _settle(self) -> bool:
+        """Whether what is not identical is plain and the same; such containers are looked at item by item from now."""
+        changed = {id(holder): holder for holder in self._strict if not holder.is_as_before()}
+        if not all(_Loose(holder, {}, self._named).holds() for holder in changed.values()):
+            return False
+        self._loosen(changed, {})
+        return True
+
+    def _loosen(self, holders: dict[int, Holder], tests: dict[int, dict[int, _Test]]) -> None:
+        self._loose += [_Loose(holder, tests.get(key, {}), self._named) for key, holder in holders.items()]
+        self._strict = [holder for holder in self._strict if id(holder) not in holders]
+        partly = [holder for holder in self._strict if holder.unread]
+        self._loose += [_Loose(holder, {}, self._named) for holder in partly]
+        self._strict = [holder for holder in self._strict if not holder.unread]
+        self._checks = list(_checks(self._strict))
+
+
+class _Loose:
+    """One container, looked at item by item. tests: by position of a key, what its value has to pass."""
+
+    def __init__(self, holder: Holder, tests: dict[int, _Test], named: set[str]) -> None:
+        self._holder = holder
+        self._named = named
+        self._keys = list(holder.keys)
+        self._tests = tests
+        kept = [n for n, key in enumerate(self._keys) if n not in tests and key not in holder.unread]
+        self._rest = [(n, holder.values[n]) for n in kept]
+
+    def holds(self) -> bool:
+        keys, values = self._holder.now()
+        if len(keys) != len(self._keys) or not all(map(is_, keys, self._keys)):
+            if not self._has_only_unread_changes(keys):
+                return False
+            held = dict(zip(keys, values, strict=True))
+            values = [held.get(key, MISSING) for key in self._keys]
+        for n, value in self._rest:
+            if values[n] is not value and not is_same(value, values[n]):
+                return False
+        return all(test(values[n]) for n, test in self._tests.items())
+
+    def _has_only_unread_changes(self, keys: list[Any]) -> bool:
+        """Whether keys only differ in attributes that no code names, or in which text object they are."""
+        if not set(map(type, chain(keys, self._keys))) <= {str}:
+            return False
+        if not self._holder.unread:
+            return keys == self._keys
+        unread = self._holder.unread
+        new = [key for key in keys if key not in unread and (key in self._named or key in self._keys)]
+        return new == [key for key in self._keys if key not in unread]
+
+
+def _checks(holders: Sequence[Holder]) -> Iterable[_Check]:
+    """Questions that together ask whether all of these hold the same objects under the same keys."""
+    groups: dict[Hashable, list[Holder]] = {}
+    for holder in holders:
+        groups.setdefault(_group(holder), []).append(holder)
+    for group, members in groups.items():
+        if group == "empty":
+            yield _empty_check([holder.container for holder in members])
+        elif group == "cell":
+            yield _flat_check(_contents, members)
+        elif group == "function":
+            yield _parts_check(members)
+        elif group == "names":
+            yield from map(_names_check, members)
+        elif isinstance(group, tuple):
+            yield _containers_check(members, *group)
+        else:
+            yield from (holder.is_as_before for holder in members)
+
+
+def _group(holder: Holder) -> Hashable:
+    if isinstance(holder, Cell):
+        return "cell" if holder.values else "other"
+    if isinstance(holder, Named):
+        if holder.keys == list(FUNCTION_PARTS):
+            return "function"
+        return "names" if isinstance(holder.container, dict | type) else "other"
+    if not holder.keys and type(holder.container) in _BUILT_IN:
+        return "empty"
+    if isinstance(holder, Sequential):
+        return (deque if isinstance(holder.container, deque) else list, False)
+    if isinstance(holder, Unordered):
+        return (set, False)
+    return (dict_methods(holder.container), True)
+
+
+def _empty_check(containers: list[Any]) -> _Check:
+    return lambda: not any(containers)
+
+
+def _flat_check(read: Callable[[Any], Any], holders: list[Holder]) -> _Check:
+    containers = [holder.container for holder in holders]
+    values = [value for holder in holders for value in holder.values]
+    return lambda: all(map(is_, map(read, containers), values))
+
+
+def _parts_check(holders: list[Holder]) -> _Check:
+    functions = [holder.container for holder in holders]
+    values = [value for holder in holders for value in holder.values]
+    return lambda: all(map(is_, chain.from_iterable(map(_function_parts, functions)), values))
+
+
+def _names_check(holder: Holder) -> _Check:
+    known = holder.container if isinstance(holder.container, dict) else vars(holder.container)
+    get: Any = known.get if isinstance(known, MappingProxyType) else dict.get
+    keys, values = list(holder.keys), list(holder.values)
+    if get is dict.get:
+        return lambda: all(map(is_, map(get, repeat(known), keys, repeat(MISSING)), values))
+    return lambda: all(map(is_, map(get, keys, repeat(MISSING)), values))
+
+
+def _containers_check(holders: list[Holder], methods: Any, has_keys: bool) -> _Check:
+    containers = [holder.container for holder in holders]
+    lengths = [len(holder.keys) for holder in holders]
+    keys = [key for holder in holders for key in holder.keys]
+    values = [value for holder in holders for value in holder.values]
+    size, iterate, of_values = methods.__len__, methods.__iter__, methods.values if has_keys else methods.__iter__
+
+    def check() -> bool:
+        return (
+            list(map(size, containers)) == lengths
+            and (not has_keys or all(map(is_, chain.from_iterable(map(iterate, containers)), keys)))
+            and all(map(is_, chain.from_iterable(map(of_values, containers)), values))
+        )
+
+    return check
+
+
+def _objects_check(entries: Sequence[tuple[Any, type, dict[str, Any]]]) -> _Check:
+    """Whether objects are of their classes and have their `__dict__` still."""
+    items = [item for item, _, _ in entries]
+    classes = [kind for _, kind, _ in entries]
+    tables = [table for _, _, table in entries]
+    attribute = object.__getattribute__
+
+    def check() -> bool:
+        return all(map(is_, map(type, items), classes)) and all(
+            map(is_, map(attribute, items, repeat("__dict__")), tables)
+        )
+
+    return check
+
+
+def _tests(walk: ValueWalk, lifted: frozenset[Path]) -> dict[int, tuple[Holder, dict[int, _Test]]]:
+    """By holder, and by position of a key in it: what the value there has to pass, because a lifted spot is in it."""
+    found: dict[int, tuple[Holder, dict[int, _Test]]] = {}
+    for holder in walk.holders:
+        for key in holder.keys:
+            if holder.path_of(key) not in lifted:
+                continue
+            outer, inner = holder, key
+            while isinstance(outer, Fixed) and outer.parent is not None:
+                outer, inner = outer.parent, outer.key
+            position = next(n for n, known in enumerate(outer.keys) if known is inner)
+            test = _test(outer.values[position], outer.path_of(inner), lifted)
+            found.setdefault(id(outer), (outer, {}))[1][position] = test
+    return found
+
+
+def _test(value: Any, path: Path, lifted: frozenset[Path]) -> _Test:
+    kind = type(value)
+    if path in lifted:
+        return lambda other: type(other) is kind
+    if isinstance(value, tuple):
+        parts = [_test(part, (*path, n), lifted) for n, part in enumerate(tuple.__iter__(value))]
+        return lambda other: (
+            type(other) is kind
+            and tuple.__len__(other) == len(parts)
+            and all(test(part) for test, part in zip(parts, tuple.__iter__(other), strict=True))
+        )
+    return lambda other: is_same(value, other)
