@@ -38,10 +38,10 @@ T = TypeVar("T")
 class Case:
     """A training loop to compare.
 
-    build: one side, in the state that torch's generator gives it. captures: how often a step is recorded, all steps of
-    the case together; None where it depends on numbers. eager_calls: calls that run eagerly, likewise. at_most: a bound
-    on either where the number is None. keep_grads: gradients stay after a call, and are compared. options: further
-    options of `compile_step`. steps: turns to take, None for the default.
+    build: one side, in the state that torch's generator gives it. captures: how many programs there are of all
+    its steps together; None where that depends on numbers. eager_calls: calls run eagerly, likewise. at_most: a bound
+    on either where the number is None. keep_grads: gradients stay after a call, and are compared. fails: eager itself
+    fails in some calls. options: further options of `compile_step`. steps: turns to take, None for the default.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Case:
     eager_calls: int | None = 1
     at_most: int = 8
     keep_grads: bool = False
+    fails: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
 
@@ -84,10 +85,13 @@ def agree(case: Case, steps: int = STEPS) -> dict[str, Any]:
 
 def check_stats(case: Case, compiled: dict[str, Any]) -> None:
     """Whether the steps were recorded, and ran eagerly, as often as the case says. Raises: Differs."""
-    for label, expected in (("captures", case.captures), ("eager_calls", case.eager_calls)):
-        found = sum(getattr(step.stats, label) for step in compiled.values())
+    every = [step.stats for step in compiled.values()]
+    programs, eager_calls = sum(len(it.variants) for it in every), sum(it.eager_calls for it in every)
+    for label, found, expected in (
+        ("programs", programs, case.captures),
+        ("eager calls", eager_calls, case.eager_calls),
+    ):
         if found != expected if expected is not None else found > case.at_most:
-            every = {name: step.stats for name, step in compiled.items()}
             raise Differs(f"{case}: {found} {label}, expected {expected or f'at most {case.at_most}'}: {every}")
 
 
@@ -113,6 +117,9 @@ class _Comparison:
         (wanted, made), (found, given) = self._both(
             lambda twin: _called(twin, twin.steps if twin is self.twins[0] else steps, number)
         )
+        if isinstance(wanted, Exception) and not self.case.fails:
+            wanted.add_note(f"in eager mode, in {self.what}")
+            raise wanted
         if isinstance(found, DovetailError):
             found.add_note(f"in {self.what}")
             raise found

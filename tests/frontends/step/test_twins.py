@@ -55,7 +55,7 @@ class Rig:
 
 
 def _stats(captures: int = 1, eager_calls: int = 1) -> Any:
-    return SimpleNamespace(captures=captures, eager_calls=eager_calls)
+    return SimpleNamespace(variants=(None,) * captures, eager_calls=eager_calls)
 
 
 def _case(monkeypatch: pytest.MonkeyPatch, wrong: Wrong | None, stats: Any = None, **more: Any) -> Case:
@@ -270,7 +270,7 @@ def test_gradients_are_compared_where_they_are_kept(monkeypatch: pytest.MonkeyPa
         agree(_case(monkeypatch, dropped, keep_grads=True), 5)
 
 
-@pytest.mark.parametrize("stats", [_stats(captures=2), _stats(eager_calls=4)], ids=["captures", "eager calls"])
+@pytest.mark.parametrize("stats", [_stats(captures=2), _stats(eager_calls=4)], ids=["programs", "eager calls"])
 def test_programs_are_counted(stats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Differs, match="expected 1"):
         agree(_case(monkeypatch, None, stats), 5)

@@ -182,6 +182,8 @@ def copied(item: Any) -> Any:
         return item  # it has no contents yet
     if isinstance(item, Tensor):
         with torch.no_grad():
+            if item.layout is not torch.strided:
+                return item.clone()
             clone = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype).copy_(item)
         return nn.Parameter(clone, item.requires_grad) if isinstance(item, nn.Parameter) else clone
     if isinstance(item, dict):

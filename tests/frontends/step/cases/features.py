@@ -289,7 +289,12 @@ def _hooks(t: Training) -> Twin:
     """Hooks change what goes forward through a module, and the gradients of two parameters."""
     first, second, *_ = t.parameters
     first.register_hook(lambda grad: grad * 0.5)
-    second.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-0.05, 0.05))
+
+    def clamp(p: Tensor) -> None:
+        assert p.grad is not None, "the hook comes after the gradient"
+        p.grad.clamp_(-0.05, 0.05)
+
+    second.register_post_accumulate_grad_hook(clamp)
     leaf = [module for module in t.model.modules() if isinstance(module, nn.Linear)]
     for module in leaf[-1:]:
         module.register_forward_hook(lambda _module, _given, out: out * 1.5)

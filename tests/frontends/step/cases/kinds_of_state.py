@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import logging
 from collections.abc import Callable
@@ -54,7 +53,7 @@ class _Recurrent(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """f32[5, time, 4] to f32[5, time, 6]."""
-        out, (hidden, kept) = self.cell(rows, (self.hidden, self.kept))
+        out, (hidden, kept) = self.cell(rows, (self.hidden.clone(), self.kept.clone()))
         with torch.no_grad():
             self.hidden.copy_(hidden)
             self.kept.copy_(kept)
@@ -273,21 +272,6 @@ def _best() -> Twin:
     return p.twin(step, attributes=lambda: record)
 
 
-def _history(kept: Any) -> Twin:
-    p = Parts()
-    net, opt = p.net, p.opt
-
-    def step(rows: Tensor, labels: Tensor) -> float:
-        opt.zero_grad()
-        loss = F.cross_entropy(net(rows), labels)
-        loss.backward()
-        opt.step()
-        kept.append(loss.item())
-        return sum(kept) / len(kept)
-
-    return p.twin(step, attributes=lambda: {"kept": list(kept)})
-
-
 class _Lines(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
@@ -332,7 +316,5 @@ KINDS_OF_STATE = (
     Case("a queue with a place on the host", _queue, captures=None, eager_calls=None),
     Case("a pace that depends on a count", _warm_average, captures=None, eager_calls=None),
     Case("the best so far", _best, captures=None, eager_calls=None),
-    Case("a list of numbers", lambda: _history([]), captures=None, eager_calls=None),
-    Case("a deque of numbers", lambda: _history(collections.deque(maxlen=3)), captures=None, eager_calls=None),
     Case("logging", _logged, captures=None, eager_calls=None),
 )

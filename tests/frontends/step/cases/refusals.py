@@ -111,7 +111,7 @@ def _float_of_loss() -> Twin:
         loss = F.cross_entropy(net(rows), labels)
         loss.backward()
         opt.step()
-        return float(loss)  # refused
+        return float(loss.detach())  # refused
 
     return p.twin(step)
 
@@ -292,6 +292,57 @@ def _new_key() -> Twin:
     return p.twin(step, attributes=lambda: {"seen": seen})
 
 
+def _selected_rows() -> Twin:
+    """Rows are chosen by what the model says of them: other sizes in each call."""
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        losses = F.cross_entropy(net(rows), labels, reduction="none")
+        loss = losses[losses >= losses.mean()].mean()  # refused
+        loss.backward()
+        opt.step()
+        return loss
+
+    return p.twin(step)
+
+
+def _overlapping_write() -> Twin:
+    """An argument is written in memory that another one lies in too."""
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, other: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        rows.mul_(0.5)  # refused
+        loss = F.cross_entropy(net(rows + other), labels)
+        loss.backward()
+        opt.step()
+        return loss
+
+    def call(number: int) -> Call:
+        rows, labels = p.batch(number)
+        return Call((rows[:6], rows[1:], labels[:6]))
+
+    return p.twin(step, call=call)
+
+
+def _number_appended() -> Twin:
+    p = Parts()
+    net, opt, kept = p.net, p.opt, [1.0]
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        loss = F.cross_entropy(net(rows), labels)
+        loss.backward()
+        opt.step()
+        kept.append(loss.item())  # refused
+        return loss
+
+    return p.twin(step, attributes=lambda: {"kept": kept})
+
+
 REFUSALS = (
     Refusal("a view of a parameter is returned", _view_returned),
     Refusal("a new tensor is bound to an attribute", _attribute_bound),
@@ -309,4 +360,7 @@ REFUSALS = (
     Refusal("a graph is kept", _graph_kept),
     Refusal("tensors are appended to a list", _appended),
     Refusal("a tensor under a new key", _new_key),
+    Refusal("numbers are appended to a list", _number_appended),
+    Refusal("a write to overlapping arguments", _overlapping_write),
+    Refusal("rows are selected by their losses", _selected_rows),
 )

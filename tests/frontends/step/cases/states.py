@@ -187,7 +187,7 @@ STATES = (
     Feature("average by hand", _average_by_hand),
     Feature("AveragedModel", _averaged_model, captures=None, eager_calls=None),
     Feature("moving average", _moving_average, captures=None, eager_calls=None),
-    Feature("teacher", _teacher),
+    Feature("teacher", _teacher, partial=True),
     Feature("trainer object", _trainer),
     Feature("noise by hand", _noise_by_hand),
     Feature("two players", _two_players, pair=True),

@@ -53,9 +53,9 @@ class Training:
 class Feature:
     """One thing that training loops do.
 
-    make: a side that does it. twice: it differentiates gradients. partial: it asks for gradients of chosen tensors,
-    which a reentrant checkpoint does not allow. captures, eager_calls, keep_grads: see `Case`. pair: it takes the model
-    of two players, and no other does.
+    make: a side that does it. twice: it differentiates gradients. partial: it asks for gradients of chosen tensors, or
+    of none, which a reentrant checkpoint does not allow. captures, eager_calls, keep_grads: see `Case`. pair: it takes
+    the model of two players, and no other does.
     """
 
     name: str
