@@ -7,6 +7,7 @@ is alive for all of them. On the CPU torch runs such an operator one tensor afte
 meant for one: its results are the same, bit by bit. On other devices lists stay, for the sake of their fused kernels.
 
 The single operator is found by schema: `_foreach_X` with every `Tensor[]` and `Scalar[]` read as one tensor or number.
+A fused step (`_fused_adamw_`), which writes its lists, is the same operator on lists of one.
 The program is kept as it was unless the peak, once it works in place, is lower. Cost: that of working in place, twice;
 nothing for programs without lists.
 """
@@ -17,11 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from dovetail.ir.program import Node, Operand, Program
+from dovetail.ir.prim import Prim
+from dovetail.ir.program import Node, Program, Value
+from dovetail.ops.prims import FunctionalForm
 from dovetail.passes.run_late import demand_driven, peak_in_place
 from dovetail.torch_compat.dispatch import Argument, Overload, overloads, schema_of
 
 _PREFIX = "_foreach_"
+_FUSED = "_fused_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,46 +40,91 @@ class UnbundleReport:
 
 @dataclass(frozen=True, slots=True)
 class _Single:
-    """The operator for one tensor. keywords: arguments that it takes by name; names are parallel to the list's own."""
+    """The operator for one tensor. keywords: arguments that it takes by name. names: of its arguments, parallel to the
+    list operator's own, whose names have their places.
+    """
 
     target: Overload
     names: tuple[str, ...]
     keywords: frozenset[str]
+    places: dict[str, int]
 
 
 def unbundle(program: Program) -> tuple[Program, UnbundleReport]:
     """The program with one node for each tensor of a list, in demand-driven order; itself where that saves nothing."""
+    apart, count = take_apart(program)
+    if not count:
+        return program, UnbundleReport(0)
+    later = demand_driven(apart)
+    is_better = peak_in_place(later) < peak_in_place(program)
+    return (later, UnbundleReport(count)) if is_better else (program, UnbundleReport(0))
+
+
+def take_apart(program: Program) -> tuple[Program, int]:
+    """The program with one node for each tensor of a list, where the list stood; and how many lists that were."""
     nodes: list[Node] = []
     count = 0
     for node in program.nodes:
-        singles = _taken_apart(node)
+        singles = _taken_apart(node) or _one_index_each(node)
         count += singles is not None
         nodes += [node] if singles is None else singles
-    if not count:
-        return program, UnbundleReport(0)
-    taken_apart = demand_driven(program.replace_nodes(tuple(nodes)))
-    is_better = peak_in_place(taken_apart) < peak_in_place(program)
-    return (taken_apart, UnbundleReport(count)) if is_better else (program, UnbundleReport(0))
+    return program.replace_nodes(tuple(nodes)), count
 
 
 def _taken_apart(node: Node) -> list[Node] | None:
     single = _single(node.target) if isinstance(node.target, Overload) else None
-    values = list(node.operands())
-    if single is None or node.kwargs or any(not v.is_tensor or v.tensor.device.type != "cpu" for v in values):
+    if single is None or not _is_on_cpu(node) or any(name not in single.places for name, _ in node.kwargs):
         return None
     count = len(node.outputs)
-    lists = [operand for operand in node.args if isinstance(operand, list | tuple)]
+    lists = [operand for operand in (*node.args, *dict(node.kwargs).values()) if isinstance(operand, list | tuple)]
     if not count or any(len(items) != count for items in lists) or None in node.outputs:
         return None
     return [_one(node, single, index) for index in range(count)]
 
 
+def _is_on_cpu(node: Node) -> bool:
+    return all(value.tensor.device.type == "cpu" for value in node.operands() if value.is_tensor)
+
+
 def _one(node: Node, single: _Single, index: int) -> Node:
-    picked: list[Operand] = [a[index] if isinstance(a, list | tuple) else a for a in node.args]
-    named = list(zip(single.names, picked, strict=False))
+    given = [*zip(single.names, node.args, strict=False)]
+    given += [(single.names[single.places[name]], operand) for name, operand in node.kwargs]
+    named = [(name, operand[index] if isinstance(operand, list | tuple) else operand) for name, operand in given]
     args = tuple(operand for name, operand in named if name not in single.keywords)
     kwargs = tuple((name, operand) for name, operand in named if name in single.keywords)
     return replace(node, target=single.target, args=args, kwargs=kwargs, outputs=(node.outputs[index],), unpack=False)
+
+
+def _one_index_each(node: Node) -> list[Node] | None:
+    """A fused step of an optimizer, one parameter at a time; each of its lists is empty or as long as the others."""
+    run = node.target.run if isinstance(node.target, Prim) else None
+    if not isinstance(run, FunctionalForm) or not _is_on_cpu(node):
+        return None
+    schema = schema_of(run.op)
+    if schema.namespace != "aten" or not schema.name.startswith((_PREFIX, _FUSED)) or schema.returns:
+        return None
+    if any(isinstance(operand, list | tuple) for _, operand in node.kwargs) or max(run.writes) >= len(node.args):
+        return None
+    lists = [operand for operand in node.args if isinstance(operand, list | tuple)]
+    count = max(map(len, lists), default=0)
+    written = [node.args[place] for place in run.writes]
+    if count < 2 or any(len(items) not in (0, count) for items in lists):
+        return None
+    if not all(isinstance(item, Value) for items in lists for item in items):
+        return None
+    if not all(isinstance(items, list | tuple) for items in written):
+        return None
+    starts = range(0, len(node.outputs), count)
+    if len(node.outputs) != count * sum(bool(items) for items in written):
+        return None
+    return [
+        replace(
+            node,
+            args=tuple([list(a[i : i + 1]) if isinstance(a, list | tuple) else a for a in node.args]),
+            outputs=tuple([node.outputs[start + i] for start in starts]),
+        )
+        for i in range(count)
+    ]
 
 
 @cache
@@ -90,7 +139,10 @@ def _single(op: Overload) -> _Single | None:
         if schema_of(candidate).is_mutable or returned != ["Tensor"] or _reorders(wanted, arguments):
             continue
         return _Single(
-            candidate, tuple(a.name for a in arguments), frozenset(a.name for a in arguments if a.kwarg_only)
+            candidate,
+            tuple(a.name for a in arguments),
+            frozenset(a.name for a in arguments if a.kwarg_only),
+            {a.name: place for place, a in enumerate(schema.arguments)},
         )
     return None
 

@@ -54,7 +54,7 @@ def compile_step_programs(
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
     program, _ = run_passes(programs.functional, options, dump, {})
-    program = _with_copies(program)
+    program = with_copies(program)
     if options.verify:
         verify_program(program, writes)
     dump.step("write_state", program)
@@ -80,7 +80,7 @@ def compile_step_programs(
     return compiled
 
 
-def _with_copies(program: Program) -> Program:
+def with_copies(program: Program) -> Program:
     """The program with a copy of each new content into its tensor, in place of outputs."""
     nodes = list(program.nodes)
     kept = []

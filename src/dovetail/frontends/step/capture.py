@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from dovetail.capture.step_recording import StepNumber, StepPrograms, StepRecord
 from dovetail.errors import OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.number_spots import NumberSpot
-from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.places import MISSING, Path
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
 from dovetail.frontends.step.world import Change, World
@@ -41,6 +41,15 @@ class NumbersToLift(Exception):
     def __init__(self, paths: frozenset[Path]) -> None:
         super().__init__(paths)
         self.paths = paths
+
+
+class StateToMake(Exception):
+    """The step makes what it keeps for later calls. labels: of the spots that it fills. error: for a second time."""
+
+    def __init__(self, labels: frozenset[str], error: StateChangedOtherwise) -> None:
+        super().__init__(labels)
+        self.labels = labels
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +144,8 @@ class StepCapture:
     def variant(self, reason: str, name: str, hints: ItemHints) -> Variant:
         """Record, compile and tie.
 
-        Raises: NumbersToLift when more numbers must become inputs; DovetailError for what cannot be captured. Nothing
-        of the user's is changed, whatever happens.
+        Raises: NumbersToLift when more numbers must become inputs; StateToMake when the step makes state, which eager
+        mode does better; DovetailError for what cannot be captured. Nothing of the user's is changed, whatever happens.
         """
         tensors, sources = self._tensors()
         leaves = self._call.leaves
@@ -162,7 +171,7 @@ class StepCapture:
         args, kwargs = unflatten(self._shown, self._call.structure)
         results, self._result_structure = flatten(self._call.step(*args, **kwargs), results=True)
         if changes((args, kwargs), self._shown, self._call.structure):
-            self._refuse_change("a container among its arguments")
+            raise _refused("a container among its arguments")
         return results
 
     @contextlib.contextmanager
@@ -187,20 +196,24 @@ class StepCapture:
             now = spot.read()
             if now is not spot.shown:
                 if not (is_traced(now) or type(now) in _NUMBERS):
-                    self._refuse_change(spot.label)
+                    raise _refused(spot.label)
                 yield spot, recording.leave(now)
+        made: dict[str, Change] = {}
         for change in self._world.changes():
             place = change.place
-            if place is not None and (id(place.container), place.key) in known:
+            if (place is not None and (id(place.container), place.key) in known) or self._is_harmless(change):
                 continue
-            if self._is_harmless(change):
-                continue
-            if place is None or not _is_plain(change.old) or not (_is_plain(change.new) or is_traced(change.new)):
-                self._refuse_change(change.label, change)
-            if type(change.old) in (int, float):
-                lift.add(place.path)
+            if place is not None and _is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)):
+                if type(change.old) in (int, float):
+                    lift.add(place.path)
+                else:
+                    yield NumberSpot.at(place), recording.leave(PlainResult(change.new))
+            elif change.old is MISSING or change.old is None:
+                made[change.label] = change
             else:
-                yield NumberSpot.at(place), recording.leave(PlainResult(change.new))
+                raise _refused(change.label, change)
+        if made:
+            raise StateToMake(frozenset(made), _refused(*next(iter(made.items()))))
         if lift:
             raise NumbersToLift(frozenset(lift))
 
@@ -213,14 +226,6 @@ class StepCapture:
         if change.place is not None and id(change.place.container) in owners:
             return is_empty and change.place.key == _SCALER_STATES
         return any(change.label.startswith(f"{name}.{_SCALER_STATES}[") for name, _ in self._world.scalers)
-
-    def _refuse_change(self, label: str, change: Change | None = None) -> NoReturn:
-        binds = change is not None and (isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor))
-        raise StateChangedOtherwise(
-            what=f"binds {label} to another tensor" if binds else f"changes {label}",
-            why="a program writes tensors in place and leaves numbers; it does not repeat what else Python does",
-            hint="write it in place (x.copy_(new)), return it, or do it in a function marked with dovetail.host_call",
-        )
 
     # --- tying ------------------------------------------------------------------------------------------------
 
@@ -293,6 +298,15 @@ class StepCapture:
             written, other = (recording.tensors[kept[index]].label for index in shared)
             reason = "what one write does to the other is not known to the program of a step"
             raise OverlappingMutatedInputs(written=written, other=other, reason=reason)
+
+
+def _refused(label: str, change: Change | None = None) -> StateChangedOtherwise:
+    binds = change is not None and (isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor))
+    return StateChangedOtherwise(
+        what=f"binds {label} to another tensor" if binds else f"changes {label}",
+        why="a program writes tensors in place and leaves numbers; it does not repeat what else Python does",
+        hint="write it in place (x.copy_(new)), return it, or do it in a function marked with dovetail.host_call",
+    )
 
 
 def _is_plain(value: Any) -> bool:

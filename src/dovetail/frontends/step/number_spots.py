@@ -62,4 +62,5 @@ def _with_item(value: Any, items: tuple[int, ...], number: Any) -> Any:
     if not items:
         return number
     parts = [_with_item(part, items[1:], number) if n == items[0] else part for n, part in enumerate(value)]
-    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    made: Any = tuple.__new__(type(value), parts)
+    return made

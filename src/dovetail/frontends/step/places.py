@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any
 
-from dovetail.frontends.step.values import dict_methods
+from dovetail.frontends.step.values import PLAIN, dict_methods
 
 Path = tuple[Hashable, ...]
 
@@ -92,7 +92,9 @@ class Holder:
         if self.link == "table":  # of a module, written as attributes of it
             owner = self.parent.title if self.parent is not None else ""
             return f"{owner}.{key}" if owner else str(key)
-        return f"{title}[{self.names[id(key)][1] if id(key) in self.names else repr(key)}]"
+        if id(key) in self.names:
+            return f"{title}[{self.names[id(key)][1]}]"
+        return f"{title}[{repr(key) if type(key) in PLAIN else f'a {type(key).__name__}'}]"
 
     # --- what it holds
 

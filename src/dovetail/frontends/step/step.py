@@ -23,7 +23,7 @@ from dovetail.capture.python_state import leads_on
 from dovetail.capture.step_recorder import Question
 from dovetail.errors import BadOptionValue, DovetailError, DovetailWarning, GuardMiss, NothingToExplain, NotYetSupported
 from dovetail.execute.step import NothingWritten
-from dovetail.frontends.step.capture import NumbersToLift, StepCall, StepCapture
+from dovetail.frontends.step.capture import NumbersToLift, StateToMake, StepCall, StepCapture
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.statistics import StepStats, VariantStats
@@ -108,6 +108,7 @@ class CompiledStep:
         self._lifted_leaves: frozenset[int] = frozenset()
         self._hints: Mapping[tuple[str, int], Sequence[Plain]] = {}
         self._missed = False
+        self._made: frozenset[str] = frozenset()
         self._last_miss: Question | None = None
         self._given_up: DovetailError | None = None
         self._calls = self._eager_calls = self._captures = self._misses = 0
@@ -211,24 +212,34 @@ class CompiledStep:
         start = time.process_time()
         try:
             variant = self._captured(world, call, reason)
+        except StateToMake as making:
+            if not making.labels <= self._made:
+                self._made |= making.labels
+                return None
+            self._give_up(making.error)
+            return None
         except DovetailError as error:
-            if not self._falls_back:
-                raise
-            self._given_up = error
-            self._warn(f"{self._name} runs in eager mode from now on, because it cannot be captured:\n{error}")
+            self._give_up(error)
             return None
         finally:
             self._seconds += time.process_time() - start
+        self._captures += 1
         self._variants.append(variant)
         self._recent.insert(0, variant)
         tensors = variant.kinds.tensors(variant.ties.tensors, call.leaves)
         assert tensors is not None, "it was captured for them"
         return _Chosen(variant, tensors, call.leaves)
 
+    def _give_up(self, error: DovetailError) -> None:
+        """Raise the error, or run in eager mode from now on."""
+        if not self._falls_back:
+            raise error
+        self._given_up = error
+        self._warn(f"{self._name} runs in eager mode from now on, because it cannot be captured:\n{error}")
+
     def _captured(self, world: World, call: StepCall, reason: str) -> Variant:
         while True:
             capture = StepCapture(call, world, self._lifted, self._lifted_leaves, self._options)
-            self._captures += 1
             try:
                 return capture.variant(reason, self._name, ItemHints(self._hints))
             except NumbersToLift as error:

@@ -1,0 +1,167 @@
+"""Write each input as soon as its new contents can be made and nobody reads the old ones any more.
+
+    g = mm(e, x); f = mm(e, p); h = mm(f, y)            g = mm(e, x); f = mm(e, p)
+    d = mul(g, 0.1); q = sub(p, d)                ->    d = mul(g, 0.1); q = sub(p, d); copy_(p, q)
+    c = mul(h, 0.1); r = sub(s, c)                      h = mm(f, y)
+    copy_(p, q); copy_(s, r)                            c = mul(h, 0.1); r = sub(s, c); copy_(s, r)
+
+In a training step, gradients die as soon as they are used, where the step of an optimizer at its end keeps all of them
+until then. What an update is, `analysis.updates` finds by structure. Updates that can run at once, because all of them
+need the norm of all gradients, say, run one after the other. Lists are taken apart first (`passes.unbundle`). Checks
+move up in front of the first write. The order of everything else stands, draws and effects among it. Where an update
+needs room when there is least of it, it waits until there is more (`analysis.update_times`).
+
+Bitwise: the same operators on the same operands. The program is kept as it was if the peak, once it works in place,
+would be higher. Cost: O(nodes + operands), and that of working in place twice, or three times where updates wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dovetail.analysis.liveness import simulate_peak
+from dovetail.analysis.reads import can_fail
+from dovetail.analysis.update_times import times_that_need_less
+from dovetail.analysis.updates import UpdateGroup, Updates, find_updates
+from dovetail.ir.program import Node, Program, Value
+from dovetail.passes.collection import collection_paused
+from dovetail.passes.inplace import apply_plan, choose_plan
+from dovetail.passes.run_late import peak_in_place
+from dovetail.passes.unbundle import take_apart
+
+# As in `passes.run_late`: what is kept alive may be a little larger than what is made.
+_NEARLY = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyUpdatesReport:
+    """groups: how many updates run before the end; 0 where the program is kept. waiting: of these, those that could run
+    earlier yet, and have no room there. unbundled: lists taken apart. checks: how many run earlier. saved_bytes: by how
+    much the peak is lower, once all works in place.
+    """
+
+    groups: int = 0
+    waiting: int = 0
+    unbundled: int = 0
+    checks: int = 0
+    saved_bytes: int = 0
+
+    def __str__(self) -> str:
+        if not self.groups:
+            return "no update runs earlier"
+        text = f"{self.groups} updates run earlier"
+        text += f", {self.waiting} of them later than they could" if self.waiting else ""
+        text += f"; took {self.unbundled} lists apart" if self.unbundled else ""
+        text += f"; {self.checks} checks run earlier" if self.checks else ""
+        return f"{text}: {self.saved_bytes} bytes less at the peak"
+
+
+@collection_paused()
+def early_updates(program: Program) -> tuple[Program, EarlyUpdatesReport]:
+    """The program with each update where it can run first; itself where that takes more memory.
+
+    program: functional, but for copies into its inputs, as `passes.functional.require_functional` has it; not checked.
+    """
+    apart, lists = take_apart(program)
+    updates = find_updates(apart)
+    if not updates.groups:
+        return program, EarlyUpdatesReport()
+    best, times = scheduled(apart, updates), _ready(updates)
+    in_place = apply_plan(choose_plan(best, commit=True))
+    peak = simulate_peak(in_place).peak_bytes
+    later = times_that_need_less(apart, updates, in_place)
+    if later is not None:
+        other = scheduled(apart, updates, later)
+        other_peak = peak_in_place(other)
+        if other_peak < peak:
+            best, peak, times = other, other_peak, later
+    if _same_order(program, best):
+        return program, EarlyUpdatesReport()
+    saved = peak_in_place(program) - peak
+    if saved < 0:
+        return program, EarlyUpdatesReport()
+    waiting = sum(times[group] > group.ready for group in updates.groups)
+    checks = sum(can_fail(node) and node not in apart.nodes[at + 1 : at + 2] for node, at in updates.hoisted.items())
+    return best, EarlyUpdatesReport(len(updates.groups), waiting, lists, checks, saved)
+
+
+def scheduled(program: Program, updates: Updates, times: Mapping[UpdateGroup, int] | None = None) -> Program:
+    """The program with each group of updates right after a node of the frame. times: its position; the first possible
+    one if not given, and at the earliest that.
+    """
+    order = _Schedule(program, updates, times or _ready(updates)).order()
+    assert len(order) == len(program.nodes), "each node runs once"
+    return program.replace_nodes(tuple(order))
+
+
+def _ready(updates: Updates) -> dict[UpdateGroup, int]:
+    return {group: group.ready for group in updates.groups}
+
+
+def _same_order(before: Program, after: Program) -> bool:
+    return before.nodes == after.nodes
+
+
+class _Schedule:
+    def __init__(self, program: Program, updates: Updates, times: Mapping[UpdateGroup, int]) -> None:
+        self.program = program
+        self.updates = updates
+        self.held: set[Value] = set(program.inputs)
+        self.due: dict[int, list[Node]] = {}
+        for node in program.nodes:
+            if node in updates.hoisted:
+                self.due.setdefault(updates.hoisted[node], []).append(node)
+        for group in updates.groups:
+            self.due.setdefault(max(group.ready, times[group]), []).extend(group.nodes)
+        self.done: set[Node] = set()
+        self.nodes: list[Node] = []
+
+    def order(self) -> list[Node]:
+        """The nodes in order."""
+        self._run_due(-1)
+        for at, node in enumerate(self.program.nodes):
+            if node in self.updates.arithmetic:
+                if not self._may_wait(node):
+                    self._run(node)
+            elif node not in self.updates.copies and node not in self.done:
+                self.done.add(node)
+                self.nodes.append(node)
+            self._run_due(at)
+        for node in self.program.nodes:
+            self._run(node)
+        return self.nodes
+
+    def _run_due(self, at: int) -> None:
+        for node in self.due.get(at, ()):
+            self._run(node)
+
+    def _run(self, node: Node) -> None:
+        """Run a node after what it needs, without recursion."""
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            missing = (
+                [n for n in self.updates.before.get(top, ()) if n not in self.done] if top not in self.done else []
+            )
+            if missing:
+                stack += reversed(missing)
+                continue
+            stack.pop()
+            if top not in self.done:
+                assert top in self.updates.before, "the frame stands as it is"
+                self.done.add(top)
+                self.nodes.append(top)
+
+    def _may_wait(self, node: Node) -> bool:
+        """Whether what the node reads takes hardly more memory than what it makes."""
+        made = _bytes_of(node.results())
+        kept = _bytes_of({*node.operands()} - self.held)
+        return made is not None and kept is not None and kept * _NEARLY <= made
+
+
+def _bytes_of(values: Iterable[Value]) -> int | None:
+    """Bytes of tensors; None where a size is not known."""
+    sizes = [value.tensor.size_bytes() for value in values if value.is_tensor]
+    known = [size for size in sizes if isinstance(size, int)]
+    return sum(known) if len(known) == len(sizes) else None
