@@ -76,7 +76,7 @@ def can_fail(node: Node) -> bool:
     if isinstance(node.target, Prim) and node.target.outside:
         return False
     facts = facts_of(node.target)
-    return facts.effect and not facts.writes and not node.outputs
+    return facts.effect and not (facts.writes or facts.draws or node.outputs)
 
 
 def is_view(node: Node) -> bool:

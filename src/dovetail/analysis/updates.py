@@ -42,9 +42,11 @@ class UpdateGroup:
 
 @dataclass(frozen=True, slots=True)
 class Updates:
-    """arithmetic, copies: see above; `copies` are those that may move. before: what must have run before a node, for
-    each that may move. hoisted: position after which a check, or what only numbers of it need, can run already. groups:
-    in the order in which they can run, small ones first.
+    """What is found.
+
+    arithmetic, copies: see above; `copies` are those that may move. before: what must have run before a node, for each
+    that may move; before a copy, all checks besides. hoisted: the position after which a check can run already, and
+    the numbers that it looks at. groups: in the order in which they can run, small ones first.
     """
 
     arithmetic: frozenset[Node]
@@ -65,6 +67,7 @@ class _Finder:
         self.position = {node: at for at, node in enumerate(program.nodes)}
         self.producers = program.producers()
         self.makers_of_symbols = {name: node for node, names in made_symbols(program).items() for name in names}
+        self.makers: dict[Node, list[Node]] = {}
         self.readers: dict[Value, list[Node]] = {}
         for node in program.nodes:
             for value in node.operands():
@@ -84,18 +87,23 @@ class _Finder:
 
     def find(self) -> Updates:
         self._hoist_checks()
-        checks = [node for node in self.program.nodes if can_fail(node)]
         for node in self.program.nodes:
             if node in self.arithmetic or node in self.hoisted:
                 self.before[node] = tuple(self._makers(node))
             elif node in self.copies:
-                self.before[node] = (*self._makers(node), *self._earlier_readers(node), *checks)
+                self.before[node] = (*self._makers(node), *self._earlier_readers(node))
         return Updates(self.arithmetic, self.copies, self.before, self.hoisted, self._groups())
 
     # --- who reads what
 
     def _makers(self, node: Node) -> list[Node]:
         """The nodes that make the operands of a node, and the symbols that it mentions."""
+        known = self.makers.get(node)
+        if known is None:
+            known = self.makers[node] = self._find_makers(node)
+        return known
+
+    def _find_makers(self, node: Node) -> list[Node]:
         found = [self.producers[value] for value in node.operands() if value in self.producers]
         if self.makers_of_symbols:
             names = {*node.symbols(), *(name for value in node.results() for name in meta_symbols(value.meta))}

@@ -189,7 +189,7 @@ def is_user_object(item: object) -> bool:
 
 def is_library_class(kind: type) -> bool:
     """Whether a class is of torch, dovetail or Python itself, not of the user."""
-    return is_library_module(kind.__module__)
+    return is_library_module(type.__getattribute__(kind, "__module__"))
 
 
 @functools.cache

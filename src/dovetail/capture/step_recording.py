@@ -40,7 +40,7 @@ from dovetail.ir.signature import (
     WriteKind,
 )
 from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
-from dovetail.torch_compat.fakes import fake_apart, new_fake_mode
+from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.swapping import exchange_tensors, share_hooks
 from dovetail.torch_compat.traced_numbers import Plain, handle_of, is_traced, traced_maths
@@ -77,6 +77,10 @@ class StepPrograms:
     constants: tuple[torch.Tensor, ...]
 
 
+class GradientsNotCleared(Exception):
+    """The step looks at gradients from before, or leaves them, though it was expected to drop them."""
+
+
 class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
@@ -84,8 +88,20 @@ class StepRecording:
     gradient; numbers; recorder.
     """
 
-    def __init__(self, tensors: Sequence[StepTensor], numbers: Sequence[StepNumber], hints: ItemHints) -> None:
-        """Prepare. Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program."""
+    def __init__(
+        self,
+        tensors: Sequence[StepTensor],
+        numbers: Sequence[StepNumber],
+        hints: ItemHints,
+        *,
+        assume_cleared: bool = False,
+    ) -> None:
+        """Prepare.
+
+        assume_cleared: the step is expected to begin by clearing gradients: where none is held, let one seem to be, so
+        that the step can be seen to drop it.
+        Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
+        """
         held = list(_held_gradients(tensors))
         for item in (*tensors, *(gradient for _, gradient in held)):
             _check(item)
@@ -102,6 +118,8 @@ class StepRecording:
         self._left: list[object] = []
         self._exits: list[GradientExit | Value] = []
         self._flags: list[tuple[int, bool]] = []
+        self._assume_cleared = assume_cleared
+        self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self._functions = StepFunctions(self.origins, self.recorder.token_for)
 
     # --- running --------------------------------------------------------------------------------------------
@@ -130,7 +148,7 @@ class StepRecording:
 
     @contextlib.contextmanager
     def _watched(self, around: AbstractContextManager[Any]) -> Iterator[None]:
-        with around, traced_maths(), self._functions:
+        with around, hidden_fakes(), traced_maths(), self._functions:
             yield
 
     @contextlib.contextmanager
@@ -148,6 +166,8 @@ class StepRecording:
             for index, gradient in gradients:
                 if gradient is not None:
                     self.tensors[index].tensor.grad = gradient
+                elif self._assume_cleared and self._required[index]:
+                    self._let_seem(index)
             yield
         finally:
             for tensor, _ in done:
@@ -155,6 +175,12 @@ class StepRecording:
                     tensor.grad = None
             for tensor, fake in reversed(done):
                 exchange_tensors(tensor, fake)
+
+    def _let_seem(self, index: int) -> None:
+        item = self.tensors[index]
+        seeming = fake_apart(self.mode, item.tensor.detach())
+        self._seeming[index] = seeming, self.recorder.add_tensor(seeming, f"{item.name}_no_grad")
+        item.tensor.grad = seeming
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         fake = fake_apart(self.mode, tensor)
@@ -200,6 +226,8 @@ class StepRecording:
         gradient = tensor.grad
         if gradient is None:
             return GradientExit.NONE
+        if index in self._seeming and self._seeming[index][0] is gradient:
+            raise GradientsNotCleared
         held = self.held.get(index)
         if held is not None and self.tensors[held].tensor is gradient:
             return GradientExit.SAME
@@ -250,6 +278,10 @@ class StepRecording:
         recorder = self.recorder
         constants = [value for _, value in recorder.constants]
         infer = MetaInference(self.mode, recorder.numbers_now)
+        touched = {value for node in recorder.nodes for value in node.operands()}
+        if not touched.isdisjoint(value for _, value in self._seeming.values()):
+            raise GradientsNotCleared
+        touched |= {self._values[found.input] for found in self.results if isinstance(found, SameObject)}
         functional = Functionalizer([*self._values, *constants, *self._number_values], infer, recorder.new_storage)
         with named_errors(self.origins):
             for node in recorder.nodes:
@@ -261,8 +293,6 @@ class StepRecording:
             return len(outputs) - 1
 
         results = tuple(self._settled(found, slot) for found in self.results)
-        touched = {value for node in recorder.nodes for value in node.operands()}
-        touched |= {self._values[found.input] for found in self.results if isinstance(found, SameObject)}
         gradients = tuple(self._gradients(touched, slot, keep_gradients))
         left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self._left))
         made = [(role, value, functional.read(value)) for role, value in outputs]
@@ -312,8 +342,8 @@ class StepRecording:
             held = self.held.get(index)
             item = self.tensors[index]
             is_cleared = (
-                held is not None and id(item.tensor) in self._functions.cleared and self._values[held] not in touched
-            )
+                id(item.tensor) in self._functions.cleared and held is not None and self._values[held] not in touched
+            ) or index in self._seeming
             if isinstance(item.role, HeldGradient) or (
                 held is None and found is GradientExit.NONE and not self._required[index]
             ):

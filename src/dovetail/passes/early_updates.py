@@ -114,6 +114,7 @@ class _Schedule:
                 self.due.setdefault(updates.hoisted[node], []).append(node)
         for group in updates.groups:
             self.due.setdefault(max(group.ready, times[group]), []).extend(group.nodes)
+        self.checks = {node for node in program.nodes if can_fail(node)}
         self.done: set[Node] = set()
         self.nodes: list[Node] = []
 
@@ -125,8 +126,7 @@ class _Schedule:
                 if not self._may_wait(node):
                     self._run(node)
             elif node not in self.updates.copies and node not in self.done:
-                self.done.add(node)
-                self.nodes.append(node)
+                self._append(node)
             self._run_due(at)
         for node in self.program.nodes:
             self._run(node)
@@ -150,8 +150,13 @@ class _Schedule:
             stack.pop()
             if top not in self.done:
                 assert top in self.updates.before, "the frame stands as it is"
-                self.done.add(top)
-                self.nodes.append(top)
+                assert top not in self.updates.copies or not self.checks, "checks come before writes"
+                self._append(top)
+
+    def _append(self, node: Node) -> None:
+        self.done.add(node)
+        self.checks.discard(node)
+        self.nodes.append(node)
 
     def _may_wait(self, node: Node) -> bool:
         """Whether what the node reads takes hardly more memory than what it makes."""

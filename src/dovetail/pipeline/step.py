@@ -25,6 +25,7 @@ from dovetail.ir.program import Node, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, Signature
 from dovetail.ir.stages import verify_program
 from dovetail.ir.step_plan import StepPlan
+from dovetail.passes.early_updates import early_updates
 from dovetail.passes.inplace import work_in_place
 from dovetail.passes.unbundle import unbundle
 from dovetail.pipeline.compile import make_executors
@@ -38,6 +39,7 @@ StepPass = Callable[[Program], tuple[Program, Any]]
 
 # The last one is run with the verification of its own.
 STEP_PASSES: tuple[tuple[str, StepPass], ...] = (
+    ("early_updates", early_updates),
     ("unbundle", unbundle),
     ("reinplace", work_in_place),
 )

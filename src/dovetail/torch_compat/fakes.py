@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -147,3 +148,29 @@ def keep_number(source: torch.Tensor, twin: torch.Tensor) -> torch.Tensor:
 def graph_fake_mode(examples: Iterable[object]) -> FakeTensorMode | None:
     """The fake mode that the example values of a captured graph belong to, if there is one fake among them."""
     return next((example.fake_mode for example in examples if isinstance(example, FakeTensor)), None)
+
+
+class _HiddenMeta(type):
+    """A class of which nothing is an instance, unless torch's own code asks."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        asking = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
+        return asking in ("torch", "dovetail") and isinstance(instance, FakeTensor)
+
+
+class _HiddenFake(metaclass=_HiddenMeta):
+    """Stands for the class of fakes where libraries look for it."""
+
+
+@contextmanager
+def hidden_fakes() -> Iterator[None]:
+    """While active, other libraries that ask whether a tensor is fake hear that it is not.
+
+    Some take another way on fakes (transformers makes a mask that it leaves out in eager mode, for one).
+    """
+    before = torch._subclasses.FakeTensor
+    torch._subclasses.FakeTensor = _HiddenFake  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        torch._subclasses.FakeTensor = before  # type: ignore[misc]

@@ -8,6 +8,7 @@ algebra: what Python computes is noted as Python computes it, so that running it
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import math
@@ -195,15 +196,45 @@ _MATHS = tuple(
 
 @contextlib.contextmanager
 def traced_maths() -> Iterator[None]:
-    """While active, functions of `math` on traced numbers are noted as well; they would ask for plain ones."""
+    """While active, functions of `math` on traced numbers are noted as well; they would ask for plain ones.
+
+    So are powers: torch's symbolic ones refuse negative bases, of which Python makes complex numbers. And so are `max`
+    and `min`, which would ask which number is larger.
+    """
     before = {name: getattr(math, name) for name in _MATHS if not name.startswith("_")}
+    choices = {name: getattr(builtins, name) for name in ("max", "min")}
+    powers: list[tuple[Any, str, Any]] = [
+        (kind, name, getattr(kind, name)) for kind in (torch.SymFloat, torch.SymInt) for name in ("__pow__", "__rpow__")
+    ]
     try:
+        for kind, name, method in powers:
+            setattr(kind, name, _power(method, is_reflected=name == "__rpow__"))
         for name, function in before.items():
             setattr(math, name, _traced_function(function))
+        for name, function in choices.items():
+            setattr(builtins, name, _traced_function(function))
         yield
     finally:
+        for name, function in choices.items():
+            setattr(builtins, name, function)
         for name, function in before.items():
             setattr(math, name, function)
+        for kind, name, method in powers:
+            setattr(kind, name, method)
+
+
+def _power(before: Callable[..., Any], is_reflected: bool) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def power(self: Any, other: Any) -> Any:
+        if not is_traced(self) or not (is_traced(other) or type(other) in (bool, int, float)):
+            return before(self, other)
+        node = other.node if is_traced(other) else _constant(self.node, other)
+        base, exponent = (node, self.node) if is_reflected else (self.node, node)
+        if isinstance(base.now**exponent.now, complex):
+            return before(self, other)
+        return _wrapped(base.apply(operator.pow, exponent))
+
+    return power
 
 
 def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:

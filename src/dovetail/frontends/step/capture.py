@@ -141,18 +141,20 @@ class StepCapture:
 
     # --- recording --------------------------------------------------------------------------------------------
 
-    def variant(self, reason: str, name: str, hints: ItemHints) -> Variant:
+    def variant(self, reason: str, name: str, hints: ItemHints, *, assume_cleared: bool = False) -> Variant:
         """Record, compile and tie.
 
-        Raises: NumbersToLift when more numbers must become inputs; StateToMake when the step makes state, which eager
-        mode does better; DovetailError for what cannot be captured. Nothing of the user's is changed, whatever happens.
+        assume_cleared: see `StepRecording`.
+        Raises: GradientsNotCleared; NumbersToLift when more numbers must become inputs; StateToMake when the step makes
+        state, which eager mode does better; DovetailError for what cannot be captured. Nothing of the user's is changed,
+        whatever happens.
         """
         tensors, sources = self._tensors()
         leaves = self._call.leaves
         numbers = [StepNumber(spot.name, spot.read(), spot.put) for spot in self._numbers]
         for index in sorted(self._lifted_leaves):
             numbers.append(StepNumber(self._name(f"argument_{index}"), leaves[index], partial(self._show, index)))
-        recording = StepRecording(tensors, numbers, hints)
+        recording = StepRecording(tensors, numbers, hints, assume_cleared=assume_cleared)
         hosts = HostCalls(recording, [scheduler for _, scheduler in self._world.schedulers])
         try:
             recording.run(self._run, self._around(recording, hosts))

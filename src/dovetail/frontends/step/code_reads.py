@@ -13,18 +13,19 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from dovetail.capture.python_state import is_library_module
-from dovetail.frontends.step.values import attributes_of
+from dovetail.frontends.step.values import attributes_of, is_a, module_of
 from dovetail.ir.provenance import is_library_file
 
 _GLOBAL = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"))
-# names whose use can read an attribute that the code does not name
-_BY_ANY_NAME = frozenset(
+# what can read an attribute that the code does not name; the first four do not, if they are given a text
+_OF_A_NAME = frozenset(("getattr", "hasattr", "setattr", "delattr"))
+_OF_ANY_NAME = frozenset(
     (
-        *("getattr", "setattr", "hasattr", "delattr", "vars", "dir", "eval", "exec", "__dict__", "__getattribute__"),
-        *("__getstate__", "attrgetter", "methodcaller", "asdict", "astuple", "copy", "deepcopy", "replace", "dump"),
-        *("dumps", "getmembers", "getattr_static"),
+        *("vars", "dir", "eval", "exec", "__dict__", "__getattribute__", "attrgetter", "methodcaller", "getmembers"),
+        "getattr_static",
     )
 )
+_SIMPLE = ("LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,12 @@ def is_users(function: FunctionType) -> bool:
 
 def home_of(code: Any) -> str:
     """The name of the module that a function, a class or a module is of."""
-    if isinstance(code, ModuleType):
+    if is_a(code, ModuleType):
         name: object = vars(code).get("__name__")
-    elif isinstance(code, FunctionType):
+    elif is_a(code, FunctionType):
         name = code.__globals__.get("__name__")
     else:
-        name = attributes_of(code).get("__module__") if not isinstance(code, type) else code.__module__
+        name = attributes_of(code).get("__module__") if not is_a(code, type) else module_of(code)
     return name if isinstance(name, str) else ""
 
 
@@ -89,18 +90,30 @@ def _reads(code: CodeType) -> CodeReads:
     known: dict[str, None] = {}
     imports: dict[tuple[str, int], None] = {}
     attributes: set[str] = set()
+    computed = False
     for part in _codes(code):
         attributes.update(part.co_names)
         attributes.update(text for text in _texts(part.co_consts) if text.isidentifier())
+        instructions = list(dis.get_instructions(part))
+        computed = computed or any(map(_is_of_any_name, instructions, instructions[1:], instructions[2:]))
         before: list[dis.Instruction] = []
-        for instruction in dis.get_instructions(part):
+        for instruction in instructions:
             if instruction.opname in _GLOBAL:
                 known[instruction.argval] = None
             elif instruction.opname == "IMPORT_NAME":
                 level = before[-2].argval if len(before) > 1 else 0
                 imports[instruction.argval, level if isinstance(level, int) else 0] = None
             before = [*before[-1:], instruction]
-    return CodeReads(tuple(known), frozenset(attributes), tuple(imports), not attributes.isdisjoint(_BY_ANY_NAME))
+    return CodeReads(tuple(known), frozenset(attributes), tuple(imports), computed)
+
+
+def _is_of_any_name(instruction: dis.Instruction, second: dis.Instruction, third: dis.Instruction) -> bool:
+    """Whether an instruction, with the two that follow, may read an attribute that the code does not name."""
+    if not isinstance(instruction.argval, str) or not instruction.opname.startswith(("LOAD_", "IMPORT_")):
+        return False
+    if instruction.argval in _OF_A_NAME:
+        return not (second.opname in _SIMPLE and third.opname == "LOAD_CONST" and isinstance(third.argval, str))
+    return instruction.argval in _OF_ANY_NAME
 
 
 def _texts(constants: tuple[object, ...]) -> Iterator[str]:

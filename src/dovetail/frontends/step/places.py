@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any
 
-from dovetail.frontends.step.values import PLAIN, dict_methods
+from dovetail.frontends.step.values import dict_methods, is_plain_key, name_of, own_of
 
 Path = tuple[Hashable, ...]
 
@@ -94,7 +94,7 @@ class Holder:
             return f"{owner}.{key}" if owner else str(key)
         if id(key) in self.names:
             return f"{title}[{self.names[id(key)][1]}]"
-        return f"{title}[{repr(key) if type(key) in PLAIN else f'a {type(key).__name__}'}]"
+        return f"{title}[{repr(key) if is_plain_key(key) else f'a {name_of(type(key))}'}]"
 
     # --- what it holds
 
@@ -236,7 +236,9 @@ class Cell(Holder):
                 del self.container.cell_contents
 
     def label_of(self, key: Any, inner: bool = False) -> str:
-        return self.title + str(key) if inner else f"variable {self.title}{key}"
+        if inner:
+            return str(key)
+        return f"variable {key} of {self.title}" if self.title else f"variable {key}"
 
 
 class Named(Holder):
@@ -295,7 +297,7 @@ Access = tuple[Callable[[Any, str], Any], Callable[[Any, str, Any], None], Calla
 
 
 def _get_of_class(owner: type, name: str) -> Any:
-    return vars(owner).get(name, MISSING)
+    return own_of(owner).get(name, MISSING)
 
 
 def _get_of_function(function: FunctionType, name: str) -> Any:
@@ -318,7 +320,7 @@ def slot_access(descriptors: Mapping[str, Any]) -> Access:
     def get(item: Any, name: str) -> Any:
         try:
             return descriptors[name].__get__(item)
-        except AttributeError:
+        except (AttributeError, TypeError):  # it is not set, or the object is of another class now
             return MISSING
 
     def put(item: Any, name: str, value: Any) -> None:

@@ -1,7 +1,8 @@
 """A description of what a step function can read, to be compared with a later one.
 
 It knows plain values by type and value, tensors by where they are held first, containers by what is in them, and
-anything else by identity. It keeps no tensor alive. What only a scheduler leads to is left out.
+anything else by identity. It keeps no tensor alive. What only a scheduler leads to is left out, and so is the order of
+the keys of an optimizer's group, which is another after a state was loaded.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.frontends.step.places import MISSING, Fixed, Holder, Named, Path, Sequential, Unordered
-from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
-from dovetail.frontends.step.values import PLAIN, Kind, fingerprint, plain_key
+from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER, ValueWalk
+from dovetail.frontends.step.values import PLAIN, Kind, fingerprint, is_a, plain_key
 
 _BY_VALUE = (Kind.TUPLE, Kind.FROZENSET, Kind.METHOD)
 _ONLY_TEXT = {str}
@@ -57,7 +58,7 @@ class Difference:
     new: Any
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Record:
     """entries: of each spot; shapes: of each container, its type and its keys. Equal: nothing readable differs."""
 
@@ -69,6 +70,9 @@ class Record:
         return isinstance(other, Record) and self.entries == other.entries and self.shapes == other.shapes
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<record of {len(self.entries)} spots in {len(self.shapes)} containers>"
 
 
 def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Record:
@@ -112,8 +116,10 @@ def difference(old: Record, new: Record) -> list[Difference]:
 
 
 def _entry(walk: ValueWalk, holder: Holder, key: Any, value: Any) -> Hashable:
+    if type(value) in PLAIN:
+        return plain_key(value)
     kind = walk.kind(value)
-    if kind is Kind.PLAIN:
+    if kind is Kind.PLAIN:  # of NumPy
         return plain_key(value)
     if kind is Kind.TENSOR:
         place = walk.first_place(value)
@@ -135,12 +141,15 @@ def _shape(walk: ValueWalk, holder: Holder) -> Hashable:
     if isinstance(holder, Named):
         return None
     if isinstance(holder, Sequential | Fixed):
-        return (kind, len(holder.keys), holder.container.maxlen if isinstance(holder.container, deque) else None)
+        return (kind, len(holder.keys), holder.container.maxlen if is_a(holder.container, deque) else None)
     if isinstance(holder, Unordered):
         return (kind, frozenset(_entry(walk, holder, n, x) for n, x in enumerate(holder.values)))
     if holder.kind == "cell":
         return (kind, len(holder.keys))
-    return (kind, tuple(_key_names(holder)))
+    names = tuple(_key_names(holder))
+    if holder.rank == OPTIMIZER and "params" in names:  # a group, whose keys move when a state is loaded
+        return (kind, frozenset(names))
+    return (kind, names)
 
 
 def _key_names(holder: Holder) -> Iterator[Hashable]:

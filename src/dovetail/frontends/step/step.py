@@ -19,9 +19,17 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.item_log import ItemHints, ItemLog
-from dovetail.capture.python_state import leads_on
 from dovetail.capture.step_recorder import Question
-from dovetail.errors import BadOptionValue, DovetailError, DovetailWarning, GuardMiss, NothingToExplain, NotYetSupported
+from dovetail.capture.step_recording import GradientsNotCleared
+from dovetail.errors import (
+    BadOptionValue,
+    CaptureFailed,
+    DovetailError,
+    DovetailWarning,
+    GuardMiss,
+    NothingToExplain,
+    NotYetSupported,
+)
 from dovetail.execute.step import NothingWritten
 from dovetail.frontends.step.capture import NumbersToLift, StateToMake, StepCall, StepCapture
 from dovetail.frontends.step.places import Path
@@ -42,6 +50,7 @@ from dovetail.torch_compat.version import ensure_supported_torch
 
 logger = logging.getLogger("dovetail")
 
+_LEADS_NOWHERE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _ON_UNSUPPORTED = ("raise", "eager")
 
 
@@ -107,7 +116,7 @@ class CompiledStep:
         self._lifted: frozenset[Path] = frozenset()
         self._lifted_leaves: frozenset[int] = frozenset()
         self._hints: Mapping[tuple[str, int], Sequence[Plain]] = {}
-        self._missed = False
+        self._missed = self._failed = False
         self._made: frozenset[str] = frozenset()
         self._last_miss: Question | None = None
         self._given_up: DovetailError | None = None
@@ -178,7 +187,7 @@ class CompiledStep:
         return self._capture(world, call, tried)
 
     def _world(self, leaves: Sequence[Any]) -> World:
-        return World(self._step, [leaf for leaf in leaves if leads_on(leaf)], self._state)
+        return World(self._step, [leaf for leaf in leaves if not isinstance(leaf, _LEADS_NOWHERE)], self._state)
 
     def _prefer(self, variant: Variant) -> None:
         if self._recent[0] is not variant:
@@ -218,11 +227,18 @@ class CompiledStep:
                 return None
             self._give_up(making.error)
             return None
+        except CaptureFailed as error:  # eager mode raises what is to be raised, or shows that it is our doing
+            if not self._failed:
+                self._failed = True
+                return None
+            self._give_up(error)
+            return None
         except DovetailError as error:
             self._give_up(error)
             return None
         finally:
             self._seconds += time.process_time() - start
+        self._failed = False
         self._captures += 1
         self._variants.append(variant)
         self._recent.insert(0, variant)
@@ -238,10 +254,13 @@ class CompiledStep:
         self._warn(f"{self._name} runs in eager mode from now on, because it cannot be captured:\n{error}")
 
     def _captured(self, world: World, call: StepCall, reason: str) -> Variant:
+        clears = any(gradient.is_cleared for v in self._variants for gradient in v.program.plan.gradients)
         while True:
             capture = StepCapture(call, world, self._lifted, self._lifted_leaves, self._options)
             try:
-                return capture.variant(reason, self._name, ItemHints(self._hints))
+                return capture.variant(reason, self._name, ItemHints(self._hints), assume_cleared=clears)
+            except GradientsNotCleared:
+                clears = False
             except NumbersToLift as error:
                 if error.paths <= self._lifted:
                     raise AssertionError("a number that is an input is no constant") from error

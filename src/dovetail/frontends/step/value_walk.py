@@ -20,16 +20,21 @@ from dovetail.frontends.step.values import (
     attributes_of,
     fingerprint,
     has_attributes,
+    is_a,
+    is_plain_key,
     kind_of,
+    mro_of,
+    name_of,
+    own_of,
     slots_of,
 )
 
 _MAX_ITEMS = 10_000
 _MAX_HOLDERS = 200_000
-_MODULE, _OPTIMIZER, ELSEWHERE, SCHEDULER = range(4)
+_MODULE, OPTIMIZER, ELSEWHERE, SCHEDULER = range(4)
 _LATE = 4
-_ORDER = (_MODULE, ELSEWHERE, _OPTIMIZER, _LATE, SCHEDULER)
-_RANKS = {Kind.MODULE: _MODULE, Kind.OPTIMIZER: _OPTIMIZER, Kind.SCHEDULER: SCHEDULER}
+_ORDER = (_MODULE, ELSEWHERE, OPTIMIZER, _LATE, SCHEDULER)
+_RANKS = {Kind.MODULE: _MODULE, Kind.OPTIMIZER: OPTIMIZER, Kind.SCHEDULER: SCHEDULER}
 _TABLES = ("_parameters", "_buffers", "_modules")
 _NO_STATE = (object, abc.ABC, typing.Generic, typing.Protocol)
 # methods of the user's classes that a library calls
@@ -39,6 +44,7 @@ CALLED = frozenset(
         *("get_lr", "_get_closed_form_lr", "_init_group"),
     )
 )
+USERS = "the user's"
 LEAF = (Kind.PLAIN, Kind.OPAQUE)
 _CODE = (Kind.FUNCTION, Kind.CLASS, Kind.PYTHON_MODULE, Kind.CACHED_FUNCTION)
 _BUILT_IN: dict[Kind, Any] = {
@@ -64,7 +70,7 @@ class ValueWalk:
     def __init__(self) -> None:
         """Nothing is reached yet."""
         self.holders: list[Holder] = []
-        self.objects: list[tuple[Any, type, dict[str, Any], Holder]] = []
+        self.objects: list[tuple[Any, type, dict[str, Any] | None, Holder]] = []
         self.spots: dict[int, list[tuple[int, int, Place]]] = {}
         self.tensors: dict[int, torch.Tensor] = {}
         self.of_kind: dict[Kind, list[Holder]] = {}
@@ -116,6 +122,10 @@ class ValueWalk:
         return len(self.holders) != before or any(self._stacks)
 
     # --- what is left to those that know code
+
+    def group(self, code: Any) -> str:
+        """Whose a function or a class is: a package's that was installed, else USERS."""
+        raise NotImplementedError
 
     def is_installed(self, code: Any) -> bool:
         """Whether a function, a class or a module is of an installed package."""
@@ -174,8 +184,8 @@ class ValueWalk:
 
     def _scan_read(self, holder: Holder) -> None:
         """Scan those attributes of an object that code names by now."""
-        package = type(holder.owner).__module__.partition(".")[0]
-        read = frozenset(holder.unread if package in self.by_any_name else holder.unread & self.named)
+        groups = {USERS, self.group(type(holder.owner))}
+        read = frozenset(holder.unread & self.named if groups.isdisjoint(self.by_any_name) else holder.unread)
         holder.unread = holder.unread - read
         if read:
             self.scan(holder, read)
@@ -262,7 +272,7 @@ class ValueWalk:
                 type(key) is str
                 and key in _TABLES
                 and parent.link == "attribute"
-                and isinstance(parent.owner, torch.nn.Module)
+                and is_a(parent.owner, torch.nn.Module)
             ):
                 holder.link = "table"
             if late:
@@ -279,6 +289,7 @@ class ValueWalk:
             own = Holder(attributes_of(value), parent, key, value)
             own.link = "attribute"
             own.call_it((*holder.path, "__dict__"), holder.title)
+            self.objects.append((value, type(value), own.container, own))
             self.enter(own.container, own, parent.rank)
             self.class_of_user(type(value), called=False)
 
@@ -286,10 +297,10 @@ class ValueWalk:
         """What keys that are objects are called: tensors by where they are held first."""
         names: dict[int, tuple[Any, str]] = {}
         for index, key in enumerate(holder.keys):
-            if _is_plain_key(key):
+            if is_plain_key(key):
                 continue
-            if isinstance(key, Enum):
-                names[id(key)] = ((type(key).__qualname__, key.name), f"{type(key).__qualname__}.{key.name}")
+            if is_a(key, Enum):
+                names[id(key)] = ((name_of(type(key)), key.name), f"{name_of(type(key))}.{key.name}")
                 continue
             place = self.first_place(key)
             if place is not None:
@@ -297,8 +308,9 @@ class ValueWalk:
             elif id(key) in self.met:
                 names[id(key)] = (self.met[id(key)].path, self.met[id(key)].title)
             else:
-                names[id(key)] = (("key", index), f"<{type(key).__name__} {index}>")
+                names[id(key)] = (("key", index), f"<{name_of(type(key))} {index}>")
                 rest = Fixed((key,), holder, ("keys", index), {index: key})
+                rest.call_it((*holder.path, ("keys", index)), f"keys of {holder.title}")
                 self.enter(rest, rest, holder.rank)
         return names
 
@@ -319,6 +331,8 @@ class ValueWalk:
                 slots.add(name)
             self.enter(item, slots, rank)
         if not has_attributes(type(item)):
+            if descriptors:
+                self.objects.append((item, type(item), None, slots))
             return
         holder = Holder(attributes_of(item), parent, key, item)
         holder.link, holder.rank = "attribute", rank
@@ -338,11 +352,9 @@ def _length(value: Any, kind: Kind) -> int:
     return int(_BUILT_IN[kind].__len__(value))
 
 
-def _is_plain_key(key: Any) -> bool:
-    return type(key) in PLAIN or (type(key) is tuple and all(map(_is_plain_key, key)))
-
-
 def _is_all_users(kind: type) -> bool:
     """Whether only code of the user's knows the attributes of a class's objects."""
-    owners = [owner for owner in kind.__mro__ if owner not in _NO_STATE]
-    return not any(map(is_library_class, owners)) and "__dataclass_fields__" not in vars(kind)
+    owners = [owner for owner in mro_of(kind) if owner not in _NO_STATE]
+    return not any(map(is_library_class, owners)) and not any(
+        "__dataclass_fields__" in own_of(owner) for owner in owners
+    )

@@ -12,10 +12,10 @@ import random
 import struct
 import weakref
 from collections import OrderedDict, UserDict, UserList, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from enum import Enum, auto
 from functools import lru_cache, partial
-from types import FunctionType, MappingProxyType, MethodType, ModuleType, SimpleNamespace
+from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -103,18 +103,45 @@ def kind_of(kind: type) -> Kind:
             return answer
     if not is_library_class(kind) and (has_attributes(kind) or slots_of(kind)):
         return Kind.OBJECT
-    if any("__next__" in vars(owner) for owner in kind.__mro__) and not issubclass(kind, io.IOBase):
+    if any("__next__" in own_of(owner) for owner in mro_of(kind)) and not issubclass(kind, io.IOBase):
         return Kind.ITERATOR
-    if kind.__module__.startswith(_WALKED_PACKAGES) and has_attributes(kind):
+    if module_of(kind).startswith(_WALKED_PACKAGES) and has_attributes(kind):
         return Kind.OBJECT
     return Kind.OPAQUE
 
 
+def mro_of(kind: type) -> tuple[type, ...]:
+    """The classes that a class derives from, itself first; like the next three without code of a metaclass."""
+    found: tuple[type, ...] = type.__getattribute__(kind, "__mro__")
+    return found
+
+
+def own_of(kind: type) -> Mapping[str, Any]:
+    """What a class itself holds, by name; the view is live."""
+    found: Mapping[str, Any] = type.__getattribute__(kind, "__dict__")
+    return found
+
+
+def module_of(kind: type) -> str:
+    """The name of the module that a class says it is of."""
+    return str(type.__getattribute__(kind, "__module__"))
+
+
+def name_of(kind: type) -> str:
+    """A class's qualified name."""
+    return str(type.__getattribute__(kind, "__qualname__"))
+
+
+def is_a(value: object, kinds: Any) -> bool:
+    """Whether a value is of a type; unlike `isinstance`, without asking the value for its class."""
+    return issubclass(type(value), kinds)
+
+
 def has_attributes(kind: type) -> bool:
     """Whether objects of a type have a `__dict__` that is read without running code of the user's."""
-    if kind.__dictoffset__ == 0:
+    if type.__getattribute__(kind, "__dictoffset__") == 0:
         return False
-    return not any(isinstance(vars(owner).get("__dict__"), property) for owner in kind.__mro__)
+    return not any(is_a(own_of(owner).get("__dict__"), property) for owner in mro_of(kind))
 
 
 def attributes_of(item: object) -> dict[str, Any]:
@@ -127,10 +154,10 @@ def slots_of(kind: type) -> dict[str, Any]:
     """The descriptors of a type's slots, those of the classes that the user wrote, by name."""
     return {
         name: value
-        for owner in kind.__mro__
+        for owner in mro_of(kind)
         if not is_library_class(owner)
-        for name, value in vars(owner).items()
-        if type(value).__name__ == "member_descriptor"
+        for name, value in own_of(owner).items()
+        if type(value) is MemberDescriptorType
     }
 
 
@@ -148,6 +175,11 @@ def plain_key(value: Any) -> Hashable:
     return (kind, value)
 
 
+def is_plain_key(key: Any) -> bool:
+    """Whether a key of a dictionary is a plain value, or a tuple of such, which is written as it is."""
+    return type(key) in PLAIN or (type(key) is tuple and all(map(is_plain_key, key)))
+
+
 def is_same(old: Any, new: Any) -> bool:
     """Whether two values are one object, or plain and the same, or tuples of such."""
     if old is new:
@@ -156,7 +188,7 @@ def is_same(old: Any, new: Any) -> bool:
         return False
     if type(old) is tuple:
         return len(old) == len(new) and all(map(is_same, old, new))
-    if type(old) in PLAIN or isinstance(old, np.generic):
+    if type(old) in PLAIN or is_a(old, np.generic):
         return plain_key(old) == plain_key(new)
     return False
 
@@ -194,4 +226,4 @@ def set_random_state(source: Any, state: Any) -> None:
 
 def dict_methods(item: dict[Any, Any]) -> type[dict[Any, Any]]:
     """The built-in class whose methods keep a dictionary whole, whatever a class of the user's overrides."""
-    return OrderedDict if isinstance(item, OrderedDict) else dict
+    return OrderedDict if is_a(item, OrderedDict) else dict

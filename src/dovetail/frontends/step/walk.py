@@ -6,8 +6,11 @@ tables and hooks, optimizers, schedulers, gradient scalers, distributions. Modul
 optimizers after it, so that a tensor gets the name that its module gives it.
 
 An attribute of an object of the user's that no reached code names, not even in a string, is not walked: the code cannot
-read it. That is not relied on where code may compute names (`getattr`, `vars`, ...) in the package of the object's
-class, nor for dataclasses and classes that derive from a library's.
+read it. That is not relied on where code of the user's, or of the package of the object's class, may compute names
+(`getattr`, `vars`, ...), nor for dataclasses and classes that derive from a library's.
+
+Of installed packages, functions and classes are reached from the user's code, and methods through their objects; what
+they call in their turn is not looked into, but the global variables and attributes that they name are watched.
 
 Cost: 2 us for each container, and once per code object what it takes to disassemble it.
 """
@@ -34,8 +37,8 @@ from dovetail.frontends.step.places import (
     Named,
     Path,
 )
-from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, Found, ValueWalk
-from dovetail.frontends.step.values import Kind, attributes_of
+from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, USERS, Found, ValueWalk
+from dovetail.frontends.step.values import Kind, attributes_of, is_a, module_of, mro_of, name_of, own_of
 
 _WHEN_MADE = ("__init__", "__new__", "__post_init__", "__repr__")
 
@@ -88,17 +91,23 @@ class Walk(ValueWalk):
             self._add_globals(known, [n for n in list(known) if n in named], module, ELSEWHERE)
         for owner, (holder, called) in list(self._classes.items()):
             before = set(holder.keys)
-            for name, value in list(vars(owner).items()):
+            for name, value in list(own_of(owner).items()):
                 if name not in before and (name in self.named or _is_special(name, value, called)):
                     self._add_of_class(holder, name)
+            inherited = {name for base in mro_of(owner)[1:-1] for name in own_of(base) if name in self._named_by_user}
+            for name in sorted(inherited.difference(holder.keys)):
+                holder.add(name)  # nothing is there yet: it would hide that of a base
 
     def python_module(self, module: ModuleType) -> None:
-        if not is_library_module(module.__name__):
+        if not is_library_module(home_of(module)):
             self._python_modules[id(module)] = module
 
     def is_installed(self, code: Any) -> bool:
         home = home_of(code)
         return is_in_packages(home) and _package(home) != self._own
+
+    def group(self, code: Any) -> str:
+        return _package(home_of(code)) if self.is_installed(code) else USERS
 
     # --- code
 
@@ -113,7 +122,7 @@ class Walk(ValueWalk):
             if id(cell) not in self.met:
                 variable = Cell(cell, name)
                 variable.foreign = holder.foreign
-                variable.call_it(path, "")
+                variable.call_it(path, "" if function is self._target else function.__qualname__)
                 self._taken.add((*path, name))
                 self.enter(cell, variable, rank)
         if not users:
@@ -133,8 +142,10 @@ class Walk(ValueWalk):
         if rank != SCHEDULER:
             self.named_by_code |= reads.attributes
         if reads.any_attribute:
-            self.by_any_name.add(_package(home_of(function)))
-        self._add_globals(function.__globals__, reads.globals, function, rank)
+            self.by_any_name.add(self.group(function))
+        known = function.__globals__
+        by_text = [name for name in reads.attributes if name in known] if "globals" in reads.globals else []
+        self._add_globals(known, (*reads.globals, *sorted(by_text)), function, rank)
         for name in imported_names(function):
             module = sys.modules.get(name)
             if isinstance(module, ModuleType) and not holder.foreign:
@@ -165,13 +176,13 @@ class Walk(ValueWalk):
         self.push([entry for entry in found if entry[1] not in LEAF])
 
     def class_of_user(self, kind: type, called: bool) -> None:
-        for owner in kind.__mro__:
+        for owner in mro_of(kind):
             known = self._classes.get(owner)
             if is_library_class(owner) or (known is not None and known[1] >= called):
                 continue
             if known is None:
                 holder = Named(owner, CLASS, "class attribute")
-                holder.call_it(self._free(f"class {owner.__module__}.{owner.__qualname__}"), owner.__qualname__)
+                holder.call_it(self._free(f"class {module_of(owner)}.{name_of(owner)}"), name_of(owner))
                 holder.foreign = self.is_installed(owner)
                 self.keep(holder)
             else:
@@ -203,27 +214,27 @@ def _package(home: str) -> str:
 
 
 def _is_given(extra: Any) -> bool:
-    return not (isinstance(extra, list | tuple | dict) and len(extra) == 0)
+    return not (is_a(extra, (list, tuple, dict)) and len(extra) == 0)
 
 
 def _parts(extra: Any) -> Iterator[Any]:
-    if isinstance(extra, dict):
+    if is_a(extra, dict):
         yield from extra.values()
-    elif isinstance(extra, list | tuple):
+    elif is_a(extra, (list, tuple)):
         yield from extra
 
 
 def _is_special(name: str, value: object, called: bool) -> bool:
     """Whether a method is one that Python calls. called: also those that make an object."""
-    return name.startswith("__") and isinstance(value, FunctionType) and (called or name not in _WHEN_MADE)
+    return name.startswith("__") and is_a(value, FunctionType) and (called or name not in _WHEN_MADE)
 
 
 def _unwrapped(value: Any) -> list[Any]:
     """The functions behind an attribute of a class, or the attribute itself."""
-    if isinstance(value, staticmethod | classmethod):
+    if is_a(value, (staticmethod, classmethod)):
         return [value.__func__]
-    if isinstance(value, property):
+    if is_a(value, property):
         return [part for part in (value.fget, value.fset, value.fdel) if part is not None]
-    if isinstance(value, functools.cached_property | functools.partialmethod):
+    if is_a(value, (functools.cached_property, functools.partialmethod)):
         return [value.func]
     return [value]

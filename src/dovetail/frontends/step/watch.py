@@ -13,7 +13,6 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from types import MappingProxyType
 from typing import Any
 
 from dovetail.capture.python_state import ambient_modes
@@ -29,7 +28,7 @@ from dovetail.frontends.step.places import (
     Unordered,
 )
 from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
-from dovetail.frontends.step.values import dict_methods, fingerprint, is_same
+from dovetail.frontends.step.values import dict_methods, fingerprint, is_a, is_same, own_of
 
 _BUILT_IN = (dict, OrderedDict, defaultdict, list, deque, set)
 _contents = attrgetter("cell_contents")
@@ -145,11 +144,11 @@ def _group(holder: Holder) -> Hashable:
     if isinstance(holder, Named):
         if holder.keys == list(FUNCTION_PARTS):
             return "function"
-        return "names" if isinstance(holder.container, dict | type) else "other"
+        return "names" if is_a(holder.container, (dict, type)) else "other"
     if not holder.keys and type(holder.container) in _BUILT_IN:
         return "empty"
     if isinstance(holder, Sequential):
-        return (deque if isinstance(holder.container, deque) else list, False)
+        return (deque if is_a(holder.container, deque) else list, False)
     if isinstance(holder, Unordered):
         return (set, False)
     return (dict_methods(holder.container), True)
@@ -172,12 +171,12 @@ def _parts_check(holders: list[Holder]) -> _Check:
 
 
 def _names_check(holder: Holder) -> _Check:
-    known = holder.container if isinstance(holder.container, dict) else vars(holder.container)
-    get: Any = known.get if isinstance(known, MappingProxyType) else dict.get
-    keys, values = list(holder.keys), list(holder.values)
-    if get is dict.get:
-        return lambda: all(map(is_, map(get, repeat(known), keys, repeat(MISSING)), values))
-    return lambda: all(map(is_, map(get, keys, repeat(MISSING)), values))
+    keys, values, missing = list(holder.keys), list(holder.values), repeat(MISSING)
+    if is_a(holder.container, dict):
+        known: Any = repeat(holder.container)
+        return lambda: all(map(is_, map(dict.get, known, keys, missing), values))
+    own = own_of(holder.container)
+    return lambda: all(map(is_, map(own.get, keys, missing), values))
 
 
 def _containers_check(holders: list[Holder], methods: Any, has_keys: bool) -> _Check:
@@ -197,16 +196,17 @@ def _containers_check(holders: list[Holder], methods: Any, has_keys: bool) -> _C
     return check
 
 
-def _objects_check(entries: Sequence[tuple[Any, type, dict[str, Any]]]) -> _Check:
+def _objects_check(entries: Sequence[tuple[Any, type, dict[str, Any] | None]]) -> _Check:
     """Whether objects are of their classes and have their `__dict__` still."""
     items = [item for item, _, _ in entries]
     classes = [kind for _, kind, _ in entries]
-    tables = [table for _, _, table in entries]
+    with_table = [item for item, _, table in entries if table is not None]
+    tables = [table for _, _, table in entries if table is not None]
     attribute = object.__getattribute__
 
     def check() -> bool:
         return all(map(is_, map(type, items), classes)) and all(
-            map(is_, map(attribute, items, repeat("__dict__")), tables)
+            map(is_, map(attribute, with_table, repeat("__dict__")), tables)
         )
 
     return check
@@ -232,7 +232,7 @@ def _test(value: Any, path: Path, lifted: frozenset[Path]) -> _Test:
     kind = type(value)
     if path in lifted:
         return lambda other: type(other) is kind
-    if isinstance(value, tuple):
+    if is_a(value, tuple):
         parts = [_test(part, (*path, n), lifted) for n, part in enumerate(tuple.__iter__(value))]
         return lambda other: (
             type(other) is kind

@@ -98,7 +98,8 @@ class World:
 
     def record(self, lifted: frozenset[Path] = frozenset()) -> Record:
         """What was there when this was made, modes included. lifted: spots of which only the type counts."""
-        return record_of(self._walk, lifted, self._modes)
+        with _no_collection():
+            return record_of(self._walk, lifted, self._modes)
 
     def watch(self, lifted: frozenset[Path] = frozenset()) -> Watch:
         """The cheap question whether it is still so. lifted: as in `record`."""
@@ -113,7 +114,7 @@ class World:
         for item, kind, table, holder in self._walk.objects:
             if type(item) is not kind:
                 found.append(Change(None, f"{holder.title}.__class__", kind, type(item)))
-            elif attributes_of(item) is not table:
+            elif table is not None and attributes_of(item) is not table:
                 found.append(Change(None, f"{holder.title}.__dict__", table, attributes_of(item)))
         for holder in self._walk.holders:
             if not holder.is_as_before():
@@ -137,7 +138,7 @@ class World:
         for item, kind, table, holder in self._walk.objects:
             if type(item) is not kind:
                 _try(failed, holder.title, partial(object.__setattr__, item, "__class__", kind))
-            if attributes_of(item) is not table:
+            if table is not None and attributes_of(item) is not table:
                 _try(failed, holder.title, partial(object.__setattr__, item, "__dict__", table))
         for holder in self._walk.holders:
             _try(failed, holder.title, holder.put_back)

@@ -146,7 +146,20 @@ def check_fake_like() -> str | None:
     )
 
 
+def check_hidden_fakes() -> str | None:
+    """Who asks by the package's name is told that a fake is none, torch's own code apart."""
+    fake = fakes.fake_of(fakes.new_fake_mode(), torch.ones(2))
+    asked = eval("lambda x: isinstance(x, torch._subclasses.FakeTensor)", {"torch": torch, "__name__": "elsewhere"})
+    own = eval("lambda x: isinstance(x, torch._subclasses.FakeTensor)", {"torch": torch, "__name__": "torch.nn"})
+    before = asked(fake)
+    with fakes.hidden_fakes():
+        during, by_torch = asked(fake), own(fake)
+    answers = (before, during, by_torch, asked(fake))
+    return first_difference(("answers before, during, to torch, after", answers, (True, False, True, True)))
+
+
 CHECKS = (
+    check_hidden_fakes,
     check_mode_of,
     check_fake_like,
     check_kernels_for_symbolic_sizes,
