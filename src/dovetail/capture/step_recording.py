@@ -24,7 +24,7 @@ from dovetail.capture.step_functions import StepFunctions
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedTensor
 from dovetail.ir.convert import unsupported_kind
-from dovetail.ir.program import Program, Stage, Value
+from dovetail.ir.program import Node, Program, Stage, Value
 from dovetail.ir.signature import (
     Constant,
     GradientLeft,
@@ -40,6 +40,7 @@ from dovetail.ir.signature import (
     WriteKind,
 )
 from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
+from dovetail.ops.facts import written_values
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.swapping import exchange_tensors, share_hooks
@@ -267,6 +268,11 @@ class StepRecording:
         """The inputs that these tensor objects are."""
         wanted = set(map(id, tensors))
         return {v for item, v in zip(self.tensors, self._values, strict=True) if id(item.tensor) in wanted}
+
+    def writes_state(self, node: Node) -> bool:
+        """Whether a recorded node writes memory of an input."""
+        storages = {value.tensor.storage for value in self._values}
+        return any(value.tensor.storage in storages for value in written_values(node))
 
     # --- programs -------------------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from dovetail.ir.text import identifier
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
 from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.optimizers import step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
 
 _NUMBERS = (bool, int, float)
@@ -141,13 +142,19 @@ class StepCapture:
 
     # --- recording --------------------------------------------------------------------------------------------
 
-    def variant(self, reason: str, name: str, hints: ItemHints, *, assume_cleared: bool = False) -> Variant:
+    @property
+    def has_hooks(self) -> bool:
+        """Whether an optimizer has hooks."""
+        return any(any(step_hook_tables(optimizer)) for _, optimizer in self._world.optimizers)
+
+    def variant(
+        self, reason: str, name: str, hints: ItemHints, *, assume_cleared: bool = False, calls_hooks: bool = False
+    ) -> Variant:
         """Record, compile and tie.
 
-        assume_cleared: see `StepRecording`.
+        assume_cleared: see `StepRecording`. calls_hooks: hooks of optimizers are host calls instead of recorded.
         Raises: GradientsNotCleared; NumbersToLift when more numbers must become inputs; StateToMake when the step makes
-        state, which eager mode does better; DovetailError for what cannot be captured. Nothing of the user's is changed,
-        whatever happens.
+        state, which eager mode does better; DovetailError for what cannot be captured. All is as before then.
         """
         tensors, sources = self._tensors()
         leaves = self._call.leaves
@@ -155,7 +162,8 @@ class StepCapture:
         for index in sorted(self._lifted_leaves):
             numbers.append(StepNumber(self._name(f"argument_{index}"), leaves[index], partial(self._show, index)))
         recording = StepRecording(tensors, numbers, hints, assume_cleared=assume_cleared)
-        hosts = HostCalls(recording, [scheduler for _, scheduler in self._world.schedulers])
+        hooked = [optimizer for _, optimizer in self._world.optimizers] if calls_hooks else []
+        hosts = HostCalls(recording, [scheduler for _, scheduler in self._world.schedulers], hooked)
         try:
             recording.run(self._run, self._around(recording, hosts))
             writes = list(self._left_numbers(recording))
@@ -210,7 +218,7 @@ class StepCapture:
                     lift.add(place.path)
                 else:
                     yield NumberSpot.at(place), recording.leave(PlainResult(change.new))
-            elif change.old is MISSING or change.old is None:
+            elif (change.old is MISSING and place is not None and place.kind == "dict") or change.old is None:
                 made[change.label] = change
             else:
                 raise _refused(change.label, change)

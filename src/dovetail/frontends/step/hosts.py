@@ -14,7 +14,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import UnsupportedStep
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.program import Origin, Value
+from dovetail.torch_compat.optimizers import step_hook_tables
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced
 
 _MARK = "_dovetail_host_call"
@@ -56,7 +57,8 @@ class HostCall:
     """One call. leaves: its arguments, flat; those that the program makes are numbers of what it leaves.
 
     made: for each leaf, which value that the program leaves it is, None for a plain one. position: how many nodes had
-    been recorded. scheduler: what is stepped, if it is one. before: whether it is made before the program.
+    been recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state. before: whether
+    it is made before the program.
     """
 
     function: Callable[..., Any]
@@ -66,6 +68,7 @@ class HostCall:
     position: int
     origin: Origin
     scheduler: Any = None
+    is_hook: bool = False
     before: bool = False
 
     def make(self, values: Sequence[Any]) -> None:
@@ -80,8 +83,12 @@ class HostCall:
 class HostCalls:
     """Notes the host calls of one recording, in this thread."""
 
-    def __init__(self, recording: StepRecording, schedulers: Sequence[Any]) -> None:
+    def __init__(
+        self, recording: StepRecording, schedulers: Sequence[Any], hooked: Sequence[torch.optim.Optimizer] = ()
+    ) -> None:
+        """hooked: optimizers whose hooks are host calls; those of others are recorded like the rest of the step."""
         self.calls: list[HostCall] = []
+        self._hooked = hooked
         self._thread = threading.get_ident()
         self._recording = recording
         self._schedulers = schedulers
@@ -92,6 +99,9 @@ class HostCalls:
         with contextlib.ExitStack() as stack:
             for scheduler in self._schedulers:
                 stack.enter_context(_replaced(scheduler, self._stub(scheduler)))
+            for optimizer in self._hooked:
+                for table in step_hook_tables(optimizer):
+                    stack.enter_context(_replaced_values(table, self._hook))
             stack.enter_context(_replaced_builtin("print", self._of(builtins.print)))
             stack.enter_context(_replaced_handling(self._log))
             _ACTIVE.append(self)
@@ -100,7 +110,9 @@ class HostCalls:
             finally:
                 _ACTIVE.pop()
 
-    def note(self, function: Callable[..., Any], args: Any, kwargs: Any, scheduler: Any = None) -> None:
+    def note(
+        self, function: Callable[..., Any], args: Any, kwargs: Any, scheduler: Any = None, *, is_hook: bool = False
+    ) -> None:
         """A call was to be made."""
         leaves, structure = flatten((list(args), dict(kwargs)))
         recorder, made = self._recording.recorder, list[int | None]()
@@ -113,7 +125,9 @@ class HostCalls:
                 made[-1] = self._recording.leave(handle_of(leaf))
         plain = tuple(leaf if which is None else None for leaf, which in zip(leaves, made, strict=True))
         origin = self._recording.origins.here()
-        self.calls.append(HostCall(function, plain, tuple(made), structure, len(recorder.nodes), origin, scheduler))
+        self.calls.append(
+            HostCall(function, plain, tuple(made), structure, len(recorder.nodes), origin, scheduler, is_hook)
+        )
 
     def _of(self, function: Callable[..., Any]) -> Callable[..., None]:
         @functools.wraps(function)
@@ -130,6 +144,12 @@ class HostCalls:
 
         def call(*args: Any, **kwargs: Any) -> None:
             self.note(step, args, kwargs, scheduler)
+
+        return call
+
+    def _hook(self, hook: Callable[..., Any]) -> Callable[..., None]:
+        def call(*args: Any, **kwargs: Any) -> None:
+            self.note(hook, args, kwargs, is_hook=True)
 
         return call
 
@@ -150,10 +170,17 @@ class HostCalls:
         """
         found = []
         for call in self.calls:
+            nodes = self._recording.recorder.nodes
+            if call.is_hook and any(map(self._recording.writes_state, nodes[call.position :])):
+                raise UnsupportedStep(
+                    what="runs a hook of an optimizer before the last write to its state",
+                    why="hooks are called after the program, and this one would find what eager mode has not made yet",
+                    hint="call it at the end of the step",
+                    origin=call.origin,
+                )
             if call.scheduler is None:
                 found.append(call)
                 continue
-            nodes = self._recording.recorder.nodes
             changed = numbers_of(call.scheduler)
             earlier = any(not changed.isdisjoint(node.operands()) for node in nodes[: call.position])
             later = any(not changed.isdisjoint(node.operands()) for node in nodes[call.position :])
@@ -164,12 +191,7 @@ class HostCalls:
                     hint="call the scheduler at the end of the step",
                     origin=call.origin,
                 )
-            found.append(
-                HostCall(
-                    call.function, call.leaves, call.made, call.structure, call.position, call.origin,
-                    call.scheduler, before=later,
-                )
-            )  # fmt: skip
+            found.append(replace(call, before=later))
         return tuple(found)
 
 
@@ -199,6 +221,18 @@ def _replaced(scheduler: Any, step: Callable[..., None]) -> Iterator[None]:
             held["step"] = before
         else:
             del held["step"]
+
+
+@contextlib.contextmanager
+def _replaced_values(table: dict[int, Any], instead: Callable[[Any], Any]) -> Iterator[None]:
+    """While active, a table has something else in the place of each value."""
+    before = dict(table)
+    for key, value in before.items():
+        table[key] = instead(value)
+    try:
+        yield
+    finally:
+        table.update(before)
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from dovetail.errors import (
     GuardMiss,
     NothingToExplain,
     NotYetSupported,
+    StateChangedOtherwise,
 )
 from dovetail.execute.step import NothingWritten
 from dovetail.frontends.step.capture import NumbersToLift, StateToMake, StepCall, StepCapture
@@ -51,6 +52,7 @@ from dovetail.torch_compat.version import ensure_supported_torch
 logger = logging.getLogger("dovetail")
 
 _LEADS_NOWHERE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+_MOST_ROUNDS = 3  # calls in eager mode, one after the other, that make state for the next one
 _ON_UNSUPPORTED = ("raise", "eager")
 
 
@@ -117,6 +119,8 @@ class CompiledStep:
         self._lifted_leaves: frozenset[int] = frozenset()
         self._hints: Mapping[tuple[str, int], Sequence[Plain]] = {}
         self._missed = self._failed = False
+        self._calls_hooks = False
+        self._rounds = 0
         self._made: frozenset[str] = frozenset()
         self._last_miss: Question | None = None
         self._given_up: DovetailError | None = None
@@ -222,8 +226,9 @@ class CompiledStep:
         try:
             variant = self._captured(world, call, reason)
         except StateToMake as making:
-            if not making.labels <= self._made:
+            if not making.labels <= self._made and self._rounds < _MOST_ROUNDS:
                 self._made |= making.labels
+                self._rounds += 1
                 return None
             self._give_up(making.error)
             return None
@@ -238,7 +243,7 @@ class CompiledStep:
             return None
         finally:
             self._seconds += time.process_time() - start
-        self._failed = False
+        self._failed, self._rounds = False, 0
         self._captures += 1
         self._variants.append(variant)
         self._recent.insert(0, variant)
@@ -257,14 +262,19 @@ class CompiledStep:
         clears = any(gradient.is_cleared for v in self._variants for gradient in v.program.plan.gradients)
         while True:
             capture = StepCapture(call, world, self._lifted, self._lifted_leaves, self._options)
+            hints, hooks = ItemHints(self._hints), self._calls_hooks
             try:
-                return capture.variant(reason, self._name, ItemHints(self._hints), assume_cleared=clears)
+                return capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
             except GradientsNotCleared:
                 clears = False
             except NumbersToLift as error:
                 if error.paths <= self._lifted:
                     raise AssertionError("a number that is an input is no constant") from error
                 self._lifted |= error.paths
+            except StateChangedOtherwise:
+                if hooks or not capture.has_hooks:
+                    raise
+                self._calls_hooks = True  # it may be a hook that does what cannot be recorded
 
     def _lift(self, world: World, call: StepCall, tried: Sequence[Variant]) -> None:
         """Let floats that differ from those of earlier variants be inputs from now on."""

@@ -56,6 +56,7 @@ class Walk(ValueWalk):
         self._named_by_user: set[str] = set()
         self.named_by_code: set[str] = set()
         self._classes: dict[type, tuple[Named, bool]] = {}
+        self._grown: dict[type, tuple[int, int, bool]] = {}
         self._python_modules: dict[int, ModuleType] = {}
         self._taken: set[Path] = {()}
         self._target: Any = target
@@ -90,6 +91,10 @@ class Walk(ValueWalk):
             named = self._named_by_user if self.is_installed(module) else self.named
             self._add_globals(known, [n for n in list(known) if n in named], module, ELSEWHERE)
         for owner, (holder, called) in list(self._classes.items()):
+            stamp = (len(self.named), len(self._named_by_user), called)
+            if self._grown.get(owner) == stamp:
+                continue
+            self._grown[owner] = stamp
             before = set(holder.keys)
             for name, value in list(own_of(owner).items()):
                 if name not in before and (name in self.named or _is_special(name, value, called)):
