@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 import dovetail
-from dovetail.errors import DovetailError
+from dovetail.errors import DovetailError, StepInterrupted
 from tests.frontends.step.twins import (
     Call,
     Differs,
@@ -34,14 +34,19 @@ STEPS = 20
 T = TypeVar("T")
 
 
+class _Refused(Exception):
+    """A call was refused, as it may be."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A training loop to compare.
 
-    build: one side, in the state that torch's generator gives it. captures: how many programs there are of all
-    its steps together; None where that depends on numbers. eager_calls: calls run eagerly, likewise. at_most: a bound
-    on either where the number is None. keep_grads: gradients stay after a call, and are compared. fails: eager itself
-    fails in some calls. options: further options of `compile_step`. steps: turns to take, None for the default.
+    build: one side, in the state that torch's generator gives it. captures: how many programs there are of all its
+    steps together; None where that depends on numbers. eager_calls: calls run eagerly, likewise. at_most: a bound on
+    either where the number is None. keep_grads: gradients stay after a call, and are compared. fails: eager too fails
+    in some calls. may_refuse: a named error will do, if it leaves no trace. options: further options of `compile_step`.
+    steps: turns to take, None for the default.
     """
 
     name: str
@@ -51,6 +56,7 @@ class Case:
     at_most: int = 8
     keep_grads: bool = False
     fails: bool = False
+    may_refuse: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
 
@@ -72,8 +78,11 @@ class Case:
 def agree(case: Case, steps: int = STEPS) -> dict[str, Any]:
     """Run both sides and compare. Returns the compiled steps. Raises: Differs, with the first thing that differs."""
     run = _Comparison(case)
-    for number in range(case.steps or steps):
-        run.turn(number, run.compiled)
+    try:
+        for number in range(case.steps or steps):
+            run.turn(number, run.compiled)
+    except _Refused:
+        return run.compiled
     check_stats(case, run.compiled)
     count = case.steps or steps
     for number in (count, count + 1):
@@ -114,6 +123,7 @@ class _Comparison:
         """Take turn `number` on both sides, the second with these steps, and compare."""
         self.what = f"{self.case}: call {number}{note}"
         self._both(lambda twin: twin.before(number))
+        before = copied(self.twins[1].state(grads=True)) if self.case.may_refuse else None
         (wanted, made), (found, given) = self._both(
             lambda twin: _called(twin, twin.steps if twin is self.twins[0] else steps, number)
         )
@@ -121,8 +131,7 @@ class _Comparison:
             wanted.add_note(f"in eager mode, in {self.what}")
             raise wanted
         if isinstance(found, DovetailError):
-            found.add_note(f"in {self.what}")
-            raise found
+            self._refused(found, before)
         if isinstance(wanted, Exception) or isinstance(found, Exception):
             self._same_errors(wanted, found)
             wanted = found = None
@@ -164,6 +173,15 @@ class _Comparison:
             moved = not torch.equal(before, torch.get_rng_state())
             self.drawn = f"torch's generator {'ends elsewhere' if moved else 'did not move'}"
         return first, second
+
+    def _refused(self, error: DovetailError, before: Any) -> NoReturn:
+        """Raises: the error, or Refused where that will do and nothing has changed."""
+        error.add_note(f"in {self.what}")
+        if not self.case.may_refuse or isinstance(error, StepInterrupted):
+            raise error
+        if changed := difference(before, self.twins[1].state(grads=True), "state"):
+            raise Differs(f"{self.what}: the refused call changed the {changed}") from error
+        raise _Refused from error
 
     def _same_errors(self, wanted: Any, found: Any) -> None:
         a, b = (

@@ -211,7 +211,7 @@ def _warned() -> Twin:
 
 
 def _cases(kind: str, make: Callable[..., Twin], table: dict[str, Any], words: dict[str, Any]) -> list[Case]:
-    more: dict[str, Any] = {"captures": None, "eager_calls": None, "at_most": 30}
+    more: dict[str, Any] = {"captures": None, "eager_calls": None, "at_most": 30, "may_refuse": True}
     found = [Case(f"{kind}: {name}", functools.partial(make, it), **more) for name, it in table.items()]
     return found + [Case(f"{kind}: {name}", functools.partial(make, it, True), **more) for name, it in words.items()]
 

@@ -352,7 +352,7 @@ def _printed() -> Twin:
     return p.twin(step, attributes=lambda: {"lines": list(lines)})
 
 
-_MORE: dict[str, Any] = {"captures": None, "eager_calls": None, "at_most": 30}
+_MORE: dict[str, Any] = {"captures": None, "eager_calls": None, "at_most": 30, "may_refuse": True}
 
 OVERLOOKED = (
     *(Case(f"read from {kind}", functools.partial(_read, kind), **_MORE) for kind in READ),
