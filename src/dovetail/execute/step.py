@@ -29,11 +29,15 @@ class NothingWritten(Exception):
 
 @dataclass(frozen=True)
 class CompiledStepProgram:
-    """code: of the program that works in place. plan: what is done around it. labels: of its inputs, for messages."""
+    """code: of the program that works in place. plan: what is done around it. labels: of its inputs, for messages.
+
+    reports: what each pass says of itself, by name.
+    """
 
     code: CompiledProgram
     plan: StepPlan
     labels: tuple[str, ...]
+    reports: tuple[tuple[str, str], ...] = ()
 
     @property
     def program(self) -> Program:
@@ -50,6 +54,12 @@ class CompiledStepProgram:
         """The number of the first node that writes an input, or does something outside of the program."""
         writes = self._writes
         return next((at for at, node in enumerate(self.program.nodes) if node in writes), len(self.program.nodes))
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The inputs that it writes, by label."""
+        places = {index for inputs in self._writes.values() for index in inputs}
+        return tuple(label for index, label in enumerate(self.labels) if index in places)
 
     @cached_property
     def _writes(self) -> dict[Node, tuple[int, ...]]:

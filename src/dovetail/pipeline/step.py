@@ -55,7 +55,8 @@ def compile_step_programs(
     dump = Dump(options.dump, name, {}, options.dump_calls, None, options.trail)
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
-    program, _ = run_passes(programs.functional, options, dump, {})
+    program, records = run_passes(programs.functional, options, dump, {})
+    reports = [(record.name, record.report) for record in records]
     program = with_copies(program)
     if options.verify:
         verify_program(program, writes)
@@ -71,11 +72,12 @@ def compile_step_programs(
         if options.verify > 1 and function is work_in_place:
             verify_inplace(program, result, commit=True)
         record = StepRecord(pass_name, len(program.nodes), len(result.nodes), elapsed_us, str(report), details=report)
+        reports.append((pass_name, str(report)))
         program = result
         dump.step(pass_name, program, record)
         if pass_name == options.stop_after:
             break
-    compiled = CompiledStepProgram(CompiledProgram(program, make_executors(options)), plan, labels)
+    compiled = CompiledStepProgram(CompiledProgram(program, make_executors(options)), plan, labels, tuple(reports))
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)

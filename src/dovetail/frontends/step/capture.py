@@ -269,7 +269,7 @@ class StepCapture:
         labels = (
             *(recording.tensors[i].label for i in programs.tensors),
             *("a tensor met in passing" for _ in programs.constants),
-            *(recording.numbers[i].name for i in programs.numbers),
+            *(self._number_label(i) for i in programs.numbers),
         )
         program = compile_step_programs(programs, plan, labels, name, self._options)
         assert self._result_structure is not None, "the step was recorded"
@@ -299,6 +299,12 @@ class StepCapture:
         kinds.learn(tensors)
         variant.ties = ties_to(world, variant)
         return variant
+
+    def _number_label(self, index: int) -> str:
+        """What a user would call a number that is an input."""
+        if index < len(self._numbers):
+            return self._numbers[index].label
+        return f"argument {sorted(self._lifted_leaves)[index - len(self._numbers)]}"
 
     def _refuse_sharing(
         self, recording: StepRecording, tensors: Sequence[torch.Tensor], kept: Sequence[int], plan: StepPlan

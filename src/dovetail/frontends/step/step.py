@@ -33,6 +33,7 @@ from dovetail.errors import (
 )
 from dovetail.execute.step import NothingWritten
 from dovetail.frontends.step.capture import NumbersToLift, StateToMake, StepCall, StepCapture
+from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.statistics import StepStats, VariantStats
@@ -313,6 +314,13 @@ class CompiledStep:
     def program(self) -> Program:
         """The program that ran last, working in place. Raises: NothingToExplain before there is one."""
         return self._latest().program.program
+
+    def explain(self) -> StepExplanation:
+        """What the program that ran last takes, asks, writes and leaves; print it.
+
+        Raises: NothingToExplain before there is one.
+        """
+        return explain_variant(self._name, self._latest())
 
     def _latest(self) -> Variant:
         if not self._recent:
