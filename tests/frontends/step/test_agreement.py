@@ -9,11 +9,12 @@ from tests.frontends.step.cases.matrix import case_of, singles
 
 pytestmark = [
     pytest.mark.usefixtures("alone"),
-    # an optimizer whose groups are of other sizes, and a scheduler whose optimizer was left out for an overflow
+    pytest.mark.filterwarnings("ignore::dovetail.errors.DovetailWarning"),  # further kinds of calls run in eager mode
+    # a step that is left out for an overflow leaves out its optimizer, but not its scheduler
     pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
 ]
 
 
 @pytest.mark.parametrize("case", map(case_of, singles()), ids=str)
 def test_step_agrees_with_eager(case: Case) -> None:
-    agree(case)
+    agree(case, 13)

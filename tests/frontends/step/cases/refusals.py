@@ -21,10 +21,11 @@ MARK = "# refused"
 
 @dataclass(frozen=True)
 class Refusal:
-    """A step to refuse, with the place of the marked line."""
+    """A step to refuse. says: words of the message that lead to the mistake, where that is not the marked line."""
 
     name: str
     build: Callable[[], Twin]
+    says: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -84,20 +85,6 @@ def _numpy() -> Twin:
         F.cross_entropy(out, labels).backward()
         opt.step()
         return out.detach().numpy()  # refused
-
-    return p.twin(step)
-
-
-def _tolist() -> Twin:
-    p = Parts()
-    net, opt = p.net, p.opt
-
-    def step(rows: Tensor, labels: Tensor) -> list[Any]:
-        opt.zero_grad()
-        out = net(rows)
-        F.cross_entropy(out, labels).backward()
-        opt.step()
-        return out.argmax(1).tolist()  # refused
 
     return p.twin(step)
 
@@ -344,23 +331,26 @@ def _number_appended() -> Twin:
 
 
 REFUSALS = (
-    Refusal("a view of a parameter is returned", _view_returned),
-    Refusal("a new tensor is bound to an attribute", _attribute_bound),
+    Refusal(
+        "a view of a parameter is returned",
+        _view_returned,
+        "returns result 0, whose memory belongs to net.first.weight",
+    ),
+    Refusal("a new tensor is bound to an attribute", _attribute_bound, "binds net.last to another tensor"),
     Refusal("the model is moved to another dtype", _dtype_moved),
     Refusal("numpy", _numpy),
-    Refusal("tolist", _tolist),
     Refusal("float of the loss", _float_of_loss),
     Refusal("a closure for LBFGS", _closure_of_lbfgs),
-    Refusal("sparse gradients", _sparse_gradients),
+    Refusal("sparse gradients", _sparse_gradients, "table.weight.grad is a torch.sparse_coo tensor"),
     Refusal("a write to a tensor that nobody owns", _ownerless_write),
-    Refusal("the next batch of an iterator", _next_batch),
-    Refusal("random.random", _python_random),
-    Refusal("numpy.random", _numpy_random),
-    Refusal("a graph from before", _graph_of_before),
-    Refusal("a graph is kept", _graph_kept),
-    Refusal("tensors are appended to a list", _appended),
-    Refusal("a tensor under a new key", _new_key),
-    Refusal("numbers are appended to a list", _number_appended),
-    Refusal("a write to overlapping arguments", _overlapping_write),
+    Refusal("the next batch of an iterator", _next_batch, "draws from the iterator variable loader"),
+    Refusal("random.random", _python_random, "changes Python's random numbers"),
+    Refusal("numpy.random", _numpy_random, "changes NumPy's random numbers"),
+    Refusal("a graph from before", _graph_of_before, "reaches variable penalty, which is part of a graph from before"),
+    Refusal("a graph is kept", _graph_kept, "held[0]"),
+    Refusal("tensors are appended to a list", _appended, "losses["),
+    Refusal("a tensor under a new key", _new_key, "seen["),
+    Refusal("numbers are appended to a list", _number_appended, "kept["),
+    Refusal("a write to overlapping arguments", _overlapping_write, "argument 0 is written by the program"),
     Refusal("rows are selected by their losses", _selected_rows),
 )
