@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.origins import OriginTracker
-from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.errors import DovetailError, StateChangedOtherwise, UnsupportedStep
 from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
 from dovetail.torch_compat.traced_numbers import is_traced, number_now
 
@@ -27,13 +27,14 @@ _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 
 
 class StepFunctions(TorchFunctionMode):
-    """See the module docstring. cleared: ids of tensors whose `.grad` was set to None."""
+    """See the module docstring. cleared: ids of tensors whose `.grad` was set to None. refusals: errors raised."""
 
     def __init__(self, origins: OriginTracker, token_for: Callable[[Any], float]) -> None:
         """token_for: see `StepRecorder`."""
         super().__init__()
         self._token_for = token_for
         self.cleared: set[int] = set()
+        self.refusals: list[DovetailError] = []
         self._origins = origins
 
     def __torch_function__(
@@ -53,11 +54,11 @@ class StepFunctions(TorchFunctionMode):
         if func in _FROM_NUMBERS and args and _holds_traced(args[0]):
             return _tensor_of(args[0], **keywords)
         if func == _SET_DATA:
-            raise StateChangedOtherwise(
+            self._raise(
+                StateChangedOtherwise,
                 what="binds a tensor to other memory (`.data = ...`)",
                 why="the program works in the memory that tensors had when it was recorded",
                 hint="write the contents in place: tensor.copy_(new)",
-                origin=self._origins.here(),
             )
         if not torch.is_grad_enabled() and _takes_plain_floats(func, args, keywords):
             args = [self._plain(argument) for argument in args]
@@ -68,8 +69,12 @@ class StepFunctions(TorchFunctionMode):
         return self._token_for(argument) if is_traced(argument) and type(number_now(argument)) is float else argument
 
     def _refuse(self, what: str, hint: str) -> NoReturn:
-        why = "its numbers are not known while the step is captured"
-        raise UnsupportedStep(what=what, why=why, hint=hint, origin=self._origins.here())
+        self._raise(UnsupportedStep, what=what, why="its numbers are not known while the step is captured", hint=hint)
+
+    def _raise(self, kind: type[DovetailError], **facts: object) -> NoReturn:
+        error = kind(origin=self._origins.here(), **facts)
+        self.refusals.append(error)
+        raise error
 
 
 def _takes_plain_floats(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:

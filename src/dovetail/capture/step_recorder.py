@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,7 +22,7 @@ from dovetail.capture.item_log import ItemHints
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
-from dovetail.errors import UnsupportedStep
+from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.ir.program import Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
@@ -59,7 +59,8 @@ class Question:
 class StepRecorder(Recorder):
     """See the module docstring.
 
-    Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now.
+    Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now;
+    refusals, every error that was raised.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class StepRecorder(Recorder):
         self.questions: list[Question] = []
         self.numbers_now: dict[str, Plain] = {}
         self.known = KnownNumbers()
+        self.refusals: list[DovetailError] = []
         self._hints = hints
         self._tracker = origins
         self._from_data: set[Value] = set()
@@ -98,6 +100,13 @@ class StepRecorder(Recorder):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        try:
+            return self._dispatched(func, types, args, kwargs)
+        except DovetailError as error:
+            self.refusals.append(error)
+            raise
+
+    def _dispatched(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         if func is _ITEM:
             return self._item(args[0])
         if func.namespace == "profiler":  # ranges that torch opens for itself
@@ -139,7 +148,9 @@ class StepRecorder(Recorder):
 
     # --- numbers --------------------------------------------------------------------------------------------
 
-    def _item(self, tensor: torch.Tensor) -> Any:
+    def _item(self, tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor):  # autograd asks for the number that it was given as a tensor
+            return tensor
         self.phase = Phase.FORWARD if running_sequence_number() is None else Phase.BACKWARD
         tensor = self._without_real(tensor)
         now = self.known.number(tensor)
@@ -176,22 +187,25 @@ class StepRecorder(Recorder):
         if not isinstance(handle, Value):
             return
         if handle in self._from_data:
-            raise UnsupportedStep(
+            self._refuse(
                 what="turns a number that it computes into a plain Python number",
                 why="the number is another one in each call, and a program cannot follow plain Python numbers",
                 hint="use .item() and arithmetic, compare it, or return the tensor and convert it after the step",
-                origin=self._tracker.here(),
             )
         self._ask(GUARD_NUMBER, handle, number)
 
     def refuse_text(self, handle: Any) -> None:
         """See `NumberTrace`. Raises: UnsupportedStep."""
-        raise UnsupportedStep(
+        self._refuse(
             what="turns a number that it computes into text",
             why="the text would be made once, while the step is captured, and not again",
             hint="return the number or tensor, and print it after the step",
-            origin=self._tracker.here(),
         )
+
+    def _refuse(self, **facts: object) -> NoReturn:
+        error = UnsupportedStep(origin=self._tracker.here(), **facts)
+        self.refusals.append(error)
+        raise error
 
     def _ask(self, target: Target, handle: Value, answer: Plain) -> None:
         origin = self._tracker.here()

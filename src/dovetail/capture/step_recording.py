@@ -23,8 +23,8 @@ from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedTensor
-from dovetail.ir.convert import unsupported_kind
-from dovetail.ir.program import Node, Program, Stage, Value
+from dovetail.ir.convert import tree_to_scalar, unsupported_kind
+from dovetail.ir.program import Node, Program, Stage, TensorMeta, Value
 from dovetail.ir.signature import (
     Constant,
     GradientLeft,
@@ -39,11 +39,13 @@ from dovetail.ir.signature import (
     UserOutput,
     WriteKind,
 )
+from dovetail.ir.sizes import Number, Scalar
 from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
 from dovetail.ops.facts import written_values
-from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode
+from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.swapping import exchange_tensors, share_hooks
+from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
 from dovetail.torch_compat.traced_numbers import Plain, handle_of, is_traced, traced_maths
 
 
@@ -96,9 +98,11 @@ class StepRecording:
         hints: ItemHints,
         *,
         assume_cleared: bool = False,
+        dynamic: bool = False,
     ) -> None:
         """Prepare.
 
+        dynamic: sizes of arguments above 1 become symbols.
         assume_cleared: the step is expected to begin by clearing gradients: where none is held, let one seem to be, so
         that the step can be seen to drop it.
         Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
@@ -106,7 +110,8 @@ class StepRecording:
         held = list(_held_gradients(tensors))
         for item in (*tensors, *(gradient for _, gradient in held)):
             _check(item)
-        self.mode = new_fake_mode()
+        self.mode = new_fake_mode(new_shape_env() if dynamic else None)
+        self._dynamic = dynamic
         self.origins = OriginTracker()
         self.recorder = StepRecorder(self.origins, lambda tensor: fake_apart(self.mode, tensor), hints)
         self.tensors = [*tensors, *(gradient for _, gradient in held)]
@@ -136,9 +141,15 @@ class StepRecording:
                 self.recorder, self.mode, self.origins, self._watched(around), contextlib.nullcontext()
             ):
                 results = list(function())
+                self._raise_refusals()
                 self._look_at_state()
                 with self.recorder_paused():
                     self.results = [self._result(index, item) for index, item in enumerate(results)]
+
+    def _raise_refusals(self) -> None:
+        """The step's own code may have caught what was raised, and have gone on with something else."""
+        for refusal in (*self.recorder.refusals, *self._functions.refusals):
+            raise refusal
 
     @contextlib.contextmanager
     def recorder_paused(self) -> Iterator[None]:
@@ -155,7 +166,7 @@ class StepRecording:
     @contextlib.contextmanager
     def _exchanged(self) -> Iterator[None]:
         """While active, the tensor objects are fakes."""
-        fakes = [self._fake(item.tensor) for item in self.tensors]
+        fakes = [self._fake(item) for item in self.tensors]
         gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
         done: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
@@ -183,8 +194,12 @@ class StepRecording:
         self._seeming[index] = seeming, self.recorder.add_tensor(seeming, f"{item.name}_no_grad")
         item.tensor.grad = seeming
 
-    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        fake = fake_apart(self.mode, tensor)
+    def _fake(self, item: StepTensor) -> torch.Tensor:
+        tensor = item.tensor
+        if self._dynamic and isinstance(item.role, UserInput):
+            fake = symbolic_fake_of(self.mode, tensor.detach(), item.name)
+        else:
+            fake = fake_apart(self.mode, tensor)
         if isinstance(tensor, torch.nn.Parameter):
             fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
         elif tensor.requires_grad:
@@ -269,6 +284,21 @@ class StepRecording:
         wanted = set(map(id, tensors))
         return {v for item, v in zip(self.tensors, self._values, strict=True) if id(item.tensor) in wanted}
 
+    @property
+    def size_conditions(self) -> list[Scalar]:
+        """The facts about symbolic sizes that recording has relied on."""
+        return [] if self.mode.shape_env is None else [tree_to_scalar(t) for t in guard_trees(self.mode.shape_env)]
+
+    @property
+    def size_hints(self) -> dict[str, Number]:
+        """A number for each size symbol."""
+        found = {name: hint_of(number) for name, number in self.recorder.symbols.items()}
+        return {name: number for name, number in found.items() if number is not None}
+
+    def description_of(self, index: int) -> TensorMeta:
+        """What is known of a tensor, its sizes in symbols."""
+        return self._values[index].tensor
+
     def writes_state(self, node: Node) -> bool:
         """Whether a recorded node writes memory of an input."""
         storages = {value.tensor.storage for value in self._values}
@@ -283,7 +313,7 @@ class StepRecording:
         """
         recorder = self.recorder
         constants = [value for _, value in recorder.constants]
-        infer = MetaInference(self.mode, recorder.numbers_now)
+        infer = MetaInference(self.mode, {**recorder.symbols, **recorder.numbers_now})
         touched = {value for node in recorder.nodes for value in node.operands()}
         if not touched.isdisjoint(value for _, value in self._seeming.values()):
             raise GradientsNotCleared

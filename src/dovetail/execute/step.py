@@ -6,9 +6,9 @@ another way. After it, what was written stays, as in eager, and the error says w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from dovetail.errors import GuardMiss, StepInterrupted
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program
+from dovetail.ir.sizes import Number
 from dovetail.ir.step_plan import StepPlan
 from dovetail.ops.facts import facts_of, written_values
 from dovetail.torch_compat.rng import default_generator
@@ -31,13 +32,14 @@ class NothingWritten(Exception):
 class CompiledStepProgram:
     """code: of the program that works in place. plan: what is done around it. labels: of its inputs, for messages.
 
-    reports: what each pass says of itself, by name.
+    reports: what each pass says of itself, by name. hints: a number for each size symbol.
     """
 
     code: CompiledProgram
     plan: StepPlan
     labels: tuple[str, ...]
     reports: tuple[tuple[str, str], ...] = ()
+    hints: Mapping[str, Number] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:

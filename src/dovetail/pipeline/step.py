@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.step import CompiledStepProgram
 from dovetail.ir.program import Node, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, Signature
+from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.ir.step_plan import StepPlan
 from dovetail.passes.early_updates import early_updates
@@ -46,16 +48,22 @@ STEP_PASSES: tuple[tuple[str, StepPass], ...] = (
 
 
 def compile_step_programs(
-    programs: StepPrograms, plan: StepPlan, labels: tuple[str, ...], name: str, options: Options
+    programs: StepPrograms,
+    plan: StepPlan,
+    labels: tuple[str, ...],
+    name: str,
+    options: Options,
+    hints: Mapping[str, Number] = MappingProxyType({}),
 ) -> CompiledStepProgram:
-    """The code of a recorded step. plan: what is done around it. labels: of the inputs of its programs.
+    """The code of a recorded step. plan: what is done around it. labels: of the inputs of its programs. hints: a
+    number for each size symbol.
 
     Raises: UnsupportedStep where something would have to be checked after the first write.
     """
-    dump = Dump(options.dump, name, {}, options.dump_calls, None, options.trail)
+    dump = Dump(options.dump, name, hints, options.dump_calls, None, options.trail)
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
-    program, records = run_passes(programs.functional, options, dump, {})
+    program, records = run_passes(programs.functional, options, dump, hints)
     reports = [(record.name, record.report) for record in records]
     program = with_copies(program)
     if options.verify:
@@ -70,14 +78,16 @@ def compile_step_programs(
         if options.verify:
             verify_program(result, writes)
         if options.verify > 1 and function is work_in_place:
-            verify_inplace(program, result, commit=True)
+            verify_inplace(program, result, commit=True, hints=hints)
         record = StepRecord(pass_name, len(program.nodes), len(result.nodes), elapsed_us, str(report), details=report)
         reports.append((pass_name, str(report)))
         program = result
         dump.step(pass_name, program, record)
         if pass_name == options.stop_after:
             break
-    compiled = CompiledStepProgram(CompiledProgram(program, make_executors(options)), plan, labels, tuple(reports))
+    compiled = CompiledStepProgram(
+        CompiledProgram(program, make_executors(options)), plan, labels, tuple(reports), dict(hints)
+    )
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)

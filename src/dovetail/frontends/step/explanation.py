@@ -90,7 +90,7 @@ def explain_variant(name: str, variant: Variant) -> StepExplanation:
         name=name,
         reason=variant.reason,
         nodes=len(program.nodes),
-        peak_bytes=simulate_peak(program).peak_bytes,
+        peak_bytes=simulate_peak(program, compiled.hints).peak_bytes,
         state=tuple(label for role, label in roles if not isinstance(role, others)),
         arguments=of(UserInput),
         gradients=of(HeldGradient),
