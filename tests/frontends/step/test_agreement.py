@@ -15,6 +15,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("case", map(case_of, singles()), ids=str)
+@pytest.mark.parametrize("case", [case_of(row) for row in singles()], ids=str)
 def test_step_agrees_with_eager(case: Case) -> None:
     agree(case, 13)
