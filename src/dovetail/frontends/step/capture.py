@@ -13,7 +13,8 @@ import torch
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
 from dovetail.capture.python_state import plain_key
-from dovetail.capture.step_recording import StepNumber, StepPrograms, StepRecording, StepTensor
+from dovetail.capture.step_inputs import StepNumber, StepTensor
+from dovetail.capture.step_recording import StepPrograms, StepRecording
 from dovetail.errors import OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.hosts import HostCall, HostCalls
