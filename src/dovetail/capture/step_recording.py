@@ -21,9 +21,10 @@ from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
+from dovetail.capture.step_inputs import StepNumber, StepTensor, check_tensor, held_gradients
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedTensor
-from dovetail.ir.convert import tree_to_scalar, unsupported_kind
+from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState
+from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Node, Program, Stage, TensorMeta, Value
 from dovetail.ir.signature import (
     Constant,
@@ -43,29 +44,9 @@ from dovetail.ir.sizes import Number, Scalar
 from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
 from dovetail.ops.facts import written_values
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, symbolic_fake_of
-from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.swapping import exchange_tensors, share_hooks
 from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
-from dovetail.torch_compat.traced_numbers import Plain, handle_of, is_traced, traced_maths
-
-
-@dataclass(frozen=True, slots=True)
-class StepTensor:
-    """A tensor that the step can reach. name: a Python name, of no other. label: what a user calls it."""
-
-    name: str
-    label: str
-    role: InputRole
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StepNumber:
-    """A Python number that the program reads in each call. put: lets the step's code read another one."""
-
-    name: str
-    now: Plain
-    put: Callable[[Any], None]
+from dovetail.torch_compat.traced_numbers import handle_of, is_traced, traced_maths
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +88,9 @@ class StepRecording:
         that the step can be seen to drop it.
         Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
         """
-        held = list(_held_gradients(tensors))
+        held = list(held_gradients(tensors))
         for item in (*tensors, *(gradient for _, gradient in held)):
-            _check(item)
+            check_tensor(item)
         self.mode = new_fake_mode(new_shape_env() if dynamic else None)
         self._dynamic = dynamic
         self.origins = OriginTracker()
@@ -389,27 +370,3 @@ class StepRecording:
             else:
                 found_exit = found
             yield LeafGradient(index, held is not None, is_cleared, found_exit)
-
-
-def _check(item: StepTensor) -> None:
-    tensor = item.tensor
-    refused = unsupported_kind(tensor)
-    if is_wrapper(tensor):
-        refused = f"a {type(tensor).__name__}, which wraps other tensors", "use plain tensors"
-    if refused is not None:
-        raise UnsupportedTensor(name=item.label, kind=refused[0], hint=refused[1])
-    if tensor.requires_grad and not tensor.is_leaf:
-        raise StateChangedOtherwise(
-            what=f"reaches {item.label}, which is part of a graph from before the step",
-            why="a step runs backward through what it computed itself, and nothing else",
-            hint=f"detach it before the step: {item.label}.detach()",
-        )
-
-
-def _held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTensor]]:
-    known = {id(item.tensor) for item in tensors}
-    for index, item in enumerate(tensors):
-        gradient = item.tensor.grad if item.tensor.is_leaf else None
-        if gradient is not None and id(gradient) not in known:
-            known.add(id(gradient))
-            yield index, StepTensor(f"{item.name}_grad", f"{item.label}.grad", HeldGradient(item.label), gradient)
