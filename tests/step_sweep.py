@@ -22,16 +22,20 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.errors import DovetailError
-from tests.frontends.step.agreement import Case, agree
+from tests.frontends.step.agreement import Case, EagerFails, agree
 from tests.frontends.step.cases.matrix import case_of, drawn, named, pairs
 from tests.searching import Standing, begin, keep, parser_of
 
 
 @dataclass
 class State(Standing):
-    """Where a search stands. next: the first row not tried. failures: what is wrong, by the name of the case."""
+    """Where a search stands. next: the first row not tried. failures: what is wrong, by the name of the case.
+
+    refused: how many of the failures are refusals. none: how many rows eager itself cannot train.
+    """
 
     refused: int = 0
+    none: int = 0
 
 
 def search(state: State, step: int, seconds: float, programs: int | None, on_step: Callable[[State], None]) -> None:
@@ -40,7 +44,9 @@ def search(state: State, step: int, seconds: float, programs: int | None, on_ste
     while time.monotonic() < end and (programs is None or state.tried < programs):
         case = case_at(state.next)
         error = failure_of(case)
-        if error is not None:
+        if isinstance(error, EagerFails):
+            state.none += 1
+        elif error is not None:
             state.failures[case.name] = kind_of(error)
             state.refused += isinstance(error, DovetailError)
         state.tried += 1

@@ -34,6 +34,10 @@ STEPS = 20
 T = TypeVar("T")
 
 
+class EagerFails(Exception):
+    """The case is none: eager itself raises."""
+
+
 class _Refused(Exception):
     """A call was refused, as it may be."""
 
@@ -128,8 +132,7 @@ class _Comparison:
             lambda twin: _called(twin, twin.steps if twin is self.twins[0] else steps, number)
         )
         if isinstance(wanted, Exception) and not self.case.fails:
-            wanted.add_note(f"in eager mode, in {self.what}")
-            raise wanted
+            raise EagerFails(f"{self.what}: {type(wanted).__name__}: {wanted}") from wanted
         if isinstance(found, DovetailError):
             self._refused(found, before)
         if isinstance(wanted, Exception) or isinstance(found, Exception):

@@ -302,6 +302,18 @@ def _hooks(t: Training) -> Twin:
     return _plain(t)
 
 
+def _sizes(t: Training) -> Twin:
+    """Batches of other sizes; there are at least two rows, for batch norm."""
+    side = _plain(t)
+
+    def call(number: int) -> Call:
+        batch = t.batch(number)
+        return Call(({name: item[: max(2, len(item) - number % 3)] for name, item in batch.items()},))
+
+    side.call = call
+    return side
+
+
 GRADIENTS = (
     Feature("plain", _plain),
     Feature("numbers", _numbers),
@@ -321,4 +333,6 @@ GRADIENTS = (
     Feature("unfreezing", _unfreezing, captures=None, eager_calls=None),
     Feature("gradients kept", _gradients_kept, keep_grads=True),
     Feature("hooks", _hooks),
+    Feature("sizes", _sizes, captures=None, eager_calls=None),
+    Feature("sizes in one program", _sizes, captures=None, options={"dynamic": True}),
 )

@@ -31,6 +31,7 @@ def case(model: Model, recipe: Recipe, feature: Feature) -> Case:
         eager_calls=None if recipe.branches else feature.eager_calls,
         at_most=30 if recipe.branches else 8,
         keep_grads=feature.keep_grads,
+        options=feature.options,
     )
 
 

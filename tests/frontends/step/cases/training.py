@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn, optim
@@ -54,8 +54,8 @@ class Feature:
     """One thing that training loops do.
 
     make: a side that does it. twice: it differentiates gradients. partial: it asks for gradients of chosen tensors, or
-    of none, which a reentrant checkpoint does not allow. captures, eager_calls, keep_grads: see `Case`. pair: it takes
-    the model of two players, and no other does.
+    of none, which a reentrant checkpoint does not allow. captures, eager_calls, keep_grads,
+    options: see `Case`. pair: it takes the model of two players, and no other does.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Feature:
     partial: bool = False
     keep_grads: bool = False
     pair: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.name
