@@ -96,7 +96,6 @@ class StepCapture:
         unseen = "whether its contents changed between calls cannot be told in passing"
         for labels, what, why, hint in (
             (world.iterators, "draws from the iterator", another, "draw outside of the step, and pass what was drawn"),
-            (world.scheduler_reads, "reads", another, "read it after the step"),
             (world.unwatched, "reads", unseen, "pass what is read as an argument, or make a tensor of it"),
         ):
             if labels:

@@ -102,7 +102,9 @@ class HostCalls:
         """While active, host calls are noted and not made."""
         with contextlib.ExitStack() as stack:
             for scheduler in self._schedulers:
-                stack.enter_context(_replaced(scheduler, self._stub(scheduler)))
+                stub = self._stub(scheduler)
+                stack.enter_context(_replaced(scheduler, stub))
+                stack.enter_context(_watched_reads(scheduler, self._read))
             for optimizer in self._hooked:
                 for table in step_hook_tables(optimizer):
                     stack.enter_context(_replaced_values(table, self._hook))
@@ -156,6 +158,17 @@ class HostCalls:
             self.note(hook, args, kwargs, is_hook=True)
 
         return call
+
+    def _read(self, scheduler: Any, name: str) -> None:
+        """The step asks a scheduler for something. Raises: UnsupportedStep, also when the step swallows it."""
+        error = UnsupportedStep(
+            what=f"reads {name!r} of a {type(scheduler).__mro__[1].__name__}",
+            why="schedulers change when they are stepped, and the program would go on with what it was captured with",
+            hint="read it after the step",
+            origin=self._recording.origins.here(),
+        )
+        self._recording.recorder.refusals.append(error)
+        raise error
 
     def _log(self, logger: logging.Logger, record: logging.LogRecord) -> bool:
         """Note a log record of this thread; False for those of others."""
@@ -225,6 +238,28 @@ def _replaced(scheduler: Any, step: Callable[..., None]) -> Iterator[None]:
             held["step"] = before
         else:
             del held["step"]
+
+
+_ASKED_FOR_ANYWAY = frozenset({"step", "optimizer"})
+
+
+@contextlib.contextmanager
+def _watched_reads(scheduler: Any, tell: Callable[[Any, str], None]) -> Iterator[None]:
+    """While active, `tell` is called for each attribute of a scheduler that is asked for in this thread."""
+    kind: Any = type(scheduler)
+    thread = threading.get_ident()
+
+    def get(self: Any, name: str) -> Any:
+        is_told = name not in _ASKED_FOR_ANYWAY and not name.startswith("__") and threading.get_ident() == thread
+        if is_told and self is scheduler:
+            tell(self, name)
+        return kind.__getattribute__(self, name)
+
+    scheduler.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
+    try:
+        yield
+    finally:
+        object.__setattr__(scheduler, "__class__", kind)
 
 
 @contextlib.contextmanager

@@ -54,8 +54,7 @@ class World:
     Attributes: tensors: each tensor object once, with where it is held first: those of modules, of optimizers, the
     rest. modules, optimizers, schedulers, scalers: with what a user would call them. iterators: labels of iterators
     and data loaders that the code can draw from. unwatched: labels of what is not compared (large arrays and
-    containers). caches: labels of functions that remember results. scheduler_reads: what code may read of a
-    scheduler itself.
+    containers). caches: labels of functions that remember results.
     """
 
     def __init__(self, target: Callable[..., Any], arguments: Iterable[Any] = (), extra: Any = ()) -> None:
@@ -80,7 +79,6 @@ class World:
         self.iterators = [place.label for place in walk.iterators]
         self.unwatched = [place.label for place in walk.unwatched]
         self.caches = [place.label for place in walk.caches]
-        self.scheduler_reads = sorted(_scheduler_reads(walk))
         known: list[tuple[str, Any]] = [("Python's random numbers", random), ("NumPy's random numbers", np.random)]
         known += [(place.label, source) for place, source in walk.randoms]
         self._randoms = [(label, source, *random_state(source)) for label, source in known]
@@ -209,10 +207,3 @@ def _fill(array: Any, copy: Any) -> None:
         array[:] = copy
     else:
         np.ndarray.__setitem__(array, ..., copy)
-
-
-def _scheduler_reads(walk: Walk) -> Iterable[str]:
-    """What a scheduler says of itself and the code names: those numbers change while the code is not run."""
-    for holder in walk.of_kind.get(Kind.SCHEDULER, ()):
-        own = {*holder.keys, "get_last_lr", "get_lr", "state_dict"} - {"optimizer"}
-        yield from (f"{holder.title}.{name}" for name in own & walk.named_by_code)
