@@ -45,7 +45,7 @@ from dovetail.ir.sizes import Number, Scalar
 from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
 from dovetail.ops.facts import written_values
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, symbolic_fake_of
-from dovetail.torch_compat.swapping import exchange_tensors, hook_tables, put_hook_tables, share_hooks
+from dovetail.torch_compat.swapping import HookTable, exchange_tensors, hook_tables, put_hook_tables, share_hooks
 from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced, traced_maths
 
@@ -70,7 +70,7 @@ class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
     Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
-    gradient; numbers; recorder; hooked: labels of tensors that have a hook afterwards and had none, with the line.
+    gradient; numbers; recorder; hooked: labels of tensors that have more hooks afterwards, with the line.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class StepRecording:
         self._flags: list[tuple[int, bool]] = []
         self.hooked: dict[str, Origin | None] = {}
         self._hooks = [hook_tables(item.tensor) for item in self.tensors]
+        self._hook_counts = list(map(_count, self._hooks))
         self._assume_cleared = assume_cleared
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self._functions = StepFunctions(self.origins, self.recorder.token_for)
@@ -220,9 +221,7 @@ class StepRecording:
                     hint="work on a view of it, or a copy",
                     origin=origin_of(self.recorder.value_of(tensor), self.recorder.nodes),
                 )
-            if any(
-                now and now is not table for now, table in zip(hook_tables(tensor), self._hooks[index], strict=True)
-            ):
+            if _count(hook_tables(tensor)) > self._hook_counts[index]:
                 self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
                 self._flags.append((index, tensor.requires_grad))
@@ -386,3 +385,7 @@ class StepRecording:
             else:
                 found_exit = found
             yield LeafGradient(index, held is not None, is_cleared, found_exit)
+
+
+def _count(tables: Sequence[HookTable]) -> int:
+    return sum(len(table) for table in tables if table is not None)

@@ -10,6 +10,7 @@ import torch
 
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.torch_compat.guards import SameTensors
+from dovetail.torch_compat.swapping import hook_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class TensorKinds:
     kinds: list[tuple[Any, ...]] = field(default_factory=list)
     _same: SameTensors | None = None
     _state_ids: dict[int, int] = field(default_factory=dict)
+    _hookable: list[int] = field(default_factory=list)
     _checked: list[int] = field(default_factory=list)
     _storages: dict[int, bool] = field(default_factory=dict)
 
@@ -87,6 +89,8 @@ class TensorKinds:
         if self.kinds != self._kinds_of(tensors) or shared_memory(tensors, self.written) or not self._fit(tensors):
             return False
         self._same = SameTensors(self._fixed(tensors))
+        given = [i for i, source in enumerate(self.sources) if source.kind == "argument"]
+        self._hookable = [i for i in given if tensors[i].requires_grad]
         self._state_ids = {id(t): i for i, t in enumerate(tensors) if self.sources[i].kind == "state"}
         written = set(self.written)
         self._storages = {}
@@ -101,6 +105,8 @@ class TensorKinds:
         """Whether the tensors of a call, in the order of the sources, are as expected. leaves: of the arguments."""
         if self._same is None or not self._same.are(self._fixed(tensors)) or not self._fit(tensors):
             return False
+        if self._hookable and any(any(hook_tables(tensors[i])) for i in self._hookable):
+            return False  # those of the state are watched with the world
         ids = list(map(id, tensors))
         if ids == self._checked:
             return self._leaves_are(tensors, leaves)

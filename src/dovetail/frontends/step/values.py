@@ -29,6 +29,7 @@ from dovetail.capture.python_state import is_library_class
 _EXACT = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
 PLAIN = frozenset((*_EXACT, float, complex, range))
 MAX_WATCHED_BYTES = 1024
+RANDOM_SOURCES = (random.Random, np.random.Generator, np.random.RandomState)
 _WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp")
 _WALKED = (SimpleNamespace, argparse.Namespace, UserDict, UserList)
 _CLOSED = (MappingProxyType, memoryview, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
@@ -74,7 +75,7 @@ _FAMILIES: tuple[tuple[Any, Kind], ...] = (
     (GradScaler, Kind.SCALER),
     (np.generic, Kind.PLAIN),
     ((np.ndarray, bytearray), Kind.ARRAY),
-    ((random.Random, np.random.Generator, np.random.RandomState), Kind.RANDOM),
+    (RANDOM_SOURCES, Kind.RANDOM),
     (Enum, Kind.OPAQUE),
     (dict, Kind.DICT),
     (list, Kind.LIST),
