@@ -21,13 +21,12 @@ import torch
 
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.frontends.step.values import HOST_CALL
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.program import Origin, Value
 from dovetail.torch_compat.modules import noticed_conversions
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced
-
-_MARK = "_dovetail_host_call"
 
 
 def host_call(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,7 +45,7 @@ def host_call(function: Callable[..., Any]) -> Callable[..., Any]:
         else:
             recording.note(function, args, kwargs)
 
-    setattr(call, _MARK, True)
+    setattr(call, HOST_CALL, True)
     return call
 
 
@@ -130,7 +129,7 @@ class HostCalls:
         self, function: Callable[..., Any], args: Any, kwargs: Any, scheduler: Any = None, *, is_hook: bool = False
     ) -> None:
         """A call was to be made."""
-        leaves, structure = flatten((list(args), dict(kwargs)))
+        leaves, structure = flatten((list(args), dict(kwargs)), results=True)
         recorder, made = self._recording.recorder, list[int | None]()
         for leaf in leaves:
             made.append(None)
