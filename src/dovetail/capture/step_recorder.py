@@ -28,6 +28,7 @@ from dovetail.ir.sizes import symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.fakes import DEVICE_QUESTION, device_of_fake, is_fake
 from dovetail.torch_compat.traced_numbers import (
     Plain,
     fixed_number,
@@ -103,6 +104,8 @@ class StepRecorder(Recorder):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
+            return device_of_fake(args[0])
         try:
             return self._dispatched(func, types, args, kwargs)
         except DovetailError as error:

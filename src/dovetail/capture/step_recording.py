@@ -10,60 +10,47 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dovetail.analysis.infer import MetaInference
-from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
 from dovetail.capture.step_origins import origin_of, origin_of_write
+from dovetail.capture.step_programs import GradientsNotCleared, MadeTensor, RecordedStep, StepPrograms
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_tensors import StepNumber, StepTensor, check_state, held_gradients
-from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState
+from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.convert import tree_to_scalar
-from dovetail.ir.program import Node, Origin, Program, Stage, TensorMeta, Value
+from dovetail.ir.program import Node, Origin, TensorMeta, Value
 from dovetail.ir.signature import (
-    Constant,
-    GradientLeft,
-    HeldGradient,
-    InputMutation,
-    InputRole,
-    NumberInput,
-    NumberLeft,
-    OutputRole,
-    Signature,
     UserInput,
-    UserOutput,
-    WriteKind,
 )
 from dovetail.ir.sizes import Number, Scalar
-from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
+from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
-from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, symbolic_fake_of
-from dovetail.torch_compat.swapping import HookTable, exchange_tensors, hook_tables, put_hook_tables, share_hooks
+from dovetail.torch_compat.fakes import (
+    fake_apart,
+    fakes_apart,
+    hidden_fakes,
+    new_fake_mode,
+    parameter_of_fake,
+    symbolic_fake_of,
+)
+from dovetail.torch_compat.swapping import (
+    HookTable,
+    attributes_in_common,
+    exchange_back,
+    exchange_tensors,
+    hook_tables,
+    put_hook_tables,
+    share_hooks,
+)
 from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced, traced_maths
-
-
-@dataclass(frozen=True, slots=True)
-class StepPrograms:
-    """tensors, numbers: which of those recorded are inputs of the programs, in order; tensors met in passing follow."""
-
-    recorded: Program
-    functional: Program
-    plan: StepPlan
-    tensors: tuple[int, ...]
-    numbers: tuple[int, ...]
-    constants: tuple[torch.Tensor, ...]
-
-
-class GradientsNotCleared(Exception):
-    """The step looks at gradients from before, or leaves them, though it was expected to drop them."""
 
 
 class StepRecording:
@@ -102,16 +89,17 @@ class StepRecording:
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
         self.numbers = list(numbers)
-        self.results: list[Result | Value | tuple[Value, bool]] = []
+        self.results: list[Result | Value | MadeTensor] = []
         self._values: list[Value] = []
         self._number_values: list[Value] = []
         self._left: list[object] = []
-        self._exits: list[GradientExit | Value] = []
+        self._exits: list[GradientExit | MadeTensor] = []
         self._flags: list[tuple[int, bool]] = []
         self.hooked: dict[str, Origin | None] = {}
         self._hooks = [hook_tables(item.tensor) for item in self.tensors]
         self._hook_counts = list(map(_count, self._hooks))
         self._assume_cleared = assume_cleared
+        self._must_not_seem = False
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self._functions = StepFunctions(self.origins, self.recorder.token_for)
 
@@ -132,6 +120,8 @@ class StepRecording:
                 self._look_at_state()
                 with self.recorder_paused():
                     self.results = [self._result(index, item) for index, item in enumerate(results)]
+        if self._must_not_seem:
+            raise GradientsNotCleared
 
     def _raise_refusals(self) -> None:
         """The step's own code may have caught what was raised, and have gone on with something else."""
@@ -153,7 +143,8 @@ class StepRecording:
     @contextlib.contextmanager
     def _exchanged(self) -> Iterator[None]:
         """While active, the tensor objects are fakes."""
-        fakes = [self._fake(item) for item in self.tensors]
+        twins = fakes_apart(self.mode, [item.tensor for item in self.tensors])
+        fakes = [self._as_like(item, twin) for item, twin in zip(self.tensors, twins, strict=True)]
         gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
         done: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
@@ -173,7 +164,7 @@ class StepRecording:
                 if tensor.is_leaf:
                     tensor.grad = None
             for tensor, fake in reversed(done):
-                exchange_tensors(tensor, fake)
+                exchange_back(tensor, fake)
             for (tensor, _), tables in zip(done, self._hooks, strict=False):
                 put_hook_tables(tensor, tables)
 
@@ -183,17 +174,22 @@ class StepRecording:
         self._seeming[index] = seeming, self.recorder.add_tensor(seeming, f"{item.name}_no_grad")
         item.tensor.grad = seeming
 
-    def _fake(self, item: StepTensor) -> torch.Tensor:
+    def _as_like(self, item: StepTensor, fake: torch.Tensor) -> torch.Tensor:
         tensor = item.tensor
         if self._dynamic and isinstance(item.role, UserInput):
             fake = symbolic_fake_of(self.mode, tensor.detach(), item.name)
-        else:
-            fake = fake_apart(self.mode, tensor)
         if isinstance(tensor, torch.nn.Parameter):
-            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        elif tensor.requires_grad:
+            fake = parameter_of_fake(fake)
+        if tensor.requires_grad:
             fake.requires_grad_()
         share_hooks(tensor, fake)
+        names = attributes_in_common(tensor, fake)
+        if names:
+            raise UnsupportedTensor(
+                name=item.label,
+                kind=f"a tensor with an attribute {names[0]!r}, as torch's stand-ins have",
+                hint="give the attribute another name",
+            )
         return fake
 
     def _put_numbers(self) -> None:
@@ -232,16 +228,17 @@ class StepRecording:
                 origin = origin_of_write(value, self.recorder.nodes)
                 raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}", origin=origin)
 
-    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | Value:
+    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | MadeTensor:
         gradient = tensor.grad
         if gradient is None:
             return GradientExit.NONE
         if index in self._seeming and self._seeming[index][0] is gradient:
-            raise GradientsNotCleared
+            self._must_not_seem = True
+            return GradientExit.NONE
         held = self.held.get(index)
         if held is not None and self.tensors[held].tensor is gradient:
             return GradientExit.SAME
-        return self._outside_of_state(gradient, f"the gradient of {self.tensors[index].label}")
+        return MadeTensor(self._outside_of_state(gradient, f"the gradient of {self.tensors[index].label}"), gradient)
 
     def _outside_of_state(self, tensor: torch.Tensor, what: str) -> Value:
         """The value of a tensor. Raises: ReturnedState when its memory belongs to the state."""
@@ -252,7 +249,7 @@ class StepRecording:
                 raise ReturnedState(what=what, name=item.label, origin=origin)
         return value
 
-    def _result(self, index: int, item: Any) -> Result | Value | tuple[Value, bool]:
+    def _result(self, index: int, item: Any) -> Result | Value | MadeTensor:
         if is_traced(item):
             handle = handle_of(item)
             return handle if isinstance(handle, Value) else PlainResult(handle)
@@ -264,7 +261,13 @@ class StepRecording:
         self.recorder.value_of(item)
         if any(tensor is item for tensor, _ in self.recorder.constants):
             return PlainResult(item)
-        return self._outside_of_state(item, f"result {index}"), item.requires_grad
+        if item.grad is not None if item.is_leaf else item.retains_grad:
+            raise UnsupportedStep(
+                what=f"returns a tensor that has a gradient of its own (result {index})",
+                why="what is returned is a new tensor, without `.grad`",
+                hint="return the gradient as a result of its own",
+            )
+        return MadeTensor(self._outside_of_state(item, f"result {index}"), item)
 
     def leave(self, number: object) -> int:
         """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""
@@ -300,91 +303,31 @@ class StepRecording:
         storages = {value.tensor.storage for value in self._values}
         return any(value.tensor.storage in storages for value in written_values(node))
 
-    # --- programs -------------------------------------------------------------------------------------------
-
     def programs(self, name: str, *, keep_gradients: bool = False) -> StepPrograms:
         """The step as it ran, and as a functional program; outputs are results, gradients, numbers, new contents.
 
         keep_gradients: leave the gradients also where the step begins by clearing those from before.
+        Raises: GradientsNotCleared.
         """
         recorder = self.recorder
-        constants = [value for _, value in recorder.constants]
-        infer = MetaInference(self.mode, {**recorder.symbols, **recorder.numbers_now})
-        touched = {value for node in recorder.nodes for value in node.operands()}
-        if not touched.isdisjoint(value for _, value in self._seeming.values()):
-            raise GradientsNotCleared
-        touched |= {self._values[found.input] for found in self.results if isinstance(found, SameObject)}
-        functional = Functionalizer([*self._values, *constants, *self._number_values], infer, recorder.new_storage)
+        recorded = RecordedStep(
+            infer=MetaInference(self.mode, {**recorder.symbols, **recorder.numbers_now}),
+            tensors=self.tensors,
+            values=self._values,
+            numbers=self.numbers,
+            number_values=self._number_values,
+            held=self.held,
+            required=self._required,
+            cleared=self._functions.cleared,
+            seeming={index: value for index, (_, value) in self._seeming.items()},
+            results=self.results,
+            exits=self._exits,
+            flags=self._flags,
+            left=self._left,
+        )
         with named_errors(self.origins):
-            for node in recorder.nodes:
-                functional.consume(node)
-        outputs: list[tuple[OutputRole, Value]] = []
-
-        def slot(role: OutputRole, value: Value) -> int:
-            outputs.append((role, value))
-            return len(outputs) - 1
-
-        results = tuple(self._settled(found, slot) for found in self.results)
-        gradients = tuple(self._gradients(touched, slot, keep_gradients))
-        left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self._left))
-        made = [(role, value, functional.read(value)) for role, value in outputs]
-        written = [i for i, v in enumerate(self._values) if functional.write_count(v) and functional.read(v) is not v]
-        read = {value for node in functional.nodes for value in node.operands()}.union(
-            (value for _, _, value in made), (self._values[i] for i in written)
-        )
-        tensors = tuple(i for i, value in enumerate(self._values) if value in read)
-        used = tuple(i for i, value in enumerate(self._number_values) if value in read)
-        place_of = {index: place for place, index in enumerate(tensors)}
-        made += [
-            (InputMutation(place_of[i], WriteKind.UNTRACKED), self._values[i], functional.read(self._values[i]))
-            for i in written
-        ]
-        inputs = (*(self._values[i] for i in tensors), *constants, *(self._number_values[i] for i in used))
-        roles: tuple[InputRole, ...] = (
-            *(self.tensors[i].role for i in tensors),
-            *(Constant(value.name) for value in constants),
-            *(NumberInput(self.numbers[i].name) for i in used),
-        )
-        signature = Signature(roles, tuple(role for role, _, _ in made))
-        recorded, new = tuple(value for _, value, _ in made), tuple(value for _, _, value in made)
-        return StepPrograms(
-            Program(name, Stage.IMPURE, inputs, tuple(recorder.nodes), recorded, signature),
-            Program(name, Stage.WHOLE, inputs, tuple(functional.nodes), new, signature),
-            StepPlan(results, gradients, tuple(self._flags), left, tuple(written)),
-            tensors,
-            used,
-            tuple(tensor for tensor, _ in recorder.constants),
-        )
-
-    def _settled(self, found: Result | Value | tuple[Value, bool], slot: Callable[[OutputRole, Value], int]) -> Result:
-        if isinstance(found, tuple):
-            return MadeResult(slot(UserOutput(0), found[0]), found[1])
-        return MadeResult(slot(UserOutput(0), found)) if isinstance(found, Value) else found
-
-    @staticmethod
-    def _settled_left(place: int, value: object, slot: Callable[[OutputRole, Value], int]) -> int | PlainResult:
-        if isinstance(value, Value):
-            return slot(NumberLeft(place), value)
-        return value if isinstance(value, PlainResult) else PlainResult(value)
-
-    def _gradients(
-        self, touched: set[Value], slot: Callable[[OutputRole, Value], int], keep: bool
-    ) -> Iterator[LeafGradient]:
-        for index, found in enumerate(self._exits):
-            held = self.held.get(index)
-            item = self.tensors[index]
-            is_cleared = (
-                id(item.tensor) in self._functions.cleared and held is not None and self._values[held] not in touched
-            ) or index in self._seeming
-            if isinstance(item.role, HeldGradient) or (
-                held is None and found is GradientExit.NONE and not self._required[index]
-            ):
-                continue
-            if isinstance(found, Value):
-                found_exit = slot(GradientLeft(item.name), found) if keep or not is_cleared else GradientExit.NONE
-            else:
-                found_exit = found
-            yield LeafGradient(index, held is not None, is_cleared, found_exit)
+            functional = recorded.functionalized(recorder)
+        return recorded.programs(recorder, functional, name, keep_gradients)
 
 
 def _count(tables: Sequence[HookTable]) -> int:

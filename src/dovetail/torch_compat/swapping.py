@@ -15,27 +15,46 @@ _TABLES_OF: Callable[[torch.Tensor], tuple[HookTable, HookTable]] = attrgetter(*
 
 
 def exchange_tensors(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Let each of two tensor objects be what the other one was: class, attributes, data, gradient.
+    """Let each of two tensor objects be what the other one was: class, data, gradient. `exchange_back` undoes it.
 
-    References to the objects, weak ones included, stay what they are. `torch.utils.swap_tensors` does the same for
-    tensors that nobody watches or uses otherwise. Exchanging twice leaves no trace.
+    References to the objects, weak ones included, stay what they are, and so does the `__dict__` of `tensor`: what the
+    other one's holds is added for as long. `torch.utils.swap_tensors` does the same for tensors that nobody watches or
+    uses otherwise.
+    Raises: ValueError where both have an attribute of one name.
     """
+    names = attributes_in_common(tensor, other)
+    if names:
+        raise ValueError(f"both tensors have attributes {names}")
+    _exchange(tensor, other)
+    tensor.__dict__.update(other.__dict__)
+
+
+def exchange_back(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Undo `exchange_tensors`. Attributes that were set, changed or removed in between stay so."""
+    for name in other.__dict__:
+        tensor.__dict__.pop(name, None)
+    _exchange(tensor, other)
+
+
+def attributes_in_common(tensor: torch.Tensor, other: torch.Tensor) -> list[str]:
+    """Names of attributes that both have, for which the two cannot be exchanged."""
+    return sorted(tensor.__dict__.keys() & other.__dict__.keys())
+
+
+def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
     tensor_class: Any = type(tensor)
     other_class: Any = type(other)
     tensor.__class__, other.__class__ = other_class, tensor_class
-    tensor.__dict__, other.__dict__ = other.__dict__, tensor.__dict__
     torch._C._swap_tensor_impl(tensor, other)
 
 
 def share_hooks(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Let autograd call the gradient hooks of one leaf for another leaf as well; attributes come along.
+    """Let autograd call the gradient hooks of one leaf for another leaf as well.
 
     Autograd knows the hooks of what a tensor object is, not those of the object: without this, an exchange hides them.
     Tables that are empty are shared as well: a hook that is put there later is called, too.
     """
     put_hook_tables(target, hook_tables(source))
-    for name, value in source.__dict__.items():
-        target.__dict__.setdefault(name, value)
 
 
 def hook_tables(tensor: torch.Tensor) -> tuple[HookTable, HookTable]:

@@ -15,7 +15,8 @@ import torch
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
 from dovetail.capture.python_state import plain_key
-from dovetail.capture.step_recording import StepPrograms, StepRecording
+from dovetail.capture.step_programs import StepPrograms
+from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.errors import DovetailError, OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
@@ -31,13 +32,14 @@ from dovetail.ir.program import Origin, Value
 from dovetail.ir.signature import Parameter, StateTensor, UserInput
 from dovetail.ir.step_plan import PlainResult, StepPlan, moved_plan
 from dovetail.ir.text import identifier
+from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
 
-_DRAW = "draw outside of the step"
+_DRAW, _PASS = "draw outside of the step", "pass what was drawn"
 _NUMBERS = (bool, int, float)
 _SCALER_STATES = "_per_optimizer_states"  # emptied by every update
 
@@ -94,19 +96,16 @@ class StepCapture:
 
     def _refuse_world(self) -> None:
         world = self._world
+        another = "what it gives is another thing in each call, and the program would go on with the first"
+        unseen = "whether its contents changed between calls cannot be told in passing"
         large = "pass what is read as an argument, or make a tensor of it"
-        for labels, line, what, hint in (
-            (world.iterators, world.line_of_iterator, "draws from the iterator", f"{_DRAW}, and pass what was drawn"),
-            (world.scheduler_reads, world.line_of_scheduler_read, "reads", "read it after the step"),
-            (world.unwatched, world.line_of_unwatched, "reads the large object", large),
+        for labels, line, what, why, hint in (
+            (world.iterators, world.line_of_iterator, "draws from the iterator", another, f"{_DRAW}, and {_PASS}"),
+            (world.scheduler_reads, world.line_of_scheduler_read, "reads", another, "read it after the step"),
+            (world.unwatched, world.line_of_unwatched, "reads", unseen, large),
         ):
             if labels:
-                raise UnsupportedStep(
-                    what=f"{what} {labels[0]}",
-                    why="what it gives is another thing in each call, and the program would go on with the first",
-                    hint=hint,
-                    origin=line(),
-                )
+                raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint, origin=line())
 
     def _name(self, wish: str) -> str:
         name, count = identifier(wish), 1
@@ -165,6 +164,10 @@ class StepCapture:
         Raises: GradientsNotCleared; NumbersToLift when more numbers must become inputs; StateToMake when the step makes
         state, which eager mode does better; DovetailError for what cannot be captured. All is as before then.
         """
+        with collection_paused():  # nearly all that a capture makes stays
+            return self._variant(reason, name, hints, assume_cleared, calls_hooks)
+
+    def _variant(self, reason: str, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> Variant:
         tensors, sources = self._tensors()
         leaves = self._call.leaves
         numbers = [StepNumber(spot.name, spot.read(), spot.put) for spot in self._numbers]

@@ -19,8 +19,8 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.item_log import ItemHints, ItemLog
+from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_recorder import Question
-from dovetail.capture.step_recording import GradientsNotCleared
 from dovetail.errors import (
     BadOptionValue,
     CaptureFailed,
