@@ -185,7 +185,7 @@ class HostCalls:
             what="calls LBFGS, which calls the closure as often as the loss tells it to",
             why="each of its searches runs another number of forward and backward passes",
             hint="compile the closure and leave the search in eager mode: closure = dovetail.compile_step(closure, "
-            "keep_grads=True), then optimizer.step(closure)",
+            "keep_grads=True), with net.zero_grad() in it, then optimizer.step(closure)",
             origin=self._recording.origins.here(),
         )
 
