@@ -23,7 +23,7 @@ from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import DovetailError, UnsupportedStep
-from dovetail.ir.program import Node, Operand, Origin, Phase, ScalarMeta, Target, Value
+from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
@@ -127,6 +127,16 @@ class StepRecorder(Recorder):
         if func in _RENAMES:
             self.renamed[id(result)] = self._tracker.here()
         return result
+
+    def _describe(self, tensor: torch.Tensor, name: str) -> Meta:
+        if tensor.layout is torch.sparse_coo and self.phase is Phase.BACKWARD:
+            raise UnsupportedStep(
+                what="computes a sparse gradient",
+                why="programs are made of strided tensors, whose bytes are known",
+                hint="make the layer with sparse=False",
+                origin=self._tracker.here(),
+            )
+        return super()._describe(tensor, name)
 
     def _meant(self, argument: Any) -> Any:
         return self._tokens.get(argument, argument) if type(argument) is float else argument

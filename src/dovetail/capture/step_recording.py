@@ -41,6 +41,7 @@ from dovetail.torch_compat.fakes import (
     symbolic_fake_of,
 )
 from dovetail.torch_compat.swapping import (
+    HookTable,
     attributes_in_common,
     exchange_back,
     exchange_tensors,
@@ -56,7 +57,7 @@ class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
     Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
-    gradient; numbers; recorder; hooked: labels of tensors that have a hook afterwards and had none, with the line.
+    gradient; numbers; recorder; hooked: labels of tensors that have more hooks afterwards, with the line.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class StepRecording:
         self._flags: list[tuple[int, bool]] = []
         self.hooked: dict[str, Origin | None] = {}
         self._hooks = [hook_tables(item.tensor) for item in self.tensors]
+        self._hook_counts = list(map(_count, self._hooks))
         self._assume_cleared = assume_cleared
         self._must_not_seem = False
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
@@ -215,9 +217,7 @@ class StepRecording:
                     hint="work on a view of it, or a copy",
                     origin=origin_of(self.recorder.value_of(tensor), self.recorder.nodes),
                 )
-            if any(
-                now and now is not table for now, table in zip(hook_tables(tensor), self._hooks[index], strict=True)
-            ):
+            if _count(hook_tables(tensor)) > self._hook_counts[index]:
                 self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
                 self._flags.append((index, tensor.requires_grad))
@@ -328,3 +328,7 @@ class StepRecording:
         with named_errors(self.origins):
             functional = recorded.functionalized(recorder)
         return recorded.programs(recorder, functional, name, keep_gradients)
+
+
+def _count(tables: Sequence[HookTable]) -> int:
+    return sum(len(table) for table in tables if table is not None)

@@ -198,8 +198,9 @@ _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and 
 def traced_maths() -> Iterator[None]:
     """While active, what Python does with traced numbers is noted also where it would ask for plain ones.
 
-    Functions of `math`, `max`, `min` and powers are noted (torch's symbolic powers refuse negative bases, of which
-    Python makes complex numbers). Code outside of torch that asks whether a traced number is a float, say, is told so.
+    Functions of `math`, `max` and `min` are noted, and so are all operators as Python has them: torch's symbolic ones
+    make `math.floor(a / b)` of `a // b`, which is another number, refuse negative bases of powers, and do not compute
+    with truth values. Code outside of torch that asks whether a traced number is a float, say, is told so.
     Turning one into text is refused by its trace.
     """
     changed: list[tuple[Any, str, Any]] = []
@@ -210,11 +211,14 @@ def traced_maths() -> Iterator[None]:
         setattr(owner, name, make(before))
 
     try:
-        for kind in (torch.SymFloat, torch.SymInt):
-            change(kind, "__pow__", functools.partial(_power, is_reflected=False))
-            change(kind, "__rpow__", functools.partial(_power, is_reflected=True))
-            change(kind, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
         for symbolic in _SYMBOLIC:
+            for name, function in _BINARY.items():
+                change(symbolic, f"__{name}__", functools.partial(_binary, function))
+                if name not in _COMPARISONS:
+                    change(symbolic, f"__r{name}__", functools.partial(_binary, function, is_reflected=True))
+            for name, of_one in _UNARY.items():
+                change(symbolic, f"__{name}__", functools.partial(_unary, of_one))
+            change(symbolic, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
             change(symbolic, "__format__", _format)
         for name in _MATHS:
             change(math, name, _traced_function)
@@ -231,6 +235,17 @@ def traced_maths() -> Iterator[None]:
 
 
 _INHERITED = object()
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},
+    **{name: getattr(operator, name) for name in ("lshift", "rshift", "xor", *sorted(_COMPARISONS))},
+    "and": operator.and_,
+    "or": operator.or_,
+}
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    **{"neg": operator.neg, "pos": operator.pos, "abs": operator.abs},
+    **{"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc},
+}
 
 
 def _format(before: Callable[..., str]) -> Callable[..., str]:
@@ -251,18 +266,31 @@ def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:
     return is_instance
 
 
-def _power(before: Callable[..., Any], *, is_reflected: bool) -> Callable[..., Any]:
-    @functools.wraps(before)
-    def power(self: Any, other: Any) -> Any:
-        if not is_traced(self) or not (is_traced(other) or type(other) in (bool, int, float)):
-            return before(self, other)
-        node = other.node if is_traced(other) else _constant(self.node, other)
-        base, exponent = (node, self.node) if is_reflected else (self.node, node)
-        if isinstance(base.now**exponent.now, complex):
-            return before(self, other)
-        return _wrapped(base.apply(operator.pow, exponent))
+def _binary(
+    function: Callable[[Any, Any], Any], before: Callable[[Any, Any], Any] | None, *, is_reflected: bool = False
+) -> Callable[[Any, Any], Any]:
+    """A method for an operator of two numbers. before: the method that it stands in for, if there was one."""
 
-    return power
+    def method(self: Any, other: Any) -> Any:
+        if is_traced(self) and (is_traced(other) or type(other) in (bool, int, float)):
+            node = other.node if is_traced(other) else _constant(self.node, other)
+            first, second = (node, self.node) if is_reflected else (self.node, node)
+            if type(function(first.now, second.now)) in (bool, int, float):
+                return _wrapped(first.apply(function, second))
+        return NotImplemented if before is None else before(self, other)
+
+    return method
+
+
+def _unary(function: Callable[[Any], Any], before: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    def method(self: Any) -> Any:
+        if is_traced(self):
+            return _wrapped(self.node.apply(function))
+        if before is None:
+            raise TypeError(f"{function.__name__} of a {type(self).__name__}")
+        return before(self)
+
+    return method
 
 
 def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:

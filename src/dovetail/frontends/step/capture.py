@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from dovetail.capture.item_log import ItemHints
@@ -16,8 +18,9 @@ from dovetail.capture.python_state import plain_key
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
-from dovetail.errors import OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
+from dovetail.errors import DovetailError, OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.places import MISSING, Path, Place
@@ -25,7 +28,7 @@ from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_mem
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
 from dovetail.frontends.step.world import Change, World
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
-from dovetail.ir.program import Value
+from dovetail.ir.program import Origin, Value
 from dovetail.ir.signature import Parameter, StateTensor, UserInput
 from dovetail.ir.step_plan import PlainResult, StepPlan, moved_plan
 from dovetail.ir.text import identifier
@@ -33,9 +36,10 @@ from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
 from dovetail.torch_compat.autograd import version_of
-from dovetail.torch_compat.optimizers import step_hook_tables
+from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
 
+_DRAW, _PASS = "draw outside of the step", "pass what was drawn"
 _NUMBERS = (bool, int, float)
 _SCALER_STATES = "_per_optimizer_states"  # emptied by every update
 
@@ -51,7 +55,7 @@ class NumbersToLift(Exception):
 class StateToMake(Exception):
     """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
 
-    def __init__(self, error: StateChangedOtherwise) -> None:
+    def __init__(self, error: DovetailError) -> None:
         super().__init__()
         self.error = error
 
@@ -94,12 +98,13 @@ class StepCapture:
         world = self._world
         another = "what it gives is another thing in each call, and the program would go on with the first"
         unseen = "whether its contents changed between calls cannot be told in passing"
-        for labels, what, why, hint in (
-            (world.iterators, "draws from the iterator", another, "draw outside of the step, and pass what was drawn"),
-            (world.unwatched, "reads", unseen, "pass what is read as an argument, or make a tensor of it"),
+        large = "pass what is read as an argument, or make a tensor of it"
+        for labels, line, what, why, hint in (
+            (world.iterators, world.line_of_iterator, "draws from the iterator", another, f"{_DRAW}, and {_PASS}"),
+            (world.unwatched, world.line_of_unwatched, "reads", unseen, large),
         ):
             if labels:
-                raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint)
+                raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint, origin=line())
 
     def _name(self, wish: str) -> str:
         name, count = identifier(wish), 1
@@ -145,8 +150,9 @@ class StepCapture:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether an optimizer has hooks."""
-        return any(any(step_hook_tables(optimizer)) for _, optimizer in self._world.optimizers)
+        """Whether an optimizer has hooks, or all have."""
+        tables = [step_hook_tables(optimizer) for _, optimizer in self._world.optimizers]
+        return any(map(any, tables)) or any(global_step_hook_tables())
 
     def variant(
         self, reason: str, name: str, hints: ItemHints, *, assume_cleared: bool = False, calls_hooks: bool = False
@@ -167,9 +173,12 @@ class StepCapture:
         for index in sorted(self._lifted_leaves):
             numbers.append(StepNumber(self._name(f"argument_{index}"), leaves[index], partial(self._show, index)))
         dynamic = self._options.dynamic
-        recording = StepRecording(tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic)
-        hooked = [optimizer for _, optimizer in self._world.optimizers] if calls_hooks else []
-        hosts = HostCalls(recording, [scheduler for _, scheduler in self._world.schedulers], hooked)
+        recording = StepRecording(
+            tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic, line_of=self._world.line_naming
+        )
+        optimizers = [optimizer for _, optimizer in self._world.optimizers]
+        schedulers = [scheduler for _, scheduler in self._world.schedulers]
+        hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
         try:
             recording.run(self._run, self._around(recording, hosts))
             writes = list(self._left_numbers(recording))
@@ -212,10 +221,10 @@ class StepCapture:
             now = spot.read()
             if now is not spot.shown:
                 if not (is_traced(now) or type(now) in _NUMBERS):
-                    raise _refused(spot.label)
+                    raise self._refused(Change(spot.place, spot.label, spot.shown, now))
                 self._writable(spot.place)
                 yield spot, recording.leave(now)
-        made: dict[str, Change] = {}
+        made: dict[str, DovetailError] = {label: _hooked(label, line) for label, line in recording.hooked.items()}
         for change in self._world.changes():
             place = change.place
             if (place is not None and (id(place.container), place.key) in known) or self._is_harmless(change):
@@ -225,23 +234,38 @@ class StepCapture:
                     lift.add(place.path)
                 else:
                     yield self._writable(place), recording.leave(PlainResult(change.new))
-            elif (change.old is MISSING and place is not None and place.kind == "dict") or change.old is None:
-                made[change.label] = change
+            elif (change.old is MISSING and place is not None and place.kind == "dict") or (
+                change.old is None or (place is not None and isinstance(place.holder, HookTable))
+            ):
+                made[change.label] = self._refused(change)
             else:
-                raise _refused(change.label, change)
+                raise self._refused(change)
         if made:
-            raise StateToMake(_refused(*next(iter(made.items()))))
+            raise StateToMake(next(iter(made.values())))
         if lift:
             raise NumbersToLift(frozenset(lift))
 
-    @staticmethod
-    def _writable(place: Place) -> NumberSpot:
+    def _refused(self, change: Change) -> StateChangedOtherwise:
+        """What to say of a change that no program can make."""
+        line = self._world.line_of(change)
+        if change.is_draw:
+            return StateChangedOtherwise(
+                what=f"draws from {_random_name(change)}",
+                why="the program would go on with what was drawn while the step was captured",
+                hint=f"draw with torch (torch.rand, ...), whose draws are part of the program; or {_DRAW}, "
+                "and pass what was drawn",
+                origin=line,
+            )
+        binds = isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor)
+        return _refused(change.label, binds=binds, line=line)
+
+    def _writable(self, place: Place) -> NumberSpot:
         """The spot of a number that the step changes. Raises: StateChangedOtherwise where nothing can be put."""
         spot = NumberSpot.at(place)
         try:
             spot.write(spot.read())
         except (TypeError, AttributeError, LookupError) as error:
-            raise _refused(spot.label) from error
+            raise self._refused(Change(place, place.label, MISSING, MISSING)) from error
         return spot
 
     def _is_harmless(self, change: Change) -> bool:
@@ -336,13 +360,27 @@ class StepCapture:
             raise OverlappingMutatedInputs(written=written, other=other, reason=reason)
 
 
-def _refused(label: str, change: Change | None = None) -> StateChangedOtherwise:
-    binds = change is not None and (isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor))
+def _refused(label: str, *, binds: bool = False, line: Origin | None = None) -> StateChangedOtherwise:
     return StateChangedOtherwise(
         what=f"binds {label} to another tensor" if binds else f"changes {label}",
         why="a program writes tensors in place and leaves numbers; it does not repeat what else Python does",
         hint="write it in place (x.copy_(new)), return it, or do it in a function marked with dovetail.host_call",
+        origin=line,
     )
+
+
+def _hooked(label: str, line: Origin | None) -> StateChangedOtherwise:
+    return StateChangedOtherwise(
+        what=f"registers a hook of {label} and leaves it there",
+        why="eager mode would add one more hook in each call, and all of them would run",
+        hint="register it once, before the step; or remove it in the step (handle.remove())",
+        origin=line,
+    )
+
+
+def _random_name(change: Change) -> str:
+    names = {id(random): "Python's module random", id(np.random): "numpy.random"}
+    return names.get(id(change.item), change.label)
 
 
 def _is_plain(value: Any) -> bool:
