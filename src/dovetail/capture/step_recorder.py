@@ -38,6 +38,7 @@ from dovetail.torch_compat.traced_numbers import (
 )
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 # Where an operator takes a tensor, Python may give it a number.
 _NUMBER_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor", "Optional[Tensor]"})
 
@@ -59,8 +60,9 @@ class Question:
 class StepRecorder(Recorder):
     """See the module docstring.
 
-    Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now;
-    refusals, every error that was raised.
+    Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
+    the line that made each tensor object which is another one for a known value, by its identity; refusals, every error
+    that was raised.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class StepRecorder(Recorder):
         super().__init__(origins, fake_of)
         self.questions: list[Question] = []
         self.numbers_now: dict[str, Plain] = {}
+        self.renamed: dict[int, Origin] = {}
         self.known = KnownNumbers()
         self.refusals: list[DovetailError] = []
         self._hints = hints
@@ -117,7 +120,10 @@ class StepRecorder(Recorder):
             kwargs = {name: self._meant(argument) for name, argument in (kwargs or {}).items()}
         if isinstance(func, Overload):
             args, kwargs = self._settled(func, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in _RENAMES:
+            self.renamed[id(result)] = self._tracker.here()
+        return result
 
     def _meant(self, argument: Any) -> Any:
         return self._tokens.get(argument, argument) if type(argument) is float else argument

@@ -21,10 +21,12 @@ from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
+from dovetail.capture.step_origins import origin_of, origin_of_write
 from dovetail.capture.step_recorder import StepRecorder
+from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, check_state, held_gradients, repeated
 from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
-from dovetail.ir.convert import tree_to_scalar, unsupported_kind
-from dovetail.ir.program import Node, Program, Stage, TensorMeta, Value
+from dovetail.ir.convert import tree_to_scalar
+from dovetail.ir.program import Node, Origin, Program, Stage, TensorMeta, Value
 from dovetail.ir.signature import (
     Constant,
     GradientLeft,
@@ -43,29 +45,16 @@ from dovetail.ir.sizes import Number, Scalar
 from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
 from dovetail.ops.facts import written_values
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, symbolic_fake_of
-from dovetail.torch_compat.subclasses import is_wrapper
-from dovetail.torch_compat.swapping import attributes_in_common, exchange_back, exchange_tensors, share_hooks
+from dovetail.torch_compat.swapping import (
+    attributes_in_common,
+    exchange_back,
+    exchange_tensors,
+    hook_tables,
+    put_hook_tables,
+    share_hooks,
+)
 from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
-from dovetail.torch_compat.traced_numbers import Plain, handle_of, is_traced, traced_maths
-
-
-@dataclass(frozen=True, slots=True)
-class StepTensor:
-    """A tensor that the step can reach. name: a Python name, of no other. label: what a user calls it."""
-
-    name: str
-    label: str
-    role: InputRole
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StepNumber:
-    """A Python number that the program reads in each call. put: lets the step's code read another one."""
-
-    name: str
-    now: Plain
-    put: Callable[[Any], None]
+from dovetail.torch_compat.traced_numbers import handle_of, is_traced, traced_maths
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +72,6 @@ class StepPrograms:
 _Slot = Callable[..., int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A tensor that the step made, and what it stands for."""
-
-    value: Value
-    item: torch.Tensor
-
-
 class GradientsNotCleared(Exception):
     """The step looks at gradients from before, or leaves them, though it was expected to drop them."""
 
@@ -99,7 +80,7 @@ class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
     Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
-    gradient; numbers; recorder.
+    gradient; numbers; recorder; hooked: labels of tensors that have a hook afterwards and had none, with the line.
     """
 
     def __init__(
@@ -110,17 +91,19 @@ class StepRecording:
         *,
         assume_cleared: bool = False,
         dynamic: bool = False,
+        line_of: Callable[[torch.Tensor], Origin | None] = lambda tensor: None,
     ) -> None:
         """Prepare.
 
+        line_of: where the code names a tensor, for messages.
         dynamic: sizes of arguments above 1 become symbols.
         assume_cleared: the step is expected to begin by clearing gradients: where none is held, let one seem to be, so
         that the step can be seen to drop it.
         Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
         """
-        held = list(_held_gradients(tensors))
+        held = list(held_gradients(tensors))
         for item in (*tensors, *(gradient for _, gradient in held)):
-            _check(item)
+            check_state(item, line_of)
         self.mode = new_fake_mode(new_shape_env() if dynamic else None)
         self._dynamic = dynamic
         self.origins = OriginTracker()
@@ -129,12 +112,14 @@ class StepRecording:
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
         self.numbers = list(numbers)
-        self.results: list[Result | Value | _Made] = []
+        self.results: list[Result | Value | MadeTensor] = []
         self._values: list[Value] = []
         self._number_values: list[Value] = []
         self._left: list[object] = []
-        self._exits: list[GradientExit | _Made] = []
+        self._exits: list[GradientExit | MadeTensor] = []
         self._flags: list[tuple[int, bool]] = []
+        self.hooked: dict[str, Origin | None] = {}
+        self._hooks = [hook_tables(item.tensor) for item in self.tensors]
         self._assume_cleared = assume_cleared
         self._must_not_seem = False
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
@@ -201,6 +186,8 @@ class StepRecording:
                     tensor.grad = None
             for tensor, fake in reversed(done):
                 exchange_back(tensor, fake)
+            for (tensor, _), tables in zip(done, self._hooks, strict=False):
+                put_hook_tables(tensor, tables)
 
     def _let_seem(self, index: int) -> None:
         item = self.tensors[index]
@@ -244,22 +231,29 @@ class StepRecording:
                     what=f"makes {item.label} part of a graph that the next step would run backward through",
                     why="graphs of autograd end with the step",
                     hint="write it under torch.no_grad(), or detach what is written",
+                    origin=origin_of_write(self._values[index], self.recorder.nodes),
                 )
             if self.recorder.value_of(tensor) is not self._values[index]:
                 raise StateChangedOtherwise(
                     what=f"changes the shape or strides of {item.label}",
                     why="the next step would need another program",
                     hint="work on a view of it, or a copy",
+                    origin=origin_of(self.recorder.value_of(tensor), self.recorder.nodes),
                 )
+            if any(
+                now and now is not table for now, table in zip(hook_tables(tensor), self._hooks[index], strict=True)
+            ):
+                self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
                 self._flags.append((index, tensor.requires_grad))
             self._exits.append(self._exit(index, tensor))
         unowned = {value for _, value in self.recorder.constants}
         for value, tensor, _ in self.recorder.written:
             if value in unowned:
-                raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}")
+                origin = origin_of_write(value, self.recorder.nodes)
+                raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}", origin=origin)
 
-    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | _Made:
+    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | MadeTensor:
         gradient = tensor.grad
         if gradient is None:
             return GradientExit.NONE
@@ -269,17 +263,18 @@ class StepRecording:
         held = self.held.get(index)
         if held is not None and self.tensors[held].tensor is gradient:
             return GradientExit.SAME
-        value = self.recorder.value_of(gradient)
-        self._outside_of_state(value, f"the gradient of {self.tensors[index].label}")
-        return _Made(value, gradient)
+        return MadeTensor(self._outside_of_state(gradient, f"the gradient of {self.tensors[index].label}"), gradient)
 
-    def _outside_of_state(self, value: Value, what: str) -> None:
-        """Raises: ReturnedState when the memory of a value belongs to the state."""
+    def _outside_of_state(self, tensor: torch.Tensor, what: str) -> Value:
+        """The value of a tensor. Raises: ReturnedState when its memory belongs to the state."""
+        value = self.recorder.value_of(tensor)
         for known, item in zip(self._values, self.tensors, strict=True):
             if known.tensor.storage == value.tensor.storage and not isinstance(item.role, UserInput):
-                raise ReturnedState(what=what, name=item.label)
+                origin = self.recorder.renamed.get(id(tensor)) or origin_of(value, self.recorder.nodes)
+                raise ReturnedState(what=what, name=item.label, origin=origin)
+        return value
 
-    def _result(self, index: int, item: Any) -> Result | Value | _Made:
+    def _result(self, index: int, item: Any) -> Result | Value | MadeTensor:
         if is_traced(item):
             handle = handle_of(item)
             return handle if isinstance(handle, Value) else PlainResult(handle)
@@ -288,7 +283,7 @@ class StepRecording:
         place = next((i for i, known in enumerate(self.tensors) if known.tensor is item), None)
         if place is not None:
             return SameObject(place)
-        value = self.recorder.value_of(item)
+        self.recorder.value_of(item)
         if any(tensor is item for tensor, _ in self.recorder.constants):
             return PlainResult(item)
         if item.grad is not None if item.is_leaf else item.retains_grad:
@@ -297,8 +292,7 @@ class StepRecording:
                 why="what is returned is a new tensor, without `.grad`",
                 hint="return the gradient as a result of its own",
             )
-        self._outside_of_state(value, f"result {index}")
-        return _Made(value, item)
+        return MadeTensor(self._outside_of_state(item, f"result {index}"), item)
 
     def leave(self, number: object) -> int:
         """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""
@@ -366,7 +360,7 @@ class StepRecording:
         gradients = tuple(self._gradients(touched, slot, keep_gradients))
         left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self._left))
         made = [(role, value, functional.read(value)) for role, value in outputs]
-        aliases = _repeated([value for _, _, value in made], [*self._values, *constants])
+        aliases = repeated([value for _, _, value in made], [*self._values, *constants])
         written = [i for i, v in enumerate(self._values) if functional.write_count(v) and functional.read(v) is not v]
         read = {value for node in functional.nodes for value in node.operands()}.union(
             (value for _, _, value in made), (self._values[i] for i in written)
@@ -395,8 +389,8 @@ class StepRecording:
             tuple(tensor for tensor, _ in recorder.constants),
         )
 
-    def _settled(self, found: Result | Value | _Made, slot: _Slot) -> Result:
-        if isinstance(found, _Made):
+    def _settled(self, found: Result | Value | MadeTensor, slot: _Slot) -> Result:
+        if isinstance(found, MadeTensor):
             item = found.item
             place = slot(UserOutput(0), found.value, item)
             return MadeResult(place, item.requires_grad and not item.is_leaf, item.requires_grad and item.is_leaf)
@@ -421,7 +415,7 @@ class StepRecording:
                 held is None and found is GradientExit.NONE and not self._required[index]
             ):
                 continue
-            if isinstance(found, _Made):
+            if isinstance(found, MadeTensor):
                 left = keep or not is_cleared or not self._is_updated(index)
                 found_exit = slot(GradientLeft(item.name), found.value, found.item) if left else GradientExit.NONE
             else:
@@ -432,37 +426,3 @@ class StepRecording:
         """Whether the step writes a tensor, and has made use of its gradient so; else whoever calls the step may."""
         storage = self._values[index].tensor.storage
         return any(value.tensor.storage == storage for value, _, _ in self.recorder.written)
-
-
-def _repeated(values: Sequence[Value], inputs: Sequence[Value]) -> tuple[int, ...]:
-    """The places of tensors that were met before."""
-    met, found = set(inputs), []
-    for place, value in enumerate(values):
-        if value in met and value.is_tensor:
-            found.append(place)
-        met.add(value)
-    return tuple(found)
-
-
-def _check(item: StepTensor) -> None:
-    tensor = item.tensor
-    refused = unsupported_kind(tensor)
-    if is_wrapper(tensor):
-        refused = f"a {type(tensor).__name__}, which wraps other tensors", "use plain tensors"
-    if refused is not None:
-        raise UnsupportedTensor(name=item.label, kind=refused[0], hint=refused[1])
-    if tensor.requires_grad and not tensor.is_leaf:
-        raise StateChangedOtherwise(
-            what=f"reaches {item.label}, which is part of a graph from before the step",
-            why="a step runs backward through what it computed itself, and nothing else",
-            hint=f"detach it before the step: {item.label}.detach()",
-        )
-
-
-def _held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTensor]]:
-    known = {id(item.tensor) for item in tensors}
-    for index, item in enumerate(tensors):
-        gradient = item.tensor.grad if item.tensor.is_leaf else None
-        if gradient is not None and id(gradient) not in known:
-            known.add(id(gradient))
-            yield index, StepTensor(f"{item.name}_grad", f"{item.label}.grad", HeldGradient(item.label), gradient)

@@ -22,11 +22,13 @@ from dovetail.capture.step_recording import StepPrograms
 from dovetail.errors import UnsupportedStep
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.step import CompiledStepProgram
-from dovetail.ir.program import Node, Program, Stage, Value
+from dovetail.ir.program import Node, Phase, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, Signature
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.ir.step_plan import StepPlan
+from dovetail.ops.facts import facts_of
+from dovetail.ops.prims import REACHED
 from dovetail.passes.early_updates import early_updates
 from dovetail.passes.inplace import work_in_place
 from dovetail.passes.unbundle import unbundle
@@ -65,7 +67,7 @@ def compile_step_programs(
     dump.step("functional", programs.functional)
     program, records = run_passes(programs.functional, options, dump, hints)
     reports = [(record.name, record.report) for record in records]
-    program = with_copies(program)
+    program = with_copies(_with_late_writes(program))
     if options.verify:
         verify_program(program, writes)
     dump.step("write_state", program)
@@ -92,6 +94,29 @@ def compile_step_programs(
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)
     return compiled
+
+
+def _with_late_writes(program: Program) -> Program:
+    """The program with a check behind what may fail in its first forward pass: a batch with a label out of range, say.
+
+    Then nothing is written before that, and the step fails as it does in eager mode.
+    """
+    nodes = program.nodes
+    end = next((at for at, node in enumerate(nodes) if node.phase is Phase.BACKWARD), len(nodes))
+    last = next((at for at in range(end - 1, -1, -1) if _may_fail_on_data(nodes[at])), None)
+    if last is None:
+        return program
+    value = next(value for value in nodes[last].results() if value.is_tensor)
+    check = Node(REACHED, (value, "indices"), origin=nodes[last].origin)
+    return program.replace_nodes((*nodes[: last + 1], check, *nodes[last + 1 :]))
+
+
+def _may_fail_on_data(node: Node) -> bool:
+    """Whether a node takes whole numbers that may be places in another tensor."""
+    tensors = [value.tensor for value in node.operands() if value.is_tensor]
+    takes_places = any(t.dtype in (torch.int64, torch.int32) for t in tensors) and len(tensors) > 1
+    makes_one = any(value.is_tensor for value in node.results())
+    return takes_places and makes_one and not facts_of(node.target).pointwise
 
 
 def with_copies(program: Program) -> Program:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 _HOOK_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
+HookTable: TypeAlias = "dict[int, Any] | None"
+_TABLES_OF: Callable[[torch.Tensor], tuple[HookTable, HookTable]] = attrgetter(*_HOOK_TABLES)
 
 
 def exchange_tensors(tensor: torch.Tensor, other: torch.Tensor) -> None:
@@ -46,9 +51,27 @@ def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
 def share_hooks(source: torch.Tensor, target: torch.Tensor) -> None:
     """Let autograd call the gradient hooks of one leaf for another leaf as well.
 
-    Hooks belong to what a tensor object is, not to the object: without this, an exchange hides them.
+    Autograd knows the hooks of what a tensor object is, not those of the object: without this, an exchange hides them.
+    Tables that are empty are shared as well: a hook that is put there later is called, too.
     """
-    for table in _HOOK_TABLES:
-        hooks = getattr(source, table, None)
-        if hooks:
-            setattr(target, table, hooks)
+    put_hook_tables(target, hook_tables(source))
+
+
+def hook_tables(tensor: torch.Tensor) -> tuple[HookTable, HookTable]:
+    """The hooks of a tensor's gradient, and those that are called once it was added to `.grad`, by their numbers.
+
+    None where there was never a hook. Hooks of the node that adds to `.grad` are not among them: nothing shows those.
+    """
+    return _TABLES_OF(tensor)
+
+
+def put_hook_tables(tensor: torch.Tensor, tables: tuple[HookTable, HookTable]) -> None:
+    """Let a tensor have other tables of hooks; a table that it has already is left alone."""
+    for name, table, now in zip(_HOOK_TABLES, tables, hook_tables(tensor), strict=True):
+        if table is not now:
+            setattr(tensor, name, table)
+
+
+def hooks_registered() -> int:
+    """A number that is another one after a hook of a tensor, a module or an optimizer was registered."""
+    return RemovableHandle.next_id

@@ -13,7 +13,8 @@ import torch
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
 from dovetail.capture.python_state import plain_key
-from dovetail.capture.step_recording import StepNumber, StepPrograms, StepRecording, StepTensor
+from dovetail.capture.step_recording import StepPrograms, StepRecording
+from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.errors import OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.hosts import HostCall, HostCalls
@@ -89,17 +90,15 @@ class StepCapture:
 
     def _refuse_world(self) -> None:
         world = self._world
-        for labels, what, hint in (
-            (world.iterators, "draws from the iterator", "draw outside of the step, and pass what was drawn"),
-            (world.scheduler_reads, "reads", "read it after the step"),
-            (world.unwatched, "reads the large object", "pass what is read as an argument, or make a tensor of it"),
+        another = "what it gives is another thing in each call, and the program would go on with the first"
+        unseen = "whether its contents changed between calls cannot be told in passing"
+        for labels, what, why, hint in (
+            (world.iterators, "draws from the iterator", another, "draw outside of the step, and pass what was drawn"),
+            (world.scheduler_reads, "reads", another, "read it after the step"),
+            (world.unwatched, "reads", unseen, "pass what is read as an argument, or make a tensor of it"),
         ):
             if labels:
-                raise UnsupportedStep(
-                    what=f"{what} {labels[0]}",
-                    why="what it gives is another thing in each call, and the program would go on with the first",
-                    hint=hint,
-                )
+                raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint)
 
     def _name(self, wish: str) -> str:
         name, count = identifier(wish), 1

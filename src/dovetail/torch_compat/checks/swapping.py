@@ -57,7 +57,65 @@ def check_share_hooks() -> str | None:
     swapping.share_hooks(source, target)
     with torch.enable_grad():
         target.sum().backward()
-    return first_difference(("hooks that ran", called, ["gradient", "accumulated"]))
+    removed = source.register_hook(lambda gradient: called.append("later"))
+    with torch.enable_grad():
+        target.sum().backward()
+    removed.remove()
+    expected = ["gradient", "accumulated", "gradient", "later", "accumulated"]
+    return first_difference(("hooks that ran", called, expected))
 
 
-CHECKS = (check_exchange_tensors, check_exchange_back, check_attributes_in_common, check_share_hooks)
+def check_hook_tables() -> str | None:
+    """Hooks that are registered are in the tables, which are None before."""
+    tensor = torch.ones(2, requires_grad=True)
+    before = swapping.hook_tables(tensor)
+    handles = tensor.register_hook(print), tensor.register_post_accumulate_grad_hook(print)
+    found = [list(table or {}) for table in swapping.hook_tables(tensor)]
+    return first_difference(
+        ("tables of a tensor without hooks", before, (None, None)),
+        ("numbers of the hooks in the tables", found, [[handle.id] for handle in handles]),
+    )
+
+
+def check_put_hook_tables() -> str | None:
+    """A hook that was registered while a tensor was another one is gone when the tables are put back."""
+    called: list[str] = []
+    tensor, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    tables = swapping.hook_tables(tensor)
+    swapping.exchange_tensors(tensor, other)
+    tensor.register_hook(lambda gradient: called.append("registered meanwhile"))
+    swapping.exchange_back(tensor, other)
+    swapping.put_hook_tables(tensor, tables)
+    tensor.register_hook(lambda gradient: called.append("registered afterwards"))
+    with torch.enable_grad():
+        tensor.sum().backward()
+    return first_difference(("hooks that ran", called, ["registered afterwards"]))
+
+
+def check_hooks_registered() -> str | None:
+    """The number is another one after each kind of hook was registered."""
+    tensor, module = torch.ones(2, requires_grad=True), torch.nn.Identity()
+    optimizer = torch.optim.SGD([tensor], lr=0.1)
+    unnoticed = []
+    for register in (
+        tensor.register_hook,
+        tensor.register_post_accumulate_grad_hook,
+        module.register_forward_hook,
+        optimizer.register_step_pre_hook,
+    ):
+        before = swapping.hooks_registered()
+        register(print)
+        if swapping.hooks_registered() == before:
+            unnoticed.append(register.__name__)
+    return first_difference(("hooks that are registered unnoticed", unnoticed, []))
+
+
+CHECKS = (
+    check_exchange_tensors,
+    check_exchange_back,
+    check_attributes_in_common,
+    check_share_hooks,
+    check_hook_tables,
+    check_put_hook_tables,
+    check_hooks_registered,
+)
