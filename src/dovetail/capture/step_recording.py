@@ -36,6 +36,7 @@ from dovetail.ir.signature import (
     NumberInput,
     NumberLeft,
     OutputRole,
+    Parameter,
     Signature,
     UserInput,
     UserOutput,
@@ -132,6 +133,7 @@ class StepRecording:
 
         Raises: DovetailError, when every tensor is itself again.
         """
+        torch.clear_autocast_cache()  # it knows parameters by what is exchanged
         with self._exchanged():
             self._put_numbers()
             with recording_on_fakes(
@@ -412,7 +414,9 @@ class StepRecording:
                 id(item.tensor) in self._functions.cleared and held is not None and self._values[held] not in touched
             ) or index in self._seeming
             if isinstance(item.role, HeldGradient) or (
-                held is None and found is GradientExit.NONE and not self._required[index]
+                held is None
+                and found is GradientExit.NONE
+                and not (self._required[index] or isinstance(item.role, Parameter))  # an optimizer asks each parameter
             ):
                 continue
             if isinstance(found, MadeTensor):

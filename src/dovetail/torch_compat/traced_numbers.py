@@ -190,6 +190,8 @@ def fixed_number(number: Any) -> Plain:
 
 
 _SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_CHOICES = (max, min)
 _OF_MANY = ("fsum", "prod", "sumprod", "dist", "hypot", "frexp", "modf")
 _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and name[0] != "_" and name not in _OF_MANY)
 
@@ -199,7 +201,7 @@ def traced_maths() -> Iterator[None]:
     """While active, what Python does with traced numbers is noted also where it would ask for plain ones.
 
     Functions of `math`, `max`, `min` and powers are noted (torch's symbolic powers refuse negative bases, of which
-    Python makes complex numbers). Code outside of torch that asks whether a traced number is a float, say, is told so.
+    Python makes complex numbers). A comparison gives a plain answer: code may ask `is True`. Code outside of torch that asks whether a traced number is a float, say, is told so.
     Turning one into text is refused by its trace.
     """
     changed: list[tuple[Any, str, Any]] = []
@@ -213,6 +215,8 @@ def traced_maths() -> Iterator[None]:
         for kind in (torch.SymFloat, torch.SymInt):
             change(kind, "__pow__", functools.partial(_power, is_reflected=False))
             change(kind, "__rpow__", functools.partial(_power, is_reflected=True))
+            for name in _COMPARISONS:
+                change(kind, name, _decided)
             change(kind, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
         for symbolic in _SYMBOLIC:
             change(symbolic, "__format__", _format)
@@ -231,6 +235,15 @@ def traced_maths() -> Iterator[None]:
 
 
 _INHERITED = object()
+
+
+def _decided(before: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(before)
+    def compare(self: Any, other: Any) -> Any:
+        answer = before(self, other)
+        return bool(answer) if is_traced(answer) else answer
+
+    return compare
 
 
 def _format(before: Callable[..., str]) -> Callable[..., str]:
@@ -258,11 +271,24 @@ def _power(before: Callable[..., Any], *, is_reflected: bool) -> Callable[..., A
             return before(self, other)
         node = other.node if is_traced(other) else _constant(self.node, other)
         base, exponent = (node, self.node) if is_reflected else (self.node, node)
-        if isinstance(base.now**exponent.now, complex):
+        result = base.now**exponent.now
+        if isinstance(result, complex):
             return before(self, other)
+        if type(exponent.now) is not float:
+            _ask_sign(exponent)  # of two integers it makes a float where the exponent is negative
+        elif base.now < 0:
+            exponent.guard_number()
+        elif not (type(exponent.handle) is float and exponent.handle.is_integer()):
+            _ask_sign(base)  # it makes a complex number where the base is negative
         return _wrapped(base.apply(operator.pow, exponent))
 
     return power
+
+
+def _ask_sign(node: _Node) -> None:
+    """The result of what follows is of another type for numbers of the other sign."""
+    if type(node.handle) not in (bool, int, float):
+        node.apply(operator.lt, _constant(node, 0)).guard_bool()
 
 
 def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -272,6 +298,8 @@ def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:
         if first is None or kwargs or any(not is_traced(a) and type(a) not in (bool, int, float) for a in args):
             return function(*args, **kwargs)
         given = [argument.node if is_traced(argument) else _constant(first.node, argument) for argument in args]
+        if function in _CHOICES and len({type(node.now) for node in given}) > 1:
+            return function(*args)  # the result is of the type of the one that is chosen: it asks which that is
         result = function(*[node.now for node in given])
         if type(result) not in (bool, int, float):
             return function(*args)

@@ -134,7 +134,7 @@ class CompiledStep:
         """
         self._calls += 1
         is_first = self._calls == 1
-        if is_first or self._given_up is not None or transform_is_active() or function_mode_is_active():
+        if is_first or self._given_up is not None or _is_looked_at():
             return self._run_eager(args, kwargs)
         tried: list[Variant] = []
         while True:
@@ -336,6 +336,11 @@ class CompiledStep:
             tuple(VariantStats(v.reason, v.calls, v.misses) for v in self._variants),
             self._seconds,
         )
+
+
+def _is_looked_at() -> bool:
+    """Whether something around the call changes what operators do, or looks at each of them."""
+    return transform_is_active() or function_mode_is_active() or torch.is_anomaly_enabled()
 
 
 def _short(value: object) -> str:
