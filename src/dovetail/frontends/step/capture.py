@@ -19,6 +19,7 @@ from dovetail.errors import OverlappingMutatedInputs, StateChangedOtherwise, Uns
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.number_spots import NumberSpot
+from dovetail.frontends.step.outside import Outside, refuse_files_and_dates, refuse_new_objects
 from dovetail.frontends.step.places import MISSING, Path, Place
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
@@ -49,7 +50,7 @@ class NumbersToLift(Exception):
 class StateToMake(Exception):
     """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
 
-    def __init__(self, error: StateChangedOtherwise) -> None:
+    def __init__(self, error: DovetailError) -> None:
         super().__init__()
         self.error = error
 
@@ -99,6 +100,7 @@ class StepCapture:
         ):
             if labels:
                 raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint)
+        refuse_files_and_dates(world.places, world.named_by_code)
 
     def _name(self, wish: str) -> str:
         name, count = identifier(wish), 1
@@ -165,15 +167,40 @@ class StepCapture:
         recording = StepRecording(tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic)
         hooked = [optimizer for _, optimizer in self._world.optimizers] if calls_hooks else []
         hosts = HostCalls(recording, [scheduler for _, scheduler in self._world.schedulers], hooked)
+        generators = self._generators()
         try:
-            recording.run(self._run, self._around(recording, hosts))
+            outside = Outside(recording.origins, self._world.places)
+            try:
+                recording.run(self._run, self._around(recording, hosts, outside))
+            except UnsupportedStep as error:
+                if any(error is known for known in outside.to_fill):
+                    raise StateToMake(error) from error
+                raise
             writes = list(self._left_numbers(recording))
+            self._refuse_drawn(generators)
         finally:
             self._world.restore()
+            for generator, state in generators:
+                generator.set_state(state)
         host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         sources += [Source("gradient", index) for index in recording.held]
         return self._tied(recording, programs, sources, reason, name, writes, host_calls)
+
+    def _generators(self) -> list[tuple[torch.Generator, torch.Tensor]]:
+        """The user's generators, and where they are."""
+        found = [x for x in (*(place.read() for place in self._world.places), *self._call.leaves)]
+        known = {id(x): x for x in found if isinstance(x, torch.Generator)}
+        return [(x, x.get_state()) for x in known.values()]
+
+    @staticmethod
+    def _refuse_drawn(generators: Sequence[tuple[torch.Generator, torch.Tensor]]) -> None:
+        if any(not torch.equal(generator.get_state(), state) for generator, state in generators):
+            raise UnsupportedStep(
+                what="sets a generator (`manual_seed`, `set_state`)",
+                why="that would be done once, while the step is captured, and not again",
+                hint="set it outside of the step",
+            )
 
     def _show(self, index: int, traced: Any) -> None:
         self._shown[index] = traced
@@ -181,14 +208,25 @@ class StepCapture:
     def _run(self) -> list[Any]:
         args, kwargs = unflatten(self._shown, self._call.structure)
         results, self._result_structure = flatten(self._call.step(*args, **kwargs), results=True)
-        if changes((args, kwargs), self._shown, self._call.structure):
+        refuse_new_objects(
+            [x for x in results if not (isinstance(x, torch.Tensor) or is_traced(x))],
+            lambda x: self._world.knows(x) or any(x is leaf for leaf in self._call.leaves),
+        )
+        if changes((args, kwargs), self._shown, self._call.structure, results=True):
             raise _refused("a container among its arguments")
         return results
 
     @contextlib.contextmanager
-    def _around(self, recording: StepRecording, hosts: HostCalls) -> Iterator[None]:
-        with hosts.noted(), module_names(recording.origins, self._world.modules):
+    def _around(self, recording: StepRecording, hosts: HostCalls, outside: Outside) -> Iterator[None]:
+        with (
+            hosts.noted(),
+            module_names(recording.origins, self._world.modules),
+            outside.known_results_only(self._world.caches_of_functions),
+            outside.watched(),
+        ):
             yield
+        for refusal in outside.refusals:
+            raise refusal
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
         """The inputs that a scheduler may change."""

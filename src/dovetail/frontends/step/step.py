@@ -170,7 +170,7 @@ class CompiledStep:
 
         tried: variants whose questions got other answers in this call.
         """
-        leaves, structure = flatten((args, kwargs))
+        leaves, structure = flatten((args, kwargs), results=True)
         for variant in self._recent:
             if variant in tried:
                 continue

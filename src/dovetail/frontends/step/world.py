@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -85,6 +85,20 @@ class World:
         known += [(place.label, source) for place, source in walk.randoms]
         self._randoms = [(label, source, *random_state(source)) for label, source in known]
         self._arrays = [(place, array, fingerprint(array), _copy(array)) for place, array in walk.arrays]
+
+    @property
+    def caches_of_functions(self) -> list[Place]:
+        """The spots of functions that remember their results."""
+        return list(self._walk.caches)
+
+    @property
+    def named_by_code(self) -> Set[str]:
+        """Attributes that code of the user's names."""
+        return self._walk.named_by_code
+
+    def knows(self, item: object) -> bool:
+        """Whether an object was reached when this was made."""
+        return self._walk.has_met(item)
 
     @property
     def places(self) -> list[Place]:
