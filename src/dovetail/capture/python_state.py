@@ -342,7 +342,7 @@ def ambient_modes() -> tuple[object, ...]:
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        autocast,
+        (autocast, torch.is_autocast_cache_enabled()) if autocast else (),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         *surroundings(),

@@ -7,6 +7,7 @@ with the user's line.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -16,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from dovetail.capture.origins import OriginTracker
 from dovetail.errors import DovetailError, StateChangedOtherwise, UnsupportedStep
 from dovetail.ir.program import Origin
+from dovetail.ir.provenance import is_library_file
+from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
 from dovetail.torch_compat.traced_numbers import is_traced, number_now
 
@@ -60,6 +63,8 @@ class StepFunctions(TorchFunctionMode):
             self._refuse("turns a tensor into Python objects", "return the tensor and convert it after the step")
         if func in _AS_TEXT:
             self._refuse("turns a tensor into text", "return the tensor and print it after the step")
+        if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):
+            self._refuse("asks where a tensor lies in memory, or how often it was written", "ask outside of the step")
         if func in _FROM_NUMBERS and args and _holds_traced(args[0]):
             return _tensor_of(args[0], **keywords)
         if func == _SET_DATA:

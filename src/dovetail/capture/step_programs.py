@@ -11,7 +11,7 @@ import torch
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.capture.step_tensors import StepNumber, StepTensor
+from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, repeated
 from dovetail.ir.program import Program, Stage, Value
 from dovetail.ir.signature import (
     Constant,
@@ -22,6 +22,7 @@ from dovetail.ir.signature import (
     NumberInput,
     NumberLeft,
     OutputRole,
+    Parameter,
     Signature,
     UserOutput,
     WriteKind,
@@ -42,14 +43,6 @@ class StepPrograms:
 
 
 Slot: TypeAlias = Callable[..., int]
-
-
-@dataclass(frozen=True, slots=True)
-class MadeTensor:
-    """A tensor that the step made, and what it stands for."""
-
-    value: Value
-    item: torch.Tensor
 
 
 class GradientsNotCleared(Exception):
@@ -115,7 +108,7 @@ class RecordedStep:
         gradients = tuple(self._gradients(recorder, touched, slot, keep_gradients))
         left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self.left))
         made = [(role, value, functional.read(value)) for role, value in outputs]
-        aliases = _repeated([value for _, _, value in made], [*self.values, *constants])
+        aliases = repeated([value for _, _, value in made], [*self.values, *constants])
         written = [i for i, v in enumerate(self.values) if functional.write_count(v) and functional.read(v) is not v]
         read = {value for node in functional.nodes for value in node.operands()}.union(
             (value for _, _, value in made), (self.values[i] for i in written)
@@ -165,7 +158,9 @@ class RecordedStep:
                 id(item.tensor) in self.cleared and held is not None and self.values[held] not in touched
             ) or index in self.seeming
             if isinstance(item.role, HeldGradient) or (
-                held is None and found is GradientExit.NONE and not self.required[index]
+                held is None
+                and found is GradientExit.NONE
+                and not (self.required[index] or isinstance(item.role, Parameter))  # an optimizer asks each parameter
             ):
                 continue
             if isinstance(found, MadeTensor):
@@ -179,13 +174,3 @@ class RecordedStep:
         """Whether the step writes a tensor, and has made use of its gradient so; else whoever calls the step may."""
         storage = self.values[index].tensor.storage
         return any(value.tensor.storage == storage for value, _, _ in recorder.written)
-
-
-def _repeated(values: Sequence[Value], inputs: Sequence[Value]) -> tuple[int, ...]:
-    """The places of tensors that were met before."""
-    met, found = set(inputs), []
-    for place, value in enumerate(values):
-        if value in met and value.is_tensor:
-            found.append(place)
-        met.add(value)
-    return tuple(found)

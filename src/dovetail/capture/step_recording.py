@@ -20,9 +20,9 @@ from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
 from dovetail.capture.step_origins import origin_of, origin_of_write
-from dovetail.capture.step_programs import GradientsNotCleared, MadeTensor, RecordedStep, StepPrograms
+from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.capture.step_tensors import StepNumber, StepTensor, check_state, held_gradients
+from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, check_state, held_gradients
 from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Node, Origin, TensorMeta, Value
@@ -110,6 +110,7 @@ class StepRecording:
 
         Raises: DovetailError, when every tensor is itself again.
         """
+        torch.clear_autocast_cache()  # it knows parameters by what is exchanged
         with self._exchanged():
             self._put_numbers()
             with recording_on_fakes(

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.convert import unsupported_kind
-from dovetail.ir.program import Origin
+from dovetail.ir.program import Origin, Value
 from dovetail.ir.signature import HeldGradient, InputRole, UserInput
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.swapping import hook_tables
@@ -34,6 +34,24 @@ class StepNumber:
     name: str
     now: Plain
     put: Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class MadeTensor:
+    """A tensor that the step made and leaves, and what it stands for."""
+
+    value: Value
+    item: torch.Tensor
+
+
+def repeated(values: Sequence[Value], inputs: Sequence[Value]) -> tuple[int, ...]:
+    """The places of tensors that were met before, among the values or the inputs."""
+    met, found = set(inputs), []
+    for place, value in enumerate(values):
+        if value in met and value.is_tensor:
+            found.append(place)
+        met.add(value)
+    return tuple(found)
 
 
 def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | None]) -> None:

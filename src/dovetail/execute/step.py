@@ -52,6 +52,12 @@ class CompiledStepProgram:
         return any(facts_of(node.target).draws for node in self.program.nodes)
 
     @cached_property
+    def _generators(self) -> list[torch.Generator]:
+        """The generators that the program draws from, the default one apart."""
+        given = [x for node in self.program.nodes for x in (*node.args, *(value for _, value in node.kwargs))]
+        return list({id(x): x for x in given if isinstance(x, torch.Generator)}.values())
+
+    @cached_property
     def first_write(self) -> int:
         """The number of the first node that writes an input, or does something outside of the program."""
         writes = self._writes
@@ -80,8 +86,8 @@ class CompiledStepProgram:
 
         Raises: NothingWritten, GuardMiss when all is as before; StepInterrupted when something was written.
         """
-        generator = default_generator()
-        state = generator.get_state() if self.draws else None
+        generators = [default_generator(), *self._generators] if self.draws else []
+        states = [generator.get_state() for generator in generators]
         try:
             with torch.no_grad(), ExitStack() as stack:
                 for kind in ("cpu", "cuda"):
@@ -92,7 +98,7 @@ class CompiledStepProgram:
             at = self.code.failed_at(error)
             if at is not None and at >= self.first_write:
                 raise self._interrupted(error, at) from error
-            if state is not None:
+            for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
             if isinstance(error, GuardMiss):
                 raise

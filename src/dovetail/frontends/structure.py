@@ -72,9 +72,9 @@ def unflatten(leaves: list[Any], structure: Structure) -> Any:
     return pytree.unflatten([*whole, *leaves[done:]], structure.spec)
 
 
-def changes(tree: object, leaves: list[Any], structure: Structure) -> bool:
-    """Whether code has put other things into a tree since it was put together."""
-    now, found = flatten(tree)
+def changes(tree: object, leaves: list[Any], structure: Structure, *, results: bool = False) -> bool:
+    """Whether code has put other things into a tree since it was put together. results: as `flatten` was told."""
+    now, found = flatten(tree, results=results)
     return found != structure or any(a is not b for a, b in zip(now, leaves, strict=True))
 
 

@@ -18,6 +18,9 @@ def backward_keeps_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
+_ADDRESS_OR_VERSION: Any = (getattr(torch.Tensor._version, "__get__"), torch.Tensor.data_ptr)  # noqa: B009
+
+
 def drop_saved_tensors(ctx: Any) -> None:
     """Release the tensors saved on an autograd.Function context, unless the graph is kept."""
     ctx.maybe_clear_saved_tensors()
@@ -52,6 +55,11 @@ def running_sequence_number() -> int | None:
 def version_of(tensor: torch.Tensor) -> int:
     """How often the data of the tensor was written in a way that autograd knows of; 0 where nobody counts."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def asks_where_or_how_often(function: object) -> bool:
+    """Whether a function that a function mode is told of asks for a tensor's address, or how often it was written."""
+    return function in _ADDRESS_OR_VERSION
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:

@@ -20,7 +20,8 @@ def exchange_tensors(tensor: torch.Tensor, other: torch.Tensor) -> None:
     References to the objects, weak ones included, stay what they are, and so does the `__dict__` of `tensor`: what the
     other one's holds is added for as long. `torch.utils.swap_tensors` does the same for tensors that nobody watches or
     uses otherwise.
-    Raises: ValueError where both have an attribute of one name.
+    Raises: ValueError where both have an attribute of one name; RuntimeError where something in C++ holds the tensor
+    weakly, as the cache of autocast does. Nothing has changed then.
     """
     names = attributes_in_common(tensor, other)
     if names:
@@ -42,10 +43,10 @@ def attributes_in_common(tensor: torch.Tensor, other: torch.Tensor) -> list[str]
 
 
 def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    torch._C._swap_tensor_impl(tensor, other)  # may fail, when nothing has changed
     tensor_class: Any = type(tensor)
     other_class: Any = type(other)
     tensor.__class__, other.__class__ = other_class, tensor_class
-    torch._C._swap_tensor_impl(tensor, other)
 
 
 def share_hooks(source: torch.Tensor, target: torch.Tensor) -> None:

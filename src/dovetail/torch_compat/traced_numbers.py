@@ -190,6 +190,7 @@ def fixed_number(number: Any) -> Plain:
 
 
 _SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_CHOICES = (max, min)
 _OF_MANY = ("fsum", "prod", "sumprod", "dist", "hypot", "frexp", "modf")
 _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and name[0] != "_" and name not in _OF_MANY)
 
@@ -242,6 +243,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "and": operator.and_,
     "or": operator.or_,
 }
+_ANSWERS = frozenset(_BINARY[name] for name in _COMPARISONS)
 _UNARY: dict[str, Callable[[Any], Any]] = {
     **{"neg": operator.neg, "pos": operator.pos, "abs": operator.abs},
     **{"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc},
@@ -276,7 +278,8 @@ def _binary(
             node = other.node if is_traced(other) else _constant(self.node, other)
             first, second = (node, self.node) if is_reflected else (self.node, node)
             if type(function(first.now, second.now)) in (bool, int, float):
-                return _wrapped(first.apply(function, second))
+                made = first.apply(function, second)
+                return made.guard_bool() if function in _ANSWERS else _wrapped(made)  # code may ask whether it is True
         return NotImplemented if before is None else before(self, other)
 
     return method
@@ -293,6 +296,12 @@ def _unary(function: Callable[[Any], Any], before: Callable[[Any], Any] | None) 
     return method
 
 
+def _ask_sign(node: _Node) -> None:
+    """The result of what follows is of another type for numbers of the other sign."""
+    if type(node.handle) not in (bool, int, float):
+        node.apply(operator.lt, _constant(node, 0)).guard_bool()
+
+
 def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -300,6 +309,8 @@ def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:
         if first is None or kwargs or any(not is_traced(a) and type(a) not in (bool, int, float) for a in args):
             return function(*args, **kwargs)
         given = [argument.node if is_traced(argument) else _constant(first.node, argument) for argument in args]
+        if function in _CHOICES and len({type(node.now) for node in given}) > 1:
+            return function(*args)  # the result is of the type of the one that is chosen: it asks which that is
         result = function(*[node.now for node in given])
         if type(result) not in (bool, int, float):
             return function(*args)

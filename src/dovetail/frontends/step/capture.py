@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from dovetail.capture.item_log import ItemHints
@@ -18,19 +16,20 @@ from dovetail.capture.python_state import plain_key
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
-from dovetail.errors import DovetailError, OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
+from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
-from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.hosts import HostCall, HostCalls
+from dovetail.frontends.step.left_behind import DRAW, PASS, LeftBehind, StateToMake, refused_change
 from dovetail.frontends.step.number_spots import NumberSpot
-from dovetail.frontends.step.places import MISSING, Path, Place
+from dovetail.frontends.step.outside import Outside, refuse_files_and_dates, refuse_new_objects
+from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
-from dovetail.frontends.step.world import Change, World
+from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
-from dovetail.ir.program import Origin, Value
+from dovetail.ir.program import Value
 from dovetail.ir.signature import Parameter, StateTensor, UserInput
-from dovetail.ir.step_plan import PlainResult, StepPlan, moved_plan
+from dovetail.ir.step_plan import StepPlan, moved_plan
 from dovetail.ir.text import identifier
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
@@ -38,26 +37,6 @@ from dovetail.pipeline.step import compile_step_programs
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
-
-_DRAW, _PASS = "draw outside of the step", "pass what was drawn"
-_NUMBERS = (bool, int, float)
-_SCALER_STATES = "_per_optimizer_states"  # emptied by every update
-
-
-class NumbersToLift(Exception):
-    """The step changes Python numbers that were taken for constants. paths: of their spots in the world."""
-
-    def __init__(self, paths: frozenset[Path]) -> None:
-        super().__init__(paths)
-        self.paths = paths
-
-
-class StateToMake(Exception):
-    """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
-
-    def __init__(self, error: DovetailError) -> None:
-        super().__init__()
-        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +79,12 @@ class StepCapture:
         unseen = "whether its contents changed between calls cannot be told in passing"
         large = "pass what is read as an argument, or make a tensor of it"
         for labels, line, what, why, hint in (
-            (world.iterators, world.line_of_iterator, "draws from the iterator", another, f"{_DRAW}, and {_PASS}"),
+            (world.iterators, world.line_of_iterator, "draws from the iterator", another, f"{DRAW}, and {PASS}"),
             (world.unwatched, world.line_of_unwatched, "reads", unseen, large),
         ):
             if labels:
                 raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint, origin=line())
+        refuse_files_and_dates(world.places, world.named_by_code)
 
     def _name(self, wish: str) -> str:
         name, count = identifier(wish), 1
@@ -179,15 +159,40 @@ class StepCapture:
         optimizers = [optimizer for _, optimizer in self._world.optimizers]
         schedulers = [scheduler for _, scheduler in self._world.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
+        generators = self._generators()
         try:
-            recording.run(self._run, self._around(recording, hosts))
-            writes = list(self._left_numbers(recording))
+            outside = Outside(recording.origins, self._world.places)
+            try:
+                recording.run(self._run, self._around(recording, hosts, outside))
+            except UnsupportedStep as error:
+                if any(error is known for known in outside.to_fill):
+                    raise StateToMake(error) from error
+                raise
+            writes = list(LeftBehind(self._world, self._numbers).numbers(recording))
+            self._refuse_drawn(generators)
         finally:
             self._world.restore()
+            for generator, state in generators:
+                generator.set_state(state)
         host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         sources += [Source("gradient", index) for index in recording.held]
         return self._tied(recording, programs, sources, reason, name, writes, host_calls)
+
+    def _generators(self) -> list[tuple[torch.Generator, torch.Tensor]]:
+        """The user's generators, and where they are."""
+        found = (*(place.read() for place in self._world.places), *self._call.leaves)
+        known = {id(x): x for x in found if isinstance(x, torch.Generator)}
+        return [(x, x.get_state()) for x in known.values()]
+
+    @staticmethod
+    def _refuse_drawn(generators: Sequence[tuple[torch.Generator, torch.Tensor]]) -> None:
+        if any(not torch.equal(generator.get_state(), state) for generator, state in generators):
+            raise UnsupportedStep(
+                what="sets a generator (`manual_seed`, `set_state`)",
+                why="that would be done once, while the step is captured, and not again",
+                hint="set it outside of the step",
+            )
 
     def _show(self, index: int, traced: Any) -> None:
         self._shown[index] = traced
@@ -195,14 +200,25 @@ class StepCapture:
     def _run(self) -> list[Any]:
         args, kwargs = unflatten(self._shown, self._call.structure)
         results, self._result_structure = flatten(self._call.step(*args, **kwargs), results=True)
-        if changes((args, kwargs), self._shown, self._call.structure):
-            raise _refused("a container among its arguments")
+        refuse_new_objects(
+            [x for x in results if not (isinstance(x, torch.Tensor) or is_traced(x))],
+            lambda x: self._world.knows(x) or any(x is leaf for leaf in self._call.leaves),
+        )
+        if changes((args, kwargs), self._shown, self._call.structure, results=True):
+            raise refused_change("a container among its arguments")
         return results
 
     @contextlib.contextmanager
-    def _around(self, recording: StepRecording, hosts: HostCalls) -> Iterator[None]:
-        with hosts.noted(), module_names(recording.origins, self._world.modules):
+    def _around(self, recording: StepRecording, hosts: HostCalls, outside: Outside) -> Iterator[None]:
+        with (
+            hosts.noted(),
+            module_names(recording.origins, self._world.modules),
+            outside.known_results_only(self._world.caches_of_functions),
+            outside.watched(),
+        ):
             yield
+        for refusal in outside.refusals:
+            raise refusal
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
         """The inputs that a scheduler may change."""
@@ -210,73 +226,6 @@ class StepCapture:
         found = {recording.value_of_number(n) for n, spot in enumerate(self._numbers) if id(spot.container) in groups}
         held = [x for group in scheduler.optimizer.param_groups for x in group.values()]
         return found | recording.values_of_tensors([x for x in held if isinstance(x, torch.Tensor)])
-
-    # --- what Python objects hold afterwards --------------------------------------------------------------------
-
-    def _left_numbers(self, recording: StepRecording) -> Iterator[tuple[NumberSpot, int]]:
-        """The spots that the step leaves other numbers in, each with the number of the value that it leaves."""
-        known = {spot.key: spot for spot in self._numbers}
-        lift: set[Path] = set()
-        for spot in self._numbers:
-            now = spot.read()
-            if now is not spot.shown:
-                if not (is_traced(now) or type(now) in _NUMBERS):
-                    raise self._refused(Change(spot.place, spot.label, spot.shown, now))
-                self._writable(spot.place)
-                yield spot, recording.leave(now)
-        made: dict[str, DovetailError] = {label: _hooked(label, line) for label, line in recording.hooked.items()}
-        for change in self._world.changes():
-            place = change.place
-            if (place is not None and (id(place.container), place.key) in known) or self._is_harmless(change):
-                continue
-            if place is not None and _is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)):
-                if type(change.old) in (int, float):
-                    lift.add(place.path)
-                else:
-                    yield self._writable(place), recording.leave(PlainResult(change.new))
-            elif (change.old is MISSING and place is not None and place.kind == "dict") or (
-                change.old is None or (place is not None and isinstance(place.holder, HookTable))
-            ):
-                made[change.label] = self._refused(change)
-            else:
-                raise self._refused(change)
-        if made:
-            raise StateToMake(next(iter(made.values())))
-        if lift:
-            raise NumbersToLift(frozenset(lift))
-
-    def _refused(self, change: Change) -> StateChangedOtherwise:
-        """What to say of a change that no program can make."""
-        line = self._world.line_of(change)
-        if change.is_draw:
-            return StateChangedOtherwise(
-                what=f"draws from {_random_name(change)}",
-                why="the program would go on with what was drawn while the step was captured",
-                hint=f"draw with torch (torch.rand, ...), whose draws are part of the program; or {_DRAW}, "
-                "and pass what was drawn",
-                origin=line,
-            )
-        binds = isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor)
-        return _refused(change.label, binds=binds, line=line)
-
-    def _writable(self, place: Place) -> NumberSpot:
-        """The spot of a number that the step changes. Raises: StateChangedOtherwise where nothing can be put."""
-        spot = NumberSpot.at(place)
-        try:
-            spot.write(spot.read())
-        except (TypeError, AttributeError, LookupError) as error:
-            raise self._refused(Change(place, place.label, MISSING, MISSING)) from error
-        return spot
-
-    def _is_harmless(self, change: Change) -> bool:
-        """Whether a change is one that a library makes for itself, and that is none once the step is over."""
-        if any(change.place is not None and change.place.container is s.__dict__ for _, s in self._world.schedulers):
-            return True  # their calls are noted; what was put there is taken away
-        is_empty = isinstance(change.new, dict) and not change.new and isinstance(change.old, dict)
-        owners = {id(scaler.__dict__) for _, scaler in self._world.scalers}
-        if change.place is not None and id(change.place.container) in owners:
-            return is_empty and change.place.key == _SCALER_STATES
-        return any(change.label.startswith(f"{name}.{_SCALER_STATES}[") for name, _ in self._world.scalers)
 
     # --- tying ------------------------------------------------------------------------------------------------
 
@@ -358,30 +307,3 @@ class StepCapture:
             written, other = (recording.tensors[kept[index]].label for index in shared)
             reason = "what one write does to the other is not known to the program of a step"
             raise OverlappingMutatedInputs(written=written, other=other, reason=reason)
-
-
-def _refused(label: str, *, binds: bool = False, line: Origin | None = None) -> StateChangedOtherwise:
-    return StateChangedOtherwise(
-        what=f"binds {label} to another tensor" if binds else f"changes {label}",
-        why="a program writes tensors in place and leaves numbers; it does not repeat what else Python does",
-        hint="write it in place (x.copy_(new)), return it, or do it in a function marked with dovetail.host_call",
-        origin=line,
-    )
-
-
-def _hooked(label: str, line: Origin | None) -> StateChangedOtherwise:
-    return StateChangedOtherwise(
-        what=f"registers a hook of {label} and leaves it there",
-        why="eager mode would add one more hook in each call, and all of them would run",
-        hint="register it once, before the step; or remove it in the step (handle.remove())",
-        origin=line,
-    )
-
-
-def _random_name(change: Change) -> str:
-    names = {id(random): "Python's module random", id(np.random): "numpy.random"}
-    return names.get(id(change.item), change.label)
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in (bool, int, float, str, bytes, complex, type(None))

@@ -31,8 +31,9 @@ from dovetail.errors import (
     StateChangedOtherwise,
 )
 from dovetail.execute.step import NothingWritten
-from dovetail.frontends.step.capture import NumbersToLift, StateToMake, StepCall, StepCapture
+from dovetail.frontends.step.capture import StepCall, StepCapture
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
+from dovetail.frontends.step.left_behind import NumbersToLift, StateToMake
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.statistics import StepStats, VariantStats
@@ -134,7 +135,7 @@ class CompiledStep:
         """
         self._calls += 1
         is_first = self._calls == 1
-        if is_first or self._given_up is not None or transform_is_active() or function_mode_is_active():
+        if is_first or self._given_up is not None or _is_looked_at():
             return self._run_eager(args, kwargs)
         tried: list[Variant] = []
         while True:
@@ -170,7 +171,7 @@ class CompiledStep:
 
         tried: variants whose questions got other answers in this call.
         """
-        leaves, structure = flatten((args, kwargs))
+        leaves, structure = flatten((args, kwargs), results=True)
         for variant in self._recent:
             if variant in tried:
                 continue
@@ -336,6 +337,11 @@ class CompiledStep:
             tuple(VariantStats(v.reason, v.calls, v.misses) for v in self._variants),
             self._seconds,
         )
+
+
+def _is_looked_at() -> bool:
+    """Whether something around the call changes what operators do, or looks at each of them."""
+    return transform_is_active() or function_mode_is_active() or torch.is_anomaly_enabled()
 
 
 def _short(value: object) -> str:

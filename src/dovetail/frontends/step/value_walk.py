@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import typing
+import weakref
 from collections import OrderedDict, deque
 from enum import Enum
 from types import FunctionType, ModuleType
@@ -99,6 +100,12 @@ class ValueWalk:
         if kind is None:
             kind = self._kinds[type(value)] = kind_of(type(value))
         return kind
+
+    def has_met(self, value: object) -> bool:
+        """Whether a value was walked, or is held somewhere."""
+        if id(value) in self.met or id(value) in self._kept:
+            return True
+        return any(held is value for holder in self.holders for held in holder.values)
 
     def leads_on(self, value: Any) -> bool:
         """Whether there are spots inside of a value."""
@@ -225,6 +232,10 @@ class ValueWalk:
         elif kind in (Kind.METHOD, Kind.PARTIAL):
             names = ("__self__", "__func__") if kind is Kind.METHOD else ("func", "args", "keywords")
             holder = Fixed(value, parent, key, {name: getattr(value, name) for name in names})
+            holder.link = "attribute"
+            self.enter(value, holder, parent.rank)
+        elif kind is Kind.WEAK:
+            holder = Fixed(value, parent, key, {"()": weakref.ref.__call__(value)})
             holder.link = "attribute"
             self.enter(value, holder, parent.rank)
         elif kind is Kind.CLASS:

@@ -7,16 +7,19 @@ arrays of NumPy, are compared by what they hold.
 from __future__ import annotations
 
 import argparse
+import configparser
 import io
 import random
 import struct
 import threading
 import weakref
-from collections import OrderedDict, UserDict, UserList, deque
+from array import array
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Hashable, Mapping
 from contextvars import ContextVar
 from enum import Enum, auto
 from functools import lru_cache, partial
+from queue import Queue, SimpleQueue
 from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -34,15 +37,15 @@ HOST_CALL = "_dovetail_host_call"  # an attribute of functions that are called a
 MAX_WATCHED_BYTES = 1024
 RANDOM_SOURCES = (random.Random, np.random.Generator, np.random.RandomState)
 _WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp")
-_WALKED = (SimpleNamespace, argparse.Namespace, UserDict, UserList)
-_CLOSED = (
-    ContextVar,
-    threading.local,
-    MappingProxyType,
-    memoryview,
-    weakref.WeakKeyDictionary,
-    weakref.WeakValueDictionary,
+_WALKED = (
+    *(SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap, Queue),
+    *(configparser.RawConfigParser, configparser.SectionProxy),
 )
+_CLOSED = (
+    *(MappingProxyType, memoryview, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, array),
+    *(ContextVar, threading.local, SimpleQueue),
+)
+_CLOSED_PACKAGES = ("multiprocessing", "ctypes", "mmap")
 
 
 class Kind(Enum):
@@ -72,6 +75,7 @@ class Kind(Enum):
     ITERATOR = auto()
     RANDOM = auto()
     CLOSED = auto()
+    WEAK = auto()
     CACHED_FUNCTION = auto()
     OPAQUE = auto()
 
@@ -99,6 +103,7 @@ _FAMILIES: tuple[tuple[Any, Kind], ...] = (
     (type, Kind.CLASS),
     (ModuleType, Kind.PYTHON_MODULE),
     (_CLOSED, Kind.CLOSED),
+    (weakref.ref, Kind.WEAK),
     (type(lru_cache(len)), Kind.CACHED_FUNCTION),
     (_WALKED, Kind.OBJECT),
     (DataLoader, Kind.ITERATOR),
@@ -112,6 +117,8 @@ def kind_of(kind: type) -> Kind:
     for family, answer in _FAMILIES:
         if issubclass(kind, family):
             return answer
+    if module_of(kind).partition(".")[0] in _CLOSED_PACKAGES:
+        return Kind.CLOSED
     if not is_library_class(kind) and (has_attributes(kind) or slots_of(kind)):
         return Kind.OBJECT
     if any("__next__" in own_of(owner) for owner in mro_of(kind)) and not issubclass(kind, io.IOBase):

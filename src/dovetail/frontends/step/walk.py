@@ -18,6 +18,7 @@ Cost: 2 us for each container, and once per code object what it takes to disasse
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
@@ -41,6 +42,7 @@ from dovetail.frontends.step.places import (
 from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, USERS, Found, ValueWalk
 from dovetail.frontends.step.values import HOST_CALL, Kind, attributes_of, is_a, module_of, mro_of, name_of, own_of
 
+_OF_ENVIRONMENT = frozenset(("environ", "environb", "getenv", "getenvb"))
 _WHEN_MADE = ("__init__", "__new__", "__post_init__", "__repr__")
 
 
@@ -157,10 +159,20 @@ class Walk(ValueWalk):
         known = function.__globals__
         by_text = [name for name in reads.attributes if name in known] if "globals" in reads.globals else []
         self._add_globals(known, (*reads.globals, *sorted(by_text)), function, rank)
+        if not holder.foreign and not _OF_ENVIRONMENT.isdisjoint((*reads.attributes, *reads.globals)):
+            self._environment(rank)
         for name in imported_names(function):
             module = sys.modules.get(name)
             if isinstance(module, ModuleType) and not holder.foreign:
                 self.python_module(module)
+
+    def _environment(self, rank: int) -> None:
+        """Reach the variables of the process's environment."""
+        table = attributes_of(os.environ)["_data"]
+        if id(table) not in self.met:
+            holder = Holder(table, None, None)
+            holder.call_it(self._free("os.environ"), "os.environ")
+            self.enter(table, holder, rank)
 
     def _add_globals(self, known: dict[str, Any], names: Iterable[str], code: Any, rank: int) -> None:
         holder = self.met.get(id(known))

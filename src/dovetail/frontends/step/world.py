@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from types import BuiltinFunctionType, MethodType
 from typing import Any
 
@@ -98,6 +98,20 @@ class World:
         self._arrays = [(place, array, fingerprint(array), _copy(array)) for place, array in walk.arrays]
 
     @property
+    def caches_of_functions(self) -> list[Place]:
+        """The spots of functions that remember their results."""
+        return list(self._walk.caches)
+
+    @property
+    def named_by_code(self) -> Set[str]:
+        """Attributes that code of the user's names."""
+        return self._walk.named_by_code
+
+    def knows(self, item: object) -> bool:
+        """Whether an object was reached when this was made."""
+        return self._walk.has_met(item)
+
+    @property
     def places(self) -> list[Place]:
         """Every spot where something is held that leads no further: a plain value, a tensor, an opaque object."""
         walk = self._walk
@@ -174,6 +188,7 @@ class World:
         held = next(value for known, value in zip(holder.keys, holder.values, strict=True) if known is key)
         return self.line_naming(held)
 
+    @cached_property
     def _lines(self) -> Lines:
         return Lines(self._walk.functions, [item for item, _, _, _ in self._walk.objects])
 

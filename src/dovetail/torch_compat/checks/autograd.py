@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from dovetail.torch_compat import autograd, profiler
 from dovetail.torch_compat.checks.difference import first_difference
@@ -108,6 +109,21 @@ def check_running_sequence_number() -> str | None:
         ("the number inside of backward", seen[0][1], number),
         ("the number outside of backward", autograd.running_sequence_number(), None),
     )
+
+
+def check_asks_where_or_how_often() -> str | None:
+    """A function mode is told of both questions."""
+    told: list[object] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            told.append(autograd.asks_where_or_how_often(func))
+            return func(*args, **(kwargs or {}))
+
+    tensor = torch.zeros(2)
+    with Mode():
+        tensor.data_ptr(), tensor._version, tensor.dim()
+    return first_difference(("what is asked for", told, [True, True, False]))
 
 
 def check_version_of() -> str | None:
@@ -224,6 +240,7 @@ CHECKS = (
     check_next_sequence_number,
     check_running_sequence_number,
     check_version_of,
+    check_asks_where_or_how_often,
     check_set_version,
     check_version_counter_classes,
     check_has_hooks,

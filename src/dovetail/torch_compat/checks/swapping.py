@@ -84,7 +84,7 @@ def check_put_hook_tables() -> str | None:
     tables = swapping.hook_tables(tensor)
     swapping.exchange_tensors(tensor, other)
     tensor.register_hook(lambda gradient: called.append("registered meanwhile"))
-    swapping.exchange_tensors(tensor, other)
+    swapping.exchange_back(tensor, other)
     swapping.put_hook_tables(tensor, tables)
     tensor.register_hook(lambda gradient: called.append("registered afterwards"))
     with torch.enable_grad():

@@ -1,0 +1,200 @@
+"""What a step's code asks of the world outside of Python's objects, or does to it, and no program repeats.
+
+The clock, files, pickles, functions that remember their results: while a step is recorded, calls of such by code of the
+user's are refused, or answered, each with the line that made it. Code of torch's and of Python's own is let through.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import datetime
+import functools
+import gc
+import io
+import os
+import pickle
+import sys
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
+from typing import Any
+
+import torch
+
+from dovetail.capture.origins import OriginTracker
+from dovetail.errors import DovetailError, UnsupportedStep
+from dovetail.frontends.step.places import Place
+from dovetail.frontends.step.values import PLAIN, Kind, is_a, kind_of
+from dovetail.ir.provenance import is_library_file
+
+_CLOCK = ("asks for the time", "the program would go on with the answer of its first run", "ask outside of the step")
+_RANDOM = ("asks for random bytes", "the program would go on with those of its first run", "ask outside of the step")
+_FILE = (
+    "opens a file",
+    "it would be opened once, while the step is captured, and not again",
+    "do so outside of the step",
+)
+_SAVE = ("saves or loads objects", "the tensors have no numbers while the step is captured", "do so after the step")
+_UNITS = ("", "_ns")
+_REFUSED: tuple[tuple[Any, tuple[str, ...], tuple[str, str, str]], ...] = (
+    (
+        time,
+        tuple(
+            f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")
+        ),
+        _CLOCK,
+    ),
+    (os, ("urandom",), _RANDOM),
+    (uuid, ("uuid1", "uuid4"), _RANDOM),
+    (builtins, ("open", "input"), _FILE),
+    (pickle, ("dump", "dumps", "load", "loads"), _SAVE),
+    (torch, ("save", "load"), _SAVE),
+)
+_UNCHANGING = (
+    *PLAIN, Enum, slice, type(...), type(NotImplemented), torch.layout, torch.memory_format, torch.finfo, torch.iinfo,
+    Decimal, Fraction, PurePath, datetime.date, datetime.timedelta,
+)  # fmt: skip
+
+
+class Outside:
+    """Refuses, while it is active, what no program repeats.
+
+    refusals: every error that was raised. to_fill: those of them that say that a function will remember a result; once
+    it was called in eager mode it does.
+    """
+
+    def __init__(self, origins: OriginTracker, places: Sequence[Place]) -> None:
+        """places: spots of what the step's code reaches."""
+        self.refusals: list[DovetailError] = []
+        self.to_fill: list[DovetailError] = []
+        self._origins = origins
+        self._places = places
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """While active, calls by code of the user's are refused. What is in the places is put back by others."""
+        with contextlib.ExitStack() as stack:
+            instead: dict[int, Callable[..., Any]] = {}
+            for owner, names, reason in _REFUSED:
+                for name in names:
+                    function = getattr(owner, name)
+                    instead[id(function)] = stub = self._refusing(function, reason)
+                    stack.callback(setattr, owner, name, function)
+                    setattr(owner, name, stub)
+            for place in self._places:
+                held = place.read()
+                if id(held) in instead:
+                    stack.callback(place.write, held)
+                    place.write(instead[id(held)])
+            yield
+
+    def _refusing(self, function: Callable[..., Any], reason: tuple[str, str, str]) -> Callable[..., Any]:
+        what, why, hint = reason
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_library_file(sys._getframe(1).f_code.co_filename):
+                return function(*args, **kwargs)
+            error = UnsupportedStep(what=what, why=why, hint=hint, origin=self._origins.here())
+            self.refusals.append(error)
+            raise error
+
+        return call
+
+    # --- functions that remember ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def known_results_only(self, caches: Iterable[Place]) -> Iterator[None]:
+        """While active, functions that remember their results do not come to know more of them."""
+        held = [(place, place.read()) for place in caches]
+        try:
+            for place, function in held:
+                with contextlib.suppress(TypeError):
+                    place.write(self._remembering(function, place.label))
+            yield
+        finally:
+            for place, function in held:
+                with contextlib.suppress(TypeError):
+                    place.write(function)
+
+    def _remembering(self, function: Any, label: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not _remembers(function, args, kwargs):
+                error = UnsupportedStep(
+                    what=f"calls {label}, which remembers its results, with arguments that are new in this call",
+                    why="what it would remember are tensors without numbers",
+                    hint="call it once before the step, or without functools.lru_cache",
+                    origin=self._origins.here(),
+                )
+                self.refusals.append(error)
+                self.to_fill.append(error)
+                raise error
+            return function(*args, **kwargs)
+
+        return call
+
+
+def _remembers(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `functools.lru_cache` knows the result of a call already. May say no wrongly."""
+    if kwargs or function.cache_parameters()["typed"]:
+        return False
+    key: Any = args[0] if len(args) == 1 and type(args[0]) in (int, str) else args
+    tables = [x for x in gc.get_referents(function) if type(x) is dict and x is not function.__dict__]
+    try:
+        return any(key in table for table in tables)
+    except TypeError:
+        return False
+
+
+_DATES = (datetime, datetime.datetime, datetime.date)
+_OF_DATES = frozenset(("now", "utcnow", "today"))
+_OF_FILES = frozenset(("write", "writelines", "read", "readline", "readlines"))
+
+
+def refuse_files_and_dates(places: Iterable[Place], named: Collection[str]) -> None:
+    """Refuse code that reads or writes a file that it reaches, or asks for the date. named: attributes that code names.
+
+    Raises: UnsupportedStep.
+    """
+    asks_for_files, asks_for_dates = not _OF_FILES.isdisjoint(named), not _OF_DATES.isdisjoint(named)
+    if not (asks_for_files or asks_for_dates):
+        return
+    for place in places:
+        held = place.read()
+        if asks_for_dates and any(held is owner for owner in _DATES):
+            raise UnsupportedStep(what=_CLOCK[0], why=_CLOCK[1], hint=_CLOCK[2])
+        if asks_for_files and isinstance(held, io.IOBase) and not place.holder.foreign:
+            raise UnsupportedStep(
+                what=f"reads or writes the file {place.label}",
+                why="it would be done once, while the step is captured, and not again",
+                hint="do it after the step, or in a function marked with dovetail.host_call",
+            )
+
+
+# --- results ------------------------------------------------------------------------------------------------------
+
+
+def refuse_new_objects(results: Iterable[Any], known: Callable[[Any], bool]) -> None:
+    """Refuse results that are neither tensors nor numbers nor plain, and that the step has made: it would be one.
+
+    known: whether an object was there before the step. Raises: UnsupportedStep.
+    """
+    for index, item in enumerate(results):
+        if not (_is_unchanging(item) or known(item)):
+            raise UnsupportedStep(
+                what=f"returns an object of class {type(item).__qualname__} that it makes (result {index})",
+                why="the program would return one and the same object in each call",
+                hint="return tensors and numbers, in tuples, lists, dictionaries or dataclasses",
+            )
+
+
+def _is_unchanging(item: Any) -> bool:
+    if is_a(item, (tuple, frozenset)):
+        return all(map(_is_unchanging, item))
+    return is_a(item, _UNCHANGING) or kind_of(type(item)) is Kind.PLAIN
