@@ -108,7 +108,7 @@ class StepRecording:
             _check(item)
         self.mode = new_fake_mode()
         self.origins = OriginTracker()
-        self.recorder = StepRecorder(self.origins, lambda tensor: fake_apart(self.mode, tensor), hints)
+        self.recorder = StepRecorder(self.origins, self.mode, hints)
         self.tensors = [*tensors, *(gradient for _, gradient in held)]
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
