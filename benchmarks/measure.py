@@ -55,6 +55,10 @@ _ELSEWHERE = {
     "write-artifact": ("benchmarks.freeze_artifact", "write_artifact"),
     "read-artifact": ("benchmarks.freeze_artifact", "read_artifact"),
     "discarding": ("benchmarks.freeze_artifact", "measure_discarding"),
+    "step-memory": ("benchmarks.step_memory", "measure_ways"),
+    "step-logging": ("benchmarks.step_logging", "measure_logging"),
+    "step-capture": ("benchmarks.step_capture", "measure_capture"),
+    "step-call": ("benchmarks.step_call", "measure_call"),
 }
 
 
@@ -73,12 +77,17 @@ def compile_for(backend: str, model: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def measure_first_step(model: str, backend: str, device: str) -> Json:
-    """Time the first forward and backward of a freshly built model; imports and construction come before."""
+def import_everything() -> None:
+    """Import what any backend would import when it is first used."""
     for module in _IMPORTS:
         # A module that is missing in this torch is left to the backend that needs it.
         with contextlib.suppress(Exception):
             importlib.import_module(module)
+
+
+def measure_first_step(model: str, backend: str, device: str) -> Json:
+    """Time the first forward and backward of a freshly built model; imports and construction come before."""
+    import_everything()
     workload = build_workload(model, device, _SEED)
     run = compile_for(backend, workload.model)
     gc.collect()

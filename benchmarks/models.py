@@ -75,6 +75,27 @@ def _bert() -> Workload:
     return Workload(transformers.BertForMaskedLM(config), inputs)
 
 
+def _llama() -> Workload:
+    transformers = _transformers()
+    config = transformers.LlamaConfig(
+        num_hidden_layers=4,
+        hidden_size=256,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        intermediate_size=688,
+        vocab_size=8192,
+        max_position_embeddings=128,
+        use_cache=False,
+    )
+    tokens = torch.randint(8192, (4, 128))
+    return Workload(transformers.LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens})
+
+
+def _mlp(*, blocks: int = 6, width: int = 256, inner: int = 512, batch: int = 64) -> Workload:
+    inputs = {"x": torch.randn(batch, width), "target": torch.randn(batch, width)}
+    return Workload(Regressor(blocks, width, inner), inputs)
+
+
 def _small_gpt() -> Workload:
     tokens = torch.randint(256, (8, 129))
     return Workload(Gpt(GptConfig()), {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()})
@@ -89,6 +110,20 @@ def _transformers() -> Any:
     import transformers  # noqa: PLC0415
 
     return transformers
+
+
+class Regressor(nn.Module):
+    """Blocks of two linear layers around a GELU, that return the mean squared error of what comes out."""
+
+    def __init__(self, blocks: int, width: int, inner: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential()
+        for _ in range(blocks):
+            self.layers.extend([nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width)])
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of f32[batch, width] against a target like it."""
+        return F.mse_loss(self.layers(x), target)
 
 
 class ResidualBlock(nn.Module):
@@ -142,8 +177,12 @@ class ResNet18(nn.Module):
 MODELS: dict[str, Callable[[], Workload]] = {
     "gpt2-4": lambda: _gpt2(4),
     "gpt2-12": lambda: _gpt2(12),
+    "gpt2-4-short": lambda: _gpt2(4, batch=1, time=32),
     "resnet18": _resnet18,
     "bert": _bert,
+    "llama": _llama,
     "small-gpt": _small_gpt,
+    "mlp": _mlp,
+    "mlp-small": lambda: _mlp(blocks=2, width=32, inner=64, batch=16),
     "gpt2-base": lambda: _gpt2(12, width=768, heads=12, vocabulary=50257, batch=8, time=512),
 }

@@ -77,7 +77,7 @@ def fresh_environment(kind: str, folder: Path, threads: int | None) -> dict[str,
         environment[name] = str(folder / name.lower())
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
-    if kind == "first-step":
+    if kind in ("first-step", "step-capture"):
         # OpenMP's threads spin while they wait, unless told otherwise. In the first second of a process two of them
         # can share a core, and each then burns its time slice waiting for the other. Steady steps keep the default,
         # as users have it: waking threads that sleep would slow every small operator down.

@@ -1,8 +1,8 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
-Subcommands: first-step, step, overlap, overhead, inplace, artifact, freeze. Without one every benchmark runs with its
-defaults. Each measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty
-caches.
+Subcommands: first-step, step, step-capture, step-memory, overlap, overhead, inplace, artifact, freeze. Without one
+every benchmark runs with its defaults. Each measurement of a first step, a step, of decoding or of a frozen model has a
+fresh process with empty caches.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import tempfile
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 
+from benchmarks.arguments import DEFAULT_OUT, Backends, Device, Models, Out, Threads, Timeout, split_names
 from benchmarks.artifact import measure_files, write_artifact_report
 from benchmarks.decode import BACKENDS as DECODE_BACKENDS
 from benchmarks.decode import DecodeCost, DecodeSettings
@@ -37,6 +37,7 @@ from benchmarks.overhead_report import write_overhead_report
 from benchmarks.overlap import measure_groups, measure_pairs, write_overlap_report
 from benchmarks.processes import ask_fresh_process, describe_machine
 from benchmarks.report import write_report
+from benchmarks.step_commands import step_capture, step_memory
 from benchmarks.summary import FirstStep, Step, summarize_first_steps, summarize_steps
 
 app = typer.Typer(help=__doc__, add_completion=False)
@@ -46,14 +47,8 @@ _DEFAULT_BACKENDS = ",".join(BACKENDS)
 _TORCH_PASS_S = 120.0
 _DECODE_S = 600.0
 _ARTIFACT_S = 600.0
-_DEFAULT_OUT = Path(__file__).resolve().parent / "results"
-
-Models = Annotated[str, typer.Option(help=f"Which models, with commas between: {', '.join(MODELS)}.")]
-Backends = Annotated[str, typer.Option(help="Which backends; dynamo is torch.compile with nothing behind Dynamo.")]
-Threads = Annotated[int | None, typer.Option(help="Threads of torch; its own default when not given.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
-Out = Annotated[Path, typer.Option(help="Folder for the JSON, the markdown table and the plot.")]
-Timeout = Annotated[float, typer.Option(help="Seconds after which a process is given up.")]
+app.command()(step_capture)
+app.command()(step_memory)
 
 
 @app.callback(invoke_without_command=True)
@@ -62,6 +57,8 @@ def run_all(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         first_step()
         step()
+        step_capture()
+        step_memory()
         overlap()
         overhead()
         inplace()
@@ -77,17 +74,17 @@ def first_step(
     inductor_processes: Annotated[int, typer.Option(min=1, help="Processes for inductor, which takes long.")] = 1,
     threads: Threads = None,
     device: Device = "cpu",
-    out: Out = _DEFAULT_OUT,
+    out: Out = DEFAULT_OUT,
     timeout: Timeout = 900.0,
 ) -> None:
     """Time the cold first training step: compilation, forward and backward."""
     console = Console(stderr=True)
     machine = describe_machine(device)
-    chosen = _split(backends, BACKENDS, "--backends")
+    chosen = split_names(backends, BACKENDS, "--backends")
     counts = {name: inductor_processes if name == "inductor" else processes for name in chosen}
     rows: list[FirstStep] = []
     raw: dict[str, Any] = {}
-    for model in _split(models, MODELS, "--models"):
+    for model in split_names(models, MODELS, "--models"):
         answers: dict[str, list[dict[str, Any]]] = {name: [] for name in chosen}
         # In turn, so that a change of the machine's load meets all backends.
         for number in range(max(counts.values())):
@@ -111,16 +108,16 @@ def step(
     steps_per_round: Annotated[int, typer.Option(min=1, help="Training steps in one turn.")] = 2,
     threads: Threads = None,
     device: Device = "cpu",
-    out: Out = _DEFAULT_OUT,
+    out: Out = DEFAULT_OUT,
     timeout: Timeout = 1800.0,
 ) -> None:
     """Time the steady training step and measure its exact peak memory."""
     console = Console(stderr=True)
     machine = describe_machine(device)
-    chosen = _split(backends, BACKENDS, "--backends")
+    chosen = split_names(backends, BACKENDS, "--backends")
     rows: list[Step] = []
     raw: dict[str, Any] = {}
-    for model in _split(models, MODELS, "--models"):
+    for model in split_names(models, MODELS, "--models"):
         console.print(f"{model}: {rounds} rounds of {', '.join(chosen)}", markup=False)
         arguments = {"model": model, "device": device, "rounds": rounds, "steps_per_round": steps_per_round}
         answers = _ask_for_steps(arguments, chosen, threads=threads, timeout_s=timeout)
@@ -133,7 +130,7 @@ def step(
 
 @app.command()
 def artifact(
-    megabytes: Annotated[int, typer.Option(min=4, help="Size of the tensors.")] = 400, out: Out = _DEFAULT_OUT
+    megabytes: Annotated[int, typer.Option(min=4, help="Size of the tensors.")] = 400, out: Out = DEFAULT_OUT
 ) -> None:
     """Time files of tensors: written, checked, mapped; next to safetensors and torch.save."""
     write_artifact_report(measure_files(megabytes), describe_machine("cpu"), out)
@@ -143,7 +140,7 @@ def artifact(
 def overlap(
     views: Annotated[str, typer.Option(help="How many views at once, with commas between.")] = "10,100,1000,10000",
     wait_for_numpy: Annotated[bool, typer.Option(help="Let NumPy finish its hard case: more than a minute.")] = False,
-    out: Out = _DEFAULT_OUT,
+    out: Out = DEFAULT_OUT,
 ) -> None:
     """Time the question which views share bytes, next to torch and NumPy."""
     machine = describe_machine("cpu")
@@ -161,12 +158,12 @@ def overhead(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; each one gives every backend its turn.")] = 15,
     calls: Annotated[int, typer.Option(min=1, help="Calls in one turn.")] = 200,
     inductor_s: Annotated[float, typer.Option(help="Seconds that inductor may compile, all functions together.")] = 120,
-    out: Out = _DEFAULT_OUT,
+    out: Out = DEFAULT_OUT,
 ) -> None:
     """Time calls that do next to nothing, and the question how written inputs lie; on one thread."""
     torch.set_num_threads(1)
     machine = describe_machine("cpu")
-    chosen = _split(backends, CALL_BACKENDS, "--backends")
+    chosen = split_names(backends, CALL_BACKENDS, "--backends")
     counts = [int(count) for count in inputs.split(",")]
     costs = measure_calls(counts, chosen, rounds=rounds, calls=calls, inductor_s=inductor_s)
     guards = measure_guards([int(count) for count in views.split(",")], repeats=5)
@@ -185,19 +182,19 @@ def inplace(
     caches: Annotated[str, typer.Option(help="Batch x length of key-value caches.")] = "1x512,4x1024",
     backends: Annotated[str, typer.Option(help="Backends that decode.")] = ",".join(DECODE_BACKENDS),
     repeats: Annotated[int, typer.Option(min=1, help="How often a pass, and decoding, is timed.")] = 3,
-    out: Out = _DEFAULT_OUT,
+    out: Out = DEFAULT_OUT,
 ) -> None:
     """Measure re-inplacing: graphs, decoding with a cache, optimizer steps, long graphs; on one thread."""
     torch.set_num_threads(1)
     console = Console(stderr=True)
     machine = describe_machine("cpu")
     number, rows = map(int, parameters.split("x"))
-    names = _split(optimizers, OPTIMIZERS, "--optimizers")
+    names = split_names(optimizers, OPTIMIZERS, "--optimizers")
     console.print("long graphs", markup=False)
     counts = [[int(count) for count in text.split(",") if count] for text in (nodes, torch_nodes)]
     scales = measure_scaling(*counts, repeats=repeats, torch_s=_TORCH_PASS_S)
     graphs: list[GraphCost] = []
-    captures = [partial(capture_model, name) for name in _split(models, MODELS, "--models")] if models else []
+    captures = [partial(capture_model, name) for name in split_names(models, MODELS, "--models")] if models else []
     captures += [
         partial(capture_optimizer, name, foreach, number, rows)
         for name in names
@@ -209,7 +206,7 @@ def inplace(
             console.print(captured.name, markup=False)
             graphs.append(measure_graph(captured, repeats))
     steps = measure_optimizers(names, STEP_BACKENDS, parameters=number, size=rows)
-    chosen = _split(backends, DECODE_BACKENDS, "--backends") if caches else []
+    chosen = split_names(backends, DECODE_BACKENDS, "--backends") if caches else []
     decodes: list[DecodeCost] = []
     for cache in caches.split(",") if caches else []:
         console.print(f"decode {cache}", markup=False)
@@ -235,18 +232,18 @@ def freeze(
     turn_s: Annotated[float, typer.Option(help="Seconds of a turn; at least one call.")] = 0.1,
     inductor_s: Annotated[float, typer.Option(help="Seconds after which inductor compiles for no further case.")] = 60,
     megabytes: Annotated[int, typer.Option(help="Size of the large model; 0 leaves it out.")] = 400,
-    out: Out = _DEFAULT_OUT,
+    out: Out = DEFAULT_OUT,
 ) -> None:
     """Measure frozen models: latency, cold start, load time, memory, and a large file."""
     console = Console(stderr=True)
     machine = describe_machine("cpu")
-    chosen = list(dict.fromkeys([EAGER, *_split(backends, FREEZE_BACKENDS, "--backends")]))
+    chosen = list(dict.fromkeys([EAGER, *split_names(backends, FREEZE_BACKENDS, "--backends")]))
     counts = [int(count) for count in threads.split(",")]
     calls = [(int(batch), int(length)) for batch, length in (size.split("x") for size in sizes.split(","))]
     settings = FreezeSettings(tuple(chosen), tuple(calls), rounds=rounds, turn_s=turn_s, inductor_s=inductor_s)
     artifact = _ask_for_artifact(megabytes) if megabytes else None
     found = Measured()
-    for model in _split(models, FREEZE_MODELS, "--models"):
+    for model in split_names(models, FREEZE_MODELS, "--models"):
         console.print(model, markup=False)
         measure_frozen(model, counts, settings, found)
         write_freeze_report(found, artifact, machine, {**asdict(settings), "threads": counts}, out)
@@ -302,16 +299,6 @@ def _ask_for_steps(
         second = ask_fresh_process("step", alive, threads=threads, timeout_s=timeout_s)
         answers |= dict.fromkeys(survivors, second) if "error" in second else second
     return answers
-
-
-def _split(text: str, known: Any, option: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        raise typer.BadParameter(
-            f"{', '.join(unknown) or 'nothing'} given; known: {', '.join(known)}", param_hint=option
-        )
-    return names
 
 
 def _shown(answer: dict[str, Any]) -> str:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.capture.item_log import ItemHints
-from dovetail.capture.step_recording import StepNumber, StepRecording, StepTensor
+from dovetail.capture.step_recording import StepRecording
+from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.ir.program import Program
 from dovetail.ir.signature import Parameter, UserInput
 from dovetail.ir.stages import verify_program

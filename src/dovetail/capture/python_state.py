@@ -35,6 +35,7 @@ _MAX_FUNCTIONS = 200
 _MAX_ITEMS = 200
 _MAX_DEPTH = 4
 _MISSING = object()
+_SCRIPTS = ("__main__", "__mp_main__")
 _LIBRARIES = sys.stdlib_module_names | {"torch", "dovetail"}
 _REACHED = (torch.nn.Module, FunctionType, MethodType, functools.partial)
 
@@ -196,8 +197,11 @@ def is_library_class(kind: type) -> bool:
 def is_library_module(name: object) -> bool:
     """Whether a module of this name is of torch, dovetail or Python itself.
 
-    One without a file is the user's unless its name says otherwise: `__main__` of a notebook, code made at run time.
+    One without a file is the user's unless its name says otherwise: `__main__` of a notebook, code made at run time. A
+    script always is: whoever runs it (`python -m cProfile`, a debugger) may stand in the table of modules in its place.
     """
+    if name in _SCRIPTS:
+        return False
     file = getattr(sys.modules.get(str(name)), "__file__", None)
     if isinstance(file, str):
         return is_library_file(file)

@@ -14,12 +14,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.origins import OriginTracker
-from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.errors import DovetailError, StateChangedOtherwise, UnsupportedStep
+from dovetail.ir.program import Origin
 from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
 from dovetail.torch_compat.traced_numbers import is_traced, number_now
 
 _SET_GRAD: Any = getattr(torch.Tensor.grad, "__set__")  # noqa: B009
 _SET_DATA: Any = getattr(torch.Tensor.data, "__set__")  # noqa: B009
+_REGISTER = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
 _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
 _AS_PYTHON = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
 _AS_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__str__})
@@ -27,13 +29,19 @@ _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 
 
 class StepFunctions(TorchFunctionMode):
-    """See the module docstring. cleared: ids of tensors whose `.grad` was set to None."""
+    """See the module docstring.
+
+    cleared: ids of tensors whose `.grad` was set to None. hooked: of those that got a hook, with the last such line.
+    refusals: errors raised.
+    """
 
     def __init__(self, origins: OriginTracker, token_for: Callable[[Any], float]) -> None:
         """token_for: see `StepRecorder`."""
         super().__init__()
         self._token_for = token_for
         self.cleared: set[int] = set()
+        self.hooked: dict[int, Origin] = {}
+        self.refusals: list[DovetailError] = []
         self._origins = origins
 
     def __torch_function__(
@@ -44,6 +52,8 @@ class StepFunctions(TorchFunctionMode):
             if args[1] is None:
                 self.cleared.add(id(args[0]))
             return func(*args)
+        if func in _REGISTER:
+            self.hooked[id(args[0])] = self._origins.here()
         if func in _TRUTH and args[0].numel() == 1:
             return bool(args[0].item() if args[0].dtype == torch.bool else args[0].ne(0).item())
         if func in _AS_PYTHON:
@@ -53,11 +63,11 @@ class StepFunctions(TorchFunctionMode):
         if func in _FROM_NUMBERS and args and _holds_traced(args[0]):
             return _tensor_of(args[0], **keywords)
         if func == _SET_DATA:
-            raise StateChangedOtherwise(
+            self._raise(
+                StateChangedOtherwise,
                 what="binds a tensor to other memory (`.data = ...`)",
                 why="the program works in the memory that tensors had when it was recorded",
-                hint="write the contents in place: tensor.copy_(new)",
-                origin=self._origins.here(),
+                hint="write the contents in place: tensor.copy_(new); move a module (net.to(...)) before the step",
             )
         if not torch.is_grad_enabled() and _takes_plain_floats(func, args, keywords):
             args = [self._plain(argument) for argument in args]
@@ -68,8 +78,12 @@ class StepFunctions(TorchFunctionMode):
         return self._token_for(argument) if is_traced(argument) and type(number_now(argument)) is float else argument
 
     def _refuse(self, what: str, hint: str) -> NoReturn:
-        why = "its numbers are not known while the step is captured"
-        raise UnsupportedStep(what=what, why=why, hint=hint, origin=self._origins.here())
+        self._raise(UnsupportedStep, what=what, why="its numbers are not known while the step is captured", hint=hint)
+
+    def _raise(self, kind: type[DovetailError], **facts: object) -> NoReturn:
+        error = kind(origin=self._origins.here(), **facts)
+        self.refusals.append(error)
+        raise error
 
 
 def _takes_plain_floats(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:

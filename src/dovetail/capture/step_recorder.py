@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -24,7 +24,7 @@ from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.known_results import KnownResults
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
-from dovetail.errors import UnsupportedStep
+from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.ir.program import Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
@@ -41,6 +41,7 @@ from dovetail.torch_compat.traced_numbers import (
 )
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 # Where an operator takes a tensor, Python may give it a number.
 _NUMBER_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor", "Optional[Tensor]"})
 
@@ -62,7 +63,9 @@ class Question:
 class StepRecorder(Recorder):
     """See the module docstring.
 
-    Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now.
+    Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
+    the line that made each tensor object which is another one for a known value, by its identity; refusals, every error
+    that was raised.
     """
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
@@ -70,7 +73,9 @@ class StepRecorder(Recorder):
         self._known_results = KnownResults(mode, self._values)
         self.questions: list[Question] = []
         self.numbers_now: dict[str, Plain] = {}
+        self.renamed: dict[int, Origin] = {}
         self.known = KnownNumbers()
+        self.refusals: list[DovetailError] = []
         self._hints = hints
         self._tracker = origins
         self._from_data: set[Value] = set()
@@ -102,6 +107,13 @@ class StepRecorder(Recorder):
     ) -> Any:
         if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
             return device_of_fake(args[0])
+        try:
+            return self._dispatched(func, types, args, kwargs)
+        except DovetailError as error:
+            self.refusals.append(error)
+            raise
+
+    def _dispatched(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         if func is _ITEM:
             return self._item(args[0])
         if func.namespace == "profiler":  # ranges that torch opens for itself
@@ -112,7 +124,10 @@ class StepRecorder(Recorder):
             kwargs = {name: self._meant(argument) for name, argument in (kwargs or {}).items()}
         if isinstance(func, Overload):
             args, kwargs = self._settled(func, args, kwargs or {})
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func in _RENAMES:
+            self.renamed[id(result)] = self._tracker.here()
+        return result
 
     def _meant(self, argument: Any) -> Any:
         return self._tokens.get(argument, argument) if type(argument) is float else argument
@@ -143,7 +158,9 @@ class StepRecorder(Recorder):
 
     # --- numbers --------------------------------------------------------------------------------------------
 
-    def _item(self, tensor: torch.Tensor) -> Any:
+    def _item(self, tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor):  # autograd asks for the number that it was given as a tensor
+            return tensor
         self.phase = Phase.FORWARD if running_sequence_number() is None else Phase.BACKWARD
         tensor = self._without_real(tensor)
         now = self.known.number(tensor)
@@ -180,22 +197,25 @@ class StepRecorder(Recorder):
         if not isinstance(handle, Value):
             return
         if handle in self._from_data:
-            raise UnsupportedStep(
+            self._refuse(
                 what="turns a number that it computes into a plain Python number",
                 why="the number is another one in each call, and a program cannot follow plain Python numbers",
                 hint="use .item() and arithmetic, compare it, or return the tensor and convert it after the step",
-                origin=self._tracker.here(),
             )
         self._ask(GUARD_NUMBER, handle, number)
 
     def refuse_text(self, handle: Any) -> None:
         """See `NumberTrace`. Raises: UnsupportedStep."""
-        raise UnsupportedStep(
+        self._refuse(
             what="turns a number that it computes into text",
             why="the text would be made once, while the step is captured, and not again",
             hint="return the number or tensor, and print it after the step",
-            origin=self._tracker.here(),
         )
+
+    def _refuse(self, **facts: object) -> NoReturn:
+        error = UnsupportedStep(origin=self._tracker.here(), **facts)
+        self.refusals.append(error)
+        raise error
 
     def _ask(self, target: Target, handle: Value, answer: Plain) -> None:
         origin = self._tracker.here()

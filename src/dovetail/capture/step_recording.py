@@ -10,83 +10,46 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dovetail.analysis.infer import MetaInference
-from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
+from dovetail.capture.step_origins import origin_of, origin_of_write
+from dovetail.capture.step_programs import GradientsNotCleared, MadeTensor, RecordedStep, StepPrograms
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedTensor
-from dovetail.ir.convert import unsupported_kind
-from dovetail.ir.program import Node, Program, Stage, Value
+from dovetail.capture.step_tensors import StepNumber, StepTensor, check_state, held_gradients
+from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
+from dovetail.ir.convert import tree_to_scalar
+from dovetail.ir.program import Node, Origin, TensorMeta, Value
 from dovetail.ir.signature import (
-    Constant,
-    GradientLeft,
-    HeldGradient,
-    InputMutation,
-    InputRole,
-    NumberInput,
-    NumberLeft,
-    OutputRole,
-    Signature,
     UserInput,
-    UserOutput,
-    WriteKind,
 )
-from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
+from dovetail.ir.sizes import Number, Scalar
+from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
-from dovetail.torch_compat.fakes import fake_apart, fakes_apart, hidden_fakes, new_fake_mode, parameter_of_fake
-from dovetail.torch_compat.subclasses import is_wrapper
-from dovetail.torch_compat.swapping import exchange_tensors, share_hooks
-from dovetail.torch_compat.traced_numbers import Plain, handle_of, is_traced, traced_maths
-
-
-@dataclass(frozen=True, slots=True)
-class StepTensor:
-    """A tensor that the step can reach. name: a Python name, of no other. label: what a user calls it."""
-
-    name: str
-    label: str
-    role: InputRole
-    tensor: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StepNumber:
-    """A Python number that the program reads in each call. put: lets the step's code read another one."""
-
-    name: str
-    now: Plain
-    put: Callable[[Any], None]
-
-
-@dataclass(frozen=True, slots=True)
-class StepPrograms:
-    """tensors, numbers: which of those recorded are inputs of the programs, in order; tensors met in passing follow."""
-
-    recorded: Program
-    functional: Program
-    plan: StepPlan
-    tensors: tuple[int, ...]
-    numbers: tuple[int, ...]
-    constants: tuple[torch.Tensor, ...]
-
-
-class GradientsNotCleared(Exception):
-    """The step looks at gradients from before, or leaves them, though it was expected to drop them."""
+from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, parameter_of_fake, symbolic_fake_of
+from dovetail.torch_compat.swapping import (
+    attributes_in_common,
+    exchange_back,
+    exchange_tensors,
+    hook_tables,
+    put_hook_tables,
+    share_hooks,
+)
+from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
+from dovetail.torch_compat.traced_numbers import handle_of, is_traced, traced_maths
 
 
 class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
     Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
-    gradient; numbers; recorder.
+    gradient; numbers; recorder; hooked: labels of tensors that have a hook afterwards and had none, with the line.
     """
 
     def __init__(
@@ -96,30 +59,38 @@ class StepRecording:
         hints: ItemHints,
         *,
         assume_cleared: bool = False,
+        dynamic: bool = False,
+        line_of: Callable[[torch.Tensor], Origin | None] = lambda tensor: None,
     ) -> None:
         """Prepare.
 
+        line_of: where the code names a tensor, for messages.
+        dynamic: sizes of arguments above 1 become symbols.
         assume_cleared: the step is expected to begin by clearing gradients: where none is held, let one seem to be, so
         that the step can be seen to drop it.
         Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
         """
-        held = list(_held_gradients(tensors))
+        held = list(held_gradients(tensors))
         for item in (*tensors, *(gradient for _, gradient in held)):
-            _check(item)
-        self.mode = new_fake_mode()
+            check_state(item, line_of)
+        self.mode = new_fake_mode(new_shape_env() if dynamic else None)
+        self._dynamic = dynamic
         self.origins = OriginTracker()
         self.recorder = StepRecorder(self.origins, self.mode, hints)
         self.tensors = [*tensors, *(gradient for _, gradient in held)]
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
         self.numbers = list(numbers)
-        self.results: list[Result | Value | tuple[Value, bool]] = []
+        self.results: list[Result | Value | MadeTensor] = []
         self._values: list[Value] = []
         self._number_values: list[Value] = []
         self._left: list[object] = []
-        self._exits: list[GradientExit | Value] = []
+        self._exits: list[GradientExit | MadeTensor] = []
         self._flags: list[tuple[int, bool]] = []
+        self.hooked: dict[str, Origin | None] = {}
+        self._hooks = [hook_tables(item.tensor) for item in self.tensors]
         self._assume_cleared = assume_cleared
+        self._must_not_seem = False
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self._functions = StepFunctions(self.origins, self.recorder.token_for)
 
@@ -136,9 +107,17 @@ class StepRecording:
                 self.recorder, self.mode, self.origins, self._watched(around), contextlib.nullcontext()
             ):
                 results = list(function())
+                self._raise_refusals()
                 self._look_at_state()
                 with self.recorder_paused():
                     self.results = [self._result(index, item) for index, item in enumerate(results)]
+        if self._must_not_seem:
+            raise GradientsNotCleared
+
+    def _raise_refusals(self) -> None:
+        """The step's own code may have caught what was raised, and have gone on with something else."""
+        for refusal in (*self.recorder.refusals, *self._functions.refusals):
+            raise refusal
 
     @contextlib.contextmanager
     def recorder_paused(self) -> Iterator[None]:
@@ -155,8 +134,7 @@ class StepRecording:
     @contextlib.contextmanager
     def _exchanged(self) -> Iterator[None]:
         """While active, the tensor objects are fakes."""
-        twins = fakes_apart(self.mode, [item.tensor for item in self.tensors])
-        fakes = [self._as_like(item.tensor, twin) for item, twin in zip(self.tensors, twins, strict=True)]
+        fakes = [self._fake(item) for item in self.tensors]
         gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
         done: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
@@ -176,7 +154,9 @@ class StepRecording:
                 if tensor.is_leaf:
                     tensor.grad = None
             for tensor, fake in reversed(done):
-                exchange_tensors(tensor, fake)
+                exchange_back(tensor, fake)
+            for (tensor, _), tables in zip(done, self._hooks, strict=False):
+                put_hook_tables(tensor, tables)
 
     def _let_seem(self, index: int) -> None:
         item = self.tensors[index]
@@ -184,13 +164,24 @@ class StepRecording:
         self._seeming[index] = seeming, self.recorder.add_tensor(seeming, f"{item.name}_no_grad")
         item.tensor.grad = seeming
 
-    @staticmethod
-    def _as_like(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    def _fake(self, item: StepTensor) -> torch.Tensor:
+        tensor = item.tensor
+        if self._dynamic and isinstance(item.role, UserInput):
+            fake = symbolic_fake_of(self.mode, tensor.detach(), item.name)
+        else:
+            fake = fake_apart(self.mode, tensor)
         if isinstance(tensor, torch.nn.Parameter):
             fake = parameter_of_fake(fake)
         if tensor.requires_grad:
             fake.requires_grad_()
         share_hooks(tensor, fake)
+        names = attributes_in_common(tensor, fake)
+        if names:
+            raise UnsupportedTensor(
+                name=item.label,
+                kind=f"a tensor with an attribute {names[0]!r}, as torch's stand-ins have",
+                hint="give the attribute another name",
+            )
         return fake
 
     def _put_numbers(self) -> None:
@@ -209,40 +200,50 @@ class StepRecording:
                     what=f"makes {item.label} part of a graph that the next step would run backward through",
                     why="graphs of autograd end with the step",
                     hint="write it under torch.no_grad(), or detach what is written",
+                    origin=origin_of_write(self._values[index], self.recorder.nodes),
                 )
             if self.recorder.value_of(tensor) is not self._values[index]:
                 raise StateChangedOtherwise(
                     what=f"changes the shape or strides of {item.label}",
                     why="the next step would need another program",
                     hint="work on a view of it, or a copy",
+                    origin=origin_of(self.recorder.value_of(tensor), self.recorder.nodes),
                 )
+            if any(
+                now and now is not table for now, table in zip(hook_tables(tensor), self._hooks[index], strict=True)
+            ):
+                self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
                 self._flags.append((index, tensor.requires_grad))
             self._exits.append(self._exit(index, tensor))
         unowned = {value for _, value in self.recorder.constants}
         for value, tensor, _ in self.recorder.written:
             if value in unowned:
-                raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}")
+                origin = origin_of_write(value, self.recorder.nodes)
+                raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}", origin=origin)
 
-    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | Value:
+    def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | MadeTensor:
         gradient = tensor.grad
         if gradient is None:
             return GradientExit.NONE
         if index in self._seeming and self._seeming[index][0] is gradient:
-            raise GradientsNotCleared
+            self._must_not_seem = True
+            return GradientExit.NONE
         held = self.held.get(index)
         if held is not None and self.tensors[held].tensor is gradient:
             return GradientExit.SAME
-        return self._outside_of_state(self.recorder.value_of(gradient), f"the gradient of {self.tensors[index].label}")
+        return MadeTensor(self._outside_of_state(gradient, f"the gradient of {self.tensors[index].label}"), gradient)
 
-    def _outside_of_state(self, value: Value, what: str) -> Value:
-        """The value. Raises: ReturnedState when its memory belongs to the state."""
+    def _outside_of_state(self, tensor: torch.Tensor, what: str) -> Value:
+        """The value of a tensor. Raises: ReturnedState when its memory belongs to the state."""
+        value = self.recorder.value_of(tensor)
         for known, item in zip(self._values, self.tensors, strict=True):
             if known.tensor.storage == value.tensor.storage and not isinstance(item.role, UserInput):
-                raise ReturnedState(what=what, name=item.label)
+                origin = self.recorder.renamed.get(id(tensor)) or origin_of(value, self.recorder.nodes)
+                raise ReturnedState(what=what, name=item.label, origin=origin)
         return value
 
-    def _result(self, index: int, item: Any) -> Result | Value | tuple[Value, bool]:
+    def _result(self, index: int, item: Any) -> Result | Value | MadeTensor:
         if is_traced(item):
             handle = handle_of(item)
             return handle if isinstance(handle, Value) else PlainResult(handle)
@@ -251,10 +252,16 @@ class StepRecording:
         place = next((i for i, known in enumerate(self.tensors) if known.tensor is item), None)
         if place is not None:
             return SameObject(place)
-        value = self.recorder.value_of(item)
+        self.recorder.value_of(item)
         if any(tensor is item for tensor, _ in self.recorder.constants):
             return PlainResult(item)
-        return self._outside_of_state(value, f"result {index}"), item.requires_grad
+        if item.grad is not None if item.is_leaf else item.retains_grad:
+            raise UnsupportedStep(
+                what=f"returns a tensor that has a gradient of its own (result {index})",
+                why="what is returned is a new tensor, without `.grad`",
+                hint="return the gradient as a result of its own",
+            )
+        return MadeTensor(self._outside_of_state(item, f"result {index}"), item)
 
     def leave(self, number: object) -> int:
         """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""
@@ -270,117 +277,48 @@ class StepRecording:
         wanted = set(map(id, tensors))
         return {v for item, v in zip(self.tensors, self._values, strict=True) if id(item.tensor) in wanted}
 
+    @property
+    def size_conditions(self) -> list[Scalar]:
+        """The facts about symbolic sizes that recording has relied on."""
+        return [] if self.mode.shape_env is None else [tree_to_scalar(t) for t in guard_trees(self.mode.shape_env)]
+
+    @property
+    def size_hints(self) -> dict[str, Number]:
+        """A number for each size symbol."""
+        found = {name: hint_of(number) for name, number in self.recorder.symbols.items()}
+        return {name: number for name, number in found.items() if number is not None}
+
+    def description_of(self, index: int) -> TensorMeta:
+        """What is known of a tensor, its sizes in symbols."""
+        return self._values[index].tensor
+
     def writes_state(self, node: Node) -> bool:
         """Whether a recorded node writes memory of an input."""
         storages = {value.tensor.storage for value in self._values}
         return any(value.tensor.storage in storages for value in written_values(node))
 
-    # --- programs -------------------------------------------------------------------------------------------
-
     def programs(self, name: str, *, keep_gradients: bool = False) -> StepPrograms:
         """The step as it ran, and as a functional program; outputs are results, gradients, numbers, new contents.
 
         keep_gradients: leave the gradients also where the step begins by clearing those from before.
+        Raises: GradientsNotCleared.
         """
         recorder = self.recorder
-        constants = [value for _, value in recorder.constants]
-        infer = MetaInference(self.mode, recorder.numbers_now)
-        touched = {value for node in recorder.nodes for value in node.operands()}
-        if not touched.isdisjoint(value for _, value in self._seeming.values()):
-            raise GradientsNotCleared
-        touched |= {self._values[found.input] for found in self.results if isinstance(found, SameObject)}
-        functional = Functionalizer([*self._values, *constants, *self._number_values], infer, recorder.new_storage)
+        recorded = RecordedStep(
+            infer=MetaInference(self.mode, {**recorder.symbols, **recorder.numbers_now}),
+            tensors=self.tensors,
+            values=self._values,
+            numbers=self.numbers,
+            number_values=self._number_values,
+            held=self.held,
+            required=self._required,
+            cleared=self._functions.cleared,
+            seeming={index: value for index, (_, value) in self._seeming.items()},
+            results=self.results,
+            exits=self._exits,
+            flags=self._flags,
+            left=self._left,
+        )
         with named_errors(self.origins):
-            for node in recorder.nodes:
-                functional.consume(node)
-        outputs: list[tuple[OutputRole, Value]] = []
-
-        def slot(role: OutputRole, value: Value) -> int:
-            outputs.append((role, value))
-            return len(outputs) - 1
-
-        results = tuple(self._settled(found, slot) for found in self.results)
-        gradients = tuple(self._gradients(touched, slot, keep_gradients))
-        left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self._left))
-        made = [(role, value, functional.read(value)) for role, value in outputs]
-        written = [i for i, v in enumerate(self._values) if functional.write_count(v) and functional.read(v) is not v]
-        read = {value for node in functional.nodes for value in node.operands()}.union(
-            (value for _, _, value in made), (self._values[i] for i in written)
-        )
-        tensors = tuple(i for i, value in enumerate(self._values) if value in read)
-        used = tuple(i for i, value in enumerate(self._number_values) if value in read)
-        place_of = {index: place for place, index in enumerate(tensors)}
-        made += [
-            (InputMutation(place_of[i], WriteKind.UNTRACKED), self._values[i], functional.read(self._values[i]))
-            for i in written
-        ]
-        inputs = (*(self._values[i] for i in tensors), *constants, *(self._number_values[i] for i in used))
-        roles: tuple[InputRole, ...] = (
-            *(self.tensors[i].role for i in tensors),
-            *(Constant(value.name) for value in constants),
-            *(NumberInput(self.numbers[i].name) for i in used),
-        )
-        signature = Signature(roles, tuple(role for role, _, _ in made))
-        recorded, new = tuple(value for _, value, _ in made), tuple(value for _, _, value in made)
-        return StepPrograms(
-            Program(name, Stage.IMPURE, inputs, tuple(recorder.nodes), recorded, signature),
-            Program(name, Stage.WHOLE, inputs, tuple(functional.nodes), new, signature),
-            StepPlan(results, gradients, tuple(self._flags), left, tuple(written)),
-            tensors,
-            used,
-            tuple(tensor for tensor, _ in recorder.constants),
-        )
-
-    def _settled(self, found: Result | Value | tuple[Value, bool], slot: Callable[[OutputRole, Value], int]) -> Result:
-        if isinstance(found, tuple):
-            return MadeResult(slot(UserOutput(0), found[0]), found[1])
-        return MadeResult(slot(UserOutput(0), found)) if isinstance(found, Value) else found
-
-    @staticmethod
-    def _settled_left(place: int, value: object, slot: Callable[[OutputRole, Value], int]) -> int | PlainResult:
-        if isinstance(value, Value):
-            return slot(NumberLeft(place), value)
-        return value if isinstance(value, PlainResult) else PlainResult(value)
-
-    def _gradients(
-        self, touched: set[Value], slot: Callable[[OutputRole, Value], int], keep: bool
-    ) -> Iterator[LeafGradient]:
-        for index, found in enumerate(self._exits):
-            held = self.held.get(index)
-            item = self.tensors[index]
-            is_cleared = (
-                id(item.tensor) in self._functions.cleared and held is not None and self._values[held] not in touched
-            ) or index in self._seeming
-            if isinstance(item.role, HeldGradient) or (
-                held is None and found is GradientExit.NONE and not self._required[index]
-            ):
-                continue
-            if isinstance(found, Value):
-                found_exit = slot(GradientLeft(item.name), found) if keep or not is_cleared else GradientExit.NONE
-            else:
-                found_exit = found
-            yield LeafGradient(index, held is not None, is_cleared, found_exit)
-
-
-def _check(item: StepTensor) -> None:
-    tensor = item.tensor
-    refused = unsupported_kind(tensor)
-    if is_wrapper(tensor):
-        refused = f"a {type(tensor).__name__}, which wraps other tensors", "use plain tensors"
-    if refused is not None:
-        raise UnsupportedTensor(name=item.label, kind=refused[0], hint=refused[1])
-    if tensor.requires_grad and not tensor.is_leaf:
-        raise StateChangedOtherwise(
-            what=f"reaches {item.label}, which is part of a graph from before the step",
-            why="a step runs backward through what it computed itself, and nothing else",
-            hint=f"detach it before the step: {item.label}.detach()",
-        )
-
-
-def _held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTensor]]:
-    known = {id(item.tensor) for item in tensors}
-    for index, item in enumerate(tensors):
-        gradient = item.tensor.grad if item.tensor.is_leaf else None
-        if gradient is not None and id(gradient) not in known:
-            known.add(id(gradient))
-            yield index, StepTensor(f"{item.name}_grad", f"{item.label}.grad", HeldGradient(item.label), gradient)
+            functional = recorded.functionalized(recorder)
+        return recorded.programs(recorder, functional, name, keep_gradients)

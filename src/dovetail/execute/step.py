@@ -6,9 +6,9 @@ another way. After it, what was written stays, as in eager, and the error says w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from dovetail.errors import GuardMiss, StepInterrupted
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program
+from dovetail.ir.sizes import Number
 from dovetail.ir.step_plan import StepPlan
 from dovetail.ops.facts import facts_of, written_values
 from dovetail.torch_compat.rng import default_generator
@@ -29,11 +30,16 @@ class NothingWritten(Exception):
 
 @dataclass(frozen=True)
 class CompiledStepProgram:
-    """code: of the program that works in place. plan: what is done around it. labels: of its inputs, for messages."""
+    """code: of the program that works in place. plan: what is done around it. labels: of its inputs, for messages.
+
+    reports: what each pass says of itself, by name. hints: a number for each size symbol.
+    """
 
     code: CompiledProgram
     plan: StepPlan
     labels: tuple[str, ...]
+    reports: tuple[tuple[str, str], ...] = ()
+    hints: Mapping[str, Number] = field(default_factory=dict)
 
     @property
     def program(self) -> Program:
@@ -50,6 +56,12 @@ class CompiledStepProgram:
         """The number of the first node that writes an input, or does something outside of the program."""
         writes = self._writes
         return next((at for at, node in enumerate(self.program.nodes) if node in writes), len(self.program.nodes))
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The inputs that it writes, by label."""
+        places = {index for inputs in self._writes.values() for index in inputs}
+        return tuple(label for index, label in enumerate(self.labels) if index in places)
 
     @cached_property
     def _writes(self) -> dict[Node, tuple[int, ...]]:

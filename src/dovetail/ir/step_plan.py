@@ -13,10 +13,14 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class MadeResult:
-    """A result that the program computes. has_graph: in eager it is part of a graph of autograd."""
+    """A result that the program computes. Results of one slot are one tensor object.
+
+    has_graph: in eager it is part of a graph of autograd. is_new_leaf: it requires a gradient and is part of none.
+    """
 
     slot: int
     has_graph: bool = False
+    is_new_leaf: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,8 @@ class StepPlan:
 
     results: in the order of the flat results. gradients: of leaves. flags: tensors whose `requires_grad` is another
     one afterwards. left: values that are written to Python objects or handed to Python functions afterwards. written:
-    tensors whose contents the program replaces.
+    tensors whose contents the program replaces. aliases: outputs that another output, or an input, is as well, and of
+    which the caller gets another tensor object in the same memory.
     """
 
     results: tuple[Result, ...] = ()
@@ -71,6 +76,7 @@ class StepPlan:
     flags: tuple[tuple[int, bool], ...] = ()
     left: tuple[int | PlainResult, ...] = ()
     written: tuple[int, ...] = ()
+    aliases: tuple[int, ...] = ()
 
 
 def moved_plan(plan: StepPlan, moved: Mapping[int, int]) -> StepPlan:

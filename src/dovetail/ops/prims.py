@@ -68,6 +68,14 @@ GUARD = Prim("guard", _guard, "prims.GUARD", effect=True, checks=True)
 GUARD_NUMBER = Prim("guard_number", _guard_number, "prims.GUARD_NUMBER", effect=True, checks=True)
 
 
+def _reached(value: object, what: str) -> None:
+    """Nothing: whoever made the value would have failed."""
+
+
+# Stands behind what may fail, so that it counts as a check: nothing is written before it.
+REACHED = Prim("reached", _reached, "prims.REACHED", effect=True, checks=True)
+
+
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 

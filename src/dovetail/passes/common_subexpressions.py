@@ -40,8 +40,9 @@ class CommonSubexpressionReport:
 def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexpressionReport]:
     """The program with each later twin replaced by the earlier one."""
     escaping = program.output_storages()
-    # the whole of a step has no symbolic sizes: what its numbers are called matters to nobody
-    makers = {} if program.stage is Stage.WHOLE else made_symbols(program)
+    makers = made_symbols(program)
+    if program.stage is Stage.WHOLE:  # numbers are read as values there, and what they are called matters to nobody
+        makers = {node: names for node, names in makers.items() if any(value.is_tensor for value in node.results())}
     merging = Merging()
     first: dict[object, Node] = {}
     kept: list[Node] = []

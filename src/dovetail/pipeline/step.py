@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from dovetail.analysis.reads import can_fail
 from dovetail.analysis.verify_inplace import verify_inplace
-from dovetail.capture.step_recording import StepPrograms
+from dovetail.capture.step_programs import StepPrograms
 from dovetail.errors import UnsupportedStep
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.step import CompiledStepProgram
-from dovetail.ir.program import Node, Program, Stage, Value
+from dovetail.ir.program import Node, Phase, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, Signature
+from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.ir.step_plan import StepPlan
+from dovetail.ops.facts import facts_of
+from dovetail.ops.prims import REACHED
 from dovetail.passes.early_updates import early_updates
 from dovetail.passes.inplace import PlanMemory, work_in_place
 from dovetail.passes.unbundle import unbundle
@@ -46,17 +50,24 @@ STEP_PASSES: tuple[tuple[str, StepPass], ...] = (
 
 
 def compile_step_programs(
-    programs: StepPrograms, plan: StepPlan, labels: tuple[str, ...], name: str, options: Options
+    programs: StepPrograms,
+    plan: StepPlan,
+    labels: tuple[str, ...],
+    name: str,
+    options: Options,
+    hints: Mapping[str, Number] = MappingProxyType({}),
 ) -> CompiledStepProgram:
-    """The code of a recorded step. plan: what is done around it. labels: of the inputs of its programs.
+    """The code of a recorded step. plan: what is done around it. labels: of the inputs of its programs. hints: a
+    number for each size symbol.
 
     Raises: UnsupportedStep where something would have to be checked after the first write.
     """
-    dump = Dump(options.dump, name, {}, options.dump_calls, None, options.trail)
+    dump = Dump(options.dump, name, hints, options.dump_calls, None, options.trail)
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
-    program, _ = run_passes(programs.functional, options, dump, {})
-    program = with_copies(program)
+    program, records = run_passes(programs.functional, options, dump, hints)
+    reports = [(record.name, record.report) for record in records]
+    program = with_copies(_with_late_writes(program))
     if options.verify:
         verify_program(program, writes)
     dump.step("write_state", program)
@@ -70,17 +81,43 @@ def compile_step_programs(
         if options.verify:
             verify_program(result, writes)
         if options.verify > 1 and function is work_in_place:
-            verify_inplace(program, result, commit=True)
+            verify_inplace(program, result, commit=True, hints=hints)
         record = StepRecord(pass_name, len(program.nodes), len(result.nodes), elapsed_us, str(report), details=report)
+        reports.append((pass_name, str(report)))
         program = result
         dump.step(pass_name, program, record)
         if pass_name == options.stop_after:
             break
-    compiled = CompiledStepProgram(CompiledProgram(program, make_executors(options)), plan, labels)
+    compiled = CompiledStepProgram(
+        CompiledProgram(program, make_executors(options)), plan, labels, tuple(reports), dict(hints)
+    )
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)
     return compiled
+
+
+def _with_late_writes(program: Program) -> Program:
+    """The program with a check behind what may fail in its first forward pass: a batch with a label out of range, say.
+
+    Then nothing is written before that, and the step fails as it does in eager mode.
+    """
+    nodes = program.nodes
+    end = next((at for at, node in enumerate(nodes) if node.phase is Phase.BACKWARD), len(nodes))
+    last = next((at for at in range(end - 1, -1, -1) if _may_fail_on_data(nodes[at])), None)
+    if last is None:
+        return program
+    value = next(value for value in nodes[last].results() if value.is_tensor)
+    check = Node(REACHED, (value, "indices"), origin=nodes[last].origin)
+    return program.replace_nodes((*nodes[: last + 1], check, *nodes[last + 1 :]))
+
+
+def _may_fail_on_data(node: Node) -> bool:
+    """Whether a node takes whole numbers that may be places in another tensor."""
+    tensors = [value.tensor for value in node.operands() if value.is_tensor]
+    takes_places = any(t.dtype in (torch.int64, torch.int32) for t in tensors) and len(tensors) > 1
+    makes_one = any(value.is_tensor for value in node.results())
+    return takes_places and makes_one and not facts_of(node.target).pointwise
 
 
 def with_copies(program: Program) -> Program:

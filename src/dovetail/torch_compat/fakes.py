@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -261,11 +262,18 @@ def graph_fake_mode(examples: Iterable[object]) -> FakeTensorMode | None:
     return next((example.fake_mode for example in examples if isinstance(example, FakeTensor)), None)
 
 
+_HANDS_QUESTIONS_ON = "dovetail.torch_compat.traced_numbers"
+"""The module that stands in for `isinstance` while a step is recorded."""
+
+
 class _HiddenMeta(type):
     """A class of which nothing is an instance, unless torch's own code asks."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        asking = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__") == _HANDS_QUESTIONS_ON:
+            frame = frame.f_back
+        asking = str(frame.f_globals.get("__name__", "") if frame is not None else "").partition(".")[0]
         return asking in ("torch", "dovetail") and isinstance(instance, FakeTensor)
 
 

@@ -2,34 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 _HOOK_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
+HookTable: TypeAlias = "dict[int, Any] | None"
+_TABLES_OF: Callable[[torch.Tensor], tuple[HookTable, HookTable]] = attrgetter(*_HOOK_TABLES)
 
 
 def exchange_tensors(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """Let each of two tensor objects be what the other one was: class, attributes, data, gradient.
+    """Let each of two tensor objects be what the other one was: class, data, gradient. `exchange_back` undoes it.
 
-    References to the objects, weak ones included, stay what they are. `torch.utils.swap_tensors` does the same for
-    tensors that nobody watches or uses otherwise. Exchanging twice leaves no trace.
+    References to the objects, weak ones included, stay what they are, and so does the `__dict__` of `tensor`: what the
+    other one's holds is added for as long. `torch.utils.swap_tensors` does the same for tensors that nobody watches or
+    uses otherwise.
+    Raises: ValueError where both have an attribute of one name.
     """
+    names = attributes_in_common(tensor, other)
+    if names:
+        raise ValueError(f"both tensors have attributes {names}")
+    _exchange(tensor, other)
+    tensor.__dict__.update(other.__dict__)
+
+
+def exchange_back(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Undo `exchange_tensors`. Attributes that were set, changed or removed in between stay so."""
+    for name in other.__dict__:
+        tensor.__dict__.pop(name, None)
+    _exchange(tensor, other)
+
+
+def attributes_in_common(tensor: torch.Tensor, other: torch.Tensor) -> list[str]:
+    """Names of attributes that both have, for which the two cannot be exchanged."""
+    return sorted(tensor.__dict__.keys() & other.__dict__.keys())
+
+
+def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:
     tensor_class: Any = type(tensor)
     other_class: Any = type(other)
     tensor.__class__, other.__class__ = other_class, tensor_class
-    tensor.__dict__, other.__dict__ = other.__dict__, tensor.__dict__
     torch._C._swap_tensor_impl(tensor, other)
 
 
 def share_hooks(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Let autograd call the gradient hooks of one leaf for another leaf as well; attributes come along.
+    """Let autograd call the gradient hooks of one leaf for another leaf as well.
 
-    Hooks belong to what a tensor object is, not to the object: without this, an exchange hides them.
+    Autograd knows the hooks of what a tensor object is, not those of the object: without this, an exchange hides them.
+    Tables that are empty are shared as well: a hook that is put there later is called, too.
     """
-    for table in _HOOK_TABLES:
-        hooks = getattr(source, table, None)
-        if hooks:
-            setattr(target, table, hooks)
-    for name, value in source.__dict__.items():
-        target.__dict__.setdefault(name, value)
+    put_hook_tables(target, hook_tables(source))
+
+
+def hook_tables(tensor: torch.Tensor) -> tuple[HookTable, HookTable]:
+    """The hooks of a tensor's gradient, and those that are called once it was added to `.grad`, by their numbers.
+
+    None where there was never a hook. Hooks of the node that adds to `.grad` are not among them: nothing shows those.
+    """
+    return _TABLES_OF(tensor)
+
+
+def put_hook_tables(tensor: torch.Tensor, tables: tuple[HookTable, HookTable]) -> None:
+    """Let a tensor have other tables of hooks; a table that it has already is left alone."""
+    for name, table, now in zip(_HOOK_TABLES, tables, hook_tables(tensor), strict=True):
+        if table is not now:
+            setattr(tensor, name, table)
+
+
+def hooks_registered() -> int:
+    """A number that is another one after a hook of a tensor, a module or an optimizer was registered."""
+    return RemovableHandle.next_id

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
@@ -145,8 +146,9 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., _Node]:
-    def method(self: _Node, *others: _Node) -> _Node:
-        return self.apply(function, *others)
+    def method(self: _Node, *others: Any) -> _Node:
+        nodes = [other if isinstance(other, _Node) else _constant(self, other) for other in others]
+        return self.apply(function, *nodes)
 
     return method
 
@@ -187,43 +189,69 @@ def fixed_number(number: Any) -> Plain:
     return now
 
 
-_MATHS = tuple(
-    name
-    for name in vars(math)
-    if callable(getattr(math, name)) and name not in ("fsum", "prod", "sumprod", "dist", "hypot", "frexp", "modf")
-)
+_SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_OF_MANY = ("fsum", "prod", "sumprod", "dist", "hypot", "frexp", "modf")
+_MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and name[0] != "_" and name not in _OF_MANY)
 
 
 @contextlib.contextmanager
 def traced_maths() -> Iterator[None]:
-    """While active, functions of `math` on traced numbers are noted as well; they would ask for plain ones.
+    """While active, what Python does with traced numbers is noted also where it would ask for plain ones.
 
-    So are powers: torch's symbolic ones refuse negative bases, of which Python makes complex numbers. And so are `max`
-    and `min`, which would ask which number is larger.
+    Functions of `math`, `max`, `min` and powers are noted (torch's symbolic powers refuse negative bases, of which
+    Python makes complex numbers). Code outside of torch that asks whether a traced number is a float, say, is told so.
+    Turning one into text is refused by its trace.
     """
-    before = {name: getattr(math, name) for name in _MATHS if not name.startswith("_")}
-    choices = {name: getattr(builtins, name) for name in ("max", "min")}
-    powers: list[tuple[Any, str, Any]] = [
-        (kind, name, getattr(kind, name)) for kind in (torch.SymFloat, torch.SymInt) for name in ("__pow__", "__rpow__")
-    ]
+    changed: list[tuple[Any, str, Any]] = []
+
+    def change(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        before = getattr(owner, name, None)
+        changed.append((owner, name, before if name in vars(owner) else _INHERITED))
+        setattr(owner, name, make(before))
+
     try:
-        for kind, name, method in powers:
-            setattr(kind, name, _power(method, is_reflected=name == "__rpow__"))
-        for name, function in before.items():
-            setattr(math, name, _traced_function(function))
-        for name, function in choices.items():
-            setattr(builtins, name, _traced_function(function))
+        for kind in (torch.SymFloat, torch.SymInt):
+            change(kind, "__pow__", functools.partial(_power, is_reflected=False))
+            change(kind, "__rpow__", functools.partial(_power, is_reflected=True))
+            change(kind, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
+        for symbolic in _SYMBOLIC:
+            change(symbolic, "__format__", _format)
+        for name in _MATHS:
+            change(math, name, _traced_function)
+        for name in ("max", "min"):
+            change(builtins, name, _traced_function)
+        change(builtins, "isinstance", _instance_question)
         yield
     finally:
-        for name, function in choices.items():
-            setattr(builtins, name, function)
-        for name, function in before.items():
-            setattr(math, name, function)
-        for kind, name, method in powers:
-            setattr(kind, name, method)
+        for owner, name, before in reversed(changed):
+            if before is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
 
 
-def _power(before: Callable[..., Any], is_reflected: bool) -> Callable[..., Any]:
+_INHERITED = object()
+
+
+def _format(before: Callable[..., str]) -> Callable[..., str]:
+    def text(self: Any, spec: str) -> str:
+        return str(self) if is_traced(self) else before(self, spec)
+
+    return text
+
+
+def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:
+    def is_instance(item: object, kinds: Any) -> bool:
+        answer = before(item, kinds)
+        if answer or type(item) not in _SYMBOLIC or not before(item.node, _Node):
+            return answer
+        asking = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
+        return asking not in ("torch", "dovetail") and before(item.node.now, kinds)
+
+    return is_instance
+
+
+def _power(before: Callable[..., Any], *, is_reflected: bool) -> Callable[..., Any]:
     @functools.wraps(before)
     def power(self: Any, other: Any) -> Any:
         if not is_traced(self) or not (is_traced(other) or type(other) in (bool, int, float)):

@@ -13,11 +13,14 @@ import torch
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
 from dovetail.capture.python_state import plain_key
-from dovetail.capture.step_recording import StepNumber, StepPrograms, StepRecording, StepTensor
+from dovetail.capture.step_programs import StepPrograms
+from dovetail.capture.step_recording import StepRecording
+from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.errors import OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
+from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.number_spots import NumberSpot
-from dovetail.frontends.step.places import MISSING, Path
+from dovetail.frontends.step.places import MISSING, Path, Place
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
 from dovetail.frontends.step.world import Change, World
@@ -46,11 +49,10 @@ class NumbersToLift(Exception):
 
 
 class StateToMake(Exception):
-    """The step makes what it keeps for later calls. labels: of the spots that it fills. error: for a second time."""
+    """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
 
-    def __init__(self, labels: frozenset[str], error: StateChangedOtherwise) -> None:
-        super().__init__(labels)
-        self.labels = labels
+    def __init__(self, error: StateChangedOtherwise) -> None:
+        super().__init__()
         self.error = error
 
 
@@ -90,16 +92,15 @@ class StepCapture:
 
     def _refuse_world(self) -> None:
         world = self._world
-        for labels, what, hint in (
-            (world.iterators, "draws from the iterator", "draw outside of the step, and pass what was drawn"),
-            (world.scheduler_reads, "reads", "read it after the step"),
+        another = "what it gives is another thing in each call, and the program would go on with the first"
+        unseen = "whether its contents changed between calls cannot be told in passing"
+        for labels, what, why, hint in (
+            (world.iterators, "draws from the iterator", another, "draw outside of the step, and pass what was drawn"),
+            (world.scheduler_reads, "reads", another, "read it after the step"),
+            (world.unwatched, "reads", unseen, "pass what is read as an argument, or make a tensor of it"),
         ):
             if labels:
-                raise UnsupportedStep(
-                    what=f"{what} {labels[0]}",
-                    why="what it gives is another thing in each call, and the program would go on with the first",
-                    hint=hint,
-                )
+                raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint)
 
     def _name(self, wish: str) -> str:
         name, count = identifier(wish), 1
@@ -166,7 +167,8 @@ class StepCapture:
         numbers = [StepNumber(spot.name, spot.read(), spot.put) for spot in self._numbers]
         for index in sorted(self._lifted_leaves):
             numbers.append(StepNumber(self._name(f"argument_{index}"), leaves[index], partial(self._show, index)))
-        recording = StepRecording(tensors, numbers, hints, assume_cleared=assume_cleared)
+        dynamic = self._options.dynamic
+        recording = StepRecording(tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic)
         hooked = [optimizer for _, optimizer in self._world.optimizers] if calls_hooks else []
         hosts = HostCalls(recording, [scheduler for _, scheduler in self._world.schedulers], hooked)
         try:
@@ -212,6 +214,7 @@ class StepCapture:
             if now is not spot.shown:
                 if not (is_traced(now) or type(now) in _NUMBERS):
                     raise _refused(spot.label)
+                self._writable(spot.place)
                 yield spot, recording.leave(now)
         made: dict[str, Change] = {}
         for change in self._world.changes():
@@ -222,15 +225,25 @@ class StepCapture:
                 if type(change.old) in (int, float):
                     lift.add(place.path)
                 else:
-                    yield NumberSpot.at(place), recording.leave(PlainResult(change.new))
+                    yield self._writable(place), recording.leave(PlainResult(change.new))
             elif (change.old is MISSING and place is not None and place.kind == "dict") or change.old is None:
                 made[change.label] = change
             else:
                 raise _refused(change.label, change)
         if made:
-            raise StateToMake(frozenset(made), _refused(*next(iter(made.items()))))
+            raise StateToMake(_refused(*next(iter(made.items()))))
         if lift:
             raise NumbersToLift(frozenset(lift))
+
+    @staticmethod
+    def _writable(place: Place) -> NumberSpot:
+        """The spot of a number that the step changes. Raises: StateChangedOtherwise where nothing can be put."""
+        spot = NumberSpot.at(place)
+        try:
+            spot.write(spot.read())
+        except (TypeError, AttributeError, LookupError) as error:
+            raise _refused(spot.label) from error
+        return spot
 
     def _is_harmless(self, change: Change) -> bool:
         """Whether a change is one that a library makes for itself, and that is none once the step is over."""
@@ -268,15 +281,18 @@ class StepCapture:
             ],
             [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
             list(plan.written),
+            SizeGuard.of_metas([recording.description_of(i) for i in kept], recording.size_conditions)
+            if self._options.dynamic
+            else None,
         )
         tensors = [recording.tensors[i].tensor for i in kept]
         self._refuse_sharing(recording, tensors, kept, plan)
         labels = (
             *(recording.tensors[i].label for i in programs.tensors),
             *("a tensor met in passing" for _ in programs.constants),
-            *(recording.numbers[i].name for i in programs.numbers),
+            *(self._number_label(i) for i in programs.numbers),
         )
-        program = compile_step_programs(programs, plan, labels, name, self._options)
+        program = compile_step_programs(programs, plan, labels, name, self._options, recording.size_hints)
         assert self._result_structure is not None, "the step was recorded"
         plain = [(i, x) for i, x in enumerate(call.leaves) if not isinstance(x, torch.Tensor)]
         spots = len(self._numbers)
@@ -304,6 +320,12 @@ class StepCapture:
         kinds.learn(tensors)
         variant.ties = ties_to(world, variant)
         return variant
+
+    def _number_label(self, index: int) -> str:
+        """What a user would call a number that is an input."""
+        if index < len(self._numbers):
+            return self._numbers[index].label
+        return f"argument {sorted(self._lifted_leaves)[index - len(self._numbers)]}"
 
     def _refuse_sharing(
         self, recording: StepRecording, tensors: Sequence[torch.Tensor], kept: Sequence[int], plan: StepPlan

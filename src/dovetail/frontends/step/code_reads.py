@@ -69,6 +69,8 @@ def home_of(code: Any) -> str:
 @cache
 def is_in_packages(module: str) -> bool:
     """Whether a module of this name was installed, as far as the folder says that it lies in."""
+    if module == "__main__":  # whoever runs the script may stand there in its place
+        return False
     file = getattr(sys.modules.get(module), "__file__", None)
     return isinstance(file, str) and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 

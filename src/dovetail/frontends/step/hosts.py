@@ -71,6 +71,10 @@ class HostCall:
     is_hook: bool = False
     before: bool = False
 
+    def __str__(self) -> str:
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        return f"{name} at {self.origin}" + (" (before the program)" if self.before else "")
+
     def make(self, values: Sequence[Any]) -> None:
         """Call. values: what the program has left for host calls."""
         given: list[Any] = [

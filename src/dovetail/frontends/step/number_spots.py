@@ -10,11 +10,12 @@ from dovetail.frontends.step.places import Path, Place
 class NumberSpot:
     """One number. A number inside of a tuple is read and put through the spot that holds the tuple.
 
-    Attributes: path, label: of the spot; container, key: of what can be written; name: of the input; shown: what the
-    step's code was let read there.
+    Attributes: place, path, label: of the spot; container, key: of what can be written; name: of the input; shown: what
+    the step's code was let read there.
     """
 
     def __init__(self, place: Place, outer: Place, items: tuple[int, ...]) -> None:
+        self.place = place
         self.path: Path = place.path
         self.label = place.label
         self.name = ""

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.places import MISSING, Fixed, Holder, Named, Path, Sequential, Unordered
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER, ValueWalk
 from dovetail.frontends.step.values import PLAIN, Kind, fingerprint, is_a, plain_key
@@ -84,6 +85,8 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
         if holder.rank == SCHEDULER:
             continue
         base = holder.path
+        if isinstance(holder, HookTable) and not holder.keys:
+            continue
         shape = _shape(walk, holder)
         if shape is not None:
             record.shapes[(*base, f"<{holder.kind}>")] = shape
@@ -140,6 +143,8 @@ def _shape(walk: ValueWalk, holder: Holder) -> Hashable:
     kind = type(holder.owner)
     if isinstance(holder, Named):
         return None
+    if isinstance(holder, HookTable):
+        return len(holder.keys)
     if isinstance(holder, Sequential | Fixed):
         return (kind, len(holder.keys), holder.container.maxlen if is_a(holder.container, deque) else None)
     if isinstance(holder, Unordered):

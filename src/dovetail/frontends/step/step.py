@@ -19,8 +19,8 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.item_log import ItemHints, ItemLog
+from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_recorder import Question
-from dovetail.capture.step_recording import GradientsNotCleared
 from dovetail.errors import (
     BadOptionValue,
     CaptureFailed,
@@ -28,11 +28,11 @@ from dovetail.errors import (
     DovetailWarning,
     GuardMiss,
     NothingToExplain,
-    NotYetSupported,
     StateChangedOtherwise,
 )
 from dovetail.execute.step import NothingWritten
 from dovetail.frontends.step.capture import NumbersToLift, StateToMake, StepCall, StepCapture
+from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.statistics import StepStats, VariantStats
@@ -89,10 +89,6 @@ def compile_step(
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
     resolved = resolve_options(options, PASS_NAMES)
     refuse_donation(resolved, "the arguments of a step stay its caller's")
-    if resolved.dynamic:
-        raise NotYetSupported(
-            feature="dynamic=True for a step", reason="each shape gets a program", hint="leave the option out"
-        )
     return CompiledStep(step, state, on_unsupported == "eager", resolved)
 
 
@@ -121,7 +117,6 @@ class CompiledStep:
         self._missed = self._failed = False
         self._calls_hooks = False
         self._rounds = 0
-        self._made: frozenset[str] = frozenset()
         self._last_miss: Question | None = None
         self._given_up: DovetailError | None = None
         self._calls = self._eager_calls = self._captures = self._misses = 0
@@ -160,8 +155,12 @@ class CompiledStep:
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
         self._eager_calls += 1
         log = ItemLog()
-        with log:
-            results = self._step(*args, **kwargs)
+        try:
+            with log:
+                results = self._step(*args, **kwargs)
+        except Exception:
+            self._failed = False  # it is the step's own error
+            raise
         if log.numbers:
             self._hints = log.numbers
         return results
@@ -226,8 +225,7 @@ class CompiledStep:
         try:
             variant = self._captured(world, call, reason)
         except StateToMake as making:
-            if not making.labels <= self._made and self._rounds < _MOST_ROUNDS:
-                self._made |= making.labels
+            if self._rounds < _MOST_ROUNDS:
                 self._rounds += 1
                 return None
             self._give_up(making.error)
@@ -313,6 +311,13 @@ class CompiledStep:
     def program(self) -> Program:
         """The program that ran last, working in place. Raises: NothingToExplain before there is one."""
         return self._latest().program.program
+
+    def explain(self) -> StepExplanation:
+        """What the program that ran last takes, asks, writes and leaves; print it.
+
+        Raises: NothingToExplain before there is one.
+        """
+        return explain_variant(self._name, self._latest())
 
     def _latest(self) -> Variant:
         if not self._recent:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from dovetail.frontends.size_guard import SizeGuard
 from dovetail.torch_compat.guards import SameTensors
 
 
@@ -27,13 +28,15 @@ class Source:
 class TensorKinds:
     """What is expected of the tensors. sources: one for each. leaves: for each tensor leaf, its place and its source.
 
-    without_gradient: sources whose `.grad` must be None. written: sources whose memory the program writes.
+    without_gradient: sources whose `.grad` must be None. written: sources whose memory the program writes. sizes: for
+    arguments of symbolic sizes, which they may be.
     """
 
     sources: list[Source]
     leaves: list[tuple[int, int]]
     without_gradient: list[int]
     written: list[int]
+    sizes: SizeGuard | None = None
     kinds: list[tuple[Any, ...]] = field(default_factory=list)
     _same: SameTensors | None = None
     _state_ids: dict[int, int] = field(default_factory=dict)
@@ -60,14 +63,30 @@ class TensorKinds:
 
     def learn(self, tensors: Sequence[torch.Tensor]) -> None:
         """Expect tensors like these."""
-        self.kinds = [kind_of(tensor) for tensor in tensors]
+        self.kinds = self._kinds_of(tensors)
         self.tie(tensors)
+
+    def _kinds_of(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
+        found = [kind_of(tensor) for tensor in tensors]
+        if self.sizes is None:
+            return found
+        return [(*k[:3], *k[5:]) if s.kind == "argument" else k for k, s in zip(found, self.sources, strict=True)]
+
+    def _fixed(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The tensors whose sizes are known."""
+        if self.sizes is None:
+            return tensors
+        return [tensor for tensor, source in zip(tensors, self.sources, strict=True) if source.kind != "argument"]
+
+    def _fit(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether arguments of symbolic sizes are as expected."""
+        return self.sizes is None or (self.kinds == self._kinds_of(tensors) and self.sizes.holds(tensors))
 
     def tie(self, tensors: Sequence[torch.Tensor]) -> bool:
         """From now on, these are the state; whether they are as expected."""
-        if self.kinds != [kind_of(tensor) for tensor in tensors] or shared_memory(tensors, self.written):
+        if self.kinds != self._kinds_of(tensors) or shared_memory(tensors, self.written) or not self._fit(tensors):
             return False
-        self._same = SameTensors(tensors)
+        self._same = SameTensors(self._fixed(tensors))
         self._state_ids = {id(t): i for i, t in enumerate(tensors) if self.sources[i].kind == "state"}
         written = set(self.written)
         self._storages = {}
@@ -80,7 +99,7 @@ class TensorKinds:
 
     def are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
         """Whether the tensors of a call, in the order of the sources, are as expected. leaves: of the arguments."""
-        if self._same is None or not self._same.are(tensors):
+        if self._same is None or not self._same.are(self._fixed(tensors)) or not self._fit(tensors):
             return False
         ids = list(map(id, tensors))
         if ids == self._checked:
@@ -102,10 +121,17 @@ class TensorKinds:
                 continue
             tensor = state[source.index] if source.kind == "state" else leaves[source.index]
             now = kind_of(tensor) if isinstance(tensor, torch.Tensor) else ()
-            for what, old, new in zip(_ASPECTS, self.kinds[index], now, strict=False):
+            known = self.kinds[index]
+            if len(known) < len(now):
+                now = (*now[:3], *now[5:])
+            names = _ASPECTS if len(known) == len(_ASPECTS) else (*_ASPECTS[:3], *_ASPECTS[5:])
+            for what, old, new in zip(names, known, now, strict=False):
                 if old != new:
                     where = f"argument {source.index}" if source.kind == "argument" else "a tensor of the state"
                     return f"{what} of {where} changed: {old} -> {new}"
+        tensors = self.tensors(state, leaves)
+        if self.sizes is not None and tensors is not None and not self.sizes.holds(tensors):
+            return self.sizes.reason(tensors, [f"{source.kind} {source.index}" for source in self.sources])
         return "gradients are held where there were none, or the other way round, or tensors share memory"
 
     def _leaves_are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:

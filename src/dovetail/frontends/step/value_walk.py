@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from dovetail.capture.python_state import is_library_class
+from dovetail.frontends.step.hook_tables import tables_of
 from dovetail.frontends.step.places import MISSING, Fixed, Holder, Named, Place, Sequential, Unordered, slot_access
 from dovetail.frontends.step.values import (
     CONTAINERS,
@@ -28,6 +29,7 @@ from dovetail.frontends.step.values import (
     own_of,
     slots_of,
 )
+from dovetail.torch_compat.swapping import hook_tables, hooks_registered
 
 _MAX_ITEMS = 10_000
 _MAX_HOLDERS = 200_000
@@ -64,11 +66,13 @@ class ValueWalk:
 
     Attributes: holders: in the order in which they were met; objects: objects with their class and `__dict__`;
     spots: by identity of a tensor, where it is held, each with what sorts it; of_kind: holders of modules, optimizers,
-    schedulers and scalers; arrays, randoms, iterators, caches, unwatched: spots of such values.
+    schedulers and scalers; hooks_registered: see `torch_compat.swapping`; arrays, randoms, iterators, caches,
+    unwatched: spots of such values.
     """
 
     def __init__(self) -> None:
         """Nothing is reached yet."""
+        self.hooks_registered = hooks_registered()
         self.holders: list[Holder] = []
         self.objects: list[tuple[Any, type, dict[str, Any] | None, Holder]] = []
         self.spots: dict[int, list[tuple[int, int, Place]]] = {}
@@ -203,6 +207,9 @@ class ValueWalk:
             self.keep(attributes)
             if attributes.keys:
                 self.scan(attributes)
+            if hook_tables(tensor) != (None, None):
+                for table in tables_of(tensor, attributes, attributes.title):
+                    self.enter(table.container, table, holder.rank)
 
     def _visit(self, value: Any, kind: Kind, parent: Holder, key: Any, late: bool) -> None:
         if kind not in _BY_VALUE and (id(value) in self.met or id(value) in self._kept):

@@ -10,9 +10,11 @@ import argparse
 import io
 import random
 import struct
+import threading
 import weakref
 from collections import OrderedDict, UserDict, UserList, deque
 from collections.abc import Hashable, Mapping
+from contextvars import ContextVar
 from enum import Enum, auto
 from functools import lru_cache, partial
 from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
@@ -31,7 +33,14 @@ PLAIN = frozenset((*_EXACT, float, complex, range))
 MAX_WATCHED_BYTES = 1024
 _WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp")
 _WALKED = (SimpleNamespace, argparse.Namespace, UserDict, UserList)
-_CLOSED = (MappingProxyType, memoryview, weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+_CLOSED = (
+    ContextVar,
+    threading.local,
+    MappingProxyType,
+    memoryview,
+    weakref.WeakKeyDictionary,
+    weakref.WeakValueDictionary,
+)
 
 
 class Kind(Enum):

@@ -27,7 +27,7 @@ from dovetail.frontends.step.watch import Watch
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, unflatten
 from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject
-from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.autograd import version_of, viewed_tensor
 
 
 @dataclass(slots=True)
@@ -149,6 +149,8 @@ class Variant:
             if held is not None:
                 held.put_back()
             raise
+        if plan.aliases:
+            outputs = [x.detach() if slot in plan.aliases else x for slot, x in enumerate(outputs)]
         left = [outputs[x] if isinstance(x, int) else x.value for x in plan.left]
         for put, (_, which) in zip(ties.writes, self.writes, strict=True):
             put(left[which])
@@ -172,14 +174,16 @@ class Variant:
 
     def _results(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any]) -> list[Any]:
         found: list[Any] = []
+        made: dict[int, Any] = {}
         for result in self.program.plan.results:
             if isinstance(result, SameObject):
                 found.append(tensors[result.input])
             elif isinstance(result, PlainResult):
                 found.append(result.value)
             elif isinstance(result, MadeResult):
-                made = outputs[result.slot]
-                found.append(_without_graph(made) if result.has_graph and torch.is_grad_enabled() else made)
+                if result.slot not in made:
+                    made[result.slot] = _as_in_eager(outputs[result.slot], result)
+                found.append(made[result.slot])
         return found
 
 
@@ -219,7 +223,14 @@ class _Freed(torch.autograd.Function):
 _TOKEN = torch.zeros((), requires_grad=True)
 
 
-def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, as one that requires a gradient and whose graph is gone."""
-    freed: torch.Tensor = _Freed.apply(_TOKEN, [tensor])
-    return freed
+def _as_in_eager(tensor: Any, result: MadeResult) -> Any:
+    """The tensor, as one that requires a gradient if it did in eager; of a graph that is gone, if it was of one."""
+    if result.is_new_leaf:
+        return tensor.requires_grad_()
+    if not result.has_graph:
+        return tensor
+    if viewed_tensor(tensor) is not tensor:  # which may be written later on, through another result
+        storage, layout = tensor.untyped_storage(), (tensor.storage_offset(), tensor.shape, tensor.stride())
+        tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, *layout)
+    with torch.enable_grad():
+        return _Freed.apply(_TOKEN, [tensor])

@@ -25,6 +25,7 @@ from typing import Any
 
 from dovetail.capture.python_state import is_library_class, is_library_module
 from dovetail.frontends.step.code_reads import home_of, imported_names, is_in_packages, is_users, reads_of
+from dovetail.frontends.step.hook_tables import global_tables
 from dovetail.frontends.step.places import (
     CLASS,
     FUNCTION,
@@ -81,6 +82,9 @@ class Walk(ValueWalk):
         root.link = "attribute"
         root.call_it((), "")
         self.keep(root)
+        for table in global_tables(root):
+            self._taken.add(table.path)
+            self.enter(table.container, table, ELSEWHERE)
         if isinstance(self._target, FunctionType):
             self.push([(self._target, Kind.FUNCTION, root, "step")])
         self.scan(root)

@@ -16,6 +16,7 @@ from operator import attrgetter, is_
 from typing import Any
 
 from dovetail.capture.python_state import ambient_modes
+from dovetail.frontends.step.hook_tables import HookWatch
 from dovetail.frontends.step.places import (
     FUNCTION_PARTS,
     MISSING,
@@ -49,6 +50,7 @@ class Watch:
         self._modes = modes
         self._arrays = [(array, fingerprint(array)) for place, array in walk.arrays if place.holder.rank != SCHEDULER]
         self._objects = _objects_check([entry[:3] for entry in walk.objects if entry[3].rank != SCHEDULER])
+        self._hooks = HookWatch(walk.tensors.values(), walk.hooks_registered)
         self._strict = [x for x in walk.holders if x.rank != SCHEDULER and not isinstance(x, Fixed)]
         self._loose: list[_Loose] = []
         tests = _tests(walk, lifted) if lifted else {}
@@ -57,7 +59,7 @@ class Watch:
     def holds(self) -> bool:
         """Whether nothing that the code can read has changed. False may be wrong; True never is."""
         try:
-            if not self._objects() or ambient_modes() != self._modes:
+            if not self._objects() or not self._hooks.holds() or ambient_modes() != self._modes:
                 return False
             if not all(check() for check in self._checks) and not self._settle():
                 return False

@@ -1,0 +1,162 @@
+"""Measure whole training steps, one way of running them beside the other: exact peaks, step times, and equal bits.
+
+A peak is the highest number of bytes live in one warm step above weights, buffers and optimizer state, from the
+allocator's events (`dovetail.inspect.memory`). Eager's gradients of the step before are cleared first thing in the
+step, so they count for no way.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.clock import own_now
+from benchmarks.measure import EAGER, describe_error
+from benchmarks.processes import ask_fresh_process
+from benchmarks.training_steps import HOOKS, INDUCTOR, SEED, TrainingStep, make_training_step
+from dovetail.frontends.step.step import CompiledStep
+from dovetail.inspect.memory import measure_peak
+
+Json = dict[str, Any]
+
+NO_COMPILER = "not available: no C++ compiler"
+_WARM_UP_STEPS = 3
+"""The first one makes the optimizer's state, and in the second one dovetail captures."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """One way of running the step of one model.
+
+    peak_bytes: of a warm step. predicted_bytes: what the compiled step says of it beforehand. end_bytes: what is live
+    after the step, gradients say. ms: median of the rounds.
+    paired: median over rounds of the ratio to eager within a round, with its quartiles. equal: whether the losses of
+    all steps and the weights in the end are eager's, bit by bit. error: why there are no figures.
+    """
+
+    model: str
+    clip: bool
+    way: str
+    peak_bytes: int | None = None
+    peak_vs_eager: float | None = None
+    predicted_bytes: int | None = None
+    end_bytes: int | None = None
+    ms: float | None = None
+    paired: float | None = None
+    quartiles: tuple[float, float] | None = None
+    equal: bool | None = None
+    error: str | None = None
+
+
+def measure_ways(model: str, ways: Sequence[str], clip: bool, rounds: int, steps_per_round: int) -> Json:
+    """Run the steps of several ways in turn, so that a change of the machine's load meets all; one answer for each."""
+    answers: Json = {way: {"losses": [], "wall_ms": []} for way in ways}
+    steps: dict[str, TrainingStep] = {}
+
+    def attempt(way: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            traceback.print_exc()
+            answers[way] = {"error": describe_error(error)}
+            steps.pop(way, None)
+
+    def run(way: str, count: int) -> None:
+        # Each way draws what the others draw.
+        torch.manual_seed(SEED + len(answers[way]["losses"]))
+        answers[way]["losses"] += [float(steps[way]()) for _ in range(count)]
+
+    def start(way: str) -> None:
+        steps[way] = make_training_step(way, model, clip=clip)
+        run(way, _WARM_UP_STEPS)
+
+    def time_round(way: str) -> None:
+        started = own_now()
+        run(way, steps_per_round)
+        answers[way]["wall_ms"].append((own_now() - started).wall_s / steps_per_round * 1e3)
+
+    def finish(way: str) -> None:
+        answers[way]["digest"] = steps[way].digest()
+        report = measure_peak(steps[way])
+        answers[way] |= {"peak_bytes": report.peak_bytes, "end_bytes": report.end_bytes}
+        compiled = steps[way].run
+        if isinstance(compiled, CompiledStep):
+            answers[way]["predicted_bytes"] = compiled.explain().peak_bytes
+
+    for way in ways:
+        attempt(way, partial(start, way))
+    for number in range(rounds):
+        order = [*steps]
+        shift = number % max(1, len(order))
+        for way in order[shift:] + order[:shift]:
+            attempt(way, partial(time_round, way))
+    for way in [*steps]:
+        attempt(way, partial(finish, way))
+    return answers
+
+
+def ask_for_ways(
+    model: str, ways: Sequence[str], *, clip: bool, rounds: int, steps_per_round: int, threads: int, timeout_s: float
+) -> Json:
+    """Measure in fresh processes: one for inductor, with eager beside it, and one for all other ways.
+
+    Times of inductor are compared with the eager of its own process. Where there is no C++ compiler, or where one
+    gives up, the way's answer is an error.
+    """
+    arguments = {"model": model, "clip": clip, "rounds": rounds, "steps_per_round": steps_per_round}
+
+    def ask(chosen: Sequence[str]) -> Json:
+        answer = ask_fresh_process("step-memory", {**arguments, "ways": chosen}, threads=threads, timeout_s=timeout_s)
+        return dict.fromkeys(chosen, answer) if "error" in answer else answer
+
+    usual = [way for way in ways if way != INDUCTOR and not (clip and way == HOOKS)]
+    answers = ask(usual)
+    if INDUCTOR in ways:
+        if has_cpp_compiler():
+            beside = ask([EAGER, INDUCTOR])
+            answers[INDUCTOR] = beside[INDUCTOR]
+            if "error" not in beside[EAGER] and "error" not in answers[INDUCTOR]:
+                answers[INDUCTOR]["eager"] = beside[EAGER]
+        else:
+            answers[INDUCTOR] = {"error": NO_COMPILER}
+    return answers
+
+
+def has_cpp_compiler() -> bool:
+    """Whether inductor would find a compiler: the one that CXX names, or g++."""
+    return shutil.which(os.environ.get("CXX") or "g++") is not None
+
+
+def summarize_ways(model: str, clip: bool, answers: Json) -> list[StepMemory]:
+    """Rows of the answers, each compared with eager."""
+    rows = []
+    for way, answer in answers.items():
+        if "error" in answer:
+            rows.append(StepMemory(model, clip, way, error=answer["error"]))
+            continue
+        eager = answer.get("eager") or answers.get(EAGER, {"error": "not measured"})
+        row: Json = {
+            "peak_bytes": answer["peak_bytes"],
+            "predicted_bytes": answer.get("predicted_bytes"),
+            "end_bytes": answer["end_bytes"],
+            "ms": statistics.median(answer["wall_ms"]),
+        }
+        if "error" not in eager:
+            ratios = [mine / its for mine, its in zip(answer["wall_ms"], eager["wall_ms"], strict=True)]
+            low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            row |= {
+                "peak_vs_eager": answer["peak_bytes"] / eager["peak_bytes"],
+                "paired": statistics.median(ratios),
+                "quartiles": (low, high),
+                "equal": (answer["losses"], answer["digest"]) == (eager["losses"], eager["digest"]),
+            }
+        rows.append(StepMemory(model, clip, way, **row))
+    return rows

@@ -1,0 +1,73 @@
+"""The tensors and numbers that exist before a step and that its program reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.errors import StateChangedOtherwise, UnsupportedStep, UnsupportedTensor
+from dovetail.ir.convert import unsupported_kind
+from dovetail.ir.program import Origin
+from dovetail.ir.signature import HeldGradient, InputRole, UserInput
+from dovetail.torch_compat.subclasses import is_wrapper
+from dovetail.torch_compat.swapping import hook_tables
+from dovetail.torch_compat.traced_numbers import Plain
+
+
+@dataclass(frozen=True, slots=True)
+class StepTensor:
+    """A tensor that the step can reach. name: a Python name, of no other. label: what a user calls it."""
+
+    name: str
+    label: str
+    role: InputRole
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumber:
+    """A Python number that the program reads in each call. put: lets the step's code read another one."""
+
+    name: str
+    now: Plain
+    put: Callable[[Any], None]
+
+
+def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | None]) -> None:
+    """Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
+
+    line_of: where the step's code names a tensor.
+    """
+    tensor = item.tensor
+    refused = unsupported_kind(tensor)
+    if is_wrapper(tensor):
+        refused = f"a {type(tensor).__name__}, which wraps other tensors", "use plain tensors"
+    if refused is not None:
+        raise UnsupportedTensor(name=item.label, kind=refused[0], hint=refused[1], origin=line_of(tensor))
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise StateChangedOtherwise(
+            what=f"reaches {item.label}, which is part of a graph from before the step",
+            why="a step runs backward through what it computed itself, and nothing else",
+            hint=f"detach it before the step: {item.label}.detach()",
+            origin=line_of(tensor),
+        )
+    if isinstance(item.role, UserInput) and any(hook_tables(tensor)):
+        raise UnsupportedStep(
+            what=f"is given {item.label} with hooks of its gradient",
+            why="the next call gets another tensor, with other hooks or without",
+            hint="register them in the step, on a view of it: x = x.view_as(x)",
+            origin=line_of(tensor),
+        )
+
+
+def held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTensor]]:
+    """The gradients that tensors hold and that are not among them, each with the number of its tensor."""
+    known = {id(item.tensor) for item in tensors}
+    for index, item in enumerate(tensors):
+        gradient = item.tensor.grad if item.tensor.is_leaf else None
+        if gradient is not None and id(gradient) not in known:
+            known.add(id(gradient))
+            yield index, StepTensor(f"{item.name}_grad", f"{item.label}.grad", HeldGradient(item.label), gradient)

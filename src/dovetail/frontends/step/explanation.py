@@ -1,0 +1,111 @@
+"""What one program of a step takes, asks, writes and leaves: `step.explain()`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dovetail.analysis.liveness import simulate_peak
+from dovetail.frontends.step.variant import Variant
+from dovetail.ir.signature import Constant, HeldGradient, NumberInput, UserInput
+from dovetail.ir.step_plan import GradientExit
+from dovetail.ops.prims import GUARD, GUARD_NUMBER
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class StepExplanation:
+    """One program of a step.
+
+    reason: why it was captured. nodes: how many operators it runs. peak_bytes: of the simulation, above state and
+    arguments. state, arguments, gradients, numbers, passing: what it takes, by what a user would call it; passing: how
+    many tensors it met that nothing holds. written: what it writes in place. questions: what is asked before the first
+    write, and the answers that it was captured for. first_write: how many operators run before it. left: what is put
+    into Python objects afterwards. host_calls: what is really called, in order. dropped, kept: of how many tensors the
+    gradients of this step are not left, and are. passes: what each pass says of itself.
+    """
+
+    name: str
+    reason: str
+    nodes: int
+    peak_bytes: int
+    state: tuple[str, ...]
+    arguments: tuple[str, ...]
+    gradients: tuple[str, ...]
+    numbers: tuple[str, ...]
+    passing: int
+    written: tuple[str, ...]
+    questions: tuple[str, ...]
+    first_write: int
+    left: tuple[str, ...]
+    host_calls: tuple[str, ...]
+    dropped: int
+    kept: int
+    passes: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield f"{self.name}: {self.nodes} operators, peak {self.peak_bytes:,} bytes above state and arguments"
+        yield f"  captured because {self.reason}"
+        for title, items in (
+            ("state", self.state),
+            ("arguments", self.arguments),
+            ("gradients from before", self.gradients),
+            ("numbers, read in each call", self.numbers),
+            ("written in place", self.written),
+            ("numbers left in Python objects", self.left),
+            ("called for real", self.host_calls),
+            (f"asked before the first write (operator {self.first_write})", self.questions),
+        ):
+            if items:
+                yield f"  {title}: {_listed(items)}"
+        if self.passing:
+            yield f"  {self.passing} tensors that nothing reachable holds are read; they must not change"
+        yield f"  gradients: left in .grad of {self.kept} tensors, dropped for {self.dropped}"
+        for name, report in self.passes:
+            yield f"  {name}: {report}"
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = f", and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(items[:_SHOWN]) + more
+
+
+def explain_variant(name: str, variant: Variant) -> StepExplanation:
+    """Put together what is known of a variant."""
+    compiled = variant.program
+    program, plan = compiled.program, compiled.plan
+    roles = list(zip(program.signature.inputs, compiled.labels, strict=True))
+
+    def of(*kinds: type) -> tuple[str, ...]:
+        return tuple(label for role, label in roles if isinstance(role, kinds))
+
+    others = (UserInput, HeldGradient, NumberInput, Constant)
+    asked = {node.args[2] for node in program.nodes if len(node.args) == 3 and _is_question(node.target)}
+    exits = [gradient.exit for gradient in plan.gradients]
+    return StepExplanation(
+        name=name,
+        reason=variant.reason,
+        nodes=len(program.nodes),
+        peak_bytes=simulate_peak(program, compiled.hints).peak_bytes,
+        state=tuple(label for role, label in roles if not isinstance(role, others)),
+        arguments=of(UserInput),
+        gradients=of(HeldGradient),
+        numbers=of(NumberInput),
+        passing=len(of(Constant)),
+        written=compiled.written,
+        questions=tuple(str(q) for number, q in enumerate(variant.questions) if number in asked),
+        first_write=compiled.first_write,
+        left=tuple(variant.record.labels.get(path, str(path)) for path, _ in variant.writes),
+        host_calls=tuple(str(call) for call in variant.host_calls),
+        dropped=sum(1 for e in exits if e is GradientExit.NONE),
+        kept=sum(1 for e in exits if isinstance(e, int)),
+        passes=compiled.reports,
+    )
+
+
+def _is_question(target: object) -> bool:
+    return target in (GUARD, GUARD_NUMBER)

@@ -1,0 +1,347 @@
+"""`dovetail.compile_step` as its users meet it: options, statistics, gradients, failures."""
+
+from __future__ import annotations
+
+import copy
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import dovetail
+from dovetail.errors import (
+    BadOptionValue,
+    FreedGraph,
+    NothingToExplain,
+    StateChangedOtherwise,
+    StepInterrupted,
+    UnknownOption,
+    UnownedState,
+)
+
+_ROWS = 6
+
+
+@dataclass
+class _Training:
+    """A model with what trains it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def step(self, rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """A step as users write it."""
+        self.optimizer.zero_grad()
+        loss = functional.cross_entropy(self.model(rows), labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+@torch.library.custom_op("dovetail_tests::root_of", mutates_args=())
+def _root_of(rows: torch.Tensor) -> torch.Tensor:
+    """The roots of numbers, of which none may be negative."""
+    if bool((rows < 0).any()):
+        raise ValueError("a negative number")
+    return rows.sqrt()
+
+
+@_root_of.register_fake
+def _(rows: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(rows)
+
+
+def _training(seed: int = 0) -> _Training:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.25), nn.ReLU(), nn.Linear(8, 3))
+    return _Training(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+
+
+def _batch(number: int, rows: int = _ROWS) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randn(rows, 4, generator=generator), torch.randint(0, 3, (rows,), generator=generator)
+
+
+def _state(training: _Training) -> list[torch.Tensor]:
+    held = [*training.model.state_dict().values()]
+    return held + [x for entry in training.optimizer.state.values() for x in entry.values()]
+
+
+def _assert_same(ours: _Training, eager: _Training) -> None:
+    for mine, theirs in zip(_state(ours), _state(eager), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def _run_both(
+    ours: Callable[..., Any], eager: Callable[..., Any], number: int, rows: int = _ROWS
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One step of each, from the same place of the random generator."""
+    before = torch.get_rng_state()
+    theirs = eager(*_batch(number, rows))
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    mine = ours(*_batch(number, rows))
+    assert torch.equal(torch.get_rng_state(), after)
+    return mine, theirs
+
+
+def test_a_step_does_what_eager_does_call_after_call() -> None:
+    ours, eager = _training(), _training()
+    step = dovetail.compile_step(ours.step)
+    for number in range(6):
+        mine, theirs = _run_both(step, eager.step, number)
+        assert torch.equal(mine, theirs)
+        assert mine.requires_grad
+        _assert_same(ours, eager)
+    assert (step.stats.calls, step.stats.eager_calls, step.stats.captures) == (6, 1, 1)
+    assert str(step.stats).startswith("6 calls, 1 in eager mode; 1 captures")
+
+
+def test_it_decorates_with_and_without_options() -> None:
+    @dovetail.compile_step
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        """Twice."""
+        return x * 2
+
+    @dovetail.compile_step(max_variants=2)
+    def optional(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    for _ in range(3):
+        assert torch.equal(plain(torch.ones(2)), torch.full((2,), 2.0))
+        assert torch.equal(optional(torch.ones(2)), torch.full((2,), 3.0))
+    assert plain.__doc__ == "Twice."
+    assert plain.__name__ == "plain"
+
+
+def test_updates_are_made_in_the_memory_of_the_state() -> None:
+    ours = _training()
+    step = dovetail.compile_step(ours.step)
+    step(*_batch(0))
+    places = [tensor.data_ptr() for tensor in _state(ours)]
+    step(*_batch(1))
+    assert [tensor.data_ptr() for tensor in _state(ours)] == places
+    copied = [node.args[0] for node in step.program.nodes if node.target is torch.ops.aten.copy_.default]
+    assert all("running" in str(value) for value in copied)  # statistics wait until the loss is there
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_gradients_that_the_next_step_clears_are_left_on_demand(keep: bool) -> None:
+    ours, eager = _training(), _training()
+    step = dovetail.compile_step(ours.step, keep_grads=keep)
+    for number in range(3):
+        _run_both(step, eager.step, number)
+    for mine, theirs in zip(ours.model.parameters(), eager.model.parameters(), strict=True):
+        assert (mine.grad is not None) is keep
+        if keep:
+            assert torch.equal(mine.grad, theirs.grad)
+
+
+def test_gradients_that_the_step_does_not_clear_add_up() -> None:
+    ours, eager = _training(), _training()
+
+    def accumulate(training: _Training) -> Callable[..., torch.Tensor]:
+        def step(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            loss = functional.cross_entropy(training.model(rows), labels)
+            loss.backward()
+            return loss
+
+        return step
+
+    step, reference = dovetail.compile_step(accumulate(ours)), accumulate(eager)
+    for number in range(5):
+        _run_both(step, reference, number)
+        for mine, theirs in zip(ours.model.parameters(), eager.model.parameters(), strict=True):
+            assert torch.equal(mine.grad, theirs.grad)
+        if number == 2:
+            ours.optimizer.zero_grad()
+            eager.optimizer.zero_grad()
+
+
+def test_results_have_no_graph_to_run_backward_through() -> None:
+    ours = _training()
+    step = dovetail.compile_step(ours.step)
+    step(*_batch(0))
+    loss = step(*_batch(1))
+    with pytest.raises(FreedGraph):
+        (loss * 2).backward()
+
+
+def test_a_question_that_gets_another_answer_costs_nothing_but_time() -> None:
+    ours, eager = _training(), _training()
+
+    def guarded(training: _Training) -> Callable[..., torch.Tensor]:
+        def step(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            training.optimizer.zero_grad()
+            loss = functional.cross_entropy(training.model(rows), labels)
+            loss.backward()
+            if loss.isfinite():
+                training.optimizer.step()
+            return loss
+
+        return step
+
+    step, reference = dovetail.compile_step(guarded(ours)), guarded(eager)
+    before = torch.get_rng_state()
+    for number in range(9):
+        rows, labels = _batch(number)
+        if number in (3, 5, 7):
+            rows = rows * float("inf")
+        torch.set_rng_state(before)
+        theirs = reference(rows, labels)
+        after = torch.get_rng_state()
+        torch.set_rng_state(before)
+        mine = step(rows, labels)
+        assert torch.equal(torch.get_rng_state(), after)
+        before = after
+        assert torch.equal(mine, theirs) or bool(mine.isnan() & theirs.isnan())
+        for a, b in zip(_state(ours), _state(eager), strict=True):
+            assert torch.equal(a.nan_to_num(), b.nan_to_num())
+    stats = step.stats
+    assert stats.captures == 2  # the second time that it misses, the other branch gets a program
+    assert stats.eager_calls == 2
+    assert stats.variants[0].guard_misses == 3
+
+
+def test_a_failure_before_the_first_write_is_eagers_failure() -> None:
+    ours, eager = _training(), _training()
+    step = dovetail.compile_step(ours.step)
+    for number in range(3):
+        _run_both(step, eager.step, number)
+    rows, labels = _batch(3)
+    held = [tensor.clone() for tensor in ours.model.parameters()]
+    with pytest.raises(IndexError, match="out of bounds"):
+        step(rows, labels + 100)
+    for parameter, before in zip(ours.model.parameters(), held, strict=True):
+        assert torch.equal(parameter, before)
+
+
+def test_a_failure_after_the_first_write_says_what_was_written() -> None:
+    first = torch.zeros(2)
+
+    def step(rows: torch.Tensor) -> torch.Tensor:
+        first.add_(1)
+        return _root_of(rows) + first.sum()
+
+    compiled = dovetail.compile_step(step)
+    for _ in range(3):
+        compiled(torch.ones(2))
+    with pytest.raises(StepInterrupted, match="1 of 1 tensors were updated: variable first"):
+        compiled(-torch.ones(2))
+    assert torch.equal(first, torch.full((2,), 4.0))
+
+
+def test_a_step_that_cannot_be_captured_is_refused_and_nothing_has_changed() -> None:
+    ours, eager = _training(), _training()
+    kept: list[torch.Tensor] = []
+
+    def step(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        kept.append(ours.step(rows, labels).detach())
+        return kept[-1]
+
+    compiled = dovetail.compile_step(step)
+    _run_both(compiled, eager.step, 0)
+    held, generator = copy.deepcopy(ours.optimizer.state_dict()), torch.get_rng_state()
+    with pytest.raises(StateChangedOtherwise, match="kept"):
+        compiled(*_batch(1))
+    assert len(kept) == 1
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert str(held) == str(ours.optimizer.state_dict())
+    _assert_same(ours, eager)
+
+
+def test_a_step_that_cannot_be_captured_runs_in_eager_mode_on_demand() -> None:
+    ours, eager = _training(), _training()
+    kept: list[torch.Tensor] = []
+
+    def step(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        kept.append(ours.step(rows, labels).detach())
+        return kept[-1]
+
+    compiled = dovetail.compile_step(step, on_unsupported="eager")
+    _run_both(compiled, eager.step, 0)
+    with pytest.warns(dovetail.DovetailWarning, match="runs in eager mode from now on"):
+        _run_both(compiled, eager.step, 1)
+    _run_both(compiled, eager.step, 2)
+    _assert_same(ours, eager)
+    assert len(kept) == 3
+
+
+def test_a_tensor_that_nothing_holds_is_not_written_unless_it_is_named() -> None:
+    hidden = torch.zeros(2)
+    vault: queue.Queue[torch.Tensor] = queue.Queue()  # an object of a library, which is not looked into
+    vault.put(hidden)
+
+    def step() -> torch.Tensor:
+        vault.queue[0].add_(1)
+        return vault.queue[0].sum()
+
+    compiled = dovetail.compile_step(step)
+    compiled()
+    with pytest.raises(UnownedState, match="state="):
+        compiled()
+    assert torch.equal(hidden, torch.ones(2))
+    named = dovetail.compile_step(step, state=[hidden])
+    for number in range(3):
+        assert torch.equal(named(), torch.tensor(2.0 * (number + 2)))
+    assert named.stats.captures == 1
+
+
+def test_batches_of_several_sizes_share_a_program_on_demand() -> None:
+    ours, eager = _training(), _training()
+    step = dovetail.compile_step(ours.step, dynamic=True)
+    for number, rows in enumerate((6, 6, 9, 4, 17)):
+        mine, theirs = _run_both(step, eager.step, number, rows)
+        assert torch.equal(mine, theirs)
+        _assert_same(ours, eager)
+    assert step.stats.captures == 1
+
+
+def test_a_new_batch_shape_gets_a_program_and_then_eager_mode() -> None:
+    ours, eager = _training(), _training()
+    step = dovetail.compile_step(ours.step, max_variants=2)
+    for number, rows in enumerate((6, 6, 9)):
+        _run_both(step, eager.step, number, rows)
+    assert [variant.reason for variant in step.stats.variants][1].startswith("shape of argument 0 changed")
+    with pytest.warns(dovetail.DovetailWarning, match="captured for 2 kinds of calls"):
+        _run_both(step, eager.step, 3, 5)
+    _assert_same(ours, eager)
+
+
+def test_what_a_program_does_is_explained() -> None:
+    ours = _training()
+    step = dovetail.compile_step(ours.step)
+    with pytest.raises(NothingToExplain):
+        step.explain()
+    step(*_batch(0))
+    step(*_batch(1))
+    found = step.explain()
+    assert "optimizer.param_groups[0]['lr']" in " ".join(found.numbers)
+    assert any("model" in name or "0.weight" in name for name in found.written)
+    assert found.peak_bytes > 0
+    assert found.dropped == 6
+    assert "asked before the first write" in str(found) or not found.questions
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"on_unsupported": "maybe"}, BadOptionValue),
+        ({"max_variant": 3}, UnknownOption),
+        ({"keep_grads": 1}, BadOptionValue),
+        ({"donate": "rows"}, BadOptionValue),
+    ],
+)
+def test_wrong_options_are_refused_at_once(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        dovetail.compile_step(_training().step, **options)
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(BadOptionValue, match="step"):
+        dovetail.compile_step(3)  # type: ignore[call-overload]
