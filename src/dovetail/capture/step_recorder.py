@@ -14,12 +14,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.known_numbers import KnownNumbers
+from dovetail.capture.known_results import KnownResults
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import DovetailError, UnsupportedStep
@@ -28,7 +30,7 @@ from dovetail.ir.sizes import symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.dispatch import Overload, schema_of
-from dovetail.torch_compat.fakes import DEVICE_QUESTION, device_of_fake, is_fake
+from dovetail.torch_compat.fakes import DEVICE_QUESTION, FakeMode, device_of_fake, fake_apart, is_fake
 from dovetail.torch_compat.traced_numbers import (
     Plain,
     fixed_number,
@@ -66,10 +68,9 @@ class StepRecorder(Recorder):
     that was raised.
     """
 
-    def __init__(
-        self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor], hints: ItemHints
-    ) -> None:
-        super().__init__(origins, fake_of)
+    def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
+        super().__init__(origins, partial(fake_apart, mode))
+        self._known_results = KnownResults(mode, self._values)
         self.questions: list[Question] = []
         self.numbers_now: dict[str, Plain] = {}
         self.renamed: dict[int, Origin] = {}
@@ -148,7 +149,7 @@ class StepRecorder(Recorder):
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         args = [_concrete(argument) for argument in args]
         keywords = {name: _concrete(argument) for name, argument in keywords.items()}
-        result = func(*args, **keywords)
+        result = self._known_results.run(func, args, keywords)
         self.known.follow(func, args, keywords, result)
         return result
 

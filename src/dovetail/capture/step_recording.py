@@ -32,14 +32,7 @@ from dovetail.ir.signature import (
 from dovetail.ir.sizes import Number, Scalar
 from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
-from dovetail.torch_compat.fakes import (
-    fake_apart,
-    fakes_apart,
-    hidden_fakes,
-    new_fake_mode,
-    parameter_of_fake,
-    symbolic_fake_of,
-)
+from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, parameter_of_fake, symbolic_fake_of
 from dovetail.torch_compat.swapping import (
     HookTable,
     attributes_in_common,
@@ -84,7 +77,7 @@ class StepRecording:
         self.mode = new_fake_mode(new_shape_env() if dynamic else None)
         self._dynamic = dynamic
         self.origins = OriginTracker()
-        self.recorder = StepRecorder(self.origins, lambda tensor: fake_apart(self.mode, tensor), hints)
+        self.recorder = StepRecorder(self.origins, self.mode, hints)
         self.tensors = [*tensors, *(gradient for _, gradient in held)]
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
@@ -144,8 +137,7 @@ class StepRecording:
     @contextlib.contextmanager
     def _exchanged(self) -> Iterator[None]:
         """While active, the tensor objects are fakes."""
-        twins = fakes_apart(self.mode, [item.tensor for item in self.tensors])
-        fakes = [self._as_like(item, twin) for item, twin in zip(self.tensors, twins, strict=True)]
+        fakes = [self._fake(item) for item in self.tensors]
         gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
         done: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
@@ -175,10 +167,12 @@ class StepRecording:
         self._seeming[index] = seeming, self.recorder.add_tensor(seeming, f"{item.name}_no_grad")
         item.tensor.grad = seeming
 
-    def _as_like(self, item: StepTensor, fake: torch.Tensor) -> torch.Tensor:
+    def _fake(self, item: StepTensor) -> torch.Tensor:
         tensor = item.tensor
         if self._dynamic and isinstance(item.role, UserInput):
             fake = symbolic_fake_of(self.mode, tensor.detach(), item.name)
+        else:
+            fake = fake_apart(self.mode, tensor)
         if isinstance(tensor, torch.nn.Parameter):
             fake = parameter_of_fake(fake)
         if tensor.requires_grad:

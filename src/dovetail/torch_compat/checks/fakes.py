@@ -156,6 +156,51 @@ def check_device_of_fake() -> str | None:
     return first_difference(("the device", fakes.device_of_fake(fake), torch.device("cpu")))
 
 
+def check_has_plain_bytes() -> str | None:
+    """A fake of numbers that somebody knows, of complex ones, or with a gradient is not plain."""
+    mode = fakes.new_fake_mode()
+    plain = fakes.fake_apart(mode, torch.ones(2))
+    others = [fakes.fake_apart(mode, torch.ones(2, dtype=torch.complex64)), torch.ones(2)]
+    others += [fakes.fake_apart(mode, torch.ones(2)).requires_grad_()]
+    found = [fakes.has_plain_bytes(tensor) for tensor in (plain, *others)]
+    return first_difference(("answers", found, [True, False, False, False]))
+
+
+def check_holds_numbers() -> str | None:
+    """What is made of a literal holds its numbers, and an empty tensor none."""
+    with fakes.new_fake_mode():
+        found = (fakes.holds_numbers(torch.tensor(1)), fakes.holds_numbers(torch.empty(2)))
+    return first_difference(("answers", found, (True, False)))
+
+
+def check_blank_fake() -> str | None:
+    """New fakes look as they are told to, lie apart, and fill their memory."""
+    mode = fakes.new_fake_mode()
+    known = fakes.fake_apart(mode, torch.ones(2, 3).t())
+    layout = fakes.Layout.of(known)
+    made = [fakes.blank_fake(mode, layout) for _ in range(2)]
+    return first_difference(
+        ("the layouts", [fakes.Layout.of(fake) for fake in made], [layout, layout]),
+        ("memory that is filled", [layout.fills(fake) for fake in made], [True, True]),
+        ("dispatch keys", torch._C._dispatch_keys(made[0]), torch._C._dispatch_keys(known)),
+        ("one storage", dispatch.storage_key(made[0]) == dispatch.storage_key(made[1]), False),
+    )
+
+
+def check_view_of_fake() -> str | None:
+    """A view shares the storage of its base, and is another object of the same mode."""
+    mode = fakes.new_fake_mode()
+    base = fakes.fake_apart(mode, torch.ones(2, 3))
+    layout = fakes.Layout((3,), (2,), 1, torch.float32, torch.device("cpu"))
+    view = fakes.view_of_fake(mode, base, layout)
+    return first_difference(
+        ("the layout", fakes.Layout.of(view), layout),
+        ("one storage", dispatch.storage_key(view) == dispatch.storage_key(base), True),
+        ("the mode", fakes.mode_of(view), mode),
+        ("the base", tuple(base.shape), (2, 3)),
+    )
+
+
 def check_kernels_for_symbolic_sizes() -> str | None:
     """Padding by a symbolic amount has a fake result."""
     mode = fakes.new_fake_mode(symbols.new_shape_env())
@@ -202,6 +247,10 @@ CHECKS = (
     check_fake_like,
     check_kernels_for_symbolic_sizes,
     check_fake_apart,
+    check_holds_numbers,
+    check_has_plain_bytes,
+    check_blank_fake,
+    check_view_of_fake,
     check_fakes_apart,
     check_parameter_of_fake,
     check_device_of_fake,
