@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-import queue
+import gc
+import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,12 +277,12 @@ def test_a_step_that_cannot_be_captured_runs_in_eager_mode_on_demand() -> None:
 
 def test_a_tensor_that_nothing_holds_is_not_written_unless_it_is_named() -> None:
     hidden = torch.zeros(2)
-    vault: queue.Queue[torch.Tensor] = queue.Queue()  # an object of a library, which is not looked into
-    vault.put(hidden)
+    vault: Future[torch.Tensor] = Future()  # an object of a library, which is not looked into
+    vault.set_result(hidden)
 
     def step() -> torch.Tensor:
-        vault.queue[0].add_(1)
-        return vault.queue[0].sum()
+        vault.result().add_(1)
+        return vault.result().sum()
 
     compiled = dovetail.compile_step(step)
     compiled()
@@ -364,3 +366,34 @@ def test_what_a_step_reads_of_a_scheduler_is_refused_and_schedulers_stay_what_th
     assert type(scheduler) is torch.optim.lr_scheduler.ExponentialLR
     assert "step" not in vars(scheduler)
     assert scheduler.last_epoch == 1
+
+
+def test_tensors_that_were_replaced_are_let_go_of() -> None:
+    ours = _training()
+    step = dovetail.compile_step(ours.step)
+    step(*_batch(0))
+    step(*_batch(1))
+    ours.model.eval()
+    step(*_batch(2))
+    assert step.stats.captures == 2
+    former = weakref.ref(ours.model[4].weight)
+    loaded = {name: tensor.clone() for name, tensor in ours.model.state_dict().items()}
+    ours.model.load_state_dict(loaded, assign=True)
+    ours.optimizer.param_groups[0]["params"] = list(ours.model.parameters())
+    ours.optimizer.state.clear()
+    for number in range(3, 6):
+        step(*_batch(number))
+    gc.collect()
+    assert former() is None
+
+
+def test_a_step_that_was_given_up_is_left_alone() -> None:
+    def step(rows: torch.Tensor) -> list[float]:
+        return rows.numpy().tolist()
+
+    compiled = dovetail.compile_step(step, on_unsupported="eager")
+    compiled(torch.ones(2))
+    with pytest.warns(dovetail.DovetailWarning):
+        compiled(torch.ones(2))
+    assert compiled(torch.ones(2)) == [1.0, 1.0]
+    assert compiled.stats.eager_calls == 3

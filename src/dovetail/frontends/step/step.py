@@ -37,7 +37,7 @@ from dovetail.frontends.step.left_behind import NumbersToLift, StateToMake
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.statistics import StepStats, VariantStats
-from dovetail.frontends.step.variant import Variant, ties_to
+from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import flatten
 from dovetail.ir.program import Program
@@ -134,8 +134,10 @@ class CompiledStep:
         Raises: what the step raises; StepInterrupted when it fails after it has begun to write.
         """
         self._calls += 1
-        is_first = self._calls == 1
-        if is_first or self._given_up is not None or _is_looked_at():
+        if self._given_up is not None or _is_looked_at():
+            self._eager_calls += 1
+            return self._step(*args, **kwargs)
+        if self._calls == 1:
             return self._run_eager(args, kwargs)
         tried: list[Variant] = []
         while True:
@@ -154,6 +156,7 @@ class CompiledStep:
                 return self._run_eager(args, kwargs)
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
+        """Run the step in eager mode, and note the numbers that it reads off tensors."""
         self._eager_calls += 1
         log = ItemLog()
         try:
@@ -207,8 +210,16 @@ class CompiledStep:
                 tensors = variant.tensors_for(call.leaves, call.structure)
                 if tensors is not None:
                     self._prefer(variant)
+                    self._let_go(variant)
                     return _Chosen(variant, tensors, call.leaves)
         return None
+
+    def _let_go(self, newest: Variant) -> None:
+        """Cut the ties of variants to tensors that the present world does not hold any more."""
+        held = list(map(id, newest.ties.tensors))
+        for variant in self._variants:
+            if variant is not newest and list(map(id, variant.ties.tensors)) != held:
+                variant.ties = NO_TIES
 
     # --- capturing ----------------------------------------------------------------------------------------------
 
@@ -246,6 +257,7 @@ class CompiledStep:
         self._captures += 1
         self._variants.append(variant)
         self._recent.insert(0, variant)
+        self._let_go(variant)
         tensors = variant.kinds.tensors(variant.ties.tensors, call.leaves)
         assert tensors is not None, "it was captured for them"
         return _Chosen(variant, tensors, call.leaves)

@@ -110,7 +110,7 @@ class Variant:
 
     def tensors_for(self, leaves: Sequence[Any], structure: Structure) -> list[torch.Tensor] | None:
         """The tensors of a call, if the call is for this variant; else None. May say None wrongly."""
-        if not self.arguments.are(leaves, structure):
+        if self.ties is NO_TIES or not self.arguments.are(leaves, structure):
             return None
         if any(version_of(tensor) != version for tensor, version in self.constants):
             return None
