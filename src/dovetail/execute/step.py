@@ -87,7 +87,7 @@ class CompiledStepProgram:
         Raises: NothingWritten, GuardMiss when all is as before; StepInterrupted when something was written.
         """
         generators = [default_generator(), *self._generators] if self.draws else []
-        states = [generator.get_state() for generator in generators]
+        states = [generator.get_state().numpy().tobytes() for generator in generators]  # no tensors that live on
         try:
             with torch.no_grad(), ExitStack() as stack:
                 for kind in ("cpu", "cuda"):
@@ -99,7 +99,7 @@ class CompiledStepProgram:
             if at is not None and at >= self.first_write:
                 raise self._interrupted(error, at) from error
             for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+                generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
             if isinstance(error, GuardMiss):
                 raise
             raise NothingWritten from error
