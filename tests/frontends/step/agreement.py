@@ -50,7 +50,7 @@ class Case:
     steps together; None where that depends on numbers. eager_calls: calls run eagerly, likewise. at_most: a bound on
     either where the number is None. keep_grads: gradients stay after a call, and are compared. fails: eager too fails
     in some calls. may_refuse: a named error will do, if it leaves no trace. options: further options of `compile_step`.
-    steps: turns to take, None for the default.
+    steps: turns to take, None for the default. known: why the case is known not to agree.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Case:
     keep_grads: bool = False
     fails: bool = False
     may_refuse: bool = False
+    known: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     steps: int | None = None
 

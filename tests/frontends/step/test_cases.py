@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.frontends.step.cases.kinds_of_state import KINDS_OF_STATE
 from tests.frontends.step.cases.numbers import NUMBERS
 from tests.frontends.step.cases.overlooked import OVERLOOKED
 from tests.frontends.step.cases.ways import WAYS
+from tests.frontends.step.twins import Differs
 
 pytestmark = [
     pytest.mark.usefixtures("alone"),
@@ -24,8 +26,13 @@ pytestmark = [
 ]
 
 
-def _some(cases: Sequence[Case], of: int) -> Sequence[Case]:
-    return cases if os.environ.get("DOVETAIL_EVERY_STEP") else cases[::of]
+def _some(cases: Sequence[Case], of: int) -> list[Any]:
+    chosen = cases if os.environ.get("DOVETAIL_EVERY_STEP") else cases[::of]
+    return [pytest.param(case, id=case.name, marks=_marks(case)) for case in chosen]
+
+
+def _marks(case: Case) -> list[Any]:
+    return [pytest.mark.xfail(strict=True, raises=Differs, reason=case.known)] if case.known else []
 
 
 @pytest.mark.parametrize("case", [*GIVEN, *KINDS_OF_STATE, *WAYS], ids=str)
@@ -33,11 +40,11 @@ def test_unusual_step(case: Case) -> None:
     agree(case, 8)
 
 
-@pytest.mark.parametrize("case", _some(NUMBERS, 5), ids=str)
+@pytest.mark.parametrize("case", _some(NUMBERS, 8))
 def test_numbers_in_python(case: Case) -> None:
     agree(case, 6)
 
 
-@pytest.mark.parametrize("case", _some(OVERLOOKED, 3), ids=str)
+@pytest.mark.parametrize("case", _some(OVERLOOKED, 4))
 def test_state_of_python(case: Case) -> None:
     agree(case, 9)

@@ -212,9 +212,18 @@ def _warned() -> Twin:
 
 def _cases(kind: str, make: Callable[..., Twin], table: dict[str, Any], words: dict[str, Any]) -> list[Case]:
     more: dict[str, Any] = {"captures": None, "eager_calls": None, "at_most": 30, "may_refuse": True}
-    found = [Case(f"{kind}: {name}", functools.partial(make, it), **more) for name, it in table.items()]
-    return found + [Case(f"{kind}: {name}", functools.partial(make, it, True), **more) for name, it in words.items()]
+    rows = [(name, functools.partial(make, it)) for name, it in table.items()]
+    rows += [(name, functools.partial(make, it, True)) for name, it in words.items()]
+    return [Case(f"{kind}: {name}", build, known=_KNOWN.get(name, ""), **more) for name, build in rows]
 
+
+_KNOWN = {
+    "an exact kind": "type() of a traced number",
+    "the name of its type": "type() of a traced number",
+    "an exact type": "type() of a fake",
+    "an exact type of a parameter": "type() of a fake",
+    "a name of a type": "type() of a fake",
+}
 
 NUMBERS = (
     *_cases("number of a tensor", _of_loss, OF_NUMBERS, WORDS_OF_NUMBERS),

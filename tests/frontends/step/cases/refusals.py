@@ -221,8 +221,8 @@ def _graph_of_before() -> Twin:
     def step(rows: Tensor, labels: Tensor) -> Tensor:
         opt.zero_grad()
         other.zero_grad()
-        loss = F.cross_entropy(net(rows), labels) + penalty
-        loss.backward(retain_graph=True)  # refused
+        loss = F.cross_entropy(net(rows), labels) + penalty  # refused
+        loss.backward(retain_graph=True)
         opt.step()
         return loss.detach()
 
@@ -238,9 +238,9 @@ def _graph_kept() -> Twin:
 
     def step(rows: Tensor, labels: Tensor) -> Tensor:
         opt.zero_grad()
-        loss = F.cross_entropy(net(rows), labels) + held[0]
+        loss = F.cross_entropy(net(rows), labels) + held[0]  # refused
         loss.backward(retain_graph=True)
-        held[0] = fixed(rows).square().mean()  # refused
+        held[0] = fixed(rows).square().mean()
         opt.step()
         return loss.detach()
 
@@ -331,26 +331,22 @@ def _number_appended() -> Twin:
 
 
 REFUSALS = (
-    Refusal(
-        "a view of a parameter is returned",
-        _view_returned,
-        "returns result 0, whose memory belongs to net.first.weight",
-    ),
-    Refusal("a new tensor is bound to an attribute", _attribute_bound, "binds net.last to another tensor"),
+    Refusal("a view of a parameter is returned", _view_returned),
+    Refusal("a new tensor is bound to an attribute", _attribute_bound),
     Refusal("the model is moved to another dtype", _dtype_moved),
     Refusal("numpy", _numpy),
     Refusal("float of the loss", _float_of_loss),
     Refusal("a closure for LBFGS", _closure_of_lbfgs),
     Refusal("sparse gradients", _sparse_gradients, "table.weight.grad is a torch.sparse_coo tensor"),
     Refusal("a write to a tensor that nobody owns", _ownerless_write),
-    Refusal("the next batch of an iterator", _next_batch, "draws from the iterator variable loader"),
-    Refusal("random.random", _python_random, "changes Python's random numbers"),
-    Refusal("numpy.random", _numpy_random, "changes NumPy's random numbers"),
-    Refusal("a graph from before", _graph_of_before, "reaches variable penalty, which is part of a graph from before"),
-    Refusal("a graph is kept", _graph_kept, "held[0]"),
-    Refusal("tensors are appended to a list", _appended, "losses["),
-    Refusal("a tensor under a new key", _new_key, "seen["),
-    Refusal("numbers are appended to a list", _number_appended, "kept["),
+    Refusal("the next batch of an iterator", _next_batch),
+    Refusal("random.random", _python_random),
+    Refusal("numpy.random", _numpy_random),
+    Refusal("a graph from before", _graph_of_before),
+    Refusal("a graph is kept", _graph_kept),
+    Refusal("tensors are appended to a list", _appended),
+    Refusal("a tensor under a new key", _new_key),
+    Refusal("numbers are appended to a list", _number_appended),
     Refusal("a write to overlapping arguments", _overlapping_write, "argument 0 is written by the program"),
     Refusal("rows are selected by their losses", _selected_rows),
 )
