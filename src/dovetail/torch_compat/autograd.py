@@ -108,6 +108,26 @@ def below_autograd() -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
+def backward_within(make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """While active, each backward in this thread runs inside of a context of its own, which `make` gives.
+
+    A function mode that sees `Tensor.backward` is not active while that runs, nor is it in the hooks that are called.
+    """
+    before, thread = torch.autograd._engine_run_backward, threading.get_ident()
+
+    @functools.wraps(before)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with make() if threading.get_ident() == thread else contextlib.nullcontext():
+            return before(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = run
+    try:
+        yield
+    finally:
+        torch.autograd._engine_run_backward = before
+
+
+@contextlib.contextmanager
 def refused_backward(refuse: Callable[[], None]) -> Iterator[None]:
     """While active, `torch.autograd.backward` and `Tensor.backward` in this thread call `refuse`, which raises."""
     before, thread = torch.autograd.backward, threading.get_ident()

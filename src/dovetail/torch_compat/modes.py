@@ -19,6 +19,11 @@ def function_mode_is_active() -> bool:
     return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
+def has_function_mode(mode: object) -> bool:
+    """Whether this function mode is active."""
+    return any(active is mode for active in _get_current_function_mode_stack())
+
+
 def surroundings() -> tuple[object, ...]:
     """The default device, the kernels of attention that are allowed, and hooks on all modules; it can be hashed."""
     modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()

@@ -310,7 +310,7 @@ CASES: tuple[tuple[Callable[[Training], Step], str], ...] = (
     (numpy_random, "draws from numpy.random"),
     (numpy_generator, "draws from variable numbers"),
     (iterator, "draws from the iterator variable batches"),
-    (learning_rate_of_scheduler, "reads sched.get_last_lr"),
+    (learning_rate_of_scheduler, "reads 'get_last_lr' of a StepLR"),
     (returned_view, "belongs to t.net.weight"),
     (returned_without_graph, "belongs to t.net.weight"),
     (unowned, "writes a tensor of shape (3,)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -232,7 +233,30 @@ def check_refused_backward() -> str | None:
     )
 
 
+def check_backward_within() -> str | None:
+    """Hooks that backward calls find the context, whichever way it was called."""
+    met: list[bool] = []
+    inside: list[int] = []
+
+    @contextlib.contextmanager
+    def context() -> Iterator[None]:
+        inside.append(1)
+        yield
+        inside.pop()
+
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda gradient: met.append(bool(inside)))
+    with torch.enable_grad():
+        losses = [x.sum() for _ in range(3)]
+        with autograd.backward_within(context):
+            losses[0].backward()
+            torch.autograd.grad(losses[1], x)
+        losses[2].backward()
+    return first_difference(("whether hooks were inside", met, [True, True, False]))
+
+
 CHECKS = (
+    check_backward_within,
     check_refused_backward,
     check_backward_keeps_graph,
     check_drop_saved_tensors,

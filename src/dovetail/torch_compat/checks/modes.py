@@ -42,4 +42,13 @@ def check_surroundings() -> str | None:
     return first_difference(("what differs", differ, [True] * 3), ("afterwards", modes.surroundings(), before))
 
 
-CHECKS = (check_function_mode_is_active, check_surroundings)
+def check_has_function_mode() -> str | None:
+    """A mode that was entered is known from one that was not."""
+    mode, other = torch.overrides.BaseTorchFunctionMode(), torch.overrides.BaseTorchFunctionMode()
+    before = modes.has_function_mode(mode)
+    with mode:
+        during = modes.has_function_mode(mode), modes.has_function_mode(other)
+    return first_difference(("answers", (before, *during), (False, True, False)))
+
+
+CHECKS = (check_has_function_mode, check_function_mode_is_active, check_surroundings)
