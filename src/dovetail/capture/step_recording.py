@@ -404,9 +404,7 @@ class StepRecording:
             return slot(NumberLeft(place), value)
         return value if isinstance(value, PlainResult) else PlainResult(value)
 
-    def _gradients(
-        self, touched: set[Value], slot: _Slot, keep: bool
-    ) -> Iterator[LeafGradient]:
+    def _gradients(self, touched: set[Value], slot: _Slot, keep: bool) -> Iterator[LeafGradient]:
         for index, found in enumerate(self._exits):
             held = self.held.get(index)
             item = self.tensors[index]

@@ -15,7 +15,7 @@ from typing import TypeAlias
 class MadeResult:
     """A result that the program computes. Results of one slot are one tensor object.
 
-    has_graph: in eager it is part of a graph of autograd. is_new_leaf: it requires a gradient without being part of one.
+    has_graph: in eager it is part of a graph of autograd. is_new_leaf: it requires a gradient and is part of none.
     """
 
     slot: int

@@ -15,7 +15,7 @@ from dovetail.capture.origins import module_names
 from dovetail.capture.python_state import plain_key
 from dovetail.capture.step_recording import StepPrograms, StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
-from dovetail.errors import OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
+from dovetail.errors import DovetailError, OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.number_spots import NumberSpot

@@ -34,12 +34,18 @@ from dovetail.ir.provenance import is_library_file
 
 _CLOCK = ("asks for the time", "the program would go on with the answer of its first run", "ask outside of the step")
 _RANDOM = ("asks for random bytes", "the program would go on with those of its first run", "ask outside of the step")
-_FILE = ("opens a file", "it would be opened once, while the step is captured, and not again", "do so outside of the step")
+_FILE = (
+    "opens a file",
+    "it would be opened once, while the step is captured, and not again",
+    "do so outside of the step",
+)
 _SAVE = ("saves or loads objects", "the tensors have no numbers while the step is captured", "do so after the step")
 _REFUSED: tuple[tuple[Any, tuple[str, ...], tuple[str, str, str]], ...] = (
     (
         time,
-        tuple(f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")),
+        tuple(
+            f"{name}{unit}" for name in ("time", "monotonic", "perf_counter", "process_time") for unit in ("", "_ns")
+        ),
         _CLOCK,
     ),
     (os, ("urandom",), _RANDOM),
@@ -174,7 +180,7 @@ def refuse_files_and_dates(places: Iterable[Place], named: Collection[str]) -> N
 
 
 def refuse_new_objects(results: Iterable[Any], known: Callable[[Any], bool]) -> None:
-    """Refuse results that are neither tensors nor numbers nor plain, and that the step has made: it would be one object.
+    """Refuse results that are objects which the step has made: it would be one and the same in each call.
 
     known: whether an object was there before the step. Raises: UnsupportedStep.
     """
