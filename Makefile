@@ -34,6 +34,8 @@ sweep: $(VENV)/.installed-dev ## search for wrong results: random views, random 
 	$(RUN)/python -m tests.inplace_sweep --minutes $(MINUTES)
 	$(RUN)/python -m tests.freeze_sweep --minutes $(MINUTES)
 	$(RUN)/python -m tests.recompute_sweep --minutes $(MINUTES)
+	$(RUN)/python -m tests.step_sweep --minutes $(MINUTES)
+	DOVETAIL_EVERY_STEP=1 $(RUN)/python -m pytest -n 2 -q tests/frontends/step
 	DOVETAIL_EVERY_DOOR=1 $(RUN)/python -m pytest -n 2 -q tests/semantics/test_loops.py
 	$(RUN)/python -m tests.opdb
 

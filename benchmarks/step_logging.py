@@ -79,24 +79,30 @@ class _Run:
         print(f"{loss:.4f}", file=self._inner)
 
     def turn(self) -> None:
-        """One step of each."""
+        """One step of each; which one is first alternates, as the second one finds warm caches."""
+        if len(self._silent_us) % 2:
+            self._tell()
         started = time.perf_counter_ns()
         loss = self._silent()
         stepped = time.perf_counter_ns()
         print(f"{loss.item():.4f}", file=self._sink)
         logged = time.perf_counter_ns()
-        self._telling()
-        ended = time.perf_counter_ns()
+        if len(self._silent_us) == len(self._telling_us):
+            self._tell()
         self._silent_us.append((stepped - started) / 1e3)
         self._loop_us.append((logged - stepped) / 1e3)
-        self._telling_us.append((ended - logged) / 1e3)
+
+    def _tell(self) -> None:
+        started = time.perf_counter_ns()
+        self._telling()
+        self._telling_us.append((time.perf_counter_ns() - started) / 1e3)
 
     def answer(self) -> Json:
         """Medians, and the lines."""
-        added = [telling - silent for telling, silent in zip(self._telling_us, self._silent_us, strict=True)]
+        silent = statistics.median(self._silent_us)
         return {
-            "step_us": statistics.median(self._silent_us),
+            "step_us": silent,
             "loop_us": statistics.median(self._loop_us),
-            "inside_us": statistics.median(added),
+            "inside_us": statistics.median(self._telling_us) - silent,
             "lines": self._inner.getvalue().splitlines(),
         }

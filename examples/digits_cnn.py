@@ -136,6 +136,8 @@ def train(epochs: int, *, with_dovetail: bool, show: Callable[[str], None] = pri
             mean = torch.stack(losses[-steps_per_epoch:]).mean().item()
             right = accuracy(model, test_data)
             show(f"  epoch {number // steps_per_epoch:2}: loss {mean:.4f}, test accuracy {right:.2%}")
+    if isinstance(step, dovetail.CompiledStep):
+        show(f"  {step.stats}")
     curve = tuple(loss.item() for loss in losses)
     return Training(curve, accuracy(model, test_data), digest(model), peak_bytes, tuple(seconds))
 

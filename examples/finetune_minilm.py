@@ -184,6 +184,8 @@ def train(
             peak_bytes = report.peak_bytes
         if number % settings.shown_every == 0:
             show(f"  step {number:4}: loss {torch.stack(losses[-settings.shown_every :]).mean().item():.4f}")
+    if isinstance(step, dovetail.CompiledStep):
+        show(f"  {step.stats}")
     curve = tuple(loss.item() for loss in losses)
     return Training(curve, accuracy(model, tests), digest(model), peak_bytes, tuple(seconds))
 

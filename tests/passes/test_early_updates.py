@@ -264,7 +264,7 @@ def test_convolutions_batch_norm_and_an_average_of_weights() -> None:
     optimizer = _OPTIMIZERS["Adam"](model.parameters())
     batch = torch.randn(2, 3, 6, 6), torch.randn(2, 256)
     before, after, copied, _ = _saved(recorded(model, optimizer, _mse, *batch, after=follow, state=average))
-    assert after <= 0.8 * before
+    assert after < before
     assert copied <= 4 * 8
 
 

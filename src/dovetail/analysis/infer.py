@@ -16,6 +16,7 @@ import torch
 from dovetail.ir.convert import describe, scalar_of, size_of
 from dovetail.ir.program import Meta, Operand, ScalarMeta, Target, TensorMeta, Value, meta_symbols
 from dovetail.ir.sizes import Size, SizeExpr
+from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.fake_layouts import as_laid_out
 from dovetail.torch_compat.fakes import FakeMode, kernels_for_symbolic_sizes
 
@@ -41,7 +42,8 @@ class MetaInference:
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
     ) -> list[Meta | None]:
         """Descriptions of the results, None where there is no tensor."""
-        key = (target, _key(args), _key(kwargs))
+        numbers = self._symbols if facts_of(target).pointwise else {}  # what is no size
+        key = (target, _key(args, numbers), _key(kwargs, numbers))
         if key not in self._known:
             self._known[key] = self._run(target, args, kwargs)
         return self._known[key]
@@ -93,11 +95,15 @@ class MetaInference:
             return torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
 
 
-def _key(operand: Operand) -> object:
+def _key(operand: Operand, numbers: Mapping[str, Any]) -> object:
+    """Equal for operands of which an operator makes the same. numbers: symbols of which only the type counts."""
     if isinstance(operand, Value):
-        return operand.tensor.layout() if operand.is_tensor else operand.meta
+        if isinstance(operand.meta, ScalarMeta):
+            kind = type(numbers.get(str(operand.meta.expr)))
+            return ("number", kind) if kind in (bool, int, float) else operand.meta
+        return operand.tensor.layout()
     if isinstance(operand, tuple | list):
-        return tuple(_key(item) for item in operand)
+        return tuple(_key(item, numbers) for item in operand)
     if isinstance(operand, int | float | bool):
         return (type(operand), operand)
     return operand if operand.__hash__ is not None else id(operand)

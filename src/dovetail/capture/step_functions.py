@@ -72,7 +72,7 @@ class StepFunctions(TorchFunctionMode):
                 StateChangedOtherwise,
                 what="binds a tensor to other memory (`.data = ...`)",
                 why="the program works in the memory that tensors had when it was recorded",
-                hint="write the contents in place: tensor.copy_(new); move a module (net.to(...)) before the step",
+                hint="write the contents in place: tensor.copy_(new)",
             )
         if not torch.is_grad_enabled() and _takes_plain_floats(func, args, keywords):
             args = [self._plain(argument) for argument in args]

@@ -14,20 +14,23 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.known_numbers import KnownNumbers
+from dovetail.capture.known_results import KnownResults
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import DovetailError, UnsupportedStep
-from dovetail.ir.program import Node, Operand, Origin, Phase, ScalarMeta, Target, Value
+from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.fakes import DEVICE_QUESTION, FakeMode, device_of_fake, fake_apart, is_fake
 from dovetail.torch_compat.traced_numbers import (
     Plain,
     fixed_number,
@@ -65,10 +68,9 @@ class StepRecorder(Recorder):
     that was raised.
     """
 
-    def __init__(
-        self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor], hints: ItemHints
-    ) -> None:
-        super().__init__(origins, fake_of)
+    def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
+        super().__init__(origins, partial(fake_apart, mode))
+        self._known_results = KnownResults(mode, self._values)
         self.questions: list[Question] = []
         self.numbers_now: dict[str, Plain] = {}
         self.renamed: dict[int, Origin] = {}
@@ -103,6 +105,8 @@ class StepRecorder(Recorder):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
+            return device_of_fake(args[0])
         try:
             return self._dispatched(func, types, args, kwargs)
         except DovetailError as error:
@@ -125,6 +129,16 @@ class StepRecorder(Recorder):
             self.renamed[id(result)] = self._tracker.here()
         return result
 
+    def _describe(self, tensor: torch.Tensor, name: str) -> Meta:
+        if tensor.layout is torch.sparse_coo and self.phase is Phase.BACKWARD:
+            raise UnsupportedStep(
+                what="computes a sparse gradient",
+                why="programs are made of strided tensors, whose bytes are known",
+                hint="make the layer with sparse=False",
+                origin=self._tracker.here(),
+            )
+        return super()._describe(tensor, name)
+
     def _meant(self, argument: Any) -> Any:
         return self._tokens.get(argument, argument) if type(argument) is float else argument
 
@@ -135,7 +149,7 @@ class StepRecorder(Recorder):
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         args = [_concrete(argument) for argument in args]
         keywords = {name: _concrete(argument) for name, argument in keywords.items()}
-        result = func(*args, **keywords)
+        result = self._known_results.run(func, args, keywords)
         self.known.follow(func, args, keywords, result)
         return result
 

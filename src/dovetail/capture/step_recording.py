@@ -10,43 +10,31 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dovetail.analysis.infer import MetaInference
-from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
 from dovetail.capture.step_origins import origin_of, origin_of_write
+from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, check_state, held_gradients, repeated
+from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, check_state, held_gradients
 from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.convert import tree_to_scalar
-from dovetail.ir.program import Node, Origin, Program, Stage, TensorMeta, Value
+from dovetail.ir.program import Node, Origin, TensorMeta, Value
 from dovetail.ir.signature import (
-    Constant,
-    GradientLeft,
-    HeldGradient,
-    InputMutation,
-    InputRole,
-    NumberInput,
-    NumberLeft,
-    OutputRole,
-    Parameter,
-    Signature,
     UserInput,
-    UserOutput,
-    WriteKind,
 )
 from dovetail.ir.sizes import Number, Scalar
-from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
+from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
-from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, symbolic_fake_of
+from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, parameter_of_fake, symbolic_fake_of
 from dovetail.torch_compat.swapping import (
+    HookTable,
     attributes_in_common,
     exchange_back,
     exchange_tensors,
@@ -58,30 +46,11 @@ from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced, traced_maths
 
 
-@dataclass(frozen=True, slots=True)
-class StepPrograms:
-    """tensors, numbers: which of those recorded are inputs of the programs, in order; tensors met in passing follow."""
-
-    recorded: Program
-    functional: Program
-    plan: StepPlan
-    tensors: tuple[int, ...]
-    numbers: tuple[int, ...]
-    constants: tuple[torch.Tensor, ...]
-
-
-_Slot = Callable[..., int]
-
-
-class GradientsNotCleared(Exception):
-    """The step looks at gradients from before, or leaves them, though it was expected to drop them."""
-
-
 class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
     Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
-    gradient; numbers; recorder; hooked: labels of tensors that have a hook afterwards and had none, with the line.
+    gradient; numbers; recorder; hooked: labels of tensors that have more hooks afterwards, with the line.
     """
 
     def __init__(
@@ -108,7 +77,7 @@ class StepRecording:
         self.mode = new_fake_mode(new_shape_env() if dynamic else None)
         self._dynamic = dynamic
         self.origins = OriginTracker()
-        self.recorder = StepRecorder(self.origins, lambda tensor: fake_apart(self.mode, tensor), hints)
+        self.recorder = StepRecorder(self.origins, self.mode, hints)
         self.tensors = [*tensors, *(gradient for _, gradient in held)]
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
@@ -121,6 +90,7 @@ class StepRecording:
         self._flags: list[tuple[int, bool]] = []
         self.hooked: dict[str, Origin | None] = {}
         self._hooks = [hook_tables(item.tensor) for item in self.tensors]
+        self._hook_counts = list(map(_count, self._hooks))
         self._assume_cleared = assume_cleared
         self._must_not_seem = False
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
@@ -204,8 +174,8 @@ class StepRecording:
         else:
             fake = fake_apart(self.mode, tensor)
         if isinstance(tensor, torch.nn.Parameter):
-            fake = torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
-        elif tensor.requires_grad:
+            fake = parameter_of_fake(fake)
+        if tensor.requires_grad:
             fake.requires_grad_()
         share_hooks(tensor, fake)
         names = attributes_in_common(tensor, fake)
@@ -242,9 +212,7 @@ class StepRecording:
                     hint="work on a view of it, or a copy",
                     origin=origin_of(self.recorder.value_of(tensor), self.recorder.nodes),
                 )
-            if any(
-                now and now is not table for now, table in zip(hook_tables(tensor), self._hooks[index], strict=True)
-            ):
+            if _count(hook_tables(tensor)) > self._hook_counts[index]:
                 self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
                 self._flags.append((index, tensor.requires_grad))
@@ -330,101 +298,32 @@ class StepRecording:
         storages = {value.tensor.storage for value in self._values}
         return any(value.tensor.storage in storages for value in written_values(node))
 
-    # --- programs -------------------------------------------------------------------------------------------
-
     def programs(self, name: str, *, keep_gradients: bool = False) -> StepPrograms:
         """The step as it ran, and as a functional program; outputs are results, gradients, numbers, new contents.
 
         keep_gradients: leave the gradients also where the step begins by clearing those from before.
+        Raises: GradientsNotCleared.
         """
         recorder = self.recorder
-        constants = [value for _, value in recorder.constants]
-        infer = MetaInference(self.mode, {**recorder.symbols, **recorder.numbers_now})
-        touched = {value for node in recorder.nodes for value in node.operands()}
-        if not touched.isdisjoint(value for _, value in self._seeming.values()):
-            raise GradientsNotCleared
-        touched |= {self._values[found.input] for found in self.results if isinstance(found, SameObject)}
-        functional = Functionalizer([*self._values, *constants, *self._number_values], infer, recorder.new_storage)
+        recorded = RecordedStep(
+            infer=MetaInference(self.mode, {**recorder.symbols, **recorder.numbers_now}),
+            tensors=self.tensors,
+            values=self._values,
+            numbers=self.numbers,
+            number_values=self._number_values,
+            held=self.held,
+            required=self._required,
+            cleared=self._functions.cleared,
+            seeming={index: value for index, (_, value) in self._seeming.items()},
+            results=self.results,
+            exits=self._exits,
+            flags=self._flags,
+            left=self._left,
+        )
         with named_errors(self.origins):
-            for node in recorder.nodes:
-                functional.consume(node)
-        outputs: list[tuple[OutputRole, Value]] = []
-        slots: dict[int, int] = {}
+            functional = recorded.functionalized(recorder)
+        return recorded.programs(recorder, functional, name, keep_gradients)
 
-        def slot(role: OutputRole, value: Value, item: object = None) -> int:
-            if item is not None and id(item) in slots:
-                return slots[id(item)]
-            outputs.append((role, value))
-            slots[id(item)] = len(outputs) - 1
-            return len(outputs) - 1
 
-        results = tuple(self._settled(found, slot) for found in self.results)
-        gradients = tuple(self._gradients(touched, slot, keep_gradients))
-        left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self._left))
-        made = [(role, value, functional.read(value)) for role, value in outputs]
-        aliases = repeated([value for _, _, value in made], [*self._values, *constants])
-        written = [i for i, v in enumerate(self._values) if functional.write_count(v) and functional.read(v) is not v]
-        read = {value for node in functional.nodes for value in node.operands()}.union(
-            (value for _, _, value in made), (self._values[i] for i in written)
-        )
-        tensors = tuple(i for i, value in enumerate(self._values) if value in read)
-        used = tuple(i for i, value in enumerate(self._number_values) if value in read)
-        place_of = {index: place for place, index in enumerate(tensors)}
-        made += [
-            (InputMutation(place_of[i], WriteKind.UNTRACKED), self._values[i], functional.read(self._values[i]))
-            for i in written
-        ]
-        inputs = (*(self._values[i] for i in tensors), *constants, *(self._number_values[i] for i in used))
-        roles: tuple[InputRole, ...] = (
-            *(self.tensors[i].role for i in tensors),
-            *(Constant(value.name) for value in constants),
-            *(NumberInput(self.numbers[i].name) for i in used),
-        )
-        signature = Signature(roles, tuple(role for role, _, _ in made))
-        recorded, new = tuple(value for _, value, _ in made), tuple(value for _, _, value in made)
-        return StepPrograms(
-            Program(name, Stage.IMPURE, inputs, tuple(recorder.nodes), recorded, signature),
-            Program(name, Stage.WHOLE, inputs, tuple(functional.nodes), new, signature),
-            StepPlan(results, gradients, tuple(self._flags), left, tuple(written), aliases),
-            tensors,
-            used,
-            tuple(tensor for tensor, _ in recorder.constants),
-        )
-
-    def _settled(self, found: Result | Value | MadeTensor, slot: _Slot) -> Result:
-        if isinstance(found, MadeTensor):
-            item = found.item
-            place = slot(UserOutput(0), found.value, item)
-            return MadeResult(place, item.requires_grad and not item.is_leaf, item.requires_grad and item.is_leaf)
-        return MadeResult(slot(UserOutput(0), found)) if isinstance(found, Value) else found
-
-    @staticmethod
-    def _settled_left(place: int, value: object, slot: _Slot) -> int | PlainResult:
-        if isinstance(value, Value):
-            return slot(NumberLeft(place), value)
-        return value if isinstance(value, PlainResult) else PlainResult(value)
-
-    def _gradients(self, touched: set[Value], slot: _Slot, keep: bool) -> Iterator[LeafGradient]:
-        for index, found in enumerate(self._exits):
-            held = self.held.get(index)
-            item = self.tensors[index]
-            is_cleared = (
-                id(item.tensor) in self._functions.cleared and held is not None and self._values[held] not in touched
-            ) or index in self._seeming
-            if isinstance(item.role, HeldGradient) or (
-                held is None
-                and found is GradientExit.NONE
-                and not (self._required[index] or isinstance(item.role, Parameter))  # an optimizer asks each parameter
-            ):
-                continue
-            if isinstance(found, MadeTensor):
-                left = keep or not is_cleared or not self._is_updated(index)
-                found_exit = slot(GradientLeft(item.name), found.value, found.item) if left else GradientExit.NONE
-            else:
-                found_exit = found
-            yield LeafGradient(index, held is not None, is_cleared, found_exit)
-
-    def _is_updated(self, index: int) -> bool:
-        """Whether the step writes a tensor, and has made use of its gradient so; else whoever calls the step may."""
-        storage = self._values[index].tensor.storage
-        return any(value.tensor.storage == storage for value, _, _ in self.recorder.written)
+def _count(tables: Sequence[HookTable]) -> int:
+    return sum(len(table) for table in tables if table is not None)

@@ -69,7 +69,7 @@ def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | Non
         raise StateChangedOtherwise(
             what=f"reaches {item.label}, which is part of a graph from before the step",
             why="a step runs backward through what it computed itself, and nothing else",
-            hint=f"detach it before the step: {item.label}.detach()",
+            hint="detach it before the step (x.detach()), or make it in the step",
             origin=line_of(tensor),
         )
     if isinstance(item.role, UserInput) and any(hook_tables(tensor)):

@@ -160,9 +160,9 @@ class BackwardInside(DovetailError):
     """The program calls backward() itself, which leaves gradients in the `.grad` of leaves."""
 
     code = "DT-CAPTURE-011"
-    summary = "the program calls backward() while it is recorded, which is not supported yet."
+    summary = "the program calls backward() while it is recorded."
     because = "gradients that it leaves in `.grad` are no results, and a compiled program would not leave them there"
-    way_out = "return the loss and call backward on it outside, or take gradients by torch.autograd.grad"
+    way_out = "compile the whole step with dovetail.compile_step, or return the loss and call backward on it outside"
     rows = ("origin",)
 
 

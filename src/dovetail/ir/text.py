@@ -128,6 +128,7 @@ class _Writer:
     out: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     unbound: dict[str, None] = field(default_factory=dict)
+    needed: frozenset[str] = frozenset()
 
     def line(self, text: str, indent: int = 1) -> None:
         self.out.append("    " * indent + text)
@@ -180,6 +181,7 @@ def _bind_symbols(writer: _Writer) -> None:
     program = writer.program
     needed = dict.fromkeys(name for node in program.nodes for name in node.symbols())
     needed.update(dict.fromkeys(symbols_in(program.outputs)))
+    writer.needed = frozenset(needed)
     made = {v.meta.expr for n in program.nodes for v in n.results() if isinstance(v.meta, ScalarMeta)}
     for name in needed:
         expr = SizeExpr("symbol", (name,))
@@ -228,7 +230,7 @@ def _write_node(writer: _Writer, node: Node, indent: int) -> None:
     writer.line(text, indent)
     for value in node.results():
         expr = value.meta.expr if isinstance(value.meta, ScalarMeta) else None
-        if isinstance(expr, SizeExpr) and expr.op == "symbol" and str(expr) != value.name:
+        if isinstance(expr, SizeExpr) and expr.op == "symbol" and value.name != str(expr) in writer.needed:
             writer.line(f"{expr} = {value.name}", indent)
         for name in list(writer.unbound):
             source = size_source(value, symbol(name))

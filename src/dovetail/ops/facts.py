@@ -45,9 +45,19 @@ class Facts:
         return not (self.writes or self.draws or self.reads_generator or self.effect)
 
 
-@cache
+# By identity, because overloads hash in Python; each is kept, so that no other object gets its number.
+_FACTS: dict[int, tuple[Target, Facts]] = {}
+
+
 def facts_of(target: Target) -> Facts:
     """The facts of an operator overload, of one of dovetail's own primitives, or of a function of numbers."""
+    known = _FACTS.get(id(target))
+    if known is None:
+        known = _FACTS[id(target)] = (target, _find_facts(target))
+    return known[1]
+
+
+def _find_facts(target: Target) -> Facts:
     if isinstance(target, Prim):
         return Facts(draws=target.draws, reads_generator=target.reads_generator, effect=target.effect)
     if not isinstance(target, Overload):

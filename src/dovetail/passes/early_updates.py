@@ -20,14 +20,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.reads import can_fail
 from dovetail.analysis.update_times import times_that_need_less
 from dovetail.analysis.updates import UpdateGroup, Updates, find_updates
 from dovetail.ir.program import Node, Program, Value
 from dovetail.passes.collection import collection_paused
-from dovetail.passes.inplace import apply_plan, choose_plan
-from dovetail.passes.run_late import peak_in_place
+from dovetail.passes.inplace import PlanMemory
 from dovetail.passes.unbundle import take_apart
 
 # As in `passes.run_late`: what is kept alive may be a little larger than what is made.
@@ -58,27 +56,29 @@ class EarlyUpdatesReport:
 
 
 @collection_paused()
-def early_updates(program: Program) -> tuple[Program, EarlyUpdatesReport]:
+def early_updates(program: Program, memory: PlanMemory | None = None) -> tuple[Program, EarlyUpdatesReport]:
     """The program with each update where it can run first; itself where that takes more memory.
 
     program: functional, but for copies into its inputs, as `passes.functional.require_functional` has it; not checked.
+    memory: where later passes find how the result works in place.
     """
+    plans = memory or PlanMemory()
     apart, lists = take_apart(program)
     updates = find_updates(apart)
     if not updates.groups:
         return program, EarlyUpdatesReport()
     best, times = scheduled(apart, updates), _ready(updates)
-    in_place = apply_plan(choose_plan(best, commit=True))
-    peak = simulate_peak(in_place).peak_bytes
+    in_place = plans.in_place(best)[1]
+    peak = plans.peak_bytes(best)
     later = times_that_need_less(apart, updates, in_place)
     if later is not None:
         other = scheduled(apart, updates, later)
-        other_peak = peak_in_place(other)
+        other_peak = plans.peak_bytes(other)
         if other_peak < peak:
             best, peak, times = other, other_peak, later
     if _same_order(program, best):
         return program, EarlyUpdatesReport()
-    saved = peak_in_place(program) - peak
+    saved = plans.peak_bytes(program) - peak
     if saved < 0:
         return program, EarlyUpdatesReport()
     waiting = sum(times[group] > group.ready for group in updates.groups)

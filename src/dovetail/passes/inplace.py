@@ -32,6 +32,7 @@ from dovetail.analysis.inplace_plan import (
     WriteOut,
     WritePart,
 )
+from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.reads import is_view
 from dovetail.ir.program import (
     Node,
@@ -63,14 +64,40 @@ def work_in_place(
     *,
     commit: bool = True,
     hints: Mapping[str, Number] | None = None,
+    memory: PlanMemory | None = None,
 ) -> tuple[Program, InplaceReport]:
     """The program of stage IN_PLACE, and what was decided; the program itself where nothing was.
 
     donated: numbers of inputs whose memory may be used. commit: see `analysis.inplace.decide_in_place`. hints: a number
     for each size symbol, for the bytes of the report.
     """
+    if memory is not None and commit and not donated:
+        plan, result = memory.in_place(program)
+        return result, report_of(plan, hints)
     plan = choose_plan(program, donated, commit=commit)
     return apply_plan(plan), report_of(plan, hints, donated)
+
+
+class PlanMemory:
+    """How programs work in place, with one point of commitment and nothing donated: worked out once for each.
+
+    For passes that weigh programs against each other, and leave one of them to `work_in_place`. Keeps them alive.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Program, InplacePlan, Program]] = {}
+
+    def in_place(self, program: Program) -> tuple[InplacePlan, Program]:
+        """The plan for a program, and the program that it describes."""
+        known = self._known.get(id(program))
+        if known is None:
+            plan = choose_plan(program, commit=True)
+            known = self._known[id(program)] = (program, plan, apply_plan(plan))
+        return known[1:]
+
+    def peak_bytes(self, program: Program) -> int:
+        """The simulated peak of a program once it works in place."""
+        return simulate_peak(self.in_place(program)[1]).peak_bytes
 
 
 @collection_paused()

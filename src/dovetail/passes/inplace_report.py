@@ -133,9 +133,9 @@ def report_of(
 ) -> InplaceReport:
     """The report of a plan. hints: a number for each size symbol (default 1 each). donated: numbers of inputs."""
     rows: list[InplaceRow] = []
-    producers = plan.program.producers()
+    producers, readers = plan.program.producers(), _readers_of(plan)
     for node in plan.order:
-        rows += _Rows(plan, node, producers, hints or {}).made()
+        rows += _Rows(plan, node, producers, readers, hints or {}).made()
     inputs = plan.program.inputs
     outside = plan.program.input_storages()
     donations = tuple(_donation(plan, inputs[i], hints or {}) for i in donated)
@@ -146,6 +146,14 @@ def report_of(
         _commit_point(plan, outside),
         donations,
     )
+
+
+def _readers_of(plan: InplacePlan) -> dict[Value, list[Node]]:
+    found: dict[Value, list[Node]] = {}
+    for node in plan.order:
+        for value in dict.fromkeys(node.operands()):
+            found.setdefault(value, []).append(node)
+    return found
 
 
 def _donation(plan: InplacePlan, value: Value, hints: Mapping[str, Number]) -> DonationRow:
@@ -178,9 +186,14 @@ class _Rows:
     """The rows of one node."""
 
     def __init__(
-        self, plan: InplacePlan, node: Node, producers: Mapping[Value, Node], hints: Mapping[str, Number]
+        self,
+        plan: InplacePlan,
+        node: Node,
+        producers: Mapping[Value, Node],
+        readers: Mapping[Value, list[Node]],
+        hints: Mapping[str, Number],
     ) -> None:
-        self.plan, self.node, self.producers, self.hints = plan, node, producers, hints
+        self.plan, self.node, self.producers, self.readers, self.hints = plan, node, producers, readers, hints
 
     def made(self) -> list[InplaceRow]:
         """None, one, or one for each written operand."""
@@ -209,7 +222,7 @@ class _Rows:
     def _is_gone(self) -> bool:
         """Whether nobody reads the copy any more: its layout alone was of interest, to copies that are left out."""
         result = self.node.outputs[0] if is_copy(self.node.target) else None
-        readers = [node for node in self.plan.order if result in node.operands()] if result is not None else []
+        readers = self.readers.get(result, []) if result is not None else []
         actions = [self.plan.actions.get(node) for node in readers]
         left_out = all(isinstance(action, Share) and action.source is not result for action in actions)
         return bool(readers) and left_out and result not in set(values_in(self.plan.program.outputs))

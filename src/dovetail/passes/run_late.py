@@ -19,10 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dovetail.analysis.destinations import find_destinations
-from dovetail.analysis.liveness import simulate_peak
 from dovetail.ir.program import Node, Program, Value, made_symbols, values_in
 from dovetail.ops.facts import facts_of, writes_of, written_values
-from dovetail.passes.inplace import apply_plan, choose_plan
+from dovetail.passes.inplace import PlanMemory
 
 # What is kept alive may be a little larger than what is made: by a number beside a tensor.
 _NEARLY = 0.95
@@ -49,7 +48,7 @@ def run_late(program: Program) -> tuple[Program, RunLateReport]:
 
 def peak_in_place(program: Program) -> int:
     """The simulated peak of a program once it works in place, in bytes."""
-    return simulate_peak(apply_plan(choose_plan(program, commit=True))).peak_bytes
+    return PlanMemory().peak_bytes(program)
 
 
 def demand_driven(program: Program) -> Program:

@@ -21,7 +21,8 @@ from functools import cache
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ops.prims import FunctionalForm
-from dovetail.passes.run_late import demand_driven, peak_in_place
+from dovetail.passes.inplace import PlanMemory
+from dovetail.passes.run_late import demand_driven
 from dovetail.torch_compat.dispatch import Argument, Overload, overloads, schema_of
 
 _PREFIX = "_foreach_"
@@ -50,13 +51,13 @@ class _Single:
     places: dict[str, int]
 
 
-def unbundle(program: Program) -> tuple[Program, UnbundleReport]:
+def unbundle(program: Program, memory: PlanMemory | None = None) -> tuple[Program, UnbundleReport]:
     """The program with one node for each tensor of a list, in demand-driven order; itself where that saves nothing."""
     apart, count = take_apart(program)
     if not count:
         return program, UnbundleReport(0)
-    later = demand_driven(apart)
-    is_better = peak_in_place(later) < peak_in_place(program)
+    later, plans = demand_driven(apart), memory or PlanMemory()
+    is_better = plans.peak_bytes(later) < plans.peak_bytes(program)
     return (later, UnbundleReport(count)) if is_better else (program, UnbundleReport(0))
 
 

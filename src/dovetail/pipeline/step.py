@@ -18,7 +18,7 @@ import torch
 
 from dovetail.analysis.reads import can_fail
 from dovetail.analysis.verify_inplace import verify_inplace
-from dovetail.capture.step_recording import StepPrograms
+from dovetail.capture.step_programs import StepPrograms
 from dovetail.errors import UnsupportedStep
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.step import CompiledStepProgram
@@ -30,7 +30,7 @@ from dovetail.ir.step_plan import StepPlan
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
 from dovetail.passes.early_updates import early_updates
-from dovetail.passes.inplace import work_in_place
+from dovetail.passes.inplace import PlanMemory, work_in_place
 from dovetail.passes.unbundle import unbundle
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import StepRecord, run_passes, writes
@@ -39,7 +39,7 @@ from dovetail.pipeline.options import Options
 
 logger = logging.getLogger("dovetail")
 
-StepPass = Callable[[Program], tuple[Program, Any]]
+StepPass = Callable[..., tuple[Program, Any]]
 
 # The last one is run with the verification of its own.
 STEP_PASSES: tuple[tuple[str, StepPass], ...] = (
@@ -71,11 +71,12 @@ def compile_step_programs(
     if options.verify:
         verify_program(program, writes)
     dump.step("write_state", program)
+    memory = PlanMemory()
     for pass_name, function in STEP_PASSES:
         if pass_name in options.skip:
             continue
         start = time.perf_counter_ns()
-        result, report = function(program)
+        result, report = function(program, memory=memory)
         elapsed_us = (time.perf_counter_ns() - start) // 1000
         if options.verify:
             verify_program(result, writes)

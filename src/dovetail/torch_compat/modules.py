@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch.nn.modules import module as _module
 
 
@@ -14,3 +17,27 @@ def global_hook_tables() -> dict[str, dict[int, Any]]:
         for name, table in vars(_module).items()
         if name.startswith("_global_") and isinstance(table, dict)
     }
+
+
+@contextlib.contextmanager
+def noticed_conversions(notice: Callable[[torch.nn.Module], None]) -> Iterator[None]:
+    """While active, `notice` is called before a module is moved to another type or device (`net.to(...)`).
+
+    It is called by whatever thread moves one, and not where every tensor has what is asked for.
+    """
+    before = torch.nn.Module._apply
+
+    def apply(self: Any, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        held = [tensor for tensor in (*self.parameters(recurse), *self.buffers(recurse)) if tensor is not None]
+        with torch.no_grad():
+            if all(fn(tensor) is tensor for tensor in held):
+                return self
+        notice(self)
+        return before(self, fn, recurse)
+
+    put: Any = torch.nn.Module
+    put._apply = apply
+    try:
+        yield
+    finally:
+        put._apply = before

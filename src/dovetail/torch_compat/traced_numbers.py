@@ -190,7 +190,6 @@ def fixed_number(number: Any) -> Plain:
 
 
 _SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
-_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _CHOICES = (max, min)
 _OF_MANY = ("fsum", "prod", "sumprod", "dist", "hypot", "frexp", "modf")
 _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and name[0] != "_" and name not in _OF_MANY)
@@ -200,8 +199,9 @@ _MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and 
 def traced_maths() -> Iterator[None]:
     """While active, what Python does with traced numbers is noted also where it would ask for plain ones.
 
-    Functions of `math`, `max`, `min` and powers are noted (torch's symbolic powers refuse negative bases, of which
-    Python makes complex numbers). A comparison gives a plain answer: code may ask `is True`. Code outside of torch that asks whether a traced number is a float, say, is told so.
+    Functions of `math`, `max` and `min` are noted, and so are all operators as Python has them: torch's symbolic ones
+    make `math.floor(a / b)` of `a // b`, which is another number, refuse negative bases of powers, and do not compute
+    with truth values. Code outside of torch that asks whether a traced number is a float, say, is told so.
     Turning one into text is refused by its trace.
     """
     changed: list[tuple[Any, str, Any]] = []
@@ -212,13 +212,14 @@ def traced_maths() -> Iterator[None]:
         setattr(owner, name, make(before))
 
     try:
-        for kind in (torch.SymFloat, torch.SymInt):
-            change(kind, "__pow__", functools.partial(_power, is_reflected=False))
-            change(kind, "__rpow__", functools.partial(_power, is_reflected=True))
-            for name in _COMPARISONS:
-                change(kind, name, _decided)
-            change(kind, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
         for symbolic in _SYMBOLIC:
+            for name, function in _BINARY.items():
+                change(symbolic, f"__{name}__", functools.partial(_binary, function))
+                if name not in _COMPARISONS:
+                    change(symbolic, f"__r{name}__", functools.partial(_binary, function, is_reflected=True))
+            for name, of_one in _UNARY.items():
+                change(symbolic, f"__{name}__", functools.partial(_unary, of_one))
+            change(symbolic, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
             change(symbolic, "__format__", _format)
         for name in _MATHS:
             change(math, name, _traced_function)
@@ -235,15 +236,18 @@ def traced_maths() -> Iterator[None]:
 
 
 _INHERITED = object()
-
-
-def _decided(before: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(before)
-    def compare(self: Any, other: Any) -> Any:
-        answer = before(self, other)
-        return bool(answer) if is_traced(answer) else answer
-
-    return compare
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},
+    **{name: getattr(operator, name) for name in ("lshift", "rshift", "xor", *sorted(_COMPARISONS))},
+    "and": operator.and_,
+    "or": operator.or_,
+}
+_ANSWERS = frozenset(_BINARY[name] for name in _COMPARISONS)
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    **{"neg": operator.neg, "pos": operator.pos, "abs": operator.abs},
+    **{"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc},
+}
 
 
 def _format(before: Callable[..., str]) -> Callable[..., str]:
@@ -264,25 +268,32 @@ def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:
     return is_instance
 
 
-def _power(before: Callable[..., Any], *, is_reflected: bool) -> Callable[..., Any]:
-    @functools.wraps(before)
-    def power(self: Any, other: Any) -> Any:
-        if not is_traced(self) or not (is_traced(other) or type(other) in (bool, int, float)):
-            return before(self, other)
-        node = other.node if is_traced(other) else _constant(self.node, other)
-        base, exponent = (node, self.node) if is_reflected else (self.node, node)
-        result = base.now**exponent.now
-        if isinstance(result, complex):
-            return before(self, other)
-        if type(exponent.now) is not float:
-            _ask_sign(exponent)  # of two integers it makes a float where the exponent is negative
-        elif base.now < 0:
-            exponent.guard_number()
-        elif not (type(exponent.handle) is float and exponent.handle.is_integer()):
-            _ask_sign(base)  # it makes a complex number where the base is negative
-        return _wrapped(base.apply(operator.pow, exponent))
+def _binary(
+    function: Callable[[Any, Any], Any], before: Callable[[Any, Any], Any] | None, *, is_reflected: bool = False
+) -> Callable[[Any, Any], Any]:
+    """A method for an operator of two numbers. before: the method that it stands in for, if there was one."""
 
-    return power
+    def method(self: Any, other: Any) -> Any:
+        if is_traced(self) and (is_traced(other) or type(other) in (bool, int, float)):
+            node = other.node if is_traced(other) else _constant(self.node, other)
+            first, second = (node, self.node) if is_reflected else (self.node, node)
+            if type(function(first.now, second.now)) in (bool, int, float):
+                made = first.apply(function, second)
+                return made.guard_bool() if function in _ANSWERS else _wrapped(made)  # code may ask whether it is True
+        return NotImplemented if before is None else before(self, other)
+
+    return method
+
+
+def _unary(function: Callable[[Any], Any], before: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    def method(self: Any) -> Any:
+        if is_traced(self):
+            return _wrapped(self.node.apply(function))
+        if before is None:
+            raise TypeError(f"{function.__name__} of a {type(self).__name__}")
+        return before(self)
+
+    return method
 
 
 def _ask_sign(node: _Node) -> None:

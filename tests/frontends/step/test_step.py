@@ -22,6 +22,7 @@ from dovetail.errors import (
     StepInterrupted,
     UnknownOption,
     UnownedState,
+    UnsupportedStep,
 )
 
 _ROWS = 6
@@ -345,3 +346,21 @@ def test_wrong_options_are_refused_at_once(options: dict[str, Any], error: type[
 def test_what_is_no_function_is_refused() -> None:
     with pytest.raises(BadOptionValue, match="step"):
         dovetail.compile_step(3)  # type: ignore[call-overload]
+
+
+def test_what_a_step_reads_of_a_scheduler_is_refused_and_schedulers_stay_what_they_are() -> None:
+    ours = _training()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(ours.optimizer, 0.9)
+
+    def step(rows: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, float]:
+        loss = ours.step(rows, labels)
+        scheduler.step()
+        return loss, scheduler.get_last_lr()[0]
+
+    compiled = dovetail.compile_step(step)
+    compiled(*_batch(0))
+    with pytest.raises(UnsupportedStep, match="get_last_lr"):
+        compiled(*_batch(1))
+    assert type(scheduler) is torch.optim.lr_scheduler.ExponentialLR
+    assert "step" not in vars(scheduler)
+    assert scheduler.last_epoch == 1

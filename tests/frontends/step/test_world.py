@@ -122,21 +122,6 @@ def test_only_a_scheduler_or_an_optimizer_leads_there() -> None:
     assert [(p.label, x) for p, x in world.tensors] == [("sched.optimizer.param_groups[0]['params'][0]", parameter)]
 
 
-def test_what_is_read_of_a_scheduler_is_told() -> None:
-    parameter = torch.nn.Parameter(torch.ones(1))
-    sched = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([parameter], lr=0.1), 2)
-
-    def step() -> Any:
-        sched.step()
-        return sched.get_last_lr()
-
-    def other() -> None:
-        sched.step()
-
-    assert World(step).scheduler_reads == ["sched.get_last_lr"]
-    assert World(other).scheduler_reads == []
-
-
 def test_a_method_and_a_callable_object() -> None:
     class Trainer:
         def __init__(self) -> None:

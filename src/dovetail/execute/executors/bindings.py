@@ -22,6 +22,7 @@ from dovetail.ir.text import Names, plain_call
 from dovetail.torch_compat.dispatch import DispatchMode, Overload, python_bindings, schema_of
 
 _PROBE_SIZE = 2
+_ITEM = torch.ops.aten._local_scalar_dense.default
 
 
 class _Arrived(Exception):
@@ -48,6 +49,8 @@ def cheapest_call(names: Names, node: Node) -> str:
         return f"{names.constant(node.target, node.target.name)}({names.arguments(node)})"
     if not isinstance(node.target, Overload):
         return plain_call(names, node)
+    if node.target is _ITEM and isinstance(node.args[0], Value):
+        return f"{node.args[0].name}.item()"  # a third of the time, and nothing else
     binding = _binding_for(node, node.target)
     name = schema_of(node.target).name
     if binding is None:

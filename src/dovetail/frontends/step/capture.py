@@ -13,46 +13,30 @@ import torch
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
 from dovetail.capture.python_state import plain_key
-from dovetail.capture.step_recording import StepPrograms, StepRecording
+from dovetail.capture.step_programs import StepPrograms
+from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
-from dovetail.errors import DovetailError, OverlappingMutatedInputs, StateChangedOtherwise, UnsupportedStep
+from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.hosts import HostCall, HostCalls
+from dovetail.frontends.step.left_behind import DRAW, PASS, LeftBehind, StateToMake, refused_change
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.outside import Outside, refuse_files_and_dates, refuse_new_objects
-from dovetail.frontends.step.places import MISSING, Path, Place
+from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
-from dovetail.frontends.step.world import Change, World
+from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.program import Value
 from dovetail.ir.signature import Parameter, StateTensor, UserInput
-from dovetail.ir.step_plan import PlainResult, StepPlan, moved_plan
+from dovetail.ir.step_plan import StepPlan, moved_plan
 from dovetail.ir.text import identifier
+from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
 from dovetail.torch_compat.autograd import version_of
-from dovetail.torch_compat.optimizers import step_hook_tables
+from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
-
-_NUMBERS = (bool, int, float)
-_SCALER_STATES = "_per_optimizer_states"  # emptied by every update
-
-
-class NumbersToLift(Exception):
-    """The step changes Python numbers that were taken for constants. paths: of their spots in the world."""
-
-    def __init__(self, paths: frozenset[Path]) -> None:
-        super().__init__(paths)
-        self.paths = paths
-
-
-class StateToMake(Exception):
-    """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
-
-    def __init__(self, error: DovetailError) -> None:
-        super().__init__()
-        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +77,13 @@ class StepCapture:
         world = self._world
         another = "what it gives is another thing in each call, and the program would go on with the first"
         unseen = "whether its contents changed between calls cannot be told in passing"
-        for labels, what, why, hint in (
-            (world.iterators, "draws from the iterator", another, "draw outside of the step, and pass what was drawn"),
-            (world.scheduler_reads, "reads", another, "read it after the step"),
-            (world.unwatched, "reads", unseen, "pass what is read as an argument, or make a tensor of it"),
+        large = "pass what is read as an argument, or make a tensor of it"
+        for labels, line, what, why, hint in (
+            (world.iterators, world.line_of_iterator, "draws from the iterator", another, f"{DRAW}, and {PASS}"),
+            (world.unwatched, world.line_of_unwatched, "reads", unseen, large),
         ):
             if labels:
-                raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint)
+                raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint, origin=line())
         refuse_files_and_dates(world.places, world.named_by_code)
 
     def _name(self, wish: str) -> str:
@@ -146,8 +130,9 @@ class StepCapture:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether an optimizer has hooks."""
-        return any(any(step_hook_tables(optimizer)) for _, optimizer in self._world.optimizers)
+        """Whether an optimizer has hooks, or all have."""
+        tables = [step_hook_tables(optimizer) for _, optimizer in self._world.optimizers]
+        return any(map(any, tables)) or any(global_step_hook_tables())
 
     def variant(
         self, reason: str, name: str, hints: ItemHints, *, assume_cleared: bool = False, calls_hooks: bool = False
@@ -158,15 +143,22 @@ class StepCapture:
         Raises: GradientsNotCleared; NumbersToLift when more numbers must become inputs; StateToMake when the step makes
         state, which eager mode does better; DovetailError for what cannot be captured. All is as before then.
         """
+        with collection_paused():  # nearly all that a capture makes stays
+            return self._variant(reason, name, hints, assume_cleared, calls_hooks)
+
+    def _variant(self, reason: str, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> Variant:
         tensors, sources = self._tensors()
         leaves = self._call.leaves
         numbers = [StepNumber(spot.name, spot.read(), spot.put) for spot in self._numbers]
         for index in sorted(self._lifted_leaves):
             numbers.append(StepNumber(self._name(f"argument_{index}"), leaves[index], partial(self._show, index)))
         dynamic = self._options.dynamic
-        recording = StepRecording(tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic)
-        hooked = [optimizer for _, optimizer in self._world.optimizers] if calls_hooks else []
-        hosts = HostCalls(recording, [scheduler for _, scheduler in self._world.schedulers], hooked)
+        recording = StepRecording(
+            tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic, line_of=self._world.line_naming
+        )
+        optimizers = [optimizer for _, optimizer in self._world.optimizers]
+        schedulers = [scheduler for _, scheduler in self._world.schedulers]
+        hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
         generators = self._generators()
         try:
             outside = Outside(recording.origins, self._world.places)
@@ -176,7 +168,7 @@ class StepCapture:
                 if any(error is known for known in outside.to_fill):
                     raise StateToMake(error) from error
                 raise
-            writes = list(self._left_numbers(recording))
+            writes = list(LeftBehind(self._world, self._numbers).numbers(recording))
             self._refuse_drawn(generators)
         finally:
             self._world.restore()
@@ -189,7 +181,7 @@ class StepCapture:
 
     def _generators(self) -> list[tuple[torch.Generator, torch.Tensor]]:
         """The user's generators, and where they are."""
-        found = [x for x in (*(place.read() for place in self._world.places), *self._call.leaves)]
+        found = (*(place.read() for place in self._world.places), *self._call.leaves)
         known = {id(x): x for x in found if isinstance(x, torch.Generator)}
         return [(x, x.get_state()) for x in known.values()]
 
@@ -213,7 +205,7 @@ class StepCapture:
             lambda x: self._world.knows(x) or any(x is leaf for leaf in self._call.leaves),
         )
         if changes((args, kwargs), self._shown, self._call.structure, results=True):
-            raise _refused("a container among its arguments")
+            raise refused_change("a container among its arguments")
         return results
 
     @contextlib.contextmanager
@@ -234,58 +226,6 @@ class StepCapture:
         found = {recording.value_of_number(n) for n, spot in enumerate(self._numbers) if id(spot.container) in groups}
         held = [x for group in scheduler.optimizer.param_groups for x in group.values()]
         return found | recording.values_of_tensors([x for x in held if isinstance(x, torch.Tensor)])
-
-    # --- what Python objects hold afterwards --------------------------------------------------------------------
-
-    def _left_numbers(self, recording: StepRecording) -> Iterator[tuple[NumberSpot, int]]:
-        """The spots that the step leaves other numbers in, each with the number of the value that it leaves."""
-        known = {spot.key: spot for spot in self._numbers}
-        lift: set[Path] = set()
-        for spot in self._numbers:
-            now = spot.read()
-            if now is not spot.shown:
-                if not (is_traced(now) or type(now) in _NUMBERS):
-                    raise _refused(spot.label)
-                self._writable(spot.place)
-                yield spot, recording.leave(now)
-        made: dict[str, Change] = {}
-        for change in self._world.changes():
-            place = change.place
-            if (place is not None and (id(place.container), place.key) in known) or self._is_harmless(change):
-                continue
-            if place is not None and _is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)):
-                if type(change.old) in (int, float):
-                    lift.add(place.path)
-                else:
-                    yield self._writable(place), recording.leave(PlainResult(change.new))
-            elif (change.old is MISSING and place is not None and place.kind == "dict") or change.old is None:
-                made[change.label] = change
-            else:
-                raise _refused(change.label, change)
-        if made:
-            raise StateToMake(_refused(*next(iter(made.items()))))
-        if lift:
-            raise NumbersToLift(frozenset(lift))
-
-    @staticmethod
-    def _writable(place: Place) -> NumberSpot:
-        """The spot of a number that the step changes. Raises: StateChangedOtherwise where nothing can be put."""
-        spot = NumberSpot.at(place)
-        try:
-            spot.write(spot.read())
-        except (TypeError, AttributeError, LookupError) as error:
-            raise _refused(spot.label) from error
-        return spot
-
-    def _is_harmless(self, change: Change) -> bool:
-        """Whether a change is one that a library makes for itself, and that is none once the step is over."""
-        if any(change.place is not None and change.place.container is s.__dict__ for _, s in self._world.schedulers):
-            return True  # their calls are noted; what was put there is taken away
-        is_empty = isinstance(change.new, dict) and not change.new and isinstance(change.old, dict)
-        owners = {id(scaler.__dict__) for _, scaler in self._world.scalers}
-        if change.place is not None and id(change.place.container) in owners:
-            return is_empty and change.place.key == _SCALER_STATES
-        return any(change.label.startswith(f"{name}.{_SCALER_STATES}[") for name, _ in self._world.scalers)
 
     # --- tying ------------------------------------------------------------------------------------------------
 
@@ -367,16 +307,3 @@ class StepCapture:
             written, other = (recording.tensors[kept[index]].label for index in shared)
             reason = "what one write does to the other is not known to the program of a step"
             raise OverlappingMutatedInputs(written=written, other=other, reason=reason)
-
-
-def _refused(label: str, change: Change | None = None) -> StateChangedOtherwise:
-    binds = change is not None and (isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor))
-    return StateChangedOtherwise(
-        what=f"binds {label} to another tensor" if binds else f"changes {label}",
-        why="a program writes tensors in place and leaves numbers; it does not repeat what else Python does",
-        hint="write it in place (x.copy_(new)), return it, or do it in a function marked with dovetail.host_call",
-    )
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) in (bool, int, float, str, bytes, complex, type(None))

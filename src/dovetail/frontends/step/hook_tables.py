@@ -58,7 +58,7 @@ class HookWatch:
     """
 
     def __init__(self, tensors: Collection[torch.Tensor], registered: int) -> None:
-        """Expect the tables that these have now. registered: what `hooks_registered` was before the tables were read."""
+        """Expect the tables that these have now. registered: what `hooks_registered` was before they were read."""
         held = [(tensor, hook_tables(tensor)) for tensor in tensors]
         self._registered = registered
         self._bare = [tensor for tensor, tables in held if tables == (None, None)]

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from dovetail.capture.step_recording import StepRecording
-from dovetail.errors import UnsupportedStep
+from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.frontends.step.values import HOST_CALL
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.program import Origin, Value
-from dovetail.torch_compat.optimizers import step_hook_tables
+from dovetail.torch_compat.modules import noticed_conversions
+from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced
-
-_MARK = "_dovetail_host_call"
 
 
 def host_call(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,7 +45,7 @@ def host_call(function: Callable[..., Any]) -> Callable[..., Any]:
         else:
             recording.note(function, args, kwargs)
 
-    setattr(call, _MARK, True)
+    setattr(call, HOST_CALL, True)
     return call
 
 
@@ -88,11 +88,17 @@ class HostCalls:
     """Notes the host calls of one recording, in this thread."""
 
     def __init__(
-        self, recording: StepRecording, schedulers: Sequence[Any], hooked: Sequence[torch.optim.Optimizer] = ()
+        self,
+        recording: StepRecording,
+        schedulers: Sequence[Any],
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        *,
+        is_noting_hooks: bool = False,
     ) -> None:
-        """hooked: optimizers whose hooks are host calls; those of others are recorded like the rest of the step."""
+        """is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
         self.calls: list[HostCall] = []
-        self._hooked = hooked
+        self._optimizers = optimizers
+        self._is_noting_hooks = is_noting_hooks
         self._thread = threading.get_ident()
         self._recording = recording
         self._schedulers = schedulers
@@ -102,10 +108,17 @@ class HostCalls:
         """While active, host calls are noted and not made."""
         with contextlib.ExitStack() as stack:
             for scheduler in self._schedulers:
-                stack.enter_context(_replaced(scheduler, self._stub(scheduler)))
-            for optimizer in self._hooked:
-                for table in step_hook_tables(optimizer):
-                    stack.enter_context(_replaced_values(table, self._hook))
+                stub = self._stub(scheduler)
+                stack.enter_context(_replaced(scheduler, stub))
+                stack.enter_context(_watched_reads(scheduler, self._read))
+            for optimizer in self._optimizers:
+                if isinstance(optimizer, torch.optim.LBFGS):
+                    stack.enter_context(_replaced(optimizer, self._refuse_search))
+            if self._is_noting_hooks:
+                for tables in (*map(step_hook_tables, self._optimizers), global_step_hook_tables()):
+                    for table in tables:
+                        stack.enter_context(_replaced_values(table, self._hook))
+            stack.enter_context(noticed_conversions(self._refuse_conversion))
             stack.enter_context(_replaced_builtin("print", self._of(builtins.print)))
             stack.enter_context(_replaced_handling(self._log))
             _ACTIVE.append(self)
@@ -151,11 +164,43 @@ class HostCalls:
 
         return call
 
-    def _hook(self, hook: Callable[..., Any]) -> Callable[..., None]:
-        def call(*args: Any, **kwargs: Any) -> None:
+    def _hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                return hook(*args, **kwargs)
             self.note(hook, args, kwargs, is_hook=True)
+            return None
 
         return call
+
+    def _read(self, scheduler: Any, name: str) -> None:
+        """The step asks a scheduler for something. Raises: UnsupportedStep, also when the step swallows it."""
+        error = UnsupportedStep(
+            what=f"reads {name!r} of a {type(scheduler).__mro__[1].__name__}",
+            why="schedulers change when they are stepped, and the program would go on with what it was captured with",
+            hint="read it after the step",
+            origin=self._recording.origins.here(),
+        )
+        self._recording.recorder.refusals.append(error)
+        raise error
+
+    def _refuse_conversion(self, module: torch.nn.Module) -> None:
+        if threading.get_ident() == self._thread:
+            raise StateChangedOtherwise(
+                what=f"moves a {type(module).__name__} to another type or device",
+                why="the program works in the memory that tensors had when it was recorded",
+                hint="move the module (net.to(...)) before the step",
+                origin=self._recording.origins.here(),
+            )
+
+    def _refuse_search(self, *_: Any, **__: Any) -> None:
+        raise UnsupportedStep(
+            what="calls LBFGS, which calls the closure as often as the loss tells it to",
+            why="each of its searches runs another number of forward and backward passes",
+            hint="compile the closure and leave the search in eager mode: closure = dovetail.compile_step(closure, "
+            "keep_grads=True), with net.zero_grad() in it, then optimizer.step(closure)",
+            origin=self._recording.origins.here(),
+        )
 
     def _log(self, logger: logging.Logger, record: logging.LogRecord) -> bool:
         """Note a log record of this thread; False for those of others."""
@@ -213,9 +258,9 @@ class _Log:
 
 
 @contextlib.contextmanager
-def _replaced(scheduler: Any, step: Callable[..., None]) -> Iterator[None]:
-    """While active, stepping a scheduler calls something else."""
-    held = scheduler.__dict__
+def _replaced(stepped: Any, step: Callable[..., None]) -> Iterator[None]:
+    """While active, stepping a scheduler, or an optimizer, calls something else."""
+    held = stepped.__dict__
     had, before = "step" in held, held.get("step")
     held["step"] = step
     try:
@@ -225,6 +270,28 @@ def _replaced(scheduler: Any, step: Callable[..., None]) -> Iterator[None]:
             held["step"] = before
         else:
             del held["step"]
+
+
+_ASKED_FOR_ANYWAY = frozenset({"step", "optimizer"})
+
+
+@contextlib.contextmanager
+def _watched_reads(scheduler: Any, tell: Callable[[Any, str], None]) -> Iterator[None]:
+    """While active, `tell` is called for each attribute of a scheduler that is asked for in this thread."""
+    kind: Any = type(scheduler)
+    thread = threading.get_ident()
+
+    def get(self: Any, name: str) -> Any:
+        is_told = name not in _ASKED_FOR_ANYWAY and not name.startswith("__") and threading.get_ident() == thread
+        if is_told and self is scheduler:
+            tell(self, name)
+        return kind.__getattribute__(self, name)
+
+    scheduler.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
+    try:
+        yield
+    finally:
+        object.__setattr__(scheduler, "__class__", kind)
 
 
 @contextlib.contextmanager

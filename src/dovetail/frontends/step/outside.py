@@ -40,6 +40,7 @@ _FILE = (
     "do so outside of the step",
 )
 _SAVE = ("saves or loads objects", "the tensors have no numbers while the step is captured", "do so after the step")
+_UNITS = ("", "_ns")
 _REFUSED: tuple[tuple[Any, tuple[str, ...], tuple[str, str, str]], ...] = (
     (
         time,
@@ -157,7 +158,7 @@ _OF_FILES = frozenset(("write", "writelines", "read", "readline", "readlines"))
 
 
 def refuse_files_and_dates(places: Iterable[Place], named: Collection[str]) -> None:
-    """Refuse code that reads or writes a file that it reaches, or asks for the date. named: attributes that the code names.
+    """Refuse code that reads or writes a file that it reaches, or asks for the date. named: attributes that code names.
 
     Raises: UnsupportedStep.
     """
@@ -180,7 +181,7 @@ def refuse_files_and_dates(places: Iterable[Place], named: Collection[str]) -> N
 
 
 def refuse_new_objects(results: Iterable[Any], known: Callable[[Any], bool]) -> None:
-    """Refuse results that are objects which the step has made: it would be one and the same in each call.
+    """Refuse results that are neither tensors nor numbers nor plain, and that the step has made: it would be one.
 
     known: whether an object was there before the step. Raises: UnsupportedStep.
     """

@@ -19,8 +19,8 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.item_log import ItemHints, ItemLog
+from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_recorder import Question
-from dovetail.capture.step_recording import GradientsNotCleared
 from dovetail.errors import (
     BadOptionValue,
     CaptureFailed,
@@ -31,9 +31,10 @@ from dovetail.errors import (
     StateChangedOtherwise,
 )
 from dovetail.execute.step import NothingWritten
-from dovetail.frontends.step.capture import NumbersToLift, StateToMake, StepCall, StepCapture
+from dovetail.frontends.step.capture import StepCall, StepCapture
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.interrupts import interrupts_wait
+from dovetail.frontends.step.left_behind import NumbersToLift, StateToMake
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.statistics import StepStats, VariantStats

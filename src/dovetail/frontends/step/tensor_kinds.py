@@ -10,6 +10,7 @@ import torch
 
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.torch_compat.guards import SameTensors
+from dovetail.torch_compat.swapping import hook_tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,9 @@ class TensorKinds:
     kinds: list[tuple[Any, ...]] = field(default_factory=list)
     _same: SameTensors | None = None
     _state_ids: dict[int, int] = field(default_factory=dict)
-    _checked: list[int] = field(default_factory=list)
+    _hookable: list[int] = field(default_factory=list)
+    _passing: list[int] = field(default_factory=list)
+    _checked: list[Any] = field(default_factory=list)
     _storages: dict[int, bool] = field(default_factory=dict)
 
     def tensors(self, state: Sequence[torch.Tensor], leaves: Sequence[Any]) -> list[torch.Tensor] | None:
@@ -87,6 +90,9 @@ class TensorKinds:
         if self.kinds != self._kinds_of(tensors) or shared_memory(tensors, self.written) or not self._fit(tensors):
             return False
         self._same = SameTensors(self._fixed(tensors))
+        self._passing = [i for i, source in enumerate(self.sources) if source.kind != "state"]
+        given = [i for i, source in enumerate(self.sources) if source.kind == "argument"]
+        self._hookable = [i for i in given if tensors[i].requires_grad]
         self._state_ids = {id(t): i for i, t in enumerate(tensors) if self.sources[i].kind == "state"}
         written = set(self.written)
         self._storages = {}
@@ -94,14 +100,28 @@ class TensorKinds:
             if source.kind != "argument" and tensor.numel():
                 key = tensor.untyped_storage().data_ptr()
                 self._storages[key] = self._storages.get(key, False) or index in written
-        self._checked = list(map(id, tensors))
+        self._checked = self._marks(tensors)
         return True
+
+    def _marks(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """What tells whether memory was looked at before: which tensor of the state, which bytes of any other.
+
+        Arguments and gradients do not live on: another one may have the identity of one that is gone.
+        """
+        marks: list[Any] = list(map(id, tensors))
+        for index in self._passing:
+            tensor = tensors[index]
+            at = tensor.data_ptr()
+            marks[index] = at if self.sizes is None else (at, tuple(tensor.shape), tensor.stride())
+        return marks
 
     def are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
         """Whether the tensors of a call, in the order of the sources, are as expected. leaves: of the arguments."""
         if self._same is None or not self._same.are(self._fixed(tensors)) or not self._fit(tensors):
             return False
-        ids = list(map(id, tensors))
+        if self._hookable and any(_has_history(tensors[i]) for i in self._hookable):
+            return False  # the state is watched with the world
+        ids = self._marks(tensors)
         if ids == self._checked:
             return self._leaves_are(tensors, leaves)
         if not self._leaves_are(tensors, leaves):
@@ -162,6 +182,11 @@ class TensorKinds:
 
 
 _ASPECTS = ("class", "requires_grad", "is_leaf", "shape", "strides", "dtype", "device", "conjugation", "negation")
+
+
+def _has_history(tensor: torch.Tensor) -> bool:
+    """Whether backward would go on beyond a tensor, or would call hooks of it."""
+    return not tensor.is_leaf or any(hook_tables(tensor))
 
 
 def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:

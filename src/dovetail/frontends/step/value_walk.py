@@ -67,7 +67,8 @@ class ValueWalk:
 
     Attributes: holders: in the order in which they were met; objects: objects with their class and `__dict__`;
     spots: by identity of a tensor, where it is held, each with what sorts it; of_kind: holders of modules, optimizers,
-    schedulers and scalers; hooks_registered: see `torch_compat.swapping`; arrays, randoms, iterators, caches, unwatched: spots of such values.
+    schedulers and scalers; hooks_registered: see `torch_compat.swapping`; arrays, randoms, iterators, caches,
+    unwatched: spots of such values.
     """
 
     def __init__(self) -> None:

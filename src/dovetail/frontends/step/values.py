@@ -33,7 +33,9 @@ from dovetail.capture.python_state import is_library_class
 
 _EXACT = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
 PLAIN = frozenset((*_EXACT, float, complex, range))
+HOST_CALL = "_dovetail_host_call"  # an attribute of functions that are called after the program
 MAX_WATCHED_BYTES = 1024
+RANDOM_SOURCES = (random.Random, np.random.Generator, np.random.RandomState)
 _WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp")
 _WALKED = (
     *(SimpleNamespace, argparse.Namespace, UserDict, UserList, ChainMap, Queue),
@@ -87,7 +89,7 @@ _FAMILIES: tuple[tuple[Any, Kind], ...] = (
     (GradScaler, Kind.SCALER),
     (np.generic, Kind.PLAIN),
     ((np.ndarray, bytearray), Kind.ARRAY),
-    ((random.Random, np.random.Generator, np.random.RandomState), Kind.RANDOM),
+    (RANDOM_SOURCES, Kind.RANDOM),
     (Enum, Kind.OPAQUE),
     (dict, Kind.DICT),
     (list, Kind.LIST),

@@ -27,7 +27,7 @@ from dovetail.frontends.step.watch import Watch
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, unflatten
 from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject
-from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.autograd import version_of, viewed_tensor
 
 
 @dataclass(slots=True)
@@ -229,7 +229,7 @@ def _as_in_eager(tensor: Any, result: MadeResult) -> Any:
         return tensor.requires_grad_()
     if not result.has_graph:
         return tensor
-    if tensor._is_view():  # which may be written later on, through another result
+    if viewed_tensor(tensor) is not tensor:  # which may be written later on, through another result
         storage, layout = tensor.untyped_storage(), (tensor.storage_offset(), tensor.shape, tensor.stride())
         tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, *layout)
     with torch.enable_grad():

@@ -40,7 +40,7 @@ from dovetail.frontends.step.places import (
     Path,
 )
 from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, USERS, Found, ValueWalk
-from dovetail.frontends.step.values import Kind, attributes_of, is_a, module_of, mro_of, name_of, own_of
+from dovetail.frontends.step.values import HOST_CALL, Kind, attributes_of, is_a, module_of, mro_of, name_of, own_of
 
 _OF_ENVIRONMENT = frozenset(("environ", "environb", "getenv", "getenvb"))
 _WHEN_MADE = ("__init__", "__new__", "__post_init__", "__repr__")
@@ -123,6 +123,8 @@ class Walk(ValueWalk):
     # --- code
 
     def function(self, function: FunctionType, parent: Holder) -> None:
+        if HOST_CALL in attributes_of(function):
+            return  # it runs for real, and may keep what it likes
         rank = parent.rank if parent.rank == SCHEDULER else ELSEWHERE
         users = is_users(function)
         path = () if function is self._target else self._free(f"function {function.__qualname__}")

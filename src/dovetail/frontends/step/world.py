@@ -12,20 +12,24 @@ import gc
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from types import BuiltinFunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 
 from dovetail.capture.python_state import ambient_modes
-from dovetail.frontends.step.places import MISSING, Holder, Path, Place, leaf_places
+from dovetail.frontends.step.lines import Lines
+from dovetail.frontends.step.places import MISSING, Fixed, Holder, Path, Place, leaf_places
 from dovetail.frontends.step.record import Record, record_of
 from dovetail.frontends.step.values import (
     PLAIN,
+    RANDOM_SOURCES,
     Kind,
     attributes_of,
     fingerprint,
+    is_a,
     is_same,
     plain_key,
     random_state,
@@ -33,19 +37,27 @@ from dovetail.frontends.step.values import (
 )
 from dovetail.frontends.step.walk import Walk
 from dovetail.frontends.step.watch import Watch
+from dovetail.ir.program import Origin
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """A spot that holds another object than before. old, new: MISSING where there was, or is, none.
 
-    place: None for what is no spot: the order of a dictionary, the class of an object, a random generator.
+    place: None for what is no spot: the order of a dictionary, what is in a set, the class of an object, a random
+    generator. item: the container, object or generator then.
     """
 
     place: Place | None
     label: str
     old: Any
     new: Any
+    item: Any = None
+
+    @property
+    def is_draw(self) -> bool:
+        """Whether a random generator of Python or NumPy moved."""
+        return self.place is None and (self.item is random or self.item is np.random or is_a(self.item, RANDOM_SOURCES))
 
 
 class World:
@@ -54,8 +66,7 @@ class World:
     Attributes: tensors: each tensor object once, with where it is held first: those of modules, of optimizers, the
     rest. modules, optimizers, schedulers, scalers: with what a user would call them. iterators: labels of iterators
     and data loaders that the code can draw from. unwatched: labels of what is not compared (large arrays and
-    containers). caches: labels of functions that remember results. scheduler_reads: what code may read of a
-    scheduler itself.
+    containers). caches: labels of functions that remember results.
     """
 
     def __init__(self, target: Callable[..., Any], arguments: Iterable[Any] = (), extra: Any = ()) -> None:
@@ -70,6 +81,7 @@ class World:
         """Look again; `changes` and `restore` are about what is there now."""
         with _no_collection():
             walk = self._walk = Walk(self._target, self._arguments, self._extra)
+        self.__dict__.pop("_lines", None)
         self._modes: Hashable = ambient_modes()
         first = sorted((min(spots, key=lambda spot: spot[:2]), key) for key, spots in walk.spots.items())
         self.tensors = [(spot[2], walk.tensors[key]) for spot, key in first]
@@ -80,7 +92,6 @@ class World:
         self.iterators = [place.label for place in walk.iterators]
         self.unwatched = [place.label for place in walk.unwatched]
         self.caches = [place.label for place in walk.caches]
-        self.scheduler_reads = sorted(_scheduler_reads(walk))
         known: list[tuple[str, Any]] = [("Python's random numbers", random), ("NumPy's random numbers", np.random)]
         known += [(place.label, source) for place, source in walk.randoms]
         self._randoms = [(label, source, *random_state(source)) for label, source in known]
@@ -127,19 +138,59 @@ class World:
         found: list[Change] = []
         for item, kind, table, holder in self._walk.objects:
             if type(item) is not kind:
-                found.append(Change(None, f"{holder.title}.__class__", kind, type(item)))
+                found.append(Change(None, f"{holder.title}.__class__", kind, type(item), item))
             elif table is not None and attributes_of(item) is not table:
-                found.append(Change(None, f"{holder.title}.__dict__", table, attributes_of(item)))
+                found.append(Change(None, f"{holder.title}.__dict__", table, attributes_of(item), item))
         for holder in self._walk.holders:
             if not holder.is_as_before():
-                found += _changes_in(holder)
+                found += _changes_in(holder, self._walk)
         for place, array, held, _ in self._arrays:
             if held is not None and fingerprint(array) != held:
                 found.append(Change(place, place.label, held, fingerprint(array)))
         for label, source, held, _ in self._randoms:
             if random_state(source)[0] != held:
-                found.append(Change(None, label, held, random_state(source)[0]))
+                found.append(Change(None, label, held, random_state(source)[0], source))
         return found
+
+    def line_of(self, change: Change) -> Origin | None:
+        """The user's line that makes a change, as far as the code says so plainly. Cost: milliseconds, once a world."""
+        place, lines = change.place, self._lines
+        if change.is_draw:
+            return lines.of_name(lambda x: _draws_from(x, change.item))
+        if place is None:
+            return lines.of_content(change.item)
+        if place.kind == "cell" or (place.kind == "names" and is_a(place.container, dict)):
+            return lines.of_variable(place.container, place.key)
+        holder = place.holder
+        while isinstance(holder, Fixed) and holder.parent is not None:
+            place = Place(holder.parent, holder.key)
+            holder = place.holder
+        if holder.link == "attribute" or holder.kind == "names":
+            return lines.of_attribute(holder.owner, place.key)
+        if holder.link == "table" and holder.parent is not None:
+            return lines.of_attribute(holder.parent.owner, place.key) or lines.of_content(holder.container)
+        return lines.of_content(holder.container)
+
+    def line_naming(self, item: Any) -> Origin | None:
+        """The first line of the user's that names an object."""
+        return self._lines.of_name(lambda x: x is item)
+
+    def line_of_iterator(self) -> Origin | None:
+        """The first line that names the first of `iterators`."""
+        return self._line_of_first(self._walk.iterators)
+
+    def line_of_unwatched(self) -> Origin | None:
+        """The first line that names the first of `unwatched`."""
+        return self._line_of_first(self._walk.unwatched)
+
+    def _line_of_first(self, places: list[Place]) -> Origin | None:
+        holder, key = places[0].holder, places[0].key
+        held = next(value for known, value in zip(holder.keys, holder.values, strict=True) if known is key)
+        return self.line_naming(held)
+
+    @cached_property
+    def _lines(self) -> Lines:
+        return Lines(self._walk.functions, [item for item, _, _, _ in self._walk.objects])
 
     def restore(self) -> list[str]:
         """Put everything back as it was when this was made, or was last refreshed; answer what could not be.
@@ -180,22 +231,42 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _changes_in(holder: Holder) -> list[Change]:
+def _changes_in(holder: Holder, walk: Walk) -> list[Change]:
     keys, values = holder.now()
     if holder.kind == "set":
         before, after = _by_identity(holder.values), _by_identity(values)
-        gone = [Change(None, holder.title, x, MISSING) for key, x in before.items() if key not in after]
-        return gone + [Change(None, holder.title, MISSING, x) for key, x in after.items() if key not in before]
+        gone = [
+            Change(None, holder.title, x, MISSING, holder.container) for key, x in before.items() if key not in after
+        ]
+        return gone + [
+            Change(None, holder.title, MISSING, x, holder.container) for key, x in after.items() if key not in before
+        ]
     old = {_token(key): (key, value) for key, value in zip(holder.keys, holder.values, strict=True)}
     new = {_token(key): (key, value) for key, value in zip(keys, values, strict=True)}
     found = []
     for token, (key, _) in {**old, **new}.items():
         before, after = old.get(token, (None, MISSING))[1], new.get(token, (None, MISSING))[1]
         if not is_same(before, after):
-            found.append(Change(Place(holder, key), holder.label_of(key), before, after))
+            found.append(Change(Place(holder, key), _label(holder, key, walk), before, after))
     if not found and list(old) != list(new):
-        found.append(Change(None, holder.title, list(holder.keys), keys))
+        found.append(Change(None, holder.title, list(holder.keys), keys, holder.container))
     return found
+
+
+def _label(holder: Holder, key: Any, walk: Walk) -> str:
+    """What a user would write for a spot, that of a key which was not there before included."""
+    place = walk.first_place(key) if is_a(key, torch.Tensor) and id(key) not in holder.names else None
+    return holder.label_of(key) if place is None else f"{holder.title}[{place.label}]"
+
+
+def _draws_from(item: Any, source: Any) -> bool:
+    """Whether an object is a random generator, or a function that draws from it."""
+    owner = getattr(item, "__self__", None) if is_a(item, BuiltinFunctionType | MethodType) else None
+    if source is random:
+        return item is random or (owner is not None and owner is getattr(random.random, "__self__", None))
+    if source is np.random:
+        return item is np.random or (owner is not None and owner is getattr(np.random.rand, "__self__", None))
+    return item is source or owner is source
 
 
 def _by_identity(items: list[Any]) -> dict[Hashable, Any]:
@@ -223,10 +294,3 @@ def _fill(array: Any, copy: Any) -> None:
         array[:] = copy
     else:
         np.ndarray.__setitem__(array, ..., copy)
-
-
-def _scheduler_reads(walk: Walk) -> Iterable[str]:
-    """What a scheduler says of itself and the code names: those numbers change while the code is not run."""
-    for holder in walk.of_kind.get(Kind.SCHEDULER, ()):
-        own = {*holder.keys, "get_last_lr", "get_lr", "state_dict"} - {"optimizer"}
-        yield from (f"{holder.title}.{name}" for name in own & walk.named_by_code)

@@ -118,6 +118,89 @@ def check_fake_apart() -> str | None:
     )
 
 
+def check_fakes_apart() -> str | None:
+    """Twins are what torch makes, views and numbers among them, also while modes are active."""
+    mode = fakes.new_fake_mode()
+    real = [torch.ones(2, 6)[:, 1::2], torch.nn.Parameter(torch.ones(3)), torch.ones((), dtype=torch.int8)]
+    real += [torch.ones(0, 2), torch.ones(2, 1).expand(2, 3), torch.ones(2, dtype=torch.complex64).conj()]
+    with mode:
+        inside = fakes.fakes_apart(mode, real)
+    twins, known = fakes.fakes_apart(mode, real), [fakes.fake_of(mode, tensor).detach() for tensor in real]
+    described = [
+        [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.is_conj()) for t in found]
+        for found in (twins, inside, known)
+    ]
+    keys = [torch._C._dispatch_keys(found[1]) for found in (twins, known)]
+    return first_difference(
+        ("what twins look like", described[0], described[2]),
+        ("what twins made under a mode look like", described[1], described[2]),
+        ("dispatch keys", keys[0], keys[1]),
+        ("their mode", {fakes.mode_of(twin) for twin in twins}, {mode}),
+        ("their storages", len({dispatch.storage_key(twin) for twin in twins}), len(twins)),
+        ("what requires a gradient", any(twin.requires_grad for twin in twins), False),
+    )
+
+
+def check_parameter_of_fake() -> str | None:
+    """The fake is a parameter from then on, and stays a fake."""
+    mode = fakes.new_fake_mode()
+    fake = fakes.parameter_of_fake(fakes.fake_apart(mode, torch.ones(2)))
+    known = torch.nn.Parameter(fakes.fake_apart(mode, torch.ones(2)))
+    kinds = [(isinstance(x, torch.nn.Parameter), fakes.is_fake(x), type(x), x.is_leaf) for x in (fake, known)]
+    return first_difference(("what it is", kinds[0], kinds[1]))
+
+
+def check_device_of_fake() -> str | None:
+    """The device is that of the tensor that the fake stands for."""
+    fake = fakes.fake_apart(fakes.new_fake_mode(), torch.ones(2))
+    return first_difference(("the device", fakes.device_of_fake(fake), torch.device("cpu")))
+
+
+def check_has_plain_bytes() -> str | None:
+    """A fake of numbers that somebody knows, of complex ones, or with a gradient is not plain."""
+    mode = fakes.new_fake_mode()
+    plain = fakes.fake_apart(mode, torch.ones(2))
+    others = [fakes.fake_apart(mode, torch.ones(2, dtype=torch.complex64)), torch.ones(2)]
+    others += [fakes.fake_apart(mode, torch.ones(2)).requires_grad_()]
+    found = [fakes.has_plain_bytes(tensor) for tensor in (plain, *others)]
+    return first_difference(("answers", found, [True, False, False, False]))
+
+
+def check_holds_numbers() -> str | None:
+    """What is made of a literal holds its numbers, and an empty tensor none."""
+    with fakes.new_fake_mode():
+        found = (fakes.holds_numbers(torch.tensor(1)), fakes.holds_numbers(torch.empty(2)))
+    return first_difference(("answers", found, (True, False)))
+
+
+def check_blank_fake() -> str | None:
+    """New fakes look as they are told to, lie apart, and fill their memory."""
+    mode = fakes.new_fake_mode()
+    known = fakes.fake_apart(mode, torch.ones(2, 3).t())
+    layout = fakes.Layout.of(known)
+    made = [fakes.blank_fake(mode, layout) for _ in range(2)]
+    return first_difference(
+        ("the layouts", [fakes.Layout.of(fake) for fake in made], [layout, layout]),
+        ("memory that is filled", [layout.fills(fake) for fake in made], [True, True]),
+        ("dispatch keys", torch._C._dispatch_keys(made[0]), torch._C._dispatch_keys(known)),
+        ("one storage", dispatch.storage_key(made[0]) == dispatch.storage_key(made[1]), False),
+    )
+
+
+def check_view_of_fake() -> str | None:
+    """A view shares the storage of its base, and is another object of the same mode."""
+    mode = fakes.new_fake_mode()
+    base = fakes.fake_apart(mode, torch.ones(2, 3))
+    layout = fakes.Layout((3,), (2,), 1, torch.float32, torch.device("cpu"))
+    view = fakes.view_of_fake(mode, base, layout)
+    return first_difference(
+        ("the layout", fakes.Layout.of(view), layout),
+        ("one storage", dispatch.storage_key(view) == dispatch.storage_key(base), True),
+        ("the mode", fakes.mode_of(view), mode),
+        ("the base", tuple(base.shape), (2, 3)),
+    )
+
+
 def check_kernels_for_symbolic_sizes() -> str | None:
     """Padding by a symbolic amount has a fake result."""
     mode = fakes.new_fake_mode(symbols.new_shape_env())
@@ -164,6 +247,13 @@ CHECKS = (
     check_fake_like,
     check_kernels_for_symbolic_sizes,
     check_fake_apart,
+    check_holds_numbers,
+    check_has_plain_bytes,
+    check_blank_fake,
+    check_view_of_fake,
+    check_fakes_apart,
+    check_parameter_of_fake,
+    check_device_of_fake,
     check_symbolic_fake_of,
     check_new_fake_mode,
     check_is_fake,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch.nn.modules import module as registering
 
 from dovetail.torch_compat import modules
@@ -32,4 +33,23 @@ def check_global_hook_tables() -> str | None:
     return first_difference(("tables with the hooks", found, expected), ("tables that keep them", left, []))
 
 
-CHECKS = (check_global_hook_tables,)
+def check_noticed_conversions() -> str | None:
+    """A module that is converted is noticed, one that stays as it is is not, and none is afterwards."""
+    noticed: list[torch.nn.Module] = []
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    with modules.noticed_conversions(noticed.append):
+        module.float().cpu()
+        before = len(noticed)
+        module.double()
+        during = len(noticed)
+    kind = module[0].weight.dtype
+    module.float()
+    return first_difference(
+        ("conversions to what it is", before, 0),
+        ("whether a conversion was noticed", during > 0, True),
+        ("what the module became", kind, torch.float64),
+        ("conversions that were noticed afterwards", len(noticed) - during, 0),
+    )
+
+
+CHECKS = (check_global_hook_tables, check_noticed_conversions)

@@ -1,0 +1,176 @@
+"""From a recorded step to its functional program, and to the plan of what is done around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from dovetail.analysis.infer import MetaInference
+from dovetail.capture.functionalize import Functionalizer
+from dovetail.capture.step_recorder import StepRecorder
+from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, repeated
+from dovetail.ir.program import Program, Stage, Value
+from dovetail.ir.signature import (
+    Constant,
+    GradientLeft,
+    HeldGradient,
+    InputMutation,
+    InputRole,
+    NumberInput,
+    NumberLeft,
+    OutputRole,
+    Parameter,
+    Signature,
+    UserOutput,
+    WriteKind,
+)
+from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrograms:
+    """tensors, numbers: which of those recorded are inputs of the programs, in order; tensors met in passing follow."""
+
+    recorded: Program
+    functional: Program
+    plan: StepPlan
+    tensors: tuple[int, ...]
+    numbers: tuple[int, ...]
+    constants: tuple[torch.Tensor, ...]
+
+
+Slot: TypeAlias = Callable[..., int]
+
+
+class GradientsNotCleared(Exception):
+    """The step looks at gradients from before, or leaves them, though it was expected to drop them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """What is known of a step once it ran on fakes.
+
+    values: of the tensors; number_values: of the numbers. held: by the number of a tensor, that of its gradient.
+    required: which tensors required gradients before. cleared: ids of tensors whose `.grad` was set to None. seeming:
+    by tensor, the gradient that seemed to be there. exits: what `.grad` of each tensor is afterwards.
+    """
+
+    infer: MetaInference
+    tensors: Sequence[StepTensor]
+    values: Sequence[Value]
+    numbers: Sequence[StepNumber]
+    number_values: Sequence[Value]
+    held: Mapping[int, int]
+    required: Sequence[bool]
+    cleared: Collection[int]
+    seeming: Mapping[int, Value]
+    results: Sequence[Result | Value | MadeTensor]
+    exits: Sequence[GradientExit | MadeTensor]
+    flags: Sequence[tuple[int, bool]]
+    left: Sequence[object]
+
+    def _touched(self, recorder: StepRecorder) -> set[Value]:
+        """What operators take, or the step returns. Raises: GradientsNotCleared."""
+        touched = {value for node in recorder.nodes for value in node.operands()}
+        if not touched.isdisjoint(self.seeming.values()):
+            raise GradientsNotCleared
+        return touched | {self.values[found.input] for found in self.results if isinstance(found, SameObject)}
+
+    def functionalized(self, recorder: StepRecorder) -> Functionalizer:
+        """The recorded nodes, consumed."""
+        constants = [value for _, value in recorder.constants]
+        inputs = [*self.values, *constants, *self.number_values]
+        functional = Functionalizer(inputs, self.infer, recorder.new_storage)
+        for node in recorder.nodes:
+            functional.consume(node)
+        return functional
+
+    def programs(
+        self, recorder: StepRecorder, functional: Functionalizer, name: str, keep_gradients: bool
+    ) -> StepPrograms:
+        """See `StepRecording.programs`."""
+        constants = [value for _, value in recorder.constants]
+        touched = self._touched(recorder)
+        outputs: list[tuple[OutputRole, Value]] = []
+        slots: dict[int, int] = {}
+
+        def slot(role: OutputRole, value: Value, item: object = None) -> int:
+            if item is not None and id(item) in slots:
+                return slots[id(item)]
+            outputs.append((role, value))
+            slots[id(item)] = len(outputs) - 1
+            return len(outputs) - 1
+
+        results = tuple(self._settled(found, slot) for found in self.results)
+        gradients = tuple(self._gradients(recorder, touched, slot, keep_gradients))
+        left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self.left))
+        made = [(role, value, functional.read(value)) for role, value in outputs]
+        aliases = repeated([value for _, _, value in made], [*self.values, *constants])
+        written = [i for i, v in enumerate(self.values) if functional.write_count(v) and functional.read(v) is not v]
+        read = {value for node in functional.nodes for value in node.operands()}.union(
+            (value for _, _, value in made), (self.values[i] for i in written)
+        )
+        tensors = tuple(i for i, value in enumerate(self.values) if value in read)
+        used = tuple(i for i, value in enumerate(self.number_values) if value in read)
+        place_of = {index: place for place, index in enumerate(tensors)}
+        made += [
+            (InputMutation(place_of[i], WriteKind.UNTRACKED), self.values[i], functional.read(self.values[i]))
+            for i in written
+        ]
+        inputs = (*(self.values[i] for i in tensors), *constants, *(self.number_values[i] for i in used))
+        roles: tuple[InputRole, ...] = (
+            *(self.tensors[i].role for i in tensors),
+            *(Constant(value.name) for value in constants),
+            *(NumberInput(self.numbers[i].name) for i in used),
+        )
+        signature = Signature(roles, tuple(role for role, _, _ in made))
+        recorded, new = tuple(value for _, value, _ in made), tuple(value for _, _, value in made)
+        return StepPrograms(
+            Program(name, Stage.IMPURE, inputs, tuple(recorder.nodes), recorded, signature),
+            Program(name, Stage.WHOLE, inputs, tuple(functional.nodes), new, signature),
+            StepPlan(results, gradients, tuple(self.flags), left, tuple(written), aliases),
+            tensors,
+            used,
+            tuple(tensor for tensor, _ in recorder.constants),
+        )
+
+    def _settled(self, found: Result | Value | MadeTensor, slot: Slot) -> Result:
+        if isinstance(found, MadeTensor):
+            item = found.item
+            place = slot(UserOutput(0), found.value, item)
+            return MadeResult(place, item.requires_grad and not item.is_leaf, item.requires_grad and item.is_leaf)
+        return MadeResult(slot(UserOutput(0), found)) if isinstance(found, Value) else found
+
+    @staticmethod
+    def _settled_left(place: int, value: object, slot: Slot) -> int | PlainResult:
+        if isinstance(value, Value):
+            return slot(NumberLeft(place), value)
+        return value if isinstance(value, PlainResult) else PlainResult(value)
+
+    def _gradients(self, recorder: StepRecorder, touched: set[Value], slot: Slot, keep: bool) -> Iterator[LeafGradient]:
+        for index, found in enumerate(self.exits):
+            held = self.held.get(index)
+            item = self.tensors[index]
+            is_cleared = (
+                id(item.tensor) in self.cleared and held is not None and self.values[held] not in touched
+            ) or index in self.seeming
+            if isinstance(item.role, HeldGradient) or (
+                held is None
+                and found is GradientExit.NONE
+                and not (self.required[index] or isinstance(item.role, Parameter))  # an optimizer asks each parameter
+            ):
+                continue
+            if isinstance(found, MadeTensor):
+                left = keep or not is_cleared or not self._is_updated(recorder, index)
+                found_exit = slot(GradientLeft(item.name), found.value, found.item) if left else GradientExit.NONE
+            else:
+                found_exit = found
+            yield LeafGradient(index, held is not None, is_cleared, found_exit)
+
+    def _is_updated(self, recorder: StepRecorder, index: int) -> bool:
+        """Whether the step writes a tensor, and has made use of its gradient so; else whoever calls the step may."""
+        storage = self.values[index].tensor.storage
+        return any(value.tensor.storage == storage for value, _, _ in recorder.written)

@@ -1,0 +1,356 @@
+"""Steps that cannot become one program. The line that is to blame is marked in each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+from tests.frontends.step.cases.changes import Parts
+from tests.frontends.step.twins import Call, Twin
+
+MARK = "# refused"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A step to refuse. says: words of the message that lead to the mistake, where that is not the marked line."""
+
+    name: str
+    build: Callable[[], Twin]
+    says: str = ""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _view_returned() -> Twin:
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        F.cross_entropy(net(rows), labels).backward()
+        opt.step()
+        return net.first.weight.view(-1)  # refused
+
+    return p.twin(step)
+
+
+def _attribute_bound() -> Twin:
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        loss = F.cross_entropy(net(rows), labels)
+        net.last = loss.detach()  # refused
+        loss.backward()
+        opt.step()
+        return loss
+
+    return p.twin(step)
+
+
+def _dtype_moved() -> Twin:
+    p = Parts(optim.SGD)
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        net.to(torch.float64)  # refused
+        loss = F.cross_entropy(net(rows.double()), labels)
+        loss.backward()
+        opt.step()
+        net.to(torch.float32)
+        return loss
+
+    return p.twin(step)
+
+
+def _numpy() -> Twin:
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> Any:
+        opt.zero_grad()
+        out = net(rows)
+        F.cross_entropy(out, labels).backward()
+        opt.step()
+        return out.detach().numpy()  # refused
+
+    return p.twin(step)
+
+
+def _float_of_loss() -> Twin:
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> float:
+        opt.zero_grad()
+        loss = F.cross_entropy(net(rows), labels)
+        loss.backward()
+        opt.step()
+        return float(loss.detach())  # refused
+
+    return p.twin(step)
+
+
+def _closure_of_lbfgs() -> Twin:
+    p = Parts(optim.LBFGS, lr=0.1, max_iter=2)
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        def closure() -> Tensor:
+            opt.zero_grad()
+            loss = F.cross_entropy(net(rows), labels)
+            loss.backward()
+            return loss
+
+        return opt.step(closure)  # refused
+
+    return p.twin(step)
+
+
+def _sparse_gradients() -> Twin:
+    p = Parts()
+    table = nn.Embedding(9, 6, sparse=True)
+    net, opt, other = p.net, p.opt, optim.SGD(table.parameters(), lr=0.1)
+
+    def step(items: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        other.zero_grad()
+        loss = F.cross_entropy(net(table(items)), labels)
+        loss.backward()  # refused
+        opt.step()
+        other.step()
+        return loss
+
+    side = p.twin(step, call=lambda number: Call((torch.arange(7) + number % 3, p.batch(number)[1])))
+    side.models["table"] = table
+    side.optimizers["other"] = other
+    return side
+
+
+def _ownerless_write() -> Twin:
+    """What a cache of the standard library holds is in nobody's hands."""
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    @cache
+    def total() -> Tensor:
+        return torch.zeros(())
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        loss = F.cross_entropy(net(rows), labels)
+        loss.backward()
+        opt.step()
+        total().add_(loss.detach())  # refused
+        return loss
+
+    return p.twin(step, attributes=lambda: {"total": total()})
+
+
+def _next_batch() -> Twin:
+    p = Parts()
+    net, opt = p.net, p.opt
+    given = []
+
+    def batches() -> Any:
+        while True:
+            given.append(len(given))
+            yield p.batch(len(given))
+
+    loader = batches()
+
+    def step() -> Tensor:
+        rows, labels = next(loader)  # refused
+        opt.zero_grad()
+        loss = F.cross_entropy(net(rows), labels)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return p.twin(step, call=lambda number: Call(()), attributes=lambda: {"given": given})
+
+
+def _python_random() -> Twin:
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        scale = random.random()  # refused
+        loss = F.cross_entropy(net(rows * scale), labels)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return p.twin(step)
+
+
+def _numpy_random() -> Twin:
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        scale = np.random.rand()  # refused
+        loss = F.cross_entropy(net(rows * scale), labels)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return p.twin(step)
+
+
+def _graph_of_before() -> Twin:
+    """The penalty was computed before the first call, and its graph is kept."""
+    p = Parts()
+    net, opt, other = p.net, p.opt, nn.Linear(3, 3)
+    penalty = other.weight.exp().sum()
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        other.zero_grad()
+        loss = F.cross_entropy(net(rows), labels) + penalty
+        loss.backward(retain_graph=True)  # refused
+        opt.step()
+        return loss.detach()
+
+    side = p.twin(step)
+    side.models["other"] = other
+    return side
+
+
+def _graph_kept() -> Twin:
+    """What this call computes is kept with its graph, for the next one to go through."""
+    p = Parts()
+    net, opt, fixed, held = p.net, p.opt, nn.Linear(6, 4), [torch.zeros(())]
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        loss = F.cross_entropy(net(rows), labels) + held[0]
+        loss.backward(retain_graph=True)
+        held[0] = fixed(rows).square().mean()  # refused
+        opt.step()
+        return loss.detach()
+
+    side = p.twin(step, attributes=lambda: {"held": held})
+    side.models["fixed"] = fixed
+    return side
+
+
+def _appended() -> Twin:
+    p = Parts()
+    net, opt, losses = p.net, p.opt, [torch.ones(())]
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        loss = F.cross_entropy(net(rows), labels)
+        loss.backward()
+        opt.step()
+        losses.append(loss.detach())  # refused
+        return loss
+
+    return p.twin(step, attributes=lambda: {"losses": losses})
+
+
+def _new_key() -> Twin:
+    p = Parts()
+    net, opt, seen = p.net, p.opt, {0: torch.ones(())}
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        loss = F.cross_entropy(net(rows), labels)
+        loss.backward()
+        opt.step()
+        seen[len(seen)] = loss.detach()  # refused
+        return loss
+
+    return p.twin(step, attributes=lambda: {"seen": seen})
+
+
+def _selected_rows() -> Twin:
+    """Rows are chosen by what the model says of them: other sizes in each call."""
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        losses = F.cross_entropy(net(rows), labels, reduction="none")
+        loss = losses[losses >= losses.mean()].mean()  # refused
+        loss.backward()
+        opt.step()
+        return loss
+
+    return p.twin(step)
+
+
+def _overlapping_write() -> Twin:
+    """An argument is written in memory that another one lies in too."""
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(rows: Tensor, other: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        rows.mul_(0.5)  # refused
+        loss = F.cross_entropy(net(rows + other), labels)
+        loss.backward()
+        opt.step()
+        return loss
+
+    def call(number: int) -> Call:
+        rows, labels = p.batch(number)
+        return Call((rows[:6], rows[1:], labels[:6]))
+
+    return p.twin(step, call=call)
+
+
+def _number_appended() -> Twin:
+    p = Parts()
+    net, opt, kept = p.net, p.opt, [1.0]
+
+    def step(rows: Tensor, labels: Tensor) -> Tensor:
+        opt.zero_grad()
+        loss = F.cross_entropy(net(rows), labels)
+        loss.backward()
+        opt.step()
+        kept.append(loss.item())  # refused
+        return loss
+
+    return p.twin(step, attributes=lambda: {"kept": kept})
+
+
+REFUSALS = (
+    Refusal(
+        "a view of a parameter is returned",
+        _view_returned,
+        "returns result 0, whose memory belongs to net.first.weight",
+    ),
+    Refusal("a new tensor is bound to an attribute", _attribute_bound, "binds net.last to another tensor"),
+    Refusal("the model is moved to another dtype", _dtype_moved),
+    Refusal("numpy", _numpy),
+    Refusal("float of the loss", _float_of_loss),
+    Refusal("a closure for LBFGS", _closure_of_lbfgs),
+    Refusal("sparse gradients", _sparse_gradients, "table.weight.grad is a torch.sparse_coo tensor"),
+    Refusal("a write to a tensor that nobody owns", _ownerless_write),
+    Refusal("the next batch of an iterator", _next_batch, "draws from the iterator variable loader"),
+    Refusal("random.random", _python_random, "changes Python's random numbers"),
+    Refusal("numpy.random", _numpy_random, "changes NumPy's random numbers"),
+    Refusal("a graph from before", _graph_of_before, "reaches variable penalty, which is part of a graph from before"),
+    Refusal("a graph is kept", _graph_kept, "held[0]"),
+    Refusal("tensors are appended to a list", _appended, "losses["),
+    Refusal("a tensor under a new key", _new_key, "seen["),
+    Refusal("numbers are appended to a list", _number_appended, "kept["),
+    Refusal("a write to overlapping arguments", _overlapping_write, "argument 0 is written by the program"),
+    Refusal("rows are selected by their losses", _selected_rows),
+)

@@ -1,0 +1,20 @@
+"""Compiled steps do what steps do: every model, every optimizer and every feature once (`make sweep` has the pairs)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.frontends.step.agreement import Case, agree
+from tests.frontends.step.cases.matrix import case_of, singles
+
+pytestmark = [
+    pytest.mark.usefixtures("alone"),
+    pytest.mark.filterwarnings("ignore::dovetail.errors.DovetailWarning"),  # further kinds of calls run in eager mode
+    # a step that is left out for an overflow leaves out its optimizer, but not its scheduler
+    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning"),
+]
+
+
+@pytest.mark.parametrize("case", [case_of(row) for row in singles()], ids=str)
+def test_step_agrees_with_eager(case: Case) -> None:
+    agree(case, 13)

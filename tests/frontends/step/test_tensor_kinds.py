@@ -1,0 +1,172 @@
+"""Whether tensors are like those that a step was captured with, and as separate from each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
+
+
+def _state(number: int) -> Source:
+    return Source("state", number)
+
+
+def _given(number: int) -> Source:
+    return Source("argument", number)
+
+
+def _kinds(
+    sources: Sequence[Source],
+    state: Sequence[torch.Tensor],
+    leaves: Sequence[Any],
+    leaf_sources: Sequence[tuple[int, int]],
+    written: Sequence[int] = (0,),
+) -> TensorKinds:
+    kinds = TensorKinds(list(sources), list(leaf_sources), [], list(written))
+    tensors = kinds.tensors(state, leaves)
+    assert tensors is not None
+    kinds.learn(tensors)
+    return kinds
+
+
+def _are(kinds: TensorKinds, state: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
+    tensors = kinds.tensors(state, leaves)
+    return tensors is not None and kinds.are(tensors, leaves)
+
+
+def _one_weight_two_arguments() -> tuple[TensorKinds, list[torch.Tensor]]:
+    """The state is written, the arguments are read."""
+    state = [torch.nn.Parameter(torch.ones(4))]
+    leaves = [torch.ones(4), torch.ones(4)]
+    return _kinds([_state(0), _given(0), _given(1)], state, leaves, [(0, 1), (1, 2)]), list(state)
+
+
+def test_other_arguments_of_the_same_kind_are_as_expected() -> None:
+    kinds, state = _one_weight_two_arguments()
+    for _ in range(3):
+        assert _are(kinds, state, [torch.zeros(4), torch.zeros(4)])
+
+
+OTHER: tuple[Callable[[], torch.Tensor], ...] = (
+    lambda: torch.ones(5),
+    lambda: torch.ones(4, dtype=torch.float64),
+    lambda: torch.ones(8)[::2],
+    lambda: torch.ones(4, requires_grad=True),
+    lambda: torch.nn.Parameter(torch.ones(4)),
+    lambda: torch.ones(1, 4),
+    lambda: torch._neg_view(torch.ones(4)),
+)
+
+
+@pytest.mark.parametrize("make", OTHER, ids=range(len(OTHER)))
+def test_an_argument_of_another_kind_is_not(make: Callable[[], torch.Tensor]) -> None:
+    kinds, state = _one_weight_two_arguments()
+    assert not _are(kinds, state, [make(), torch.ones(4)])
+    assert _are(kinds, state, [torch.ones(4), torch.ones(4)])
+
+
+def test_one_tensor_for_two_arguments_is_another_pattern() -> None:
+    kinds, state = _one_weight_two_arguments()
+    x = torch.ones(4)
+    assert not _are(kinds, state, [x, x])
+
+
+def test_two_tensors_where_one_was_given_twice_are_another_pattern() -> None:
+    state = [torch.nn.Parameter(torch.ones(4))]
+    x = torch.ones(4)
+    kinds = _kinds([_state(0), _given(0)], state, [x, x], [(0, 1), (1, 1)])
+    y = torch.ones(4)
+    assert _are(kinds, state, [y, y])
+    assert not _are(kinds, state, [y, torch.ones(4)])
+
+
+def test_the_state_itself_as_an_argument_is_another_pattern() -> None:
+    state = [torch.ones(4)]
+    kinds = _kinds([_state(0), _given(0)], state, [torch.ones(4)], [(0, 1)])
+    assert not _are(kinds, state, [state[0]])
+    kinds = _kinds([_state(0)], state, [state[0]], [(0, 0)])
+    assert _are(kinds, state, [state[0]])
+    assert not _are(kinds, state, [torch.ones(4)])
+
+
+def test_an_argument_that_shares_written_memory_is_not_as_expected() -> None:
+    state = [torch.ones(8)]
+    kinds = _kinds([_state(0), _given(0)], state, [torch.ones(4)], [(0, 1)])
+    assert not _are(kinds, state, [state[0][:4]])
+    assert _are(kinds, state, [torch.ones(8)[:4]])
+
+
+def test_an_argument_that_shares_memory_that_is_only_read_is() -> None:
+    state = [torch.ones(8), torch.ones(8)]
+    kinds = _kinds([_state(0), _state(1), _given(0)], state, [torch.ones(4)], [(0, 2)], written=(0,))
+    assert _are(kinds, state, [state[1][:4]])
+    assert not _are(kinds, state, [state[0][:4]])
+
+
+def test_two_arguments_that_share_memory() -> None:
+    whole = torch.ones(8)
+    for written, expected in (((0,), True), ((1,), False)):
+        state = [torch.ones(4)]
+        sources = [_state(0), _given(0), _given(1)]
+        kinds = _kinds(sources, state, [torch.ones(4), torch.ones(4)], [(0, 1), (1, 2)], written)
+        assert _are(kinds, state, [whole[:4], whole[2:6]]) is expected
+
+
+def test_an_argument_with_hooks_is_not_as_expected() -> None:
+    state = [torch.ones(4)]
+    kinds = _kinds([_state(0), _given(0)], state, [torch.ones(4, requires_grad=True)], [(0, 1)])
+    x = torch.ones(4, requires_grad=True)
+    assert _are(kinds, state, [x])
+    handle = x.register_hook(lambda gradient: gradient * 2)
+    assert not _are(kinds, state, [x])
+    handle.remove()
+    assert _are(kinds, state, [x])
+
+
+def test_gradients_must_be_there_or_not() -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    kinds = TensorKinds([_state(0), Source("gradient", 0)], [], [], [0])
+    assert kinds.tensors([weight], []) is None
+    weight.grad = torch.ones(4)
+    found = kinds.tensors([weight], [])
+    assert found is not None
+    assert found[1] is weight.grad
+    without = TensorKinds([_state(0)], [], [0], [0])
+    assert without.tensors([weight], []) is None
+    weight.grad = None
+    assert without.tensors([weight], []) == [weight]
+
+
+def test_a_gradient_in_other_memory_is_as_expected_unless_it_is_shared() -> None:
+    weights = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    for weight in weights:
+        weight.grad = torch.ones(4)
+    sources = [_state(0), _state(1), Source("gradient", 0), Source("gradient", 1)]
+    kinds = _kinds(sources, weights, [], [], written=(0, 1, 2, 3))
+    weights[0].grad = torch.zeros(4)
+    assert _are(kinds, weights, [])
+    weights[0].grad = weights[1].grad
+    assert not _are(kinds, weights, [])
+
+
+def test_shared_memory() -> None:
+    whole = torch.ones(12)
+    left, right, middle = whole[:6], whole[6:], whole[4:8]
+    assert shared_memory([left, right], [0, 1]) is None
+    assert shared_memory([left, middle], [0]) == (0, 1)
+    assert shared_memory([left, middle], [1]) == (1, 0)
+    assert shared_memory([left, middle], []) is None
+    assert shared_memory([left, left], [0]) is None  # one object
+    assert shared_memory([left, whole[:6]], [0]) == (0, 1)
+    assert shared_memory([torch.ones(0), torch.ones(0)], [0, 1]) is None
+    assert shared_memory([whole.view(3, 4)[:, 0], whole[4:5]], [1]) == (1, 0)
+
+
+def test_the_difference_is_told() -> None:
+    kinds, state = _one_weight_two_arguments()
+    assert "shape of argument 0 changed" in kinds.difference(state, [torch.ones(5), torch.ones(4)])
+    assert "dtype of argument 1 changed" in kinds.difference(state, [torch.ones(4), torch.ones(4).double()])
