@@ -304,7 +304,7 @@ def _ask_type_of_power(base: _Node, exponent: _Node) -> None:
         _ask_sign(exponent)  # a negative one makes a float of integers
     elif base.now < 0:
         exponent.guard_number()
-    elif not (type(exponent.handle) is float and exponent.handle.is_integer()):
+    elif not exponent.now.is_integer():
         _ask_sign(base)  # a negative one makes complex numbers
 
 
