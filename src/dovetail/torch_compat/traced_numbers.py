@@ -301,7 +301,8 @@ def _unary(function: Callable[[Any], Any], before: Callable[[Any], Any] | None) 
 def _ask_type_of_power(base: _Node, exponent: _Node) -> None:
     """Whether a power is an integer, a float or a complex number hangs on the numbers."""
     if type(exponent.now) is not float:
-        _ask_sign(exponent)  # a negative one makes a float of integers
+        if type(base.now) is not float:
+            _ask_sign(exponent)  # a negative one makes a float of integers
     elif base.now < 0:
         exponent.guard_number()
     elif not exponent.now.is_integer():
