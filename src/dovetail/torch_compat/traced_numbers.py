@@ -304,9 +304,7 @@ def _ask_type_of_power(base: _Node, exponent: _Node) -> None:
         if type(base.now) is not float:
             _ask_sign(exponent)  # a negative one makes a float of integers
     elif base.now < 0:
-        exponent.guard_number()
-    elif not exponent.now.is_integer():
-        _ask_sign(base)  # a negative one makes complex numbers
+        exponent.guard_number()  # one that is no whole number makes complex numbers
 
 
 def _ask_sign(node: _Node) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import queue
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,12 +275,12 @@ def test_a_step_that_cannot_be_captured_runs_in_eager_mode_on_demand() -> None:
 
 def test_a_tensor_that_nothing_holds_is_not_written_unless_it_is_named() -> None:
     hidden = torch.zeros(2)
-    vault: queue.Queue[torch.Tensor] = queue.Queue()  # an object of a library, which is not looked into
-    vault.put(hidden)
+    vault: Future[torch.Tensor] = Future()  # an object of a library, which is not looked into
+    vault.set_result(hidden)
 
     def step() -> torch.Tensor:
-        vault.queue[0].add_(1)
-        return vault.queue[0].sum()
+        vault.result().add_(1)
+        return vault.result().sum()
 
     compiled = dovetail.compile_step(step)
     compiled()
