@@ -32,7 +32,9 @@ from dovetail.ir.signature import (
 from dovetail.ir.sizes import Number, Scalar
 from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
+from dovetail.torch_compat.autograd import backward_within
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, parameter_of_fake, symbolic_fake_of
+from dovetail.torch_compat.modes import has_function_mode
 from dovetail.torch_compat.swapping import (
     HookTable,
     attributes_in_common,
@@ -131,8 +133,12 @@ class StepRecording:
 
     @contextlib.contextmanager
     def _watched(self, around: AbstractContextManager[Any]) -> Iterator[None]:
-        with around, hidden_fakes(), traced_maths(), self._functions:
+        with around, hidden_fakes(), traced_maths(), backward_within(self._in_backward), self._functions:
             yield
+
+    def _in_backward(self) -> AbstractContextManager[Any]:
+        """What the code that backward calls runs in: a mode is not active in functions that it sees."""
+        return contextlib.nullcontext() if has_function_mode(self._functions) else self._functions
 
     @contextlib.contextmanager
     def _exchanged(self) -> Iterator[None]:

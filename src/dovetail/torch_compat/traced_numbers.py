@@ -278,6 +278,8 @@ def _binary(
             node = other.node if is_traced(other) else _constant(self.node, other)
             first, second = (node, self.node) if is_reflected else (self.node, node)
             if type(function(first.now, second.now)) in (bool, int, float):
+                if function is operator.pow:
+                    _ask_type_of_power(first, second)
                 made = first.apply(function, second)
                 return made.guard_bool() if function in _ANSWERS else _wrapped(made)  # code may ask whether it is True
         return NotImplemented if before is None else before(self, other)
@@ -294,6 +296,15 @@ def _unary(function: Callable[[Any], Any], before: Callable[[Any], Any] | None) 
         return before(self)
 
     return method
+
+
+def _ask_type_of_power(base: _Node, exponent: _Node) -> None:
+    """Whether a power is an integer, a float or a complex number hangs on the numbers."""
+    if type(exponent.now) is not float:
+        if type(base.now) is not float:
+            _ask_sign(exponent)  # a negative one makes a float of integers
+    elif base.now < 0:
+        exponent.guard_number()  # one that is no whole number makes complex numbers
 
 
 def _ask_sign(node: _Node) -> None:

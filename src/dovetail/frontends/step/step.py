@@ -33,6 +33,7 @@ from dovetail.errors import (
 from dovetail.execute.step import NothingWritten
 from dovetail.frontends.step.capture import StepCall, StepCapture
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
+from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.left_behind import NumbersToLift, StateToMake
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.record import difference
@@ -272,10 +273,12 @@ class CompiledStep:
     def _captured(self, world: World, call: StepCall, reason: str) -> Variant:
         clears = any(gradient.is_cleared for v in self._variants for gradient in v.program.plan.gradients)
         while True:
-            capture = StepCapture(call, world, self._lifted, self._lifted_leaves, self._options)
+            floats = frozenset(i for i, x in enumerate(call.leaves) if type(x) is float)  # of this structure
+            capture = StepCapture(call, world, self._lifted, self._lifted_leaves & floats, self._options)
             hints, hooks = ItemHints(self._hints), self._calls_hooks
             try:
-                return capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
+                with interrupts_wait():
+                    return capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
             except GradientsNotCleared:
                 clears = False
             except NumbersToLift as error:
