@@ -238,17 +238,18 @@ def _has_traced(items: Sequence[Any]) -> bool:
     return any(is_traced(x) or (isinstance(x, list | tuple) and any(map(is_traced, x))) for x in items)
 
 
-def _concrete(argument: Any) -> Any:
+def _each_traced(argument: Any, give: Callable[[Any], Any]) -> Any:
+    """An operator argument with something else for each traced number."""
     if is_traced(argument):
-        return number_now(argument)
+        return give(argument)
     if isinstance(argument, list | tuple) and any(map(is_traced, argument)):
-        return type(argument)(map(_concrete, argument))
+        return type(argument)(_each_traced(item, give) for item in argument)
     return argument
+
+
+def _concrete(argument: Any) -> Any:
+    return _each_traced(argument, number_now)
 
 
 def _fixed(argument: Any) -> Any:
-    if is_traced(argument):
-        return fixed_number(argument)
-    if isinstance(argument, list | tuple) and any(map(is_traced, argument)):
-        return type(argument)(map(_fixed, argument))
-    return argument
+    return _each_traced(argument, fixed_number)

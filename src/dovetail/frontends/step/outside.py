@@ -40,7 +40,6 @@ _FILE = (
     "do so outside of the step",
 )
 _SAVE = ("saves or loads objects", "the tensors have no numbers while the step is captured", "do so after the step")
-_UNITS = ("", "_ns")
 _REFUSED: tuple[tuple[Any, tuple[str, ...], tuple[str, str, str]], ...] = (
     (
         time,

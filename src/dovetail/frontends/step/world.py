@@ -7,10 +7,8 @@ is made; a world, and a watch, keep what they know alive, so the old ones are to
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator, Set
+from collections.abc import Callable, Hashable, Iterable, Set
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import BuiltinFunctionType, MethodType
@@ -38,6 +36,7 @@ from dovetail.frontends.step.values import (
 from dovetail.frontends.step.walk import Walk
 from dovetail.frontends.step.watch import Watch
 from dovetail.ir.program import Origin
+from dovetail.passes.collection import collection_paused
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ class World:
 
     def refresh(self) -> None:
         """Look again; `changes` and `restore` are about what is there now."""
-        with _no_collection():
+        with collection_paused():
             walk = self._walk = Walk(self._target, self._arguments, self._extra)
         self.__dict__.pop("_lines", None)
         self._modes: Hashable = ambient_modes()
@@ -123,7 +122,7 @@ class World:
 
     def record(self, lifted: frozenset[Path] = frozenset()) -> Record:
         """What was there when this was made, modes included. lifted: spots of which only the type counts."""
-        with _no_collection():
+        with collection_paused():
             return record_of(self._walk, lifted, self._modes)
 
     def watch(self, lifted: frozenset[Path] = frozenset()) -> Watch:
@@ -217,18 +216,6 @@ class World:
 
     def _of(self, kind: Kind) -> list[tuple[str, Any]]:
         return [(holder.title, holder.owner) for holder in self._walk.of_kind.get(kind, ())]
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Many small objects are made that all stay: searching for garbage in between takes most of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _changes_in(holder: Holder, walk: Walk) -> list[Change]:
