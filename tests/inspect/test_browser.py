@@ -18,6 +18,7 @@ from tests.inspect import explained
 webdriver = pytest.importorskip("selenium.webdriver", reason="the package selenium is not installed")
 By = pytest.importorskip("selenium.webdriver.common.by").By
 Service = pytest.importorskip("selenium.webdriver.chrome.service").Service
+WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
 
 _BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 _DRIVER = shutil.which("chromedriver")
@@ -146,6 +147,7 @@ def test_a_difference_is_shown_when_it_is_opened(page: Any, found: Explanation) 
     place = int(details.get_attribute("data-step"))
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", details)
     details.find_element(By.TAG_NAME, "summary").click()
+    WebDriverWait(page, 20).until(lambda _: details.find_elements(By.CSS_SELECTOR, "pre span"))  # told of by an event
     lines = found.steps[place].diff.splitlines()
     assert [line.text.strip() for line in details.find_elements(By.CSS_SELECTOR, "pre span")] == [
         line.strip() for line in lines
