@@ -40,8 +40,8 @@ class KnownNumbers:
     def follow(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any], result: Any) -> None:
         """An operator ran on fakes and gave fakes: run it on twins, or forget what it wrote."""
         facts = facts_of(func)
-        given = list(_tensors((*args, *keywords.values())))
-        made = list(_tensors((result,)))
+        given = list(tensors_in((*args, *keywords.values())))
+        made = list(tensors_in((result,)))
         is_small = all(tensor.numel() == 1 for tensor in (*given, *made)) and len(made) > 0
         if is_small and not (facts.draws or facts.effect) and all(id(tensor) in self._twins for tensor in given):
             self._run(func, args, keywords, given, made, result)
@@ -69,7 +69,7 @@ class KnownNumbers:
                 for tensor in (*given, *made):
                     self._twins.pop(id(tensor), None)
                 return
-            twins = list(_tensors((found,)))
+            twins = list(tensors_in((found,)))
             if len(twins) == len(made):
                 self._twins.update((id(tensor), twin) for tensor, twin in zip(made, twins, strict=True))
 
@@ -86,9 +86,10 @@ class KnownNumbers:
         return torch.device("cpu") if isinstance(argument, torch.device) else argument
 
 
-def _tensors(items: Sequence[Any]) -> Iterator[torch.Tensor]:
+def tensors_in(items: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """The tensors in nested sequences."""
     for item in items:
         if isinstance(item, torch.Tensor):
             yield item
         elif isinstance(item, list | tuple):
-            yield from _tensors(item)
+            yield from tensors_in(item)

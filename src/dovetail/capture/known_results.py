@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.known_numbers import tensors_in
 from dovetail.ir.program import Value
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
@@ -25,7 +26,7 @@ _BY_VALUE = frozenset({int, float, bool, str, type(None), torch.dtype, torch.dev
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """kind: "new", "view" or "same". layouts: of each result. is_sequence: how the operator returns them."""
+    """kind: "new", "view" or "same". layouts: of each result. sequence: what the operator returns them in."""
 
     kind: str
     layouts: tuple[Layout, ...] = ()
@@ -93,7 +94,7 @@ class KnownResults:
             is_same = facts_of(func).writes == (0,) and len(returns) == 1 and returns[0][2] and result is args[0]
             return _Answer("same") if is_same else None
         layouts = tuple(map(Layout.of, items))
-        given = {storage_key(x) for x in _tensors((*args, *keywords.values()))}
+        given = {storage_key(x) for x in tensors_in((*args, *keywords.values()))}
         made = {storage_key(item) for item in items}
         if given.isdisjoint(made):
             is_new = len(made) == len(items) and all(layout.fills(x) for x, layout in zip(items, layouts, strict=True))
@@ -101,13 +102,3 @@ class KnownResults:
         is_view = len(items) == 1 and items[0] is result and isinstance(args[0], torch.Tensor)
         is_view = is_view and result is not args[0] and storage_key(args[0]) in made
         return _Answer("view", layouts) if is_view else None
-
-
-def _tensors(items: Sequence[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for item in items:
-        if isinstance(item, torch.Tensor):
-            found.append(item)
-        elif isinstance(item, list | tuple):
-            found += _tensors(item)
-    return found

@@ -27,11 +27,6 @@ class SizeGuard:
         """The guard of a program with these inputs that was recorded relying on `facts`."""
         return SizeGuard(tuple(v.tensor if v.is_tensor else None for v in inputs), tuple(facts))
 
-    @staticmethod
-    def of_metas(inputs: Sequence[TensorMeta], facts: Sequence[Scalar]) -> SizeGuard:
-        """The guard for tensors of these descriptions."""
-        return SizeGuard(tuple(inputs), tuple(facts))
-
     def holds(self, tensors: Sequence[Any]) -> bool:
         """Whether the program is right for these inputs. tensors: in the order of the program's inputs."""
         sizes = self.sizes(tensors)

@@ -33,7 +33,7 @@ from dovetail.passes.early_updates import early_updates
 from dovetail.passes.inplace import PlanMemory, work_in_place
 from dovetail.passes.unbundle import unbundle
 from dovetail.pipeline.compile import make_executors
-from dovetail.pipeline.driver import StepRecord, run_passes, writes
+from dovetail.pipeline.driver import PASS_NAMES, PASSES, StepRecord, run_passes, writes
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.options import Options
 
@@ -47,6 +47,10 @@ STEP_PASSES: tuple[tuple[str, StepPass], ...] = (
     ("unbundle", unbundle),
     ("reinplace", work_in_place),
 )
+
+
+_FIRST = frozenset(name for name, _ in PASSES)
+STEP_PASS_NAMES = tuple(dict.fromkeys((*PASS_NAMES, *(name for name, _ in STEP_PASSES))))
 
 
 def compile_step_programs(
@@ -73,7 +77,7 @@ def compile_step_programs(
     dump.step("write_state", program)
     memory = PlanMemory()
     for pass_name, function in STEP_PASSES:
-        if pass_name in options.skip:
+        if pass_name in options.skip or options.stop_after in _FIRST:
             continue
         start = time.perf_counter_ns()
         result, report = function(program, memory=memory)

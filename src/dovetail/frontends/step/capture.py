@@ -253,7 +253,7 @@ class StepCapture:
             ],
             [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
             list(plan.written),
-            SizeGuard.of_metas([recording.description_of(i) for i in kept], recording.size_conditions)
+            SizeGuard(tuple(recording.description_of(i) for i in kept), tuple(recording.size_conditions))
             if self._options.dynamic
             else None,
         )

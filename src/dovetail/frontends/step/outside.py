@@ -15,6 +15,7 @@ import io
 import os
 import pickle
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -73,10 +74,11 @@ class Outside:
         self.to_fill: list[DovetailError] = []
         self._origins = origins
         self._places = places
+        self._thread = threading.get_ident()
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """While active, calls by code of the user's are refused. What is in the places is put back by others."""
+        """While active, calls by code of the user's in this thread are refused. Places are put back by others."""
         with contextlib.ExitStack() as stack:
             instead: dict[int, Callable[..., Any]] = {}
             for owner, names, reason in _REFUSED:
@@ -97,7 +99,8 @@ class Outside:
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if is_library_file(sys._getframe(1).f_code.co_filename):
+            is_ours = threading.get_ident() == self._thread
+            if not is_ours or is_library_file(sys._getframe(1).f_code.co_filename):
                 return function(*args, **kwargs)
             error = UnsupportedStep(what=what, why=why, hint=hint, origin=self._origins.here())
             self.refusals.append(error)
@@ -124,7 +127,7 @@ class Outside:
     def _remembering(self, function: Any, label: str) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not _remembers(function, args, kwargs):
+            if threading.get_ident() == self._thread and not _remembers(function, args, kwargs):
                 error = UnsupportedStep(
                     what=f"calls {label}, which remembers its results, with arguments that are new in this call",
                     why="what it would remember are tensors without numbers",

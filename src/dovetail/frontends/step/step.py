@@ -43,8 +43,8 @@ from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import flatten
 from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
-from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, refuse_donation, resolve_options
+from dovetail.pipeline.step import STEP_PASS_NAMES
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
@@ -89,7 +89,7 @@ def compile_step(
         raise BadOptionValue(option="on_unsupported", value=on_unsupported, reason="it is a choice", expected=expected)
     if not callable(step):
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
-    resolved = resolve_options(options, PASS_NAMES)
+    resolved = resolve_options(options, STEP_PASS_NAMES)
     refuse_donation(resolved, "the arguments of a step stay its caller's")
     return CompiledStep(step, state, on_unsupported == "eager", resolved)
 

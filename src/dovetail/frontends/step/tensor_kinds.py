@@ -104,15 +104,15 @@ class TensorKinds:
         return True
 
     def _marks(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """What tells whether memory was looked at before: which tensor of the state, which bytes of any other.
+        """What tells whether memory was looked at before: where each tensor lies.
 
-        Arguments and gradients do not live on: another one may have the identity of one that is gone.
+        Arguments and gradients do not live on: another one may have the identity of one that is gone. A tensor of the
+        state may be bound to other memory (`.data = ...`).
         """
-        marks: list[Any] = list(map(id, tensors))
-        for index in self._passing:
-            tensor = tensors[index]
-            at = tensor.data_ptr()
-            marks[index] = at if self.sizes is None else (at, tuple(tensor.shape), tensor.stride())
+        marks: list[Any] = [tensor.data_ptr() for tensor in tensors]
+        if self.sizes is not None:
+            for index in self._passing:
+                marks[index] = (marks[index], tuple(tensors[index].shape), tensors[index].stride())
         return marks
 
     def are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
@@ -127,7 +127,7 @@ class TensorKinds:
         if not self._leaves_are(tensors, leaves):
             return False
         for index, (source, now, before) in enumerate(zip(self.sources, ids, self._checked, strict=True)):
-            if now != before and source.kind == "gradient":
+            if now != before and source.kind != "argument":
                 return self.tie(tensors)
             if now != before and not self._lies_apart(index, tensors):
                 return False
