@@ -57,7 +57,7 @@ class CompiledProgram:
         try:
             return code.run(inputs)
         except Exception as error:
-            self._explain(error, code)
+            self._explain(error)
             raise
 
     def failed_at(self, error: BaseException) -> int | None:
@@ -88,18 +88,12 @@ class CompiledProgram:
         source = emit(self.program, self.executors.call, dying, comments=False, ranges=ranges)
         return _Code(source, filename, _build(source, filename))
 
-    def _explain(self, error: Exception, code: _Code) -> None:
-        trace: TracebackType | None = error.__traceback__
-        while trace is not None:
-            if trace.tb_frame.f_code.co_filename == code.filename:
-                node = self._node_at(trace.tb_lineno, code.source)
-                if node is not None:
-                    origin = str(node.origin) or "an operator without a line of its own"
-                    error.add_note(f"dovetail: while running {node.target} of {self.program.name}, from {origin}")
-            trace = trace.tb_next
-
-    def _node_at(self, line: int, source: Source) -> Node | None:
-        return next((n for n, at in zip(self.program.nodes, source.lines, strict=True) if at == line), None)
+    def _explain(self, error: Exception) -> None:
+        at = self.failed_at(error)
+        if at is not None:
+            node = self.program.nodes[at]
+            origin = str(node.origin) or "an operator without a line of its own"
+            error.add_note(f"dovetail: while running {node.target} of {self.program.name}, from {origin}")
 
 
 def _build(source: Source, filename: str) -> Callable[[list[Any]], tuple[Any, ...]]:
