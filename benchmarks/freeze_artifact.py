@@ -1,6 +1,6 @@
 """Measure files and memory of a large frozen model, in fresh processes.
 
-The model is a stack of linear layers and batch norms, which fold into them, so that every weight is made anew.
+The model is a stack of linear layers and batch norms, which fold into them, so that every weight is made again.
 `python -m benchmarks.freeze_artifact FOLDER` is how the second process is started that has the file mapped.
 """
 
@@ -29,7 +29,7 @@ LIMIT_PRIVATE = 0.05
 LIMIT_PEAK = 1.1
 _LAYERS = 24
 _PASSES = ("remove_dropout", "fold_batch_norms")
-"""None that packs weights where they run: packed ones are no part of the file, and memory of each process's own."""
+"""None that packs weights where they run: packed ones are not part of the file, and memory of each process's own."""
 
 _MB = 1 << 20
 
@@ -171,7 +171,7 @@ def _forget(path: Path) -> None:
 
 
 def _reset_peak() -> None:
-    """Let VmHWM start anew from what is resident now."""
+    """Let VmHWM start again from what is resident now."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import inspect
 import json
 import sys
 import traceback
@@ -70,10 +71,11 @@ def compile_for(backend: str, model: Callable[..., Any]) -> Callable[..., Any]:
     if backend == "dovetail" and backend not in torch.compiler.list_backends(exclude_tags=()):
         # Run from a checkout that is not installed: there is no entry point that would name the backend.
         chosen = importlib.import_module("dovetail.frontends.backend").dovetail_backend
-    # The type stubs lack the last argument. It keeps the backends' compiled code apart: the copies of a model share
-    # their Python code, and would otherwise try each other's guards.
+    # The copies of a model share their Python code. Where torch can keep the backends' compiled code apart, none tries
+    # the guards of another one first.
     compile_model: Any = torch.compile
-    compiled: Callable[..., Any] = compile_model(model, backend=chosen, isolate_recompiles=True)
+    apart = {"isolate_recompiles": True} if "isolate_recompiles" in inspect.signature(torch.compile).parameters else {}
+    compiled: Callable[..., Any] = compile_model(model, backend=chosen, **apart)
     return compiled
 
 

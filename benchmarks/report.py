@@ -41,7 +41,7 @@ _NOTES = {
         "`dynamo`, which is torch.compile with nothing behind Dynamo."
     ),
     "step": (
-        "Forward, backward and AdamW (outside of the compiled region), all backends in turn in one process. "
+        "Forward, backward and AdamW (outside the compiled region), all backends in turn in one process. "
         "wall, cpu: least round. paired: median over rounds of the ratio within a round. peak: forward and backward, "
         "above weights and optimizer state, exact. eager's losses: whether the first losses are bitwise equal."
     ),

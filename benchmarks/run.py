@@ -1,8 +1,8 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
-Subcommands: first-step, step, step-capture, step-memory, overlap, overhead, inplace, artifact, freeze. Without one
-every benchmark runs with its defaults. Each measurement of a first step, a step, of decoding or of a frozen model has a
-fresh process with empty caches.
+Subcommands: first-step, step, step-capture, step-memory, small-calls, overlap, overhead, inplace, artifact, freeze.
+Without one every benchmark runs with its defaults. Each measurement of a first step, a step, of decoding or of a frozen
+model has a fresh process with empty caches.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from benchmarks.overhead_report import write_overhead_report
 from benchmarks.overlap import measure_groups, measure_pairs, write_overlap_report
 from benchmarks.processes import ask_fresh_process, describe_machine
 from benchmarks.report import write_report
+from benchmarks.small_calls import small_calls
 from benchmarks.step_commands import step_capture, step_memory
 from benchmarks.summary import FirstStep, Step, summarize_first_steps, summarize_steps
 
@@ -47,6 +48,7 @@ _DEFAULT_BACKENDS = ",".join(BACKENDS)
 _TORCH_PASS_S = 120.0
 _DECODE_S = 600.0
 _ARTIFACT_S = 600.0
+app.command()(small_calls)
 app.command()(step_capture)
 app.command()(step_memory)
 

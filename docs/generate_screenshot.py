@@ -1,25 +1,29 @@
-"""Take the picture of the report in docs/instruments.md: a transformer's training step, in a headless Chromium.
+"""Take the pictures of the report in docs/instruments.md: a training step of a 12-layer GPT, in a headless Chromium.
 
-python docs/generate_screenshot.py          # write docs/images/report.png
+python docs/generate_screenshot.py          # write docs/images/report-{1400,500}-{light,dark}.png
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
 from torch import Tensor, nn
 
 import dovetail
 
-PICTURE = Path(__file__).resolve().parent / "images" / "report.png"
-_SIZE = "1200,1000"
-_WIDTH, _HEADS, _LAYERS = 128, 4, 4
+IMAGES = Path(__file__).resolve().parent / "images"
+_SIZES = ((1400, 1000), (500, 1300))
+_WIDTH, _HEADS, _LAYERS = 256, 4, 12
 
 
 class Block(nn.Module):
@@ -45,7 +49,7 @@ class Block(nn.Module):
         return out
 
 
-class Transformer(nn.Module):
+class Gpt(nn.Module):
     """Blocks between an embedding and a head; the loss of tokens, i64[batch, time]."""
 
     def __init__(self) -> None:
@@ -63,19 +67,40 @@ class Transformer(nn.Module):
 
 
 def main() -> int:
-    """Write the picture; the exit status is 1 where there is no browser."""
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        print("this needs chromium", file=sys.stderr)
+    """Write the pictures; the exit status is 1 where there is no browser."""
+    browser, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if browser is None or driver is None:
+        print("this needs chromium and chromedriver", file=sys.stderr)
         return 1
-    tokens = torch.randint(0, 256, (4, 64))
-    compiled = dovetail.compile(Transformer(), partition="min_cut")
+    compiled = dovetail.compile(Gpt(), partition="min_cut")
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
-        dovetail.explain(compiled, tokens).html(page)
-        command = [browser, "--headless", "--no-sandbox", "--hide-scrollbars", f"--window-size={_SIZE}"]
-        subprocess.run([*command, f"--screenshot={PICTURE}", page.as_uri()], check=True, capture_output=True)
+        dovetail.explain(compiled, torch.randint(0, 256, (4, 64)), measure_time=True).html(page)
+        options = webdriver.ChromeOptions()
+        options.binary_location = browser
+        for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars"):
+            options.add_argument(argument)
+        window = webdriver.Chrome(options=options, service=Service(driver))
+        try:
+            for width, height in _SIZES:
+                for scheme in ("light", "dark"):
+                    _take(window, page, width, height, scheme)
+        finally:
+            window.quit()
     return 0
+
+
+def _take(window: webdriver.Chrome, page: Path, width: int, height: int, scheme: str) -> None:
+    """One picture, in as few colours as it takes to stay small."""
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    window.get(page.as_uri())
+    window.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    shot = window.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
+    picture = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    picture.quantize(128, dither=Image.Dither.NONE).save(IMAGES / f"report-{width}-{scheme}.png", optimize=True)
 
 
 if __name__ == "__main__":

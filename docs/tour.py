@@ -377,4 +377,4 @@ print("\n9.", check(layer, layer_inputs))
 # The real one: src/dovetail/frontends/, with `torch.compile(model, backend="dovetail")`. Left out: sizes that change.
 through_dynamo = torch.compile(layer, backend=lambda graph, inputs: toy_compile(graph, inputs)[0], dynamic=False)
 torch.testing.assert_close(run_step(through_dynamo, layer_inputs)[0], run_step(layer, layer_inputs)[0], rtol=0, atol=0)
-print("\n10. As a back end of torch.compile: the same once more.")
+print("\n10. As a backend of torch.compile: the same once more.")

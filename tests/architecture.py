@@ -6,9 +6,9 @@ The rules, by the name that a finding carries:
 
     layer-order            an import points to a layer that this one may not use (the table `MAY_IMPORT`)
     sibling-import         capture, joint, passes, partition and memory never import each other
-    private-torch          a private module or attribute of torch is named outside of torch_compat
+    private-torch          a private module or attribute of torch is named outside torch_compat
     private-attribute      `x._name` where x is not self, cls, super() or a class of the same file
-    function-level-import  an import statement inside of a function
+    function-level-import  an import statement inside a function
     vague-file-name        a file or folder called utils, helpers, common or misc
     function-length        a function of more than 80 lines, its docstring included
     file-length            a file of more than 400 lines
@@ -84,13 +84,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A parsed file and the dotted name it is imported by."""
+    """A parsed file, every node of its tree, and the dotted name it is imported by."""
 
     path: str
     module: str
     is_package: bool
     source: str
-    tree: ast.Module
+    nodes: tuple[ast.AST, ...]
 
     @property
     def layer(self) -> str:
@@ -134,7 +134,7 @@ def check_source(source: str, *, module: str, path: str) -> list[Finding]:
         Every finding, by line.
     """
     name = module.removesuffix(".__init__")
-    file = _File(path, name, name != module, source, ast.parse(source, filename=path))
+    file = _File(path, name, name != module, source, tuple(ast.walk(ast.parse(source, filename=path))))
     findings = [*_check_names(file), *_check_lengths(file), *_check_imports(file), *_check_function_imports(file)]
     if file.layer != _COMPAT_LAYER:
         findings += [*_check_private_torch(file), *_check_private_attributes(file)]
@@ -162,7 +162,7 @@ def _check_lengths(file: _File) -> Iterator[Finding]:
     lines = len(file.source.splitlines())
     if lines > MAX_FILE_LINES:
         yield Finding(file.path, 1, "file-length", f"{lines} lines, at most {MAX_FILE_LINES}")
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, _FunctionNode):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
             if lines > MAX_FUNCTION_LINES:
@@ -176,7 +176,7 @@ def _check_lengths(file: _File) -> Iterator[Finding]:
 def _check_imports(file: _File) -> Iterator[Finding]:
     allowed = MAY_IMPORT.get(file.layer)
     if allowed is None:
-        yield Finding(file.path, 1, "layer-order", f"{file.layer!r} is no layer of the architecture")
+        yield Finding(file.path, 1, "layer-order", f"{file.layer!r} is not a layer of the architecture")
         return
     for imported in _imports(file):
         target = _layer_of(imported.target)
@@ -203,7 +203,7 @@ def _layer_of(path: str) -> str | None:
 
 def _imports(file: _File) -> Iterator[_Import]:
     """Every name that an import statement, or `importlib.import_module` of a literal, brings in."""
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield _Import(alias.name, node.lineno)
@@ -226,11 +226,11 @@ def _absolute_base(file: _File, node: ast.ImportFrom) -> str:
 
 
 def _check_function_imports(file: _File) -> Iterator[Finding]:
-    for function in ast.walk(file.tree):
+    for function in file.nodes:
         if isinstance(function, _FunctionNode):
             for node in ast.walk(function):
                 if isinstance(node, ast.Import | ast.ImportFrom):
-                    yield Finding(file.path, node.lineno, "function-level-import", f"import inside of {function.name}")
+                    yield Finding(file.path, node.lineno, "function-level-import", f"import inside {function.name}")
 
 
 # --- private names ----------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def _check_private_attributes(file: _File) -> Iterator[Finding]:
         layer = _layer_of(imported.target)
         if layer not in {None, file.layer} and any(_is_private(part) for part in imported.target.split(".")):
             yield Finding(file.path, imported.line, "private-attribute", f"{imported.target} is private to {layer}")
-    own_classes = {node.name for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef)}
+    own_classes = {node.name for node in file.nodes if isinstance(node, ast.ClassDef)}
     bindings = _torch_bindings(file)
     for owner, name, line in _attributes(file):
         is_torch = _resolved_path(owner, bindings) is not None  # torch.ops is public; private-torch has the rest
@@ -272,7 +272,7 @@ def _check_private_attributes(file: _File) -> Iterator[Finding]:
 
 def _attributes(file: _File) -> Iterator[tuple[ast.expr, str, int]]:
     """Owner, name and line of `owner.name` and of `getattr(owner, "name")` and its kind."""
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Attribute) and node.attr not in _NAMEDTUPLE_METHODS:
             yield node.value, node.attr, node.lineno
         elif isinstance(node, ast.Call) and len(node.args) >= 2:
@@ -294,7 +294,7 @@ def _owns_private_names(owner: ast.expr, own_classes: set[str]) -> bool:
 def _torch_bindings(file: _File) -> dict[str, str]:
     """Names of the file that stand for a path of torch: `import torch as t`, `aten = torch.ops.aten`."""
     bindings: dict[str, str] = {}
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "torch":
@@ -302,7 +302,7 @@ def _torch_bindings(file: _File) -> dict[str, str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch" and not node.level:
             for alias in node.names:
                 bindings[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             path = _resolved_path(node.value, bindings)
             if path is not None and path.startswith("torch.ops"):

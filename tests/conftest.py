@@ -1,11 +1,50 @@
-"""Fixtures that several folders use."""
+"""Fixtures that several folders use, and the seed that chooses the slices of long lists of cases."""
 
 from __future__ import annotations
 
+import gc
+import importlib
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
+
+from tests import rotation
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fix the seed before pytest-xdist starts workers: they find it in their environment.
+
+    So they find how threads of torch wait: by default they spin, and with as many workers as cores each then takes the
+    time that the others need, which makes small operators five times as slow.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        rotation.fix_seed()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header() -> str:
+    """The seed, above the first test."""
+    part = "whole lists of cases" if rotation.everything() else "slices of long lists of cases"
+    return f"{part}: {rotation.VARIABLE}={rotation.seed()}"
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays to the end: no garbage collection of a test needs to look through it."""
+    with suppress(ImportError):
+        importlib.import_module("hypothesis")  # a plugin of pytest; when it is imported, it looks for referring objects
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where something failed, how to take the same slices again."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"The same slices again: {rotation.VARIABLE}={rotation.seed()} make test")
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def _write_alike(found: Sequence[Any], wanted: Sequence[Any]) -> None:
 def _same_state(frozen: dovetail.FrozenModule, anew: dovetail.FrozenModule, program: FreezeProgram) -> None:
     mine, theirs = frozen.state_dict(), anew.state_dict()
     if mine.keys() != theirs.keys():
-        raise Differs(f"swapped: holds {sorted(mine)}, and anew it is {sorted(theirs)}")
+        raise Differs(f"swapped: holds {sorted(mine)}, and again it is {sorted(theirs)}")
     kept = {held.name for held in program.held if held.kind in ("transient", "plain")}
     for name in mine.keys() - kept:
         if not frozen._pool.state & {name} and not same_bits(mine[name], theirs[name]):

@@ -15,6 +15,7 @@ from dovetail.cli import doctor
 from dovetail.demo import DemoConfig
 from dovetail.errors import MissingDependency
 from dovetail.torch_compat.selfcheck import CheckResult
+from tests.torch_release import IS_TESTED
 
 
 def _run(*arguments: str) -> int:
@@ -51,10 +52,10 @@ def test_doctor_tells_versions_machine_and_checks(capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     for expected in (
         torch.__version__,
-        "(tested)",
+        "(tested)" if IS_TESTED else "(not tested: supported if every",
         "threads",
         "C++ compiler",
-        "none is needed",
+        "not required",
         "triton",
         'torch.compile(backend="dovetail")',
         "dispatch.schema_of",
@@ -70,6 +71,27 @@ def test_doctor_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert facts["checks"] == [{"name": "a.bad", "ok": False, "detail": "the key is 1, not 2"}]
     assert torch.__version__ in facts["versions"]["torch"]
     assert "a.bad" in facts["problems"][0]
+
+
+class _Device:
+    name, total_memory = "a device", 8 << 30
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_doctor_says_that_cuda_is_not_tested(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    _use_checks(monkeypatch, CheckResult("a.good", True, "fine"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: _Device)
+    assert _run("doctor", "--json") == 0
+    machine = json.loads(capsys.readouterr().out)["machine"]
+    told = machine["cuda:0" if there else "cuda"]
+    assert "not tested" in told
+    assert "open an issue" in told
+    assert ("a device, 8.0 GiB" in told) is there
+    assert "not tested" not in machine["cpu"]
 
 
 def test_doctor_fails_when_a_check_does(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +152,7 @@ def _raise_missing(_: DemoConfig) -> None:
 
 
 def _raise_wrapped(config: DemoConfig) -> None:
-    """What Dynamo does with an error of a back end: raises one of its own, and hides where it came from."""
+    """What Dynamo does with an error of a backend: raises one of its own, and hides where it came from."""
     try:
         _raise_missing(config)
     except MissingDependency as error:

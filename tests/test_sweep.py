@@ -12,6 +12,7 @@ import pytest
 import dovetail
 from dovetail.testing.sanitizer import AliasSanitizer
 from tests import sweep
+from tests.rotation import rotated
 
 
 def test_a_search_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +53,7 @@ def test_a_search_can_sanitize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(one.programs for one in made)
 
 
-@pytest.mark.parametrize(("kind", "label"), [("plain", "7"), ("alias", "alias_7")])
+@pytest.mark.parametrize(("kind", "label"), rotated([("plain", "7"), ("alias", "alias_7")], 2))
 def test_a_failure_is_written_small_and_runs(
     kind: str, label: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

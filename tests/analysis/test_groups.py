@@ -1,20 +1,21 @@
-"""Groups of views against the closure of all pairs; many views in time that grows with their number."""
+"""Groups of views against the closure of all pairs; the work grows with the number of views."""
 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from dovetail.analysis import Region, groups, may_overlap, overlap_groups
+from dovetail.analysis import Region, overlap_groups
 from dovetail.ir.convert import describe
 from dovetail.ir.program import TensorMeta
 from dovetail.ir.sizes import SizeExpr, symbol
 from tests import overlap_sweep
+from tests.counting import LINEAR, growth
 
 
 def _closure(count: int, related: Callable[[int, int], bool]) -> list[list[int]]:
@@ -139,45 +140,36 @@ def test_a_crowd_without_any_order(seed: int) -> None:
     assert 100 < len(found) < 1400
 
 
-def _time(views: list[torch.Tensor], groups_expected: int) -> float:
-    times = []
-    for _ in range(3):
-        start = time.process_time()
-        found = overlap_groups(views)
-        times.append(time.process_time() - start)
-        assert len(found) == groups_expected
-    return min(times)
+def _columns(count: int) -> list[torch.Tensor]:
+    return list(torch.zeros(8, count).unbind(1))
 
 
-def test_many_views_take_little_time() -> None:
-    x = torch.zeros(1024, 1024)
-    tiles = [x[i : i + 32, j : j + 32] for i in range(0, 1024, 32) for j in range(0, 1024, 32)]
-    assert _time(list(torch.zeros(16, 2000).unbind(1)), 2000) < 0.05
-    assert _time(list(torch.zeros(8, 8000).unbind(1)), 8000) < 1
-    assert _time(list(torch.zeros(16000).split(16)), 1000) < 0.05
-    assert _time(tiles, 1024) < 0.1
-    assert _time([*tiles, x], 1) < 0.1
-    assert _time([x.as_strided((4000,), (2,), i) for i in range(4000)], 2) < 0.5
+def _rows(count: int) -> list[torch.Tensor]:
+    return list(torch.zeros(16 * count).split(16))
 
 
-def test_past_the_limit_of_work_views_are_joined_never_parted(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = random.Random(3)
-    for limit in (0, 5, 20, 60, 200):
-        monkeypatch.setattr(groups, "GROUP_WORK_US", limit)
-        for _ in range(60):
-            regions = _random_views(choose)
-            found = overlap_groups(regions)
-            label = {index: number for number, group in enumerate(found) for index in group}
-            assert sorted(label) == list(range(len(regions)))
-            for group in _by_bytes(regions):
-                assert len({label[index] for index in group}) == 1
+def _tiles(count: int) -> list[torch.Tensor]:
+    x = torch.zeros(8 * count, 128)
+    return [x[i : i + 32, j : j + 32] for i in range(0, 8 * count, 32) for j in range(0, 128, 32)]
 
 
-def test_a_group_may_be_larger_than_needed_only_where_a_pair_is_unknown() -> None:
-    choose = random.Random(5)
-    for _ in range(100):
-        regions = _random_views(choose)
-        assert overlap_groups(regions) == _closure(
-            len(regions),
-            lambda i, j, of=regions: may_overlap(of[i], of[j]),  # type: ignore[misc]
-        )
+def _tiles_and_all(count: int) -> list[torch.Tensor]:
+    tiles = _tiles(count)
+    assert tiles[0]._base is not None
+    return [*tiles, tiles[0]._base]
+
+
+def _combs(count: int) -> list[torch.Tensor]:
+    x = torch.zeros(4 * count)
+    return [x.as_strided((count,), (2,), i) for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("views", "groups_of"),
+    [(_columns, int), (_rows, int), (_tiles, int), (_tiles_and_all, lambda count: 1), (_combs, lambda count: 2)],
+)
+def test_work_grows_with_the_number_of_views(
+    views: Callable[[int], list[torch.Tensor]], groups_of: Callable[[int], int]
+) -> None:
+    assert len(overlap_groups(views(256))) == groups_of(256)
+    assert growth(lambda count: partial(overlap_groups, views(count)), 256) < LINEAR

@@ -1,4 +1,4 @@
-"""Largest flows and cheapest cuts, against every cut of small networks and against networkx on larger ones."""
+"""Largest flows and minimum cuts, against every cut of small networks and against networkx on larger ones."""
 
 from __future__ import annotations
 

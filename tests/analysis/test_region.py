@@ -112,7 +112,7 @@ def test_fake_tensors_of_symbolic_size() -> None:
 def test_what_is_no_strided_tensor_is_refused() -> None:
     with pytest.raises(UnsupportedTensor, match="sparse_coo"):
         region_of(torch.eye(2).to_sparse())
-    with pytest.raises(UnsupportedTensor, match="inside of a transform"):
+    with pytest.raises(UnsupportedTensor, match="inside a transform"):
         torch.func.vmap(region_of)(torch.zeros(3, 4))
     with pytest.raises(TypeError, match="not a tensor, a TensorMeta or a Region: 3"):
         region_of(3)  # type: ignore[arg-type]

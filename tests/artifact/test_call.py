@@ -74,7 +74,7 @@ def test_what_cannot_be_written(tmp_path: Path, item: object, what: str) -> None
 def test_other_files(tmp_path: Path) -> None:
     with pytest.raises(BadArtifact, match="No such file"):
         load_call(tmp_path / "none")
-    (tmp_path / "text").write_text("hello, this is no tensor")
+    (tmp_path / "text").write_text("hello, this is not a tensor")
     with pytest.raises(BadArtifact, match="DT-ARTIFACT-002"):
         load_call(tmp_path / "text")
     save_file({"x": torch.ones(2)}, str(tmp_path / "other"))

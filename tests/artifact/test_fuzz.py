@@ -29,6 +29,7 @@ from dovetail.ir.calling import CallPlan
 from dovetail.ir.program import Program, meta_symbols
 from dovetail.ir.text import emit, plain_call
 from dovetail.testing.functional_programs import functional_program
+from tests.rotation import rotated
 
 JSON_MEMBERS = ("program.json", "plan.json", "results.json", "constants.json")
 
@@ -163,7 +164,7 @@ def test_every_flipped_byte_and_every_truncation_is_noticed(tmp_path: Path) -> N
         for mask in (0xFF, 1 << choose.randrange(8)):
             damaged.append(content[:position] + bytes([content[position] ^ mask]) + content[position + 1 :])
     assert len(damaged) > 5000
-    for one in damaged:
+    for one in rotated(damaged, 8):
         bad.write_bytes(one)
         with pytest.raises(BadArtifact):
             open_container(bad)
@@ -173,7 +174,7 @@ def test_random_damage_is_noticed(tmp_path: Path, members: dict[str, bytes]) -> 
     write_container(tmp_path / "good", members)
     content = (tmp_path / "good").read_bytes()
     choose = random.Random(1)
-    for _ in range(500):
+    for _ in range(150):
         damaged = bytearray(content)
         for _ in range(choose.randrange(1, 5)):
             at, size = choose.randrange(len(damaged)), choose.randrange(1, 40)
@@ -261,7 +262,7 @@ def test_injection_through_every_string(tmp_path: Path, members: dict[str, bytes
     for path in strings:
         fields.setdefault(tuple("*" if isinstance(key, int) else key for key in path), []).append(path)
     for alike in fields.values():
-        for payload in PAYLOADS:
+        for payload in rotated(PAYLOADS, 5):
             changed = _replaced(data, choose.choice(alike), payload)
             _checked(tmp_path, {**members, name: json.dumps(changed).encode()})
 
@@ -278,16 +279,12 @@ def test_injection_through_every_key(tmp_path: Path, members: dict[str, bytes], 
         _checked(tmp_path, {**members, name: json.dumps(changed).encode()})
 
 
-def test_a_keyword_of_an_operator_is_a_name(tmp_path: Path, members: dict[str, bytes]) -> None:
+def test_a_keyword_of_an_operator_is_one_of_its_operands(tmp_path: Path, members: dict[str, bytes]) -> None:
     data = json.loads(members["program.json"])
     node = next(node for node in data["nodes"] if not node["kwargs"])
-    for payload in PAYLOADS:
+    for payload in (*PAYLOADS, "dtype", "out"):
         node["kwargs"] = {payload: 1}
-        is_name = (
-            payload.isidentifier() and payload.isascii() and payload not in ("lambda", "__class__", "__builtins__")
-        )
-        accepted = _checked(tmp_path, {**members, "program.json": json.dumps(data).encode()})
-        assert accepted == (is_name and len(payload) <= 1000), payload
+        assert not _checked(tmp_path, {**members, "program.json": json.dumps(data).encode()}), payload
 
 
 def _mutated(data: Any, choose: random.Random) -> Any:
@@ -312,7 +309,7 @@ def _mutated(data: Any, choose: random.Random) -> Any:
 def test_random_changes_of_plain_data(tmp_path: Path, members: dict[str, bytes], name: str) -> None:
     choose = random.Random(name)
     data = json.loads(members[name])
-    for _ in range(250):
+    for _ in range(80):
         _checked(tmp_path, {**members, name: json.dumps(_mutated(data, choose)).encode()})
 
 

@@ -84,6 +84,10 @@ def _reshapes(x: Tensor, y: Tensor) -> Any:
     return x + 1, y.as_strided((2,), (1,), 1)
 
 
+def _unsafe_parts(x: Tensor, y: Tensor) -> Any:
+    return torch.unsafe_split(x, 2)[0], torch.unsafe_chunk(y * 2, 2, 1)[1]
+
+
 def _detached(x: Tensor, y: Tensor) -> Any:
     y = y.detach().requires_grad_()
     with torch.no_grad():
@@ -92,7 +96,7 @@ def _detached(x: Tensor, y: Tensor) -> Any:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("function", [_many, _writes, _reshapes, _detached])
+@pytest.mark.parametrize("function", [_many, _writes, _reshapes, _unsafe_parts, _detached])
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_plans_of_real_calls(function: Callable[..., Any], dynamic: bool, requires_grad: bool) -> None:
     x, y = torch.randn(3, 4), torch.randn(3, 4)
@@ -195,17 +199,17 @@ _LAYOUT = WrapperLayout(torch.Tensor, (), None, (), ())
         (CallPlan((FromConstant(object()),), (), ()), "an operand is a object"),
         (CallPlan((FromConstant(WriteKind.HIDDEN),), (), ()), "an operand is a WriteKind"),
         (CallPlan((FromConstant(S0),), (), ()), "a constant result is a size"),
-        (CallPlan((FromConstant([X]),), (), ()), "a value stands where no values are"),
+        (CallPlan((FromConstant([X]),), (), ()), "a value is used where no values are allowed"),
         (CallPlan((FromSlot(3),), (), ()), "no output 3"),
-        (CallPlan((FromView(2, False, (), True),), (), ()), "an output that is used as a tensor is none"),
-        (CallPlan((AsLeaf(FromSlot(2)),), (), ()), "an output that is used as a tensor is none"),
-        (CallPlan((), (), (), touched=(3,)), "an input that is used as a tensor is none"),
+        (CallPlan((FromView(2, False, (), True),), (), ()), "an output that is used as a tensor is not a tensor"),
+        (CallPlan((AsLeaf(FromSlot(2)),), (), ()), "an output that is used as a tensor is not a tensor"),
+        (CallPlan((), (), (), touched=(3,)), "an input that is used as a tensor is not a tensor"),
         (CallPlan((FromInput(-1),), (), ()), "no input -1"),
-        (CallPlan((FromOutput(0),), (), ()), "result 0 is not made before result 0"),
+        (CallPlan((FromOutput(0),), (), ()), "result 0 is not computed before result 0"),
         (CallPlan((), (), (), touched=(4,)), "no input 4"),
-        (CallPlan((FromInput(2),), (), (), extras=(ViewBase(0),), extras_at=2), "no input 2 that a call is given"),
-        (CallPlan((), (), (), extras=(ViewBase(0),), extras_at=4), "extra inputs are none"),
-        (CallPlan((FromView(0, True, (ReplayStep(print, ()),), False),), (), ()), "is no operator"),
+        (CallPlan((FromInput(2),), (), (), extras=(ViewBase(0),), extras_at=2), "no input 2 that a call passes"),
+        (CallPlan((), (), (), extras=(ViewBase(0),), extras_at=4), "extra inputs are not inputs"),
+        (CallPlan((FromView(0, True, (ReplayStep(print, ()),), False),), (), ()), "is not an operator that views"),
         (CallPlan((FromView(0, True, (ReplayStep(aten.view.default, ([symbol("s9")],)),), False),), (), ()), "size s9"),
         (CallPlan((), (), (), metadata=(MetadataChange(0, aten.resize_.default, ([S0],)),)), "only known when"),
         (CallPlan((), (WriteBack(0, 0, WriteKind.TRACKED, _STEPS),), ()), "goes to a view"),

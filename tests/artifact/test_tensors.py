@@ -151,8 +151,8 @@ _ARRAY = np.zeros(64)
         ({"x": torch.eye(2).to_sparse()}, "sparse_coo"),
         ({"x": torch.ones(2).as_subclass(_Subclass)}, "_Subclass"),
         ({"x": [1]}, "it is a list"),
-        ({"x": torch.from_numpy(_ARRAY), "y": torch.from_numpy(_ARRAY[8:])}, "partly in the memory of another"),
-        ({"x": torch.from_numpy(_ARRAY), "y": torch.from_numpy(_ARRAY[:8])}, "tensor y .* partly in the memory"),
+        ({"x": torch.from_numpy(_ARRAY), "y": torch.from_numpy(_ARRAY[8:])}, "partly overlaps another"),
+        ({"x": torch.from_numpy(_ARRAY), "y": torch.from_numpy(_ARRAY[:8])}, "tensor y .* partly overlaps another"),
     ],
 )
 def test_what_cannot_be_written(tensors: dict[str, Any], match: str) -> None:

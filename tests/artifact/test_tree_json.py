@@ -186,7 +186,7 @@ def test_what_cannot_be_written() -> None:
         _Box, lambda b: ([b.item], None), lambda xs, _: _Box(next(iter(xs))), serialized_type_name="dovetail.tests.Box"
     )
     try:
-        with pytest.raises(NotSerializable, match="_Box, which only its own code takes apart"):
+        with pytest.raises(NotSerializable, match="_Box, which only its own code can flatten"):
             tree_of([_Box(1)], "the results")
     finally:
         torch_pytree._deregister_pytree_node(_Box)

@@ -26,6 +26,7 @@ from dovetail.capture.recording import Recording
 from dovetail.ir.program import Node, Value
 from dovetail.pipeline import variants
 from tests.models.zoo import ZOO, Batch, Entry, loss_of
+from tests.rotation import rotated
 
 # Operators of eager's trace that the recorded program leaves out, each with the reason.
 NOT_RECORDED = {
@@ -45,7 +46,7 @@ DROPPED_BY_DYNAMO = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operator. operands: nested tuples; results: one entry per result, None for what is no new tensor."""
+    """One operator. operands: nested tuples; results: one entry per result, None for what is not a new tensor."""
 
     operator: str
     operands: object
@@ -244,8 +245,11 @@ def _fresh_dynamo() -> Iterator[None]:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("way_in", ["backend", "function"])
-@pytest.mark.parametrize("entry", [entry for entry in ZOO if entry.name in TRACED], ids=str)
+@pytest.mark.parametrize(
+    ("entry", "way_in"),
+    rotated([(entry, way) for entry in ZOO if entry.name in TRACED for way in ("backend", "function")], 5),
+    ids=str,
+)
 def test_recorded_operators_are_eagers(entry: Entry, way_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (batch,) = entry.batches(1)
     expected = eager_steps(entry.model(), batch, monkeypatch)

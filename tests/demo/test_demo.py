@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import hashlib
+import html
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
+from dovetail.cli.app import app
 from dovetail.demo import DemoConfig, DemoResult, run_demo
 from dovetail.demo.data import read_standard_library, sample_batches
 from dovetail.demo.model import Gpt, GptConfig
 from dovetail.demo.optional import load_optional
 from dovetail.demo.table import table_rows, verdicts
-from dovetail.demo.train import Column, TrainingPlan, describe_failure, train_column
+from dovetail.demo.train import Column, TrainingPlan, describe_failure, train_columns
 from dovetail.errors import MissingDependency
+from tests.rotation import rotated
 
 _TINY = GptConfig(context=16, layers=1, width=16, heads=2)
 _EAGER = Column("eager", (3.0, 2.5), (0.5, 0.2), peak_bytes=2 << 20, live_bytes=(2 << 20, 0), weights_digest="a")
@@ -30,7 +36,7 @@ def _run(tmp_path: Path, **options: object) -> tuple[DemoResult, str]:
     return run_demo(config, Console(file=output, width=160)), output.getvalue()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "dovetail"])
+@pytest.mark.parametrize("backend", rotated(["eager", "aot_eager", "dovetail"], 3))
 def test_quick_demo_writes_everything_and_matches_eager(tmp_path: Path, backend: str) -> None:
     result, output = _run(tmp_path, backend=backend)
 
@@ -48,7 +54,35 @@ def test_quick_demo_writes_everything_and_matches_eager(tmp_path: Path, backend:
     assert embedded is not None
     assert base64.b64decode(embedded.group(1)) == picture
     assert torch.__version__ in page
-    assert not re.findall(r'(?:src|href)="(?!data:)', page), "the page must not load anything"
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style.group(1).encode()).digest()).decode()
+    assert f"sha256-{digest}" in html.unescape(page)
+    assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
+    assert not re.findall(r'(?:src|href)="(?!data:|report\.html)', page), "the page must not load anything"
+
+
+def test_the_demo_ends_with_commands_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    result, output = _run(tmp_path, opens=True)
+    assert result.report_path is not None
+    assert opened == [result.report_path.resolve().as_uri()]
+    assert "demo/model.py:" in result.report_path.read_text(encoding="utf-8"), "lines of the model, not of who calls it"
+    assert 'href="report.html"' in result.page_path.read_text(encoding="utf-8")
+    lines = output[output.index("Try next:") :].splitlines()[1:]
+    assert len(lines) == 3
+    for line in lines:
+        _, _, arguments = line.partition("dovetail ")
+        answer = CliRunner().invoke(app, shlex.split(arguments))
+        assert answer.exit_code == 0, (line, answer.output)
+    assert [*(tmp_path / "out").glob("program*.svg")]
+
+
+def test_the_demo_gives_threads_back(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    _run(tmp_path, backend="eager", threads=before + 1)
+    assert torch.get_num_threads() == before
 
 
 def test_an_extra_backend_that_fails_is_a_column_that_says_so(tmp_path: Path) -> None:
@@ -69,19 +103,33 @@ def test_the_demo_leaves_the_random_state_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_columns_do_not_depend_on_what_ran_before() -> None:
+def _train(plan: TrainingPlan, *names: str) -> dict[str, Column]:
     text = read_standard_library(100_000)
+    columns = train_columns(plan, [(name, None) for name in names], text, lambda place, loss: None)
+    return {column.name: column for column in columns}
+
+
+def test_columns_depend_neither_on_each_other_nor_on_what_ran_before() -> None:
     plan = TrainingPlan(_TINY, steps=3, batch=2, seed=7)
-    first = train_column("eager", plan, text, lambda loss: None)
+    alone = _train(plan, "eager")["eager"]
     torch.rand(5)
-    second = train_column("eager", plan, text, lambda loss: None)
-    other_seed = train_column("eager", dataclasses.replace(plan, seed=8), text, lambda loss: None)
-    assert (first.losses, first.weights_digest, first.live_bytes) == (
-        second.losses,
-        second.weights_digest,
-        second.live_bytes,
-    )
-    assert first.losses != other_seed.losses
+    beside = _train(plan, "eager", "aot_eager")
+    other_seed = _train(dataclasses.replace(plan, seed=8), "eager")["eager"]
+    for column in beside.values():
+        assert (column.losses, column.weights_digest) == (alone.losses, alone.weights_digest)
+    assert beside["eager"].live_bytes == alone.live_bytes
+    assert alone.losses != other_seed.losses
+
+
+def test_columns_take_turns_and_stop_together() -> None:
+    heard: list[int] = []
+    plan = TrainingPlan(_TINY, steps=50, batch=2, seed=0, seconds=0.0, least_steps=7)
+    text, runs = read_standard_library(100_000), [("eager", None), ("aot_eager", None)]
+    columns = train_columns(plan, runs, text, lambda place, loss: heard.append(place))
+    assert [len(column.losses) for column in columns] == [7, 7]
+    rounds = [heard[start : start + 2] for start in range(0, len(heard), 2)]
+    assert all(set(places) == {0, 1} for places in rounds)
+    assert len({tuple(places) for places in rounds}) == 2, "each goes first at times"
 
 
 def test_batches_are_text_and_its_continuation() -> None:
@@ -122,6 +170,12 @@ def test_table_shows_ratios_and_failures() -> None:
     half = dataclasses.replace(_EAGER, name="half", peak_bytes=1 << 20)
     broken = Column("broken", failure="ValueError: why")
     cells = {row.label: row.cells for row in table_rows([_EAGER, half, broken])}
+    slow = Column("slow", (3.0,) * 12, (1.0,) * 2 + (0.21,) * 10)
+    quick = Column("eager", (3.0,) * 12, (1.0,) * 2 + (0.2, 0.4) * 5)
+    assert {row.label: row.cells for row in table_rows([quick, slow])}["median step"] == (
+        "300.0 ms",
+        "210.0 ms (0.79x)",
+    )
     assert cells["peak memory of a step"] == ("2.0 MiB", "1.0 MiB (0.50x)", "failed")
     assert cells["losses bitwise equal to eager's"] == ("reference", "yes", "failed")
 
@@ -129,10 +183,26 @@ def test_table_shows_ratios_and_failures() -> None:
 def test_verdict_says_where_losses_part() -> None:
     other = dataclasses.replace(_EAGER, name="other", losses=(3.0, 2.25), weights_digest="b")
     rounded = dataclasses.replace(_EAGER, name="rounded", weights_digest="b")
+    few = "2 pairs of steps are too few to compare times."
     assert verdicts([_EAGER, other, rounded]) == [
         "other: losses differ from eager's from step 2 on; the largest difference is 0.25.",
+        f"other: {few}",
         "rounded: all 2 losses are bitwise equal to eager's.",
+        f"rounded: {few}",
     ]
+
+
+def test_verdict_says_when_times_cannot_be_told_apart() -> None:
+    eager = Column("eager", (3.0,) * 42, (1.0,) * 42, weights_digest="a")
+    steady = dataclasses.replace(eager, name="steady", step_seconds=(9.0, 9.0, *(0.97, 0.98) * 20))
+    noisy = dataclasses.replace(eager, name="noisy", step_seconds=(9.0, 9.0, *(0.7, 1.3) * 20))
+    assert verdicts([eager, steady])[1] == (
+        "steady: a step takes 0.97x eager's time, between 0.97x and 0.98x (95 % confidence, 40 pairs of steps)."
+    )
+    assert verdicts([eager, noisy])[1] == (
+        "noisy: the machine was too noisy to tell the times apart: a step takes between 0.70x and 1.30x "
+        "(95 % confidence, 40 pairs of steps) of eager's."
+    )
 
 
 def test_failure_is_one_line_and_names_a_missing_compiler() -> None:

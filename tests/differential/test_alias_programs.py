@@ -9,13 +9,14 @@ import pytest
 import dovetail
 from dovetail.testing.agreement import check_program
 from dovetail.testing.aliasing import alias_program
+from tests.rotation import rotated
 
 BLOCK = 30
 BLOCKS = 10
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("first", range(0, BLOCK * BLOCKS, BLOCK))
+@pytest.mark.parametrize("first", rotated(range(0, BLOCK * BLOCKS, BLOCK), 10))
 def test_compiled_programs_equal_eager_in_every_pattern(first: int) -> None:
     compile_checked = partial(dovetail.compile, verify=2)
     for seed in range(first, first + BLOCK):

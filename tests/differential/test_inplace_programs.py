@@ -13,10 +13,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dovetail.testing.functional_programs import functional_program, is_functional, read_source
 from dovetail.testing.inplace_agreement import check_careless, check_dynamic, check_in_place
+from tests.rotation import rotated
 
 BLOCK = 125
 BLOCKS = 8
-CARELESS = 150
+CARELESS = 60
 DYNAMIC = 8
 BUGS = sorted((Path(__file__).parents[1] / "data" / "bugs" / "in_place").glob("*.py"))
 
@@ -29,7 +30,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("first", range(0, BLOCK * BLOCKS, BLOCK))
+@pytest.mark.parametrize("first", rotated(range(0, BLOCK * BLOCKS, BLOCK), 4))
 def test_programs_in_place_equal_functional_ones(first: int) -> None:
     decisions: Counter[str] = Counter()
     for seed in range(first, first + BLOCK):
@@ -56,7 +57,7 @@ def test_smallest_program_works_in_place(path: Path, commit: bool) -> None:
     check_in_place(read_source(path.read_text()), commit=commit)
 
 
-@pytest.mark.parametrize("path", BUGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", rotated(BUGS, 4), ids=lambda path: path.stem)
 def test_smallest_program_with_symbolic_sizes(path: Path) -> None:
     check_dynamic(read_source(path.read_text()), partial(make_fx, tracing_mode="symbolic"))
 

@@ -19,11 +19,12 @@ from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.testing.agreement import check_program, first_difference
 from dovetail.testing.programs import random_program
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode
+from tests.rotation import rotated
 
 BLOCK = 30
 BLOCKS = 12
 THROUGH_DYNAMO = (3, 17, 41, 58, 90, 113)
-FUNCTIONALIZED = 100
+FUNCTIONALIZED = 30
 
 
 @pytest.fixture(autouse=True)
@@ -36,14 +37,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("first", range(0, BLOCK * BLOCKS, BLOCK))
+@pytest.mark.parametrize("first", rotated(range(0, BLOCK * BLOCKS, BLOCK), 6))
 def test_compiled_programs_equal_eager(first: int) -> None:
     compile_checked = partial(dovetail.compile, verify=2)
     for seed in range(first, first + BLOCK):
         check_program(random_program(seed), compile_checked)
 
 
-@pytest.mark.parametrize("seed", THROUGH_DYNAMO)
+@pytest.mark.parametrize("seed", rotated(THROUGH_DYNAMO, 3))
 def test_programs_through_dynamo_equal_eager(seed: int) -> None:
     check_program(random_program(seed), partial(torch.compile, backend="dovetail", options={"verify": 1}))
 

@@ -39,7 +39,7 @@ def test_every_step_prints_what_it_made(tour: SimpleNamespace) -> None:
         "7. Peak, known before it runs: 294916 bytes. Recomputing: 262148 bytes.",
         "    del select_scatter_4",
         "9. Bit by bit the same as eager. Peak, measured: 262148 bytes, as promised. Eager: 294916 bytes.",
-        "10. As a back end of torch.compile: the same once more.",
+        "10. As a backend of torch.compile: the same once more.",
     ):
         assert line in tour.printed, line
 

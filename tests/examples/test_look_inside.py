@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from dovetail import cli
 
 _TOUR = Path(__file__).resolve().parents[2] / "examples" / "look_inside.py"
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("DOVETAIL_")}
@@ -55,21 +58,30 @@ def test_it_leaves_what_it_wrote(told: tuple[Path, str]) -> None:
         assert len(list(folder.glob(pattern))) == 1
 
 
-def test_the_reproducer_fails_by_itself(told: tuple[Path, str]) -> None:
+def test_the_reproducer_fails_by_itself(told: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Here, after the tour ran it in a process of its own."""
     folder, _ = told
-    done = _run(folder, "small/repro.py")
-    assert (done.returncode, done.stdout[:9]) == (1, "it fails:")
+    with pytest.raises(SystemExit, match="1"):
+        runpy.run_path(str(folder / "small" / "repro.py"), run_name="__main__")
+    assert capsys.readouterr().out.startswith("it fails:")
 
 
-def test_the_commands_say_the_same(told: tuple[Path, str]) -> None:
+def test_the_commands_say_the_same(
+    told: tuple[Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, out = told
     command = next(line for line in out.splitlines() if line.startswith("   $ dovetail bisect"))
-    done = _run(folder, "-m", "dovetail", *command.split()[2:])
-    assert done.returncode == 1, done.stderr
-    assert "gelu = torch.ops.aten.gelu.default(addmm)" in done.stdout
+    monkeypatch.chdir(folder)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main(command.split()[2:])
+    assert "gelu = torch.ops.aten.gelu.default(addmm)" in capsys.readouterr().out
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
-    done = _run(tmp_path, str(_TOUR), "--out", str(tmp_path))
-    assert done.returncode == 2
-    assert "exists, and nothing is written over" in done.stderr
+def test_nothing_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(_TOUR.parent))
+    monkeypatch.setattr(sys, "argv", [str(_TOUR), "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(_TOUR), run_name="__main__")
+    assert "exists, and nothing is written over" in capsys.readouterr().err

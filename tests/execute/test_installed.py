@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.cli.doctor import doctor
+from dovetail.cli import doctor
 from dovetail.errors import BadOptionValue
 from dovetail.execute.installed import brought_executors, executor_by_name
 
@@ -78,7 +78,7 @@ def test_names_are_known_without_an_import() -> None:
     ("name", "reason"),
     [
         ("number", "TypeError|it is a int"),
-        ("missing", "brought_cosines:nothing of brought is no executor: it raised AttributeError"),
+        ("missing", "brought_cosines:nothing of brought is not an executor: it raised AttributeError"),
         ("absent", "it raised ModuleNotFoundError"),
         ("nobody", "no such executor"),
     ],
@@ -88,6 +88,7 @@ def test_what_cannot_be_used(name: str, reason: str) -> None:
         dovetail.compile(torch.sin, executors=[name])(torch.ones(2))
 
 
-def test_doctor_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
-    doctor()
-    assert "brought_cosines:Cosines, brought by brought" in " ".join(capsys.readouterr().out.split())
+def test_doctor_lists_them(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "run_self_checks", list)  # they have tests of their own
+    doctor.doctor()
+    assert "brought_cosines:Cosines, provided by brought" in " ".join(capsys.readouterr().out.split())

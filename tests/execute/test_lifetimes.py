@@ -7,6 +7,9 @@ program: a storage dies after the last node that makes or reads a value on it, u
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,9 +26,10 @@ from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.protocol import ExecutorList
 from dovetail.ir.calling import LIKE_OUTPUT
 from dovetail.ir.program import Program, values_in
+from dovetail.torch_compat.autograd import frees_arriving_gradients
 from dovetail.torch_compat.dispatch import DispatchMode
 
-HAS_BOXED_GRADIENTS = hasattr(torch.autograd.Function, "boxed_grads_call")
+HAS_BOXED_GRADIENTS = frees_arriving_gradients()
 
 
 @pytest.fixture(autouse=True)
@@ -380,3 +384,19 @@ def test_a_temporary_argument_that_backward_reads_dies_in_backward(name: str) ->
     assert watch.gone() == [False]
     loss.backward()
     assert watch.gone() == [True]
+
+
+def test_the_first_compilation_of_a_process_keeps_no_argument() -> None:
+    """What torch loads then leaves a frame that refers to itself, and with it all callers' variables."""
+    code = """
+        import gc, torch, dovetail
+        from torch.multiprocessing.reductions import StorageWeakRef
+        gc.disable()
+        x = torch.ones(4)
+        with torch.no_grad():
+            dovetail.compile(torch.sin)(x)
+        watched = StorageWeakRef(x.untyped_storage())
+        del x
+        assert watched.expired()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)

@@ -10,6 +10,7 @@ import torch
 
 from dovetail.errors import CaptureFailed, UnsupportedInputMutation
 from tests.doors import DOORS, Door, assert_as_eager, directly
+from tests.rotation import rotated
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -101,7 +102,7 @@ def _shape(name: str) -> tuple[int, ...]:
     return (1, 3, 1) if name == "squeeze_" else (2, 3)
 
 
-@pytest.mark.parametrize("program", _NAMES)
+@pytest.mark.parametrize("program", rotated(_NAMES, 2))
 @pytest.mark.parametrize("name", _CHANGES)
 def test_changed_shapes(name: str, program: str) -> None:
     function = _programs(_CHANGES[name])[program]
@@ -109,7 +110,7 @@ def test_changed_shapes(name: str, program: str) -> None:
         assert_as_eager(function, directly(function).call, _input(kind, _shape(name)))
 
 
-@pytest.mark.parametrize("program", _NAMES)
+@pytest.mark.parametrize("program", rotated(_NAMES, 2))
 @pytest.mark.parametrize("name", _CHANGES)
 def test_changed_shapes_of_an_input_with_a_gradient(name: str, program: str) -> None:
     function = _programs(_CHANGES[name])[program]

@@ -1,4 +1,4 @@
-"""Arguments and results inside of containers and objects."""
+"""Arguments and results inside containers and objects."""
 
 from __future__ import annotations
 

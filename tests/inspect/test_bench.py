@@ -1,4 +1,4 @@
-"""Back ends side by side: what is measured, and what counts as equal."""
+"""Backends side by side: what is measured, and what counts as equal."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         ("{path}:none", "no function 'none'"),
         ("{path}:wrong", "returned int"),
-        ("{path}", "names no function"),
+        ("{path}", "does not name a function"),
         ("{path}x:make", "no such file"),
     ],
 )

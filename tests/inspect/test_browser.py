@@ -1,8 +1,10 @@
-"""The page in a real browser: it loads without errors, answers to the mouse and to the filter, and shows something."""
+"""The page in a real browser: it loads without errors and without the network, and answers to mouse and keys."""
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,10 @@ import pytest
 from PIL import Image
 
 from dovetail.inspect.explanation import Explanation
+from dovetail.inspect.grouping import group
+from dovetail.inspect.holders import peak_moment
 from dovetail.inspect.report_rows import MemoryMap, StorageRow
+from dovetail.inspect.units import Unit, byte_unit
 from tests.inspect import explained
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="the package selenium is not installed")
@@ -22,6 +27,7 @@ WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWa
 
 _BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 _DRIVER = shutil.which("chromedriver")
+_INSIDE = "\u203a"  # between the parts of where one is in the map
 
 pytestmark = pytest.mark.skipif(
     _BROWSER is None or _DRIVER is None, reason="no chromium and chromedriver here (apt-get install chromium-driver)"
@@ -35,7 +41,7 @@ def browser() -> Iterator[Any]:
     options.binary_location = _BROWSER or ""
     for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1300,1000"):
         options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(_DRIVER))
     yield driver
     driver.quit()
@@ -56,6 +62,13 @@ def page(browser: Any, found: Explanation, tmp_path: Path) -> Any:
     return browser
 
 
+@pytest.fixture(scope="module")
+def unit(found: Explanation) -> Unit:
+    """Of all bytes on the page."""
+    assert found.eager is not None
+    return byte_unit(max(peak_moment(found).total_bytes, found.eager.total_bytes))
+
+
 def _stack(memory: MemoryMap, node: int) -> list[tuple[StorageRow, int]]:
     """The storages at a node from the lowest to the highest, with the bytes below each: the longest lived is lowest."""
     alive = [row for row in memory.storages if row.first <= node <= row.last]
@@ -74,9 +87,116 @@ def _point(page: Any, canvas: Any, memory: MemoryMap, node: int, level: float) -
     chain.move_to_element_with_offset(canvas, round(x - size["width"] / 2), round(y - size["height"] / 2)).perform()
 
 
-def test_the_map_names_what_the_mouse_points_at(page: Any, found: Explanation) -> None:
+def _centred(page: Any, element: Any) -> Any:
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+    return element
+
+
+def _tiles(page: Any) -> dict[str, Any]:
+    """The tiles of the tree map by what they say of themselves."""
+    return {tile.get_attribute("aria-label"): tile for tile in page.find_elements(By.CSS_SELECTOR, ".tile")}
+
+
+def _crumbs(page: Any) -> str:
+    text: str = page.find_element(By.CSS_SELECTOR, ".crumbs").text
+    return text.replace("\n", " ")
+
+
+def test_nothing_is_fetched_and_no_rule_is_broken(browser: Any, found: Explanation, tmp_path: Path) -> None:
+    browser.get("about:blank")
+    browser.get_log("performance")
+    found.html(tmp_path / "report.html")
+    browser.get((tmp_path / "report.html").as_uri())
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert [url for url in asked if not url.startswith("data:")] == [(tmp_path / "report.html").as_uri()]
+    assert browser.get_log("browser") == []
+    blocked = "const s = document.createElement('script'); s.textContent = 'window.ran = 1'; document.body.append(s)"
+    browser.execute_script(blocked)
+    assert browser.execute_script("return window.ran") is None
+    assert any("Content Security Policy" in entry["message"] for entry in browser.get_log("browser"))
+
+
+def test_the_tree_map_opens_by_mouse(page: Any, found: Explanation, unit: Unit) -> None:
+    moment = peak_moment(found)
+    assert f"{unit.text(moment.total_bytes)}, {len(moment.holders):,} tensors" in _crumbs(page)
+    modules = {b.label: b for b in group(moment.holders, "module").walk() if b.count > 1 and not b.children}
+    label, tile = next(pair for pair in _tiles(page).items() if pair[0].partition(":")[0] in modules)
+    branch = modules[label.partition(":")[0]]
+    assert unit.text(branch.size) in label
+    _centred(page, tile).click()
+    assert f"{_INSIDE} {branch.label} {unit.text(branch.size)}" in _crumbs(page)
+    assert len(_tiles(page)) == len(branch.holders)
+    largest = branch.holders[0]
+    next(tile for label, tile in _tiles(page).items() if label.startswith(largest.name)).click()
+    facts = page.find_element(By.CSS_SELECTOR, ".parts").text
+    assert largest.meta in facts
+    assert largest.category in facts
+    page.find_element(By.CSS_SELECTOR, ".crumbs button").click()
+    assert _crumbs(page).startswith("everything")
+    assert len(_tiles(page)) > 1
+    assert page.get_log("browser") == []
+
+
+def test_the_tree_map_opens_by_keys(page: Any, found: Explanation) -> None:
+    first = page.find_element(By.CSS_SELECTOR, ".tile")
+    page.execute_script("arguments[0].focus()", first)
+    before = page.switch_to.active_element.get_attribute("aria-label")
+    for key in (webdriver.Keys.ARROW_RIGHT, webdriver.Keys.ARROW_DOWN):
+        page.switch_to.active_element.send_keys(key)
+    after = page.switch_to.active_element.get_attribute("aria-label")
+    assert before != after
+    assert page.find_element(By.ID, "tip").is_displayed()
+    page.switch_to.active_element.send_keys(webdriver.Keys.HOME)
+    assert page.switch_to.active_element.get_attribute("aria-label") == before
+    page.switch_to.active_element.send_keys(webdriver.Keys.ENTER)
+    assert f"{_INSIDE} {before.partition(':')[0]}" in _crumbs(page)
+    page.switch_to.active_element.send_keys(webdriver.Keys.ESCAPE)
+    assert _INSIDE not in _crumbs(page)
+    assert page.switch_to.active_element.get_attribute("class").startswith("tile")
+
+
+@pytest.mark.parametrize("by", ["module", "layer", "line", "operator"])
+def test_every_grouping_fills_the_map(page: Any, found: Explanation, by: Any) -> None:
+    page.find_element(By.CSS_SELECTOR, f'[data-by="{by}"]').click()
+    tree = group(peak_moment(found).holders, by)
+    box = page.find_element(By.CSS_SELECTOR, ".treemap").rect
+    areas = [tile.rect["width"] * tile.rect["height"] for tile in _tiles(page).values()]
+    assert len(areas) >= min(2, len(tree.children))
+    assert sum(areas) == pytest.approx(box["width"] * box["height"], rel=0.02)
+
+
+@pytest.mark.parametrize("width", [500, 1400])
+def test_the_page_fits_its_window(page: Any, width: int) -> None:
+    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        wide = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        scrolled, shown = page.execute_script(wide)
+        assert scrolled <= shown <= width
+        for words in page.find_elements(By.CSS_SELECTOR, ".kind h3, .bars span, .part, .group > summary"):
+            if words.is_displayed():
+                assert words.rect["x"] + words.rect["width"] <= width
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_page_prints(page: Any) -> None:
+    printed = base64.b64decode(page.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    assert printed.startswith(b"%PDF")
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        assert not page.find_element(By.CSS_SELECTOR, "header nav").is_displayed()
+        assert page.find_element(By.CSS_SELECTOR, ".treemap").is_displayed()
+        ground = "return getComputedStyle(document.querySelector('.tile .cell')).backgroundColor"
+        assert page.execute_script(ground) != "rgba(0, 0, 0, 0)"
+    finally:
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_the_map_names_what_the_mouse_points_at(page: Any, found: Explanation, unit: Unit) -> None:
     memory = found.step
-    canvas = page.find_element(By.CSS_SELECTOR, "#map-0 canvas")
+    canvas = _centred(page, page.find_element(By.CSS_SELECTOR, "#map-0 canvas"))
     tip = page.find_element(By.ID, "tip")
     assert canvas.get_attribute("data-drawn") == "yes"
     assert not tip.is_displayed()
@@ -88,13 +208,13 @@ def test_the_map_names_what_the_mouse_points_at(page: Any, found: Explanation) -
             _point(page, canvas, memory, node, below + row.bytes / 2)
             assert tip.is_displayed()
             assert tip.get_attribute("data-storage") == str(row.storage)
-            assert f"{row.name}: {row.bytes:,} bytes" in tip.text
+            assert f"{row.name}: {unit.text(row.bytes)}" in tip.text
             assert row.operator in tip.text
             assert f":{row.origin.line}" in tip.text
             assert found.lines[f"{row.origin.file}:{row.origin.line}"] in tip.text
             readout = page.find_element(By.CSS_SELECTOR, "#map-0 .readout").text
             assert readout.startswith(f"node {node} ")
-            assert f"{memory.live_bytes[node]:,} bytes live" in readout
+            assert f"{unit.text(memory.live_bytes[node])} live" in readout
             seen.add(row.storage)
     assert len(seen) >= 5
     webdriver.ActionChains(page).move_to_element(page.find_element(By.TAG_NAME, "h1")).perform()
@@ -103,7 +223,7 @@ def test_the_map_names_what_the_mouse_points_at(page: Any, found: Explanation) -
 
 
 def test_tabs_show_forward_and_backward(page: Any, found: Explanation) -> None:
-    page.find_element(By.CSS_SELECTOR, '[data-map="2"]').click()
+    _centred(page, page.find_element(By.CSS_SELECTOR, '[data-map="2"]')).click()
     memory = found.programs[1].memory
     canvas = page.find_element(By.CSS_SELECTOR, "#map-2 canvas")
     assert canvas.is_displayed()
@@ -119,7 +239,9 @@ def test_tabs_show_forward_and_backward(page: Any, found: Explanation) -> None:
 )
 def test_the_filter_hides_the_other_rows(page: Any, found: Explanation, words: str) -> None:
     program = found.programs[0]
-    section = page.find_element(By.ID, "program-forward")
+    section = _centred(page, page.find_element(By.ID, "program-forward"))
+    assert not section.find_element(By.TAG_NAME, "input").is_displayed(), "closed at first"
+    section.find_element(By.TAG_NAME, "summary").click()
     section.find_element(By.TAG_NAME, "input").send_keys(words)
     expected = []
     for node in program.nodes:
@@ -143,6 +265,7 @@ def test_the_filter_hides_the_other_rows(page: Any, found: Explanation, words: s
 
 
 def test_a_difference_is_shown_when_it_is_opened(page: Any, found: Explanation) -> None:
+    page.find_element(By.CSS_SELECTOR, "#steps summary").click()
     details = page.find_elements(By.CSS_SELECTOR, ".diff")[-1]
     place = int(details.get_attribute("data-step"))
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", details)
@@ -163,11 +286,13 @@ def test_a_picture_of_the_page_shows_something(page: Any, scheme: str) -> None:
     feature = {"name": "prefers-color-scheme", "value": scheme}
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     page.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", page.find_element(By.ID, "map-0"))
     shot = Image.open(io.BytesIO(page.get_screenshot_as_png())).convert("RGB")
-    ground = shot.getpixel((4, shot.height - 4))
+    ground = shot.getpixel((2, shot.height // 2))
     assert isinstance(ground, tuple)
     assert (sum(ground) > 600) == (scheme == "light")
-    canvas = page.find_element(By.CSS_SELECTOR, "#map-0 canvas").rect
+    place = "const b = arguments[0].getBoundingClientRect(); return {x: b.x, y: b.y, width: b.width, height: b.height}"
+    canvas = page.execute_script(place, page.find_element(By.CSS_SELECTOR, "#map-0 canvas"))
     box = (canvas["x"], canvas["y"], canvas["x"] + canvas["width"], canvas["y"] + canvas["height"])
     colors = shot.crop(tuple(map(int, box))).getcolors(1 << 24) or []
     colors.sort(reverse=True)

@@ -66,9 +66,19 @@ def test_the_command_prints_every_compilation(dump: Path, capsys: pytest.Capture
     assert _run("explain", dump) == 0
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if "predicted peak" in line] == [
-        f"Net: predicted peak {explain_dump(dump)[0].peak_bytes:,} bytes, without inputs",
-        "smooth: predicted peak 68 bytes, without inputs",
+        "Net: predicted peak 12.1 kB",
+        "smooth: predicted peak 196 B",
     ]
+
+
+def test_the_command_prints_every_row_on_request(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    net = explain_dump(dump)[0]
+    details = [row.detail for row in net.decisions if row.kind == "saved" and row.code != "IS-INPUT"]
+    assert _run("explain", dump) == 0
+    assert not any(detail in capsys.readouterr().out for detail in details)
+    assert _run("explain", dump, "--all") == 0
+    out = capsys.readouterr().out
+    assert all(detail in out for detail in details)
 
 
 def test_the_command_writes_files_for_one(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

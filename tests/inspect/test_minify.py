@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from dovetail.testing.functional_programs import functional_program
 from dovetail.testing.programs import random_program
 from dovetail.torch_compat.dispatch import storage_key
 from tests.inspect.planted import BROKEN, Computes, Contains, long_program, smaller_failures
+from tests.rotation import rotated
 
 aten = torch.ops.aten
 FAULT = "aten.erf.default({a})"
@@ -61,9 +63,7 @@ def _check(found: Minified, oracle: Any) -> None:
 # --- the goal -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("writes", [False, True], ids=["functional", "impure"])
-@pytest.mark.parametrize("at", [0, 3, 500, 950, 999])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("seed", "at", "writes"), rotated([*product([0, 1], [0, 3, 500, 950, 999], [False, True])], 5))
 def test_a_bad_operator_among_a_thousand(seed: int, at: int, writes: bool) -> None:
     program, inputs = long_program(seed, 1000, FAULT, at, writes=writes)
     oracle = Contains(BROKEN)
@@ -75,7 +75,9 @@ def test_a_bad_operator_among_a_thousand(seed: int, at: int, writes: bool) -> No
     _check(found, oracle)
 
 
-@pytest.mark.parametrize(("seed", "at", "writes"), [(0, 500, True), (0, 3, True), (1, 500, False), (1, 950, True)])
+@pytest.mark.parametrize(
+    ("seed", "at", "writes"), rotated([(0, 500, True), (0, 3, True), (1, 500, False), (1, 950, True)], 4)
+)
 def test_a_wrong_kernel_among_a_thousand(seed: int, at: int, writes: bool) -> None:
     program, inputs = long_program(seed, 1000, FAULT, at, writes=writes)
     oracle = Computes(BROKEN, lambda x: torch.erf(x) + 0.01 * x)
@@ -95,14 +97,14 @@ def test_three_operators_that_fail_only_together(seed: int) -> None:
     _check(found, oracle)
 
 
-@pytest.mark.parametrize("seed", range(120))
+@pytest.mark.parametrize("seed", rotated(range(120), 5))
 def test_random_functional_programs_become_minimal(seed: int) -> None:
     source = functional_program(seed)
     program = replace(source.program(), stage=Stage.IMPURE)  # copies back into inputs are among the nodes
     _shrink_and_check(program, source.make_inputs(), random.Random(seed))
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", rotated(range(60), 5))
 def test_random_programs_that_write_become_minimal(seed: int) -> None:
     function, make = random_program(seed).build()
     inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in make(0)[0]]
@@ -260,7 +262,7 @@ def test_a_program_of_forward_and_backward(tmp_path: Path) -> None:
     x, w = torch.rand(3, 3, requires_grad=True), torch.rand(3, 3, requires_grad=True)
     compile_function(function, dump=str(tmp_path), dump_calls=True)(x, w).backward()
     tried = 0
-    for step in sorted(tmp_path.rglob("*.json")):
+    for step in rotated(sorted(tmp_path.rglob("*.json")), 2):
         source = read_source(step)
         for target in {node.target for node in source.program.nodes}:
             oracle = Contains(target)

@@ -60,6 +60,7 @@ def _run(*arguments: object) -> int:
     return int(caught.value.code or 0)
 
 
+@pytest.mark.usefixtures("scripts_run_here")
 def test_a_program_and_a_check_of_ones_own(
     program: Path, check: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +121,7 @@ def test_wrong_usage(program: Path, check: Path, tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("scripts_run_here")
 def test_a_dump_is_read(tmp_path: Path, check: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> Any:
         for _ in range(3):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
+import runpy
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from dovetail.errors import BadCheck, DoesNotFail, OutputInTheWay
 from dovetail.inspect.minify import minify
 from dovetail.inspect.minify_failure import FailureKind
 from dovetail.inspect.minify_isolated import Isolated
-from dovetail.inspect.minify_oracles import Agrees, CheckFile, Compiles, oracle_from_json
+from dovetail.inspect.minify_oracles import Agrees, CheckFile, Compiles, NamedOracle, oracle_from_json
 from dovetail.inspect.minify_script import write_reproducer
 from dovetail.inspect.minify_worker import run_apart
 from tests.inspect.planted import BROKEN, long_program
@@ -71,6 +71,19 @@ def checks(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def isolated() -> Iterator[Callable[..., Isolated]]:
+    """Isolated checks that are run by one process, which imports torch once."""
+    with Isolated(Agrees()) as first:
+
+        def made(oracle: NamedOracle, seconds: float = 60.0) -> Isolated:
+            other = Isolated(oracle, seconds)
+            other._server = first._started()
+            return other
+
+        yield made
+
+
 @pytest.mark.parametrize(
     ("function", "seconds", "what"),
     [
@@ -80,10 +93,12 @@ def checks(tmp_path: Path) -> Path:
         ("hangs", 0.7, "time limit"),
     ],
 )
-def test_what_ends_a_process_is_found(function: str, seconds: float, what: str, checks: Path, tmp_path: Path) -> None:
-    program, inputs = long_program(3, 40, "aten.erf.default({a})", 20, writes=True)
-    with Isolated(CheckFile(checks, function), seconds) as oracle:
-        found = minify(program, inputs, oracle)
+def test_what_ends_a_process_is_found(
+    function: str, seconds: float, what: str, checks: Path, tmp_path: Path, isolated: Callable[..., Isolated]
+) -> None:
+    length = 10 if function == "hangs" else 40  # each check that hangs takes its whole time
+    program, inputs = long_program(3, length, "aten.erf.default({a})", length // 2, writes=True)
+    found = minify(program, inputs, isolated(CheckFile(checks, function), seconds))
     assert [node.target for node in found.program.nodes] == [BROKEN]
     assert (found.failure.kind, found.failure.what) == (FailureKind.CRASHED, what)
     if function == "dies":
@@ -107,7 +122,7 @@ def test_where_the_system_cannot_fork(checks: Path, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "exits" / "verdict.json").exists()
 
 
-def test_it_says_what_the_check_itself_says(checks: Path) -> None:
+def test_it_says_what_the_check_itself_says(checks: Path, isolated: Callable[..., Isolated]) -> None:
     program, inputs = long_program(3, 20, "aten.erf.default({a})", 10)
     check = CheckFile(checks, "raises")
     with Isolated(check) as oracle:
@@ -115,10 +130,9 @@ def test_it_says_what_the_check_itself_says(checks: Path) -> None:
         assert here == there
         assert here is not None
         assert oracle.reach(program, inputs) == len(program.nodes)
-    with Isolated(CheckFile(checks, "fine")) as oracle, pytest.raises(DoesNotFail):
-        minify(program, inputs, oracle)
-    with Isolated(Agrees()) as oracle:
-        assert oracle(program, list(inputs)) is None
+    with pytest.raises(DoesNotFail):
+        minify(program, inputs, isolated(CheckFile(checks, "fine")))
+    assert isolated(Agrees())(program, list(inputs)) is None
 
 
 def test_a_program_of_which_only_the_beginning_runs(checks: Path) -> None:
@@ -149,12 +163,12 @@ def test_a_script_runs_by_itself(checks: Path, tmp_path: Path) -> None:
 
 
 def _run(script: Path) -> int:
-    path = os.pathsep.join(sys.path)
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False, capture_output=True)
-    return done.returncode
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    return int(ended.value.code or 0)
 
 
+@pytest.mark.usefixtures("scripts_run_here")
 def test_large_inputs_lie_beside_the_script_and_share_memory(checks: Path, tmp_path: Path) -> None:
     program, inputs = long_program(3, 20, "aten.erf.default({a})", 0)
     memory = torch.rand(2000)
@@ -181,6 +195,7 @@ def test_what_does_not_fail_in_a_fresh_process_is_said_so(
     assert written.ending == "exit status 0: it does not fail"
 
 
+@pytest.mark.usefixtures("scripts_run_here")
 def test_built_in_checks_are_run_on_the_text_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is wrong with dovetail here, so the script must say so; what it compiles is its own text."""
     program, inputs = long_program(3, 20, "aten.erf.default({a})", 10)
@@ -208,7 +223,7 @@ def test_checks_are_written_and_read(checks: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "function", "reason"),
     [
-        (None, "f", "no file of Python"),
+        (None, "f", "not a Python file"),
         ("x = 1", "f", "no function f"),
         ("f = 1", "f", "no function f"),
         ("1 / 0", "f", "ZeroDivisionError"),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from dovetail.errors import OtherSearch
+from dovetail.errors import BadArtifact, OtherSearch
 from dovetail.inspect.minify import minify
 from dovetail.inspect.minify_failure import Failure
 from dovetail.inspect.minify_oracles import Agrees, CheckFile, Compiles
-from dovetail.inspect.minify_verdicts import inputs_digest, program_digest
+from dovetail.inspect.minify_verdicts import Verdicts, inputs_digest, program_digest
 from dovetail.ir.program import Program
 from tests.inspect.planted import BROKEN, Contains, long_program
 
@@ -127,3 +128,38 @@ def test_digests_see_what_matters() -> None:
     assert inputs_digest(inputs) == inputs_digest(long_program(0, 20, FAULT, 3)[1])
     assert inputs_digest([torch.ones(2)]) != inputs_digest([torch.ones(1, 2)])
     assert inputs_digest([1]) != inputs_digest([2])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_damaged_state_is_read_or_refused(tmp_path: Path, seed: int) -> None:
+    """Pieces of lines, other values, deep nesting and huge numbers."""
+    program, inputs = long_program(0, 12, FAULT, 5)
+    honest = tmp_path / "honest.jsonl"
+    minify(program, inputs, Contains(aten.erf.default), state=honest)
+    content = honest.read_bytes()
+    choose = random.Random(seed)
+    pieces = [
+        b"9" * 5000,
+        b"1e999",
+        b"NaN",
+        b"[" * 100_000,
+        b"{",
+        b"null",
+        b'"\\ud800"',
+        b"\xff",
+        b"\n",
+        b"true",
+        b"[]",
+        b"0",
+    ]
+    for number in range(150):
+        changed = bytearray(content)
+        for _ in range(choose.randrange(1, 4)):
+            at = choose.randrange(len(changed) + 1)
+            changed[at : at + choose.choice((0, 1, 8, 40))] = choose.choice(pieces)
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(bytes(changed))
+        try:
+            Verdicts(path, program, inputs, str(Contains(aten.erf.default)))
+        except (OtherSearch, BadArtifact):
+            continue

@@ -106,7 +106,7 @@ def test_what_cannot_be_written_is_left_out_and_said(tmp_path: Path) -> None:
     assert {row.verdict for row in rows} == {"skipped"}
     with pytest.raises(SystemExit, match="2"):
         cli.main(["replay", str(tmp_path)])
-    assert all("calls sub-programs" in row.detail for row in rows)
+    assert all("calls subgraphs" in row.detail for row in rows)
 
 
 def test_an_operator_that_fails(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_other_folders(tmp_path: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"hints": [1]}, "its hints are no object"),
+        ({"hints": [1]}, "its hints are not an object"),
         ({"part": "middle"}, "its part is 'middle'"),
         ({"part": []}, "its part is"),
     ],

@@ -29,18 +29,18 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("draw {dump} --to x.png", "its ending says nothing of the form"),
+        ("draw {dump} --to x.png", "its suffix is not that of a known format"),
         ("draw {dump} --to {tmp}/missing/x.svg", "No such file or directory"),
-        ("draw {text}", "it is no JSON"),
-        ("replay {text}", "it is no JSON"),
+        ("draw {text}", "it is not JSON"),
+        ("replay {text}", "it is not JSON"),
         ("explain {text}", "it is a file"),
         ("bisect {text}", "it is a file"),
         ("bisect {tmp}/missing", "there is no such folder"),
         ("bisect {dump} --executor {model}:Mine --no-code", "leave out"),
-        ("bisect {dump} --executor {model}", "it names no function"),
-        ("minify {dump} --out {text}/x", "it cannot be made"),
+        ("bisect {dump} --executor {model}", "it does not name a function"),
+        ("minify {dump} --out {text}/x", "it cannot be created"),
         ("minify {dump} --out {tmp}/x --check {model}:one", "cannot be called with a graph module and a list"),
-        ("bench {text}:make", "the file is no Python module"),
+        ("bench {text}:make", "the file is not a Python module"),
     ],
 )
 def test_wrong_usage(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, reason: str) -> None:

@@ -48,9 +48,9 @@ BROKEN = [
     (_program((SIN, COS), inputs=(X, _value("x", 4))), "names are unique", "x appears twice", ""),
     (_roles(2, 1), "each input has a role", "1 inputs, 2 roles", ""),
     (_roles(1, 0), "each output has a role", "1 outputs, 0 roles", ""),
-    (_program((COS, SIN)), "operands are made before they are read", "y", "z"),
-    (_program((SIN,), Z), "outputs are made by the program", "z", ""),
-    (_program((SIN,), [Y, (Z,)]), "outputs are made by the program", "z", ""),
+    (_program((COS, SIN)), "operands are computed before they are read", "y", "z"),
+    (_program((SIN,), Z), "outputs are computed by the program", "z", ""),
+    (_program((SIN,), [Y, (Z,)]), "outputs are computed by the program", "z", ""),
     (_program((SIN, WRITE, COS)), "no operator writes an operand", "aten.mul_.Tensor does", "aten.mul_.Tensor"),
     (_program((LATE_SIN, COS)), "forward nodes come before backward nodes", "phases are mixed", ""),
     (

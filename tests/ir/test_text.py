@@ -263,3 +263,31 @@ def test_a_function_with_names_that_shadow_builtins_runs() -> None:
     x = torch.randn(2)
     assert torch.equal(dovetail.compile(module)(x), eager(x))
     assert torch.equal(module.outs, eager.outs)
+
+
+@pytest.mark.parametrize("name", ["x; import os", "lambda", "__class__", "x\n", "a b", ""])
+def test_no_source_is_made_of_names_that_are_no_names(name: str) -> None:
+    meta = TensorMeta((2,), (1,), 0, torch.float32, torch.device("cpu"), 0)
+    x, y = Value("x", meta), Value(name, meta)
+    relu = torch.ops.aten.relu.default
+    programs = [
+        Program("f", Stage.FUNCTIONAL, (y,), (), (y,)),
+        Program("f", Stage.FUNCTIONAL, (x,), (Node(relu, (x,), outputs=(y,)),), (y,)),
+        Program("f", Stage.FUNCTIONAL, (x,), (Node(relu, (x,), ((name, 1),)),), (x,)),
+        Program("f", Stage.FUNCTIONAL, (x,), (), (symbol(name),)),
+    ]
+    for program in programs:
+        with pytest.raises(InvalidProgram, match="plain names"):
+            emit(program, plain_call, {})
+
+
+def test_comments_have_one_line() -> None:
+    x = Value("x", TensorMeta((2,), (1,), 0, torch.float32, torch.device("cpu"), 0))
+    y = Value("y", x.meta)
+    origin = Origin("model.py\nimport os\u2028", 3, "f\r", "m")
+    node = Node(torch.ops.aten.relu.default, (x,), outputs=(y,), origin=origin)
+    plain, commented = (
+        emit(Program("f", Stage.FUNCTIONAL, (x,), (node,), (y,)), plain_call, {}, comments=comments).text
+        for comments in (False, True)
+    )
+    assert len(plain.splitlines()) == len(commented.splitlines())

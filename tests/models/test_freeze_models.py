@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import dovetail
 from tests.models.zoo import MORE, ZOO, Batch, Entry
+from tests.rotation import rotated
 
 SEED = 11
 ENTRIES = tuple(entry for entry in ZOO + MORE if entry.name != "mixtral")
@@ -38,7 +39,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], tensor), name
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=str)
+@pytest.mark.parametrize("entry", rotated(ENTRIES, 4), ids=str)
 def test_frozen_models_give_eagers_bits(entry: Entry, tmp_path: Path) -> None:
     model = entry.model().eval()
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}

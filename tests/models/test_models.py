@@ -2,7 +2,8 @@
 
 A training run is five steps of AdamW, with dropout where the model has it; both arms start from one seed. Compared per
 step are loss and gradients (values and strides), and at the end parameters, buffers and the generator's state. Every
-model is one graph: nothing of it runs outside, and no step compiles again.
+model is one graph: nothing of it runs outside, and no step compiles again. Each run (`tests.rotation`) trains some of
+the models, and calls some.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.frontends.backend import dovetail_backend
 from tests.models.zoo import MORE, ZOO, Batch, Entry, loss_of
+from tests.rotation import rotated
 
 STEPS = 5
 SEED = 11
@@ -112,7 +114,7 @@ def assert_same_runs(actual: Run, expected: Run) -> None:
 
 @pytest.mark.parametrize(
     ("entry", "mode"),
-    [(e, mode) for e in BITWISE for mode in MODES if e.name in FIRST or mode is torch.no_grad],
+    rotated([(e, mode) for e in BITWISE for mode in MODES if e.name in FIRST or mode is torch.no_grad], 5),
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_inference_equals_eager(entry: Entry, mode: Any) -> None:
@@ -140,7 +142,7 @@ def test_inference_equals_the_eager_backend(entry: Entry) -> None:
 # --- training ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("entry", BITWISE, ids=str)
+@pytest.mark.parametrize("entry", rotated(BITWISE, 5), ids=str)
 def test_training_equals_eager(entry: Entry) -> None:
     batches = entry.batches(STEPS)
     eager, mine = entry.model(), entry.model()
@@ -233,7 +235,7 @@ class _Stopped(Exception):
 
 
 @pytest.mark.parametrize("way_in", [_compile_by_backend, _compile_by_function], ids=["backend", "function"])
-@pytest.mark.parametrize("entry", [entry for entry in ZOO + MORE if entry.name in FIRST], ids=str)
+@pytest.mark.parametrize("entry", rotated([e for e in ZOO + MORE if e.name in FIRST], 4), ids=str)
 def test_compiling_changes_nothing(entry: Entry, way_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Capture runs the model's code, on tensors without numbers: the real ones and the generator stay as they are."""
     model = entry.model()

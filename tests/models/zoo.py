@@ -137,7 +137,7 @@ def _vit() -> nn.Module:
             num_labels=5,
             hidden_dropout_prob=0.1,
             attention_probs_dropout_prob=0.1,
-            problem_type="single_label_classification",  # found in the first step otherwise, and compiled for anew
+            problem_type="single_label_classification",  # found in the first step otherwise, and compiled for again
         )
     )
 

@@ -1,4 +1,4 @@
-"""Calls of torch's databases of operators and modules, each made anew as often as it is needed."""
+"""Calls of torch's databases of operators and modules, each made again as often as it is needed."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from dovetail.ir.program import Node
 from dovetail.ops.layouts import FOLLOWING, is_absolute, may_follow_layout
 from dovetail.torch_compat.dispatch import DispatchMode, Overload, schema_of
+from dovetail.torch_compat.fake_layouts import RightLayouts
 from dovetail.torch_compat.fakes import new_fake_mode
 from tests.passes.programs import Builder
 
@@ -130,7 +131,7 @@ def test_fakes_find_the_strides_of_kernels(name: str, shape: tuple[int, ...]) ->
             made = call(x)
         assert name in called.names
         mode = new_fake_mode()
-        with torch.no_grad(), mode:
+        with torch.no_grad(), mode, RightLayouts():
             described = call(torch.empty_strided(x.shape, x.stride()))
         results, fakes = ([r] if isinstance(r, Tensor) else list(r) for r in (made, described))
         for real, fake in zip(results, fakes, strict=True):

@@ -13,6 +13,7 @@ from dovetail.ops import packed, prims
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat import onednn
 from dovetail.torch_compat.fakes import new_fake_mode
+from tests.rounding import in_float64
 
 F = torch.nn.functional
 
@@ -76,7 +77,7 @@ def test_special_numbers_pass_as_in_eager(activation: str) -> None:
 def test_linear_of_any_rows(shape: tuple[int, ...]) -> None:
     weight, bias, x = torch.randn(4, 7), torch.randn(4), torch.randn(shape)
     made: Any = packed.packed_linear("none")(x, packed.PACK_LINEAR(weight, 2), bias)
-    assert torch.allclose(made, F.linear(x, weight, bias), atol=1e-5)
+    in_float64(F.linear, x, weight, bias).assert_holds(made)
     assert made.is_contiguous()
 
 
@@ -91,12 +92,16 @@ def test_convolution_lies_as_fakes_say(size: tuple[int, ...], groups: int, chann
     if channels_last:
         x = x.contiguous(memory_format={2: torch.channels_last, 3: torch.channels_last_3d}[space])
     padding, stride, dilation, _ = geometry
-    plain = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * space, groups)
-    addend = torch.randn(plain.shape)
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor, addend: Tensor) -> Tensor:
+        made = torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * space, groups)
+        return torch.relu(made + addend)
+
+    addend = torch.randn(plain(x, weight, bias, torch.zeros(())).shape)
     made: Any = packed.packed_conv("relu")(
         x, packed.PACK_CONV(weight, *geometry, [3, *size[1:]]), bias, *geometry, addend
     )
-    assert torch.allclose(made, torch.relu(plain + addend), atol=1e-4)
+    in_float64(plain, x, weight, bias, addend).assert_holds(made)
     mode = new_fake_mode()
     with mode:
         fakes = [torch.empty_strided(t.shape, t.stride()) for t in (x, weight, bias, addend)]

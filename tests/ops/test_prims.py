@@ -20,6 +20,7 @@ aten = torch.ops.aten
         prims.COPY_TO_LAYOUT,
         prims.functional_form(aten.normal_.default, (0,)),
         prims.in_grad_mode(aten.mkldnn_rnn_layer.default),
+        prims.over_parameters(aten.gru.input),
         prims.view_scatter(aten.unbind.int, 2),
         prims.view_scatter(aten.unfold.default, None),
     ],

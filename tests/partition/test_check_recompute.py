@@ -91,7 +91,7 @@ CORRUPTIONS: list[tuple[str, Callable[[Split], Split], str]] = [
         "forward is the program's forward",
     ),
     ("forward lacks what it reads", lambda s: _forward(s, nodes=s.forward.nodes[:1]), "a half gives only what it has"),
-    ("a copy is lost", lambda s: _backward(s, nodes=s.backward.nodes[1:]), "a half reads only what it is given"),
+    ("a copy is lost", lambda s: _backward(s, nodes=s.backward.nodes[1:]), "a half reads only its own inputs"),
     ("a copy runs twice", _twice, "nothing runs again twice"),
     ("a draw runs again", _draws_again, "only pure nodes run again"),
     ("a copy reads other values", _other_number, "what runs again ran in forward"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
@@ -15,6 +15,7 @@ from dovetail.partition.policy import Policy
 from dovetail.partition.problem import Problem, pose_problem
 from dovetail.partition.solve import follow, solve_cut
 from dovetail.partition.work import work_of
+from tests.counting import LINEAR, growth
 from tests.partition.joint_programs import ALL, CHEAP, best_by_search, random_program
 
 # Programs in which an input receives a view of itself.
@@ -24,7 +25,7 @@ _FOUND = (917, 949, 1085)
 @pytest.mark.parametrize(("recompute", "may_run"), [("cheap", CHEAP), ("all", ALL)])
 def test_no_choice_is_better(recompute: str, may_run: frozenset[object]) -> None:
     gains = 0
-    for seed in (*range(500), *_FOUND):
+    for seed in (*range(250), *_FOUND):
         program = random_program(seed)
         policy = Policy(recompute=recompute)
         solution = solve_cut(pose_problem(program, policy, {}).problem)
@@ -36,14 +37,14 @@ def test_no_choice_is_better(recompute: str, may_run: frozenset[object]) -> None
         assert sum(work_of(node, {}) for node in copies) == solution.work, seed
         assert residual_bytes(split, {}) == solution.saved_bytes, seed
         gains += bool(copies)
-    assert gains > 100
+    assert gains > 50
 
 
 @pytest.mark.parametrize("price", [Fraction(1, 20_000), Fraction(1, 3_000), Fraction(1)])
 @pytest.mark.parametrize(("recompute", "may_run"), [("cheap", CHEAP), ("all", ALL)])
 def test_no_choice_is_better_at_a_price(recompute: str, may_run: frozenset[object], price: Fraction) -> None:
     lasting = 0
-    for seed in (*range(200), *_FOUND):
+    for seed in (*range(100), *_FOUND):
         program = random_program(seed)
         solution = solve_cut(pose_problem(program, Policy(recompute=recompute), {}).problem, price)
         saved, moved = best_by_search(program, may_run, price)
@@ -87,22 +88,22 @@ def test_bytes_of_any_size_are_exact() -> None:
     assert solve_cut(problem).saved_bytes == huge
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_five_thousand_jobs_take_less_than_a_second(seed: int) -> None:
+def _many_jobs(seed: int, count: int) -> Problem:
     rng = random.Random(seed)
-    count = 5000
     reads = [
         tuple({rng.randrange(max(0, i - 30), i) for _ in range(rng.randint(1, 3))} if i else ()) for i in range(count)
     ]
     costs = [None if rng.random() < 0.2 else rng.randint(1, 1000) for _ in range(count)]
-    problem = Problem(
+    return Problem(
         sizes=tuple(rng.randint(1, 1000) for _ in range(count)),
         makers=tuple(range(count)),
         costs=tuple(costs),
         reads=tuple(() if cost is None else read for read, cost in zip(reads, costs, strict=True)),
         wanted=tuple(sorted(rng.sample(range(count), count // 4))),
     )
-    start = time.process_time()
-    solution = solve_cut(problem)
-    assert time.process_time() - start < 1
-    assert solution.again
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_five_thousand_jobs(seed: int) -> None:
+    assert solve_cut(_many_jobs(seed, 5000)).again
+    assert growth(lambda count: partial(solve_cut, _many_jobs(seed, count)), 500, 8) < LINEAR

@@ -181,12 +181,12 @@ CORRUPTIONS: list[tuple[str, Change, str]] = [
         "the halves share the program's nodes",
     ),
     ("nodes change places", lambda s: _forward(s, nodes=_swapped(s.forward.nodes)), "order is kept"),
-    ("a residual is not taken", _without_residual, "a half reads only what it is given"),
-    ("a primal is not taken", lambda s: _forward(s, inputs=s.forward.inputs[1:]), "a half reads only what it is given"),
+    ("a residual is not taken", _without_residual, "a half reads only its own inputs"),
+    ("a primal is not taken", lambda s: _forward(s, inputs=s.forward.inputs[1:]), "a half reads only its own inputs"),
     (
         "a tangent is not taken",
         lambda s: _backward(s, inputs=s.backward.inputs[:-1]),
-        "a half reads only what it is given",
+        "a half reads only its own inputs",
     ),
     (
         "forward gives what backward makes",

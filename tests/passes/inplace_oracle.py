@@ -291,10 +291,10 @@ def cases(names: Sequence[str] = ()) -> list[tuple[Pattern, str]]:
     return [(pattern, way) for pattern in wanted for way in pattern.ways if way != "symbolic"]
 
 
-def survey(names: Sequence[str], most: int, combinations: int) -> tuple[int, list[str]]:
+def survey(chosen: Sequence[tuple[Pattern, str]], most: int, combinations: int) -> tuple[int, list[str]]:
     """How many cases were asked, and in words where the plan copies more than the best combination."""
     asked, behind = 0, []
-    for pattern, way in cases(names):
+    for pattern, way in chosen:
         answer = ask(pattern, way, most=most, combinations=combinations)
         asked += answer is not None
         if answer is not None and answer.least < answer.reached:
@@ -310,10 +310,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--combinations", type=int, default=20000)
     options = parser.parse_args(argv)
     start = time.perf_counter()
-    asked, behind = survey(options.names, options.most, options.combinations)
+    chosen = cases(options.names)
+    asked, behind = survey(chosen, options.most, options.combinations)
     print("\n".join(behind))
     seconds = time.perf_counter() - start
-    total = len(cases(options.names))
+    total = len(chosen)
     print(f"{asked - len(behind)} of {asked} cases copy the least number of bytes; {total - asked} have too many")
     print(f"combinations; {seconds:.0f} s")
     return int(len(behind) > 0.05 * asked)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_iter
 
 import dovetail
 from dovetail.analysis.infer import MetaInference
@@ -18,6 +18,7 @@ from dovetail.ir.program import Program
 from dovetail.ir.signature import Buffer, Parameter, UserInput
 from dovetail.ir.stages import verify_program
 from dovetail.ops.facts import writes_of
+from tests.rounding import Rounded
 
 
 @dataclass(frozen=True)
@@ -54,24 +55,10 @@ def record(model: nn.Module, *inputs: Any, dynamic: bool = False) -> Recorded:
     return Recorded(program, recording.infer, tuple(tensors), tensors)
 
 
-def as_in_float64(model: nn.Module, *inputs: Any) -> Tensor:
-    """The result of the model in double precision, of its parameters as they are."""
-    with torch.no_grad():
-        result = copy.deepcopy(model).double()(*[i.double() if i.is_floating_point() else i for i in inputs])
-    assert isinstance(result, Tensor)
-    return result
-
-
-def assert_as_exact_as_eager(found: Tensor, eager: Tensor, exact: Tensor) -> None:
-    """Finite where eager is, laid out as eager's, and at most twice as far from the exact result, plus one rounding."""
-    assert found.dtype == eager.dtype
-    assert found.shape == eager.shape
-    assert found.stride() == eager.stride()
-    assert found.isfinite().logical_or(eager.isfinite().logical_not()).all()
-    known = eager.isfinite() & exact.isfinite()
-    if not known.any():
-        return
-    wanted = exact[known]
-    error, eagers = ((result.double()[known] - wanted).abs().max() for result in (found, eager))
-    rounding = (1 if eager.dtype.itemsize < 8 else 8) * torch.finfo(eager.dtype).eps * wanted.abs().max()
-    assert error <= 2 * eagers + rounding, (error, eagers, rounding)
+def assert_rounded_as(found: Any, eager: Any, rounded: Rounded) -> None:
+    """Finite where eager is, laid out as eager's; and each element within its bound, as eager's are."""
+    for one, other in zip(*([*tree_iter(results)] for results in (found, eager)), strict=True):
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        assert one.isfinite().logical_or(other.isfinite().logical_not()).all()
+    rounded.assert_holds(eager)
+    rounded.assert_holds(found)

@@ -27,6 +27,7 @@ from tests import early_updates_sweep
 from tests.passes.programs import Builder, body
 from tests.passes.training_steps import Step, recorded
 from tests.random_steps import check_early, random_step
+from tests.rotation import rotated
 
 aten = torch.ops.aten
 MB = 10**6
@@ -201,7 +202,7 @@ def _saved(step: Step) -> tuple[int, int, int, EarlyUpdatesReport]:
     return peaks[0], peaks[1], copied, report
 
 
-@pytest.mark.parametrize("name", _OPTIMIZERS)
+@pytest.mark.parametrize("name", rotated([*_OPTIMIZERS], 3))
 def test_gradients_of_a_perceptron_die_one_by_one(name: str) -> None:
     model = _mlp()
     step = recorded(model, _OPTIMIZERS[name](model.parameters()), _mse, torch.randn(64, 256), torch.randn(64, 256))
@@ -239,7 +240,7 @@ class _Block(nn.Module):
         return nn.functional.linear(h, self.words.weight)
 
 
-@pytest.mark.parametrize("name", ["SGD", "momentum", "Adam", "AdamW foreach"])
+@pytest.mark.parametrize("name", rotated(["SGD", "momentum", "Adam", "AdamW foreach"], 2))
 def test_a_transformer_block_with_a_tied_embedding(name: str) -> None:
     model = _Block(50, 128)
     words = torch.randint(0, 50, (2, 9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import dovetail.passes
 from dovetail.ir.program import Program
 from dovetail.passes.fold_batch_norms import TIER, FoldBatchNormsReport, NormRow, fold_batch_norms
-from tests.passes.recorded_models import Recorded, as_in_float64, assert_as_exact_as_eager, record
+from tests.passes.recorded_models import Recorded, assert_rounded_as, record
+from tests.rotation import rotated
+from tests.rounding import in_float64
 
 aten = torch.ops.aten
 
@@ -38,7 +41,13 @@ def _settled(model: nn.Module) -> nn.Module:
 
 
 def _fold(recorded: Recorded, **options: Any) -> tuple[Program, FoldBatchNormsReport]:
+    options = {"contents": recorded.tensors, **options}
     return fold_batch_norms(recorded.program, recorded.constants, recorded.infer, **options)
+
+
+def _added(report: FoldBatchNormsReport) -> int:
+    """How many shifts are added to finished sums."""
+    return sum("afterwards" in row.because for row in report.folded)
 
 
 def _codes(model: nn.Module, *inputs: Any, **options: Any) -> list[str]:
@@ -57,11 +66,12 @@ def _check(model: nn.Module, *inputs: Any, others: tuple[Any, ...] = (), folded:
     assert _norms(program) == len(report.rows) - folded
     assert set(report.asked) <= {v.name for node in program.nodes for v in node.results()}
     assert len(report.asked) == len(set(report.asked))
+    shift = "added once" if _added(report) == folded else "added up"
     for call in (inputs, *((other,) for other in others)):
         with torch.no_grad():
             eager = model(*call)
         (found,) = recorded.run(program, *call)
-        assert_as_exact_as_eager(found, eager, as_in_float64(model, *call))
+        assert_rounded_as(found, eager, in_float64(model, *call, shift=shift))
     return program
 
 
@@ -95,10 +105,9 @@ def test_before_and_after() -> None:
     assert TIER == "numerics"
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("dims", "groups", "affine", "bias"), rotated([*product([1, 2, 3], [1, 2, 4], [True, False], [True, False])], 4)
+)
 def test_convolutions(dims: int, groups: int, affine: bool, bias: bool) -> None:
     conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
     norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims - 1]
@@ -106,9 +115,7 @@ def test_convolutions(dims: int, groups: int, affine: bool, bias: bool) -> None:
     _check(_settled(model), torch.randn(3, 4, *[7] * dims))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize(("dims", "groups", "bias"), rotated([*product([1, 2, 3], [1, 2, 4], [True, False])], 4))
 def test_transposed_convolutions(dims: int, groups: int, bias: bool) -> None:
     conv = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[dims - 1]
     norm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dims - 1]
@@ -158,10 +165,13 @@ def test_a_norm_over_other_dimensions_than_features_stays() -> None:
     assert _codes(swapped, torch.randn(2, 3, 7, 5)) == ["CHANNEL-MISMATCH"]
 
 
-@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-@pytest.mark.parametrize("weight_layout", [torch.channels_last, torch.contiguous_format])
-@pytest.mark.parametrize("channels", [(4, 6), (1, 1), (4, 1)])
-@pytest.mark.parametrize("size", [7, 3])
+LAYOUTS = [torch.channels_last, torch.contiguous_format]
+
+
+@pytest.mark.parametrize(
+    ("layout", "weight_layout", "channels", "size"),
+    rotated([*product(LAYOUTS, LAYOUTS, [(4, 6), (1, 1), (4, 1)], [7, 3])], 4),
+)
 def test_layouts(layout: Any, weight_layout: Any, channels: tuple[int, int], size: int) -> None:
     model = nn.Sequential(nn.Conv2d(*channels, 3), nn.BatchNorm2d(channels[1]))
     model = _settled(model.to(memory_format=weight_layout))
@@ -257,7 +267,122 @@ def test_extreme_numbers(kind: str, numbers: dict[str, Any]) -> None:
 
 def test_without_an_epsilon() -> None:
     model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6, eps=0.0))
+    try:
+        model.eval()(torch.randn(2, 4, 7, 7))
+    except ValueError as error:  # of torch 2.11
+        pytest.skip(str(error))
     _check(_with(model, running_var=1e-12), torch.randn(2, 4, 7, 7))
+
+
+_LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], tuple[int, ...]]] = {
+    "conv1d": (lambda: nn.Conv1d(6, 4, 5), lambda: nn.BatchNorm1d(4), (3, 6, 19)),
+    "conv2d without a bias": (lambda: nn.Conv2d(6, 4, 3, bias=False), lambda: nn.BatchNorm2d(4), (2, 6, 9, 9)),
+    "conv2d with the channels last": (
+        lambda: nn.Conv2d(6, 4, 3).to(memory_format=torch.channels_last),
+        lambda: nn.BatchNorm2d(4),
+        (2, 6, 9, 9),
+    ),
+    "conv3d in groups": (lambda: nn.Conv3d(6, 4, 3, groups=2), lambda: nn.BatchNorm3d(4), (2, 6, 5, 5, 5)),
+    "transposed in groups": (
+        lambda: nn.ConvTranspose2d(6, 4, 3, 2, groups=2),
+        lambda: nn.BatchNorm2d(4),
+        (2, 6, 5, 5),
+    ),
+    "linear": (lambda: nn.Linear(48, 4), lambda: nn.BatchNorm1d(4), (9, 48)),
+    "linear without a bias": (lambda: nn.Linear(48, 4, bias=False), lambda: nn.BatchNorm1d(4), (9, 48)),
+}
+
+
+@pytest.mark.parametrize("numbers", [{"bias": 3e4}, {"running_mean": -3e4}, {"bias": 1e30}], ids=str)
+@pytest.mark.parametrize("name", list(_LAYERS))
+def test_a_large_shift_stays_out_of_the_sum(name: str, numbers: dict[str, float]) -> None:
+    layer, norm, shape = _LAYERS[name]
+    model, x = _with(nn.Sequential(layer(), norm()), **numbers), torch.randn(shape)
+    program = _check(model, x)  # by the bound of a shift that is added once
+    recorded = record(model, x)
+    _, report = _fold(recorded)
+    assert _added(report) == 1
+    assert program.nodes[-1].target is aten.add.Tensor
+    assert [str(node.args[1]) for node in program.nodes[-2:]] == list(report.asked)
+    unknown, report = _fold(recorded, contents={})
+    assert _added(report) == 0
+    assert unknown.nodes[-1].target is not aten.add.Tensor
+
+
+def test_a_large_shift_behind_views() -> None:
+    model = _settled(_Ordered(nn.BatchNorm2d(7), (0, 3, 1, 2)))
+    model.linear = nn.Linear(48, 7)
+    nn.init.constant_(model.norm.bias, 1e5)  # type: ignore[arg-type]
+    _check(model, torch.randn(2, 3, 4, 48), others=(torch.randn(4, 2, 6, 48),))
+    assert _added(_fold(record(model, torch.randn(2, 3, 4, 48)))[1]) == 1
+
+
+def _adding_in_order(model: nn.Sequential, x: Tensor) -> Tensor:
+    """A linear layer whose weight and bias do the work of its norm, by a kernel that starts each sum from the bias."""
+    linear, norm = model
+    scale = norm.weight.double() * (norm.running_var.double() + norm.eps).rsqrt()  # type: ignore[operator, union-attr]
+    weight = (linear.weight.double() * scale[:, None]).float()  # type: ignore[operator, union-attr]
+    shift = ((linear.bias.double() - norm.running_mean.double()) * scale + norm.bias.double()).float()  # type: ignore
+    found = shift.expand(x.shape[0], -1)
+    for k in range(x.shape[1]):
+        found = found + x[:, k, None] * weight[:, k]
+    return found
+
+
+def test_what_a_kernel_loses_that_starts_from_a_large_shift() -> None:
+    model: Any = _with(nn.Sequential(nn.Linear(400, 6), nn.BatchNorm1d(6)), bias=3e4)
+    x = torch.randn(40, 400)
+    with torch.no_grad():
+        found = _adding_in_order(model, x)
+    in_float64(model, x, shift="added up").assert_holds(found)
+    with pytest.raises(AssertionError, match="times the bound"):
+        in_float64(model, x, shift="added once").assert_holds(found)
+
+
+def test_shifts_as_large_as_what_they_are_added_to_stay_in_the_bias() -> None:
+    """As trained networks have them: the norm's statistics are those of its inputs."""
+    for bias in (True, False):
+        model = nn.Sequential(nn.Conv2d(8, 16, 3, bias=bias), nn.BatchNorm2d(16, momentum=None), nn.ReLU())
+        x = torch.randn(16, 8, 9, 9) + 1
+        model.train()(x)
+        nn.init.uniform_(model[1].weight, 0.3, 1.0)  # type: ignore[arg-type]
+        nn.init.normal_(model[1].bias, 0.0, 0.3)  # type: ignore[arg-type]
+        program, report = _fold(record(model.eval(), x))
+        assert (len(report.folded), _added(report)) == (1, 0)
+        assert [node.target for node in program.nodes[-2:]] == [aten.convolution.default, aten.relu.default]
+
+
+def _of_another_epsilon(model: Any) -> None:
+    model[1].eps = 1e-4
+
+
+def _shift_in_bfloat16(model: Any) -> None:
+    model[1].bias.copy_(model[1].bias.bfloat16())
+
+
+def _weight_in_bfloat16(model: Any) -> None:
+    model[0].weight.copy_(model[0].weight.bfloat16())
+
+
+def _mean_without_a_channel(model: Any) -> None:
+    model[1].running_mean[1] = 0.0
+
+
+@pytest.mark.parametrize(
+    "wrong", [_of_another_epsilon, _shift_in_bfloat16, _weight_in_bfloat16, _mean_without_a_channel]
+)
+@pytest.mark.parametrize("kind", ["conv", "linear"])
+def test_the_bounds_notice_a_wrong_fold(kind: str, wrong: Callable[[Any], None]) -> None:
+    layers = {"conv": (nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6)), "linear": (nn.Linear(64, 6), nn.BatchNorm1d(6))}
+    model, x = _settled(nn.Sequential(*layers[kind])), torch.randn((2, 4, 7, 7) if kind == "conv" else (9, 64))
+    rounded = in_float64(model, x)
+    with torch.no_grad():
+        rounded.assert_holds(model(x))
+        wrong(model)
+        recorded = record(model, x)
+        (found,) = recorded.run(_fold(recorded)[0], x)
+    with pytest.raises(AssertionError, match="times the bound"):
+        rounded.assert_holds(found)
 
 
 @pytest.mark.parametrize("norm_dtype", [torch.bfloat16, torch.float32])
@@ -482,8 +607,7 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
 }
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", list(_MODELS))
+@pytest.mark.parametrize(("name", "dynamic"), rotated([*product(_MODELS, [False, True])], 5))
 def test_models(name: str, dynamic: bool) -> None:
     make, shape, folded = _MODELS[name]
     model = _settled(make())
@@ -533,14 +657,14 @@ class _Random(nn.Module):
         return [values[-1], *choose.sample(values, 1)]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", rotated(range(40), 4))
 def test_random_models(seed: int) -> None:
     model = _settled(_Random(seed))
     x = torch.randn(2, 4, 6, 6)
     recorded = record(model, x)
     program, report = _fold(recorded)
     assert (program is recorded.program) == (not report.folded)
-    wanted = recorded.run(recorded.program, x)  # what aliases another result, or the input, is no result of programs
+    wanted = recorded.run(recorded.program, x)  # what aliases another result, or the input, is not a result of programs
     for found, eager in zip(recorded.run(program, x), wanted, strict=True):
         torch.testing.assert_close(found, eager, rtol=1e-4, atol=float(1e-5 * eager.abs().max()))
         assert found.stride() == eager.stride()
@@ -549,7 +673,7 @@ def test_random_models(seed: int) -> None:
 # --- on graph modules -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", list(_MODELS))
+@pytest.mark.parametrize("name", rotated([*_MODELS], 3))
 def test_graph_modules(name: str) -> None:
     make, shape, folded = _MODELS[name]
     model = _settled(make())
@@ -561,7 +685,7 @@ def test_graph_modules(name: str) -> None:
         assert len(dovetail.passes.plan_fold_batch_norms(graph, x).folded) == folded
         assert graph.code == before
         assert "batch_norm.default" not in after.code
-        assert_as_exact_as_eager(after(x), model(x), as_in_float64(model, x))
+        assert_rounded_as(after(x), model(x), in_float64(model, x))
 
 
 def test_a_symbolic_graph_module() -> None:
@@ -571,7 +695,7 @@ def test_a_symbolic_graph_module() -> None:
         after = dovetail.passes.fold_batch_norms(graph)
         x = torch.randn(5, 4, 9, 10)
         assert "batch_norm.default" not in after.code
-        assert_as_exact_as_eager(after(x), model(x), as_in_float64(model, x))
+        assert_rounded_as(after(x), model(x), in_float64(model, x))
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
@@ -586,7 +710,7 @@ def test_exported_operators(transposed: bool, dims: int) -> None:
         graph = make_fx(model, pre_dispatch=True)(x)
         after = dovetail.passes.fold_batch_norms(graph, x)
         assert "batch_norm" not in str([node.target for node in after.graph.nodes if node.op == "call_function"])
-        assert_as_exact_as_eager(after(x), model(x), as_in_float64(model, x))
+        assert_rounded_as(after(x), model(x), in_float64(model, x))
 
 
 def test_an_unbatched_convolution_has_its_channels_elsewhere() -> None:

@@ -14,7 +14,10 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 import dovetail.passes
 from dovetail.ir.program import Program
 from dovetail.passes.merge_linears import TIER, MergeLinearsReport, merge_linears
-from tests.passes.recorded_models import Recorded, as_in_float64, assert_as_exact_as_eager, record
+from tests.passes.recorded_models import Recorded, assert_rounded_as, record
+from tests.rotation import rotated
+from tests.rounding import in_float64
+from tests.torch_release import MATMUL_FIXES_SIZES
 
 aten = torch.ops.aten
 
@@ -78,7 +81,7 @@ def _check(model: nn.Module, *calls: Tensor, merged: int = 3, products: int = 1)
         with torch.no_grad():
             eager = model(x)
         (found,) = recorded.run(program, x)
-        assert_as_exact_as_eager(found, eager, as_in_float64(model, x))
+        assert_rounded_as(found, eager, in_float64(model, x))
     return program
 
 
@@ -103,11 +106,12 @@ def test_before_and_after() -> None:
     assert TIER == "numerics"
 
 
-@pytest.mark.parametrize("function", [_attention, _plain_attention, _total, _gated])
+@pytest.mark.parametrize("function", rotated([_attention, _plain_attention, _total, _gated], 4))
 @pytest.mark.parametrize("bias", [True, False])
 def test_three_dimensions(function: Callable[..., Any], bias: bool) -> None:
     _check(_Three(function, bias), torch.randn(2, 5, 8))
-    _check(_Three(function, bias), torch.randn(2, 5, 8), torch.randn(3, 7, 8))
+    if bias or not MATMUL_FIXES_SIZES:
+        _check(_Three(function, bias), torch.randn(2, 5, 8), torch.randn(3, 7, 8))
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -141,7 +145,8 @@ class _Block(nn.Module):
 def test_transformers() -> None:
     model = nn.Sequential(_Block(), _Block())
     _check(model, torch.randn(2, 5, 8), merged=10, products=8)
-    _check(model, torch.randn(2, 5, 8), torch.randn(4, 3, 8), merged=10, products=8)
+    if not MATMUL_FIXES_SIZES:
+        _check(model, torch.randn(2, 5, 8), torch.randn(4, 3, 8), merged=10, products=8)
 
 
 def test_weights_that_are_made_of_constants_may_be_made_later() -> None:
@@ -253,7 +258,7 @@ def test_graph_modules(pre_dispatch: bool) -> None:
         after = dovetail.passes.merge_linears(graph, x)
         assert sum(len(row.layers) for row in dovetail.passes.plan_merge_linears(graph, x).merged) == 10
         assert graph.code == before
-        assert_as_exact_as_eager(after(x), model(x), as_in_float64(model, x))
+        assert_rounded_as(after(x), model(x), in_float64(model, x))
 
 
 def test_a_symbolic_graph_module() -> None:
@@ -263,7 +268,7 @@ def test_a_symbolic_graph_module() -> None:
         after = dovetail.passes.merge_linears(graph)
         assert after.code.count("slice") == 5
         x = torch.randn(5, 6, 8)
-        assert_as_exact_as_eager(after(x), model(x), as_in_float64(model, x))
+        assert_rounded_as(after(x), model(x), in_float64(model, x))
 
 
 def _between(x: Tensor, a: Tensor, b: Tensor, write: str) -> Tensor:

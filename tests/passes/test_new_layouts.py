@@ -1,4 +1,4 @@
-"""What follows when values lie otherwise: who keeps what it gave, and who cannot follow."""
+"""What follows when values have a different layout: who keeps what it gave, and who cannot follow."""
 
 from __future__ import annotations
 

@@ -164,4 +164,4 @@ def test_on_programs() -> None:
     assert _removed(2.0, False) == (False, DropoutReport((), (("made", "BAD-PROBABILITY"),)))
     assert _removed(float("nan"), False) == (False, DropoutReport((), (("made", "BAD-PROBABILITY"),)))
     assert _removed(symbol("p"), False) == (False, DropoutReport((), (("made", "UNKNOWN"),)))
-    assert str(_removed(0.5, False)[1]) == "removed 1 dropouts that drop nothing"
+    assert str(_removed(0.5, False)[1]) == "removed 1 dropouts that have no effect"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import Tensor, nn
 
+import dovetail
+from dovetail.analysis.liveness import simulate_peak
+from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Node
 from dovetail.passes.run_late import RunLateReport, demand_driven, run_late
 from tests.passes.programs import Builder, body
+from tests.torch_release import BEFORE_2_13
 
 aten = torch.ops.aten
 
@@ -79,3 +85,47 @@ def test_nothing_moves_where_the_peak_stays() -> None:
     c = b.call("c", aten.cos.default, x)
     program = b.program(b.call("sum", aten.add.Tensor, c, a))
     assert run_late(program) == (program, RunLateReport(0, 0))
+
+
+def test_what_waits_keeps_no_input_alive_that_would_die() -> None:
+    """The gradient of a weight reads a saved value, and is half as large: it does not wait."""
+    b = Builder("saved", "g")
+    saved, g = b.inputs
+    weight = b.call("weight", aten.mm.default, saved, g, shape=(2,))
+    wide = b.call("wide", aten.cos.default, g, shape=(8,))
+    result = b.call("result", aten.sin.default, wide, shape=(2,))
+    program = b.program([weight, result])
+    assert _order(body(demand_driven(program)))[:2] == ["wide", "result"]
+    assert _order(body(demand_driven(program, (0,))))[:2] == ["weight", "wide"]
+    assert simulate_peak(program, dying=(0,)).peak_bytes < simulate_peak(demand_driven(program), dying=(0,)).peak_bytes
+
+
+class _Layers(nn.Module):
+    def __init__(self, widths: tuple[int, ...], activation: nn.Module, has_loss: bool) -> None:
+        super().__init__()
+        self.has_loss = has_loss
+        self.layers = nn.ModuleList(map(nn.Linear, widths, widths[1:]))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        *layers, last = self.layers
+        for layer in layers:
+            x = self.activation(layer(x))
+        out: Tensor = last(x)
+        return out.square().mean() if self.has_loss else out
+
+
+@pytest.mark.skipif(BEFORE_2_13, reason="before torch 2.13 autograd holds arriving gradients to the end of a backward")
+@pytest.mark.parametrize("activation", [nn.GELU(), nn.ReLU(), nn.Tanh(), nn.SiLU(), nn.Softplus()], ids=str)
+@pytest.mark.parametrize("has_loss", [True, False], ids=["loss", "outside"])
+@pytest.mark.parametrize("widths", [(64, 256, 64), (16, 64, 8, 64, 16), (64, 8, 64), (24, 24, 24, 24)], ids=str)
+def test_a_step_takes_no_more_than_eager(widths: tuple[int, ...], activation: nn.Module, has_loss: bool) -> None:
+    x = torch.randn(128, widths[0])
+    models = [_Layers(widths, activation, has_loss) for _ in range(2)]
+    run = dovetail.compile(models[1])
+    run(x).mean().backward()  # compile
+    peaks = []
+    for step, model in ((models[0], models[0]), (run, models[1])):
+        model.zero_grad(set_to_none=True)
+        peaks.append(measure_peak(lambda step=step: step(x).mean().backward()).peak_bytes)
+    assert peaks[1] <= peaks[0]

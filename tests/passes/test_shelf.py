@@ -73,7 +73,7 @@ def test_bad_donations(a_pass: Callable[..., Any], donate: object, reason: str) 
 
 def test_a_number_is_not_donated() -> None:
     graph = make_fx(lambda x, n: x * n, tracing_mode="symbolic")(torch.randn(3), 5)
-    with pytest.raises(BadDonation, match="it is no tensor"):
+    with pytest.raises(BadDonation, match="it is not a tensor"):
         reinplace(graph, donate="n_1")
 
 
@@ -104,7 +104,7 @@ def test_samples_that_do_not_fit(a_pass: Callable[..., Any], samples: tuple[Any,
 @pytest.mark.parametrize("given", [torch.nn.Linear(2, 2), _step, fx.Graph()])
 @pytest.mark.parametrize("a_pass", PASSES)
 def test_what_is_no_graph_module(a_pass: Callable[..., Any], given: object) -> None:
-    with pytest.raises(NotAGraphModule, match=f"a {type(given).__name__} is no torch.fx.GraphModule"):
+    with pytest.raises(NotAGraphModule, match=f"a {type(given).__name__} is not a torch.fx.GraphModule"):
         a_pass(given, torch.randn(2, 2))
 
 

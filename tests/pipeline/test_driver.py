@@ -117,13 +117,13 @@ def test_a_pass_that_edits_its_input_is_caught_at_level_1(monkeypatch: pytest.Mo
 
 def test_a_pass_that_breaks_a_rule_is_caught_at_level_1(monkeypatch: pytest.MonkeyPatch) -> None:
     _plant(monkeypatch, _invalid)
-    with pytest.raises(InvalidProgram, match="operands are made before they are read"):
+    with pytest.raises(InvalidProgram, match="operands are computed before they are read"):
         _run(_small(), verify=1)
 
 
 def test_a_broken_program_does_not_come_in() -> None:
     program = _small()
-    with pytest.raises(InvalidProgram, match="operands are made before they are read"):
+    with pytest.raises(InvalidProgram, match="operands are computed before they are read"):
         _run(program.replace_nodes(program.nodes[::-1]), verify=1)
 
 

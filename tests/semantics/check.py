@@ -8,7 +8,6 @@ strides, parameters, buffers, arguments, and where the generator stands, are the
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.doors import Door, directly, through_dynamo
+from tests.rotation import rotated
 
 Observation = dict[str, Any]
 
@@ -45,11 +45,13 @@ def cases_of(
     only_direct: Collection[str] = (),
     *,
     in_turn: bool = False,
+    of: int = 1,
 ) -> Any:
     """Decorator: run a test `(make, door)` for each case among `names`, through each door.
 
     in_pieces: cases of which Dynamo leaves parts to eager. only_direct: those that Dynamo cannot take at all. in_turn:
-    one door for each case, in turn, unless DOVETAIL_EVERY_DOOR is set.
+    one door for each case, in turn, and the other one with the next seed (`tests.rotation`). of: every n-th of what is
+    left, other ones with other seeds. `make sweep` tries all of it.
     """
     made: list[Any] = []
     for name, make in names.items():
@@ -60,9 +62,10 @@ def cases_of(
         if short not in only_direct:
             door = _in_pieces if short in in_pieces else through_dynamo
             made.append(pytest.param(make, door, id=f"{short}-backend"))
-    if in_turn and not os.environ.get("DOVETAIL_EVERY_DOOR"):
-        made = [pair[number % 2] for number, pair in enumerate(zip(made[::2], made[1::2], strict=True))]
-    return pytest.mark.parametrize(("make", "door"), made)
+    if in_turn:
+        pairs = list(zip(made[::2], made[1::2], strict=True))
+        made = [door for number, pair in enumerate(pairs) for door in rotated(pair, 2, shift=number)]
+    return pytest.mark.parametrize(("make", "door"), rotated(made, of))
 
 
 def _in_pieces(target: Callable[..., Any], **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Operators over sub-programs: captured, gradients included, or refused by name. Loops with gradients: `test_loops`."""
+"""Operators over subgraphs: captured, gradients included, or refused by name. Loops with gradients: `test_loops`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from torch._higher_order_ops.while_loop import while_loop
 import dovetail
 from dovetail.errors import CaptureFailed, UnsupportedHigherOrderOperator
 from tests.doors import Door
+from tests.rotation import rotated
 from tests.semantics.check import Case, Make, assert_like_eager, cases_of, leaf
+from tests.torch_release import BEFORE_2_13
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -71,7 +73,7 @@ def case_while_loop() -> Case:
     return Case(f, (torch.tensor(0), torch.randn(3)))
 
 
-@cases_of(globals())
+@cases_of(globals(), of=3)
 def test_like_eager(make: Make, door: Door) -> None:
     assert_like_eager(make, door)
 
@@ -110,7 +112,7 @@ SIZED: list[Callable[[Tensor], Any]] = [
 ]
 
 
-@pytest.mark.parametrize("function", SIZED)
+@pytest.mark.parametrize("function", rotated(SIZED, 3))
 def test_what_sub_programs_take_for_granted_of_sizes(function: Callable[[Tensor], Any]) -> None:
     compiled = dovetail.compile(function, dynamic=True)
     for size in (3, 5, 4, 7, 2, 6):
@@ -120,6 +122,7 @@ def test_what_sub_programs_take_for_granted_of_sizes(function: Callable[[Tensor]
         assert torch.equal(*(torch.autograd.grad(r.square().sum(), i)[0] for r, i in ((mine, x), (theirs, like))))
 
 
+@pytest.mark.skipif(BEFORE_2_13, reason="before torch 2.13 Dynamo takes no argument of a size that depends on data")
 def test_a_size_that_depends_on_data_as_an_operand() -> None:
     def f(x: Tensor) -> Any:
         return torch.cond(x.sum() > 0, lambda y: y * 2, lambda y: y * 3, (x[x > 0],))
@@ -148,7 +151,10 @@ def test_a_sub_program_that_writes_what_it_is_given_is_refused(program: Callable
         dovetail.compile(program) if through != "Dynamo" else torch.compile(program, backend="dovetail", fullgraph=True)
     )
     x = torch.ones(3)
-    with torch.no_grad(), pytest.raises(Exception, match=r"UnsupportedHigherOrderOperator.*(cond|while_loop)"):
+    message = r"UnsupportedHigherOrderOperator.*(cond|while_loop)"
+    if BEFORE_2_13 and through == "Dynamo":
+        message += "|Encountered input mutation"  # Dynamo refuses it, and no backend is asked
+    with torch.no_grad(), pytest.raises(Exception, match=message):
         compiled(x)
     assert torch.equal(x, torch.ones(3))
 

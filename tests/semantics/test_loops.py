@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 import dovetail
 from tests.doors import Door
+from tests.rotation import rotated
 from tests.semantics.check import Case, Make, assert_like_eager, cases_of, leaf
 
-# torch's own imports and traces, made when a loop's sub-program is first taken apart, warn by themselves.
+# torch's own imports and traces, made when a loop's subgraph is first taken apart, warn by themselves.
 pytestmark = [
     pytest.mark.usefixtures("alone"),
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning"),
@@ -249,7 +250,7 @@ def case_while_loop_then_a_scan() -> Case:
     return Case(f, (leaf(4, 3),))
 
 
-@cases_of(globals(), in_turn=True)
+@cases_of(globals(), in_turn=True, of=3)
 def test_like_eager(make: Make, door: Door) -> None:
     assert_like_eager(make, door)
 
@@ -265,6 +266,7 @@ def directly(target: Callable[..., Any], dynamic: bool | None = None) -> Callabl
 
 
 both_ways = pytest.mark.parametrize("compile_it", [by_dynamo, directly])
+either_way = pytest.mark.parametrize("compile_it", rotated([by_dynamo, directly], 2))
 Compile = Callable[..., Callable[..., Any]]
 
 
@@ -283,12 +285,13 @@ def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
         assert mine.stride() == theirs.stride()
 
 
+OPTIONS = {"plain": ({}, None), "reverse": ({"reverse": True}, True), "dim": ({"dim": 1}, True)}
+
+
 @pytest.mark.parametrize(
-    ("options", "dynamic"),
-    [({}, None), ({"reverse": True}, True), ({"dim": 1}, True)],
-    ids=["plain", "reverse", "dim"],
+    ("options", "dynamic"), [pytest.param(*OPTIONS[name], id=name) for name in rotated([*OPTIONS], 3)]
 )
-@both_ways
+@either_way
 def test_scan_over_changing_lengths(compile_it: Compile, options: dict[str, Any], dynamic: bool | None) -> None:
     cell = Cell(**options)
     compiled = compile_it(cell, dynamic)
@@ -299,7 +302,7 @@ def test_scan_over_changing_lengths(compile_it: Compile, options: dict[str, Any]
 
 
 @pytest.mark.parametrize("dynamic", [True])
-@both_ways
+@either_way
 def test_scan_over_changing_widths(compile_it: Compile, dynamic: bool | None) -> None:
     def f(c: Tensor, x: Tensor) -> Any:
         return scan(lambda c, r: ((c * r).sin() * r.shape[0], torch.cat([c, r])), c, x)
@@ -309,7 +312,7 @@ def test_scan_over_changing_widths(compile_it: Compile, dynamic: bool | None) ->
         assert_same(outcome(compiled, ((width,), (length, width))), outcome(f, ((width,), (length, width))))
 
 
-@both_ways
+@either_way
 def test_backwards_of_a_scan_one_after_the_other(compile_it: Compile) -> None:
     cell = Cell()
     state, rows = leaf(4), leaf(5, 3)
@@ -336,7 +339,7 @@ def test_a_scan_in_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [True])
-@both_ways
+@either_way
 def test_while_loop_over_changing_sizes(compile_it: Compile, dynamic: bool | None) -> None:
     net = nn.Linear(3, 3)
 

@@ -191,7 +191,7 @@ def case_mixed_dtypes() -> Case:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does, by itself
-@cases_of(globals(), in_pieces=("draws_with_a_generator", "gradients_asked_for_inside"))
+@cases_of(globals(), in_pieces=("draws_with_a_generator", "gradients_asked_for_inside"), of=3)
 def test_like_eager(make: Make, door: Door) -> None:
     assert_like_eager(make, door)
 

@@ -181,6 +181,6 @@ def case_hooks_on_parameters() -> Case:
     return Case(layer, (leaf(2, 3),))
 
 
-@cases_of(globals(), in_pieces=("backward_hooks",))
+@cases_of(globals(), in_pieces=("backward_hooks",), of=3)
 def test_like_eager(make: Make, door: Door) -> None:
     assert_like_eager(make, door)

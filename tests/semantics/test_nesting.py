@@ -1,4 +1,4 @@
-"""Compiled code that runs inside of code which `torch.compile` works on: Dynamo leaves it alone."""
+"""Compiled code that runs inside code which `torch.compile` works on: Dynamo leaves it alone."""
 
 from __future__ import annotations
 

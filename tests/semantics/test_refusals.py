@@ -14,6 +14,9 @@ from dovetail.errors import DataDependentControlFlow, PythonSideEffect, Unsuppor
 
 pytestmark = [
     pytest.mark.usefixtures("alone"),
+    pytest.mark.filterwarnings(
+        "ignore:Sparse invariant checks are implicitly disabled:UserWarning"
+    ),  # before torch 2.13
     pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage:UserWarning"),
 ]

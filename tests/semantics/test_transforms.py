@@ -142,6 +142,6 @@ def case_short_time_fourier() -> Case:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch.func does, by itself
-@cases_of(globals())
+@cases_of(globals(), of=3)
 def test_like_eager(make: Make, door: Door) -> None:
     assert_like_eager(make, door)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,17 @@ def test_the_checks_leave_the_state_of_torch_as_it_was() -> None:
 def test_the_checks_pass_whatever_mode_the_caller_is_in() -> None:
     with torch.inference_mode(), torch.device("meta"):
         assert all(result.ok for result in run_compiler_checks())
+
+
+def test_fake_modes_and_silence_after_the_thread_of_the_checks() -> None:
+    source = (
+        "import torch; from dovetail.torch_compat import fakes, selfcheck; selfcheck.run_compiler_checks()\n"
+        "with fakes.new_fake_mode(): torch.ones(2)\n"
+        "with torch._subclasses.FakeTensorMode(): torch.ones(2)"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
 
 
 def test_a_check_that_differs_or_raises_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,7 +73,7 @@ def test_older_supported_version_is_checked_once_and_quietly(monkeypatch: pytest
 
 def test_newer_version_is_checked_and_warned_about_once(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
     monkeypatch.setattr(torch, "__version__", "2.14.0.dev20261101")
-    with pytest.warns(DovetailWarning, match=r"tested on torch 2\.13 and this is torch 2\.14"):
+    with pytest.warns(DovetailWarning, match=r"tested with torch 2\.13; this is torch 2\.14"):
         ensure_supported_torch()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -2,7 +2,7 @@
 
 A *group* is a set of tensors that overlap, of which the program writes at least one: the program reads and writes them
 as views of one flat tensor over the bytes that they span. Tensors that share a storage without sharing a byte, and
-tensors that share bytes nobody writes, are in no group.
+tensors that share bytes that are never written, are in no group.
 
     base = torch.zeros(8); x = base[:4]; y = base[2:6]      (x is written)
 
@@ -10,7 +10,7 @@ tensors that share bytes nobody writes, are in no group.
     x         0 1 2 3            offset 0
     y             2 3 4 5        offset 2
 
-Within a group a *family* is what autograd knows of the sharing: the views of one tensor. A write that autograd follows
+Within a group a *family* is what autograd knows of the sharing: the views of one tensor. A write that autograd tracks
 reaches every member of the family of its target; so such a write joins a family even where it is disjoint.
 Source: the term *synthetic base* of AOTAutograd names the same remedy; grouping by exact overlap, byte-typed flat
 tensors and the separation of bytes from families are ours.
@@ -145,7 +145,7 @@ class Accesses:
         return start, end
 
     def leaves(self, argument: int, tensor: torch.Tensor) -> bool:
-        """Whether the program touches memory through a tensor that lies outside of its range."""
+        """Whether the program touches memory through a tensor that lies outside its range."""
         return self.addresses(argument, tensor) != address_range(tensor)
 
     def needs_base(self, argument: int, tensor: torch.Tensor) -> bool:
@@ -184,7 +184,7 @@ def _refuse_related_wrappers(arguments: Sequence[object], accesses: Accesses, na
                 raise OverlappingMutatedInputs(
                     written=names[written],
                     other=names[other],
-                    reason="they are tensor subclasses and views of one tensor, and the write is seen by autograd",
+                    reason="they are tensor subclasses and views of one tensor, and autograd sees the write",
                 )
 
 
@@ -257,7 +257,7 @@ class _Grouping:
                 raise OverlappingMutatedInputs(
                     written=self.names[index],
                     other=self.names[next(i for i in (*self.tensors, index) if i != index or len(self.tensors) == 1)],
-                    reason="one of them is a conjugate or negative view, which shows other numbers than its bytes",
+                    reason="one of them is a conjugate or negative view, whose values differ from its bytes",
                 )
         dtype, unit = (leader.dtype, leader.element_size()) if len(self.dtypes) == 1 else (torch.uint8, 1)
         first = storage_start + (self.first - storage_start) // self.unit * self.unit

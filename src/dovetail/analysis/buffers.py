@@ -1,15 +1,14 @@
-"""Who lies where while a functional program is turned into an in-place one, and who still reads what.
+"""Which values are where while a functional program becomes an in-place one, and which are still read.
 
-A *buffer* is memory that exists when the program runs: that of an input, or what an operator allocates. Every storage
+A *buffer* is memory that exists when the program runs: an input's memory, or an operator's allocation. Every storage
 of the functional program is placed in one buffer, once, at the node that makes it; the storages of inputs are placed
 before. The one invariant: from the node that makes a value to its last read, the bytes of its place hold its contents.
-So a node may write a region of a buffer exactly when no value there that overlaps the region is read later, and that is
-what `Buffers.clashes` answers. Regions are compared, not storages: two halves of one buffer have nothing to do with
-each other.
+So a node may write a region of a buffer exactly when no value there that overlaps the region is read later;
+`Buffers.clashes` answers this. Regions are compared, not storages: two halves of one buffer are independent.
 
-A read may have *holes*: `slice_scatter(base, source)` reads of base only what the source does not replace.
+A read may have *holes*: `slice_scatter(base, source)` reads only the part of base that the source does not replace.
 
-Cost: a question costs one comparison for each value of the buffer that is read later.
+Cost: one comparison for each value of the buffer that is read later.
 """
 
 from __future__ import annotations
@@ -195,7 +194,7 @@ class Buffers:
             narrow.add(value, footprint.start, footprint.end)
 
     def lies_at(self, value: Value, region: Region) -> None:
-        """A value that nobody views lies otherwise than its description says."""
+        """A value that nobody views has a different layout than its description says."""
         self._regions[value] = region
         self._footprints.pop(value, None)
 

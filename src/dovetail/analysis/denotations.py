@@ -1,10 +1,10 @@
 """What an operator application means, whether it writes or not: the same key for `add(a, b)`, `add_(a, b)`,
 `add.out(a, b, out=c)` and `functional_form(add_)(a, b)`.
 
-A `Call` is an application taken apart by the schema of its operator. Its *canonical name* leaves out what says where
-results go: the trailing underscore, `_functional`, out arguments. The `Denotations` hand out one set of tokens for each
-key: canonical name, arguments that are no tensors, and for each tensor its contents and layout. Results come in one
-order for all forms: fresh ones first, then the new contents of each written argument, lists flattened.
+A `Call` is an application taken apart by the schema of its operator. Its *canonical name* leaves out everything about
+where results go: the trailing underscore, `_functional`, out arguments. The `Denotations` return one set of tokens for
+each key: canonical name, arguments that are not tensors, and for each tensor its contents and layout. Results come in
+one order for all forms: fresh ones first, then the new contents of each written argument, lists flattened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Target, Value
 from dovetail.ir.sizes import Number, SizeExpr, evaluate
 from dovetail.ops.facts import hidden_writes
-from dovetail.ops.prims import FunctionalForm, InGradMode
+from dovetail.ops.prims import FunctionalForm, InGradMode, OverParameters
 from dovetail.ops.sub_programs import WithSubPrograms
 from dovetail.torch_compat.dispatch import Argument, Overload, overloads, schema_of, tags_of
 from dovetail.torch_compat.symbols import number_function_text
@@ -88,6 +88,8 @@ def call_of(node: Node) -> Call:
         target = form.op
     elif prim is not None and isinstance(prim.run, InGradMode):
         target, marks = prim.run.op, ("grad mode",)
+    elif prim is not None and isinstance(prim.run, OverParameters):
+        target, marks = prim.run.op, ("over parameters",)
     if not isinstance(target, Overload):
         plain = [("", a) for a in node.args] + sorted(kwargs.items())
         is_opaque = number_function_text(node.target) is None
@@ -121,12 +123,12 @@ def _opaque_name(target: Target) -> Hashable:
         return ("function", id(target))
     if isinstance(target.run, WithSubPrograms):
         leaves = tuple(_leaf(leaf) for leaf in target.run.leaves)
-        return ("sub-programs", target.run.operator.name(), leaves, target.run.places)
+        return ("subgraphs", target.run.operator.name(), leaves, target.run.places)
     return ("prim", target.name, target.run)
 
 
 def _leaf(leaf: object) -> Hashable:
-    """A sub-program by what it consists of, anything else as a constant. A rewritten sub-program is another one."""
+    """A subgraph by what it consists of, anything else as a constant. A rewritten subgraph is another one."""
     if not isinstance(leaf, torch.fx.GraphModule):
         return id(leaf) if isinstance(leaf, torch.nn.Module | torch.fx.Graph) else constant(leaf, {})
     numbers = {node: number for number, node in enumerate(leaf.graph.nodes)}

@@ -1,7 +1,7 @@
-"""Where results should end up: inputs that receive new contents, and parts of buffers that a result is copied into.
+"""Where results should go: inputs that receive new contents, and parts of buffers that a result is copied into.
 
 A *copy back* is `copy_(x, new)` where x is an input or a view of one. Walking back from `new` through views and through
-operands that a result can take the place of gives its *chain*: the storages that may live in the memory of x. Where
+operands that a result can replace gives its *chain*: the storages that may live in the memory of x. Where
 the chain does not reach x, its last operator may still write its result there (`out=`).
 """
 
@@ -74,7 +74,7 @@ def find_destinations(program: Program) -> Destinations:
 
 
 def copied_value(node: Node) -> Value | None:
-    """The value that a node only copies, unchanged, to where it may be laid out otherwise."""
+    """The value that a node only copies, unchanged, to where it may be laid out differently."""
     from_second = ignores_first_contents(node.target)
     if (not from_second and not is_copy(node.target)) or len(node.args) <= from_second:
         return None

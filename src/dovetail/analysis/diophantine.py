@@ -5,7 +5,7 @@ The question is: are there integers z_k with 0 <= z_k <= u_k such that
     low <= c_1 z_1 + ... + c_n z_n <= high          (all c_k > 0)
 
 Two strided regions share a byte exactly when such a sum exists for the strides of both. The problem is NP-complete, so
-it is answered in steps that get dearer, each one exact:
+it is answered in increasingly expensive steps, each one exact:
 
 1. Interval and gcd. The sum lies in [0, sum c_k u_k] and is a multiple of gcd(c_k).
 2. Absorption. When all variables at 0, or all at u_k, reach the interval, the answer is yes. When the interval holds as
@@ -15,7 +15,7 @@ it is answered in steps that get dearer, each one exact:
 3. Depth-first search from the largest coefficient. Each choice must keep the rest within interval and gcd; choices are
    stepped through by solving the congruence modulo the gcd of the rest. It gives up after a number of visits.
 4. Bit sets. The sums of one half of the terms and of the other are two big integers, one bit for each reachable sum;
-   a common bit, after a shift, is a solution. O(sum / word size * log of the counts), however the coefficients lie.
+   a common bit, after a shift, is a solution. O(sum / word size * log of the counts), whatever the coefficients.
 
 Where the sums are too large for bit sets and the search gave up, the answer is "unknown", never a guess.
 

@@ -42,7 +42,7 @@ class Environment:
         """The tensor that an operand stands for. Raises: Misfit when it stands for none."""
         bound = self.env.get(operand) if isinstance(operand, Value) else None
         if not isinstance(bound, Place):
-            raise Misfit(f"{operand} is no tensor")
+            raise Misfit(f"{operand} is not a tensor")
         return bound
 
     def concrete(self, operand: Operand) -> Any:

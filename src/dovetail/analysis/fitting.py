@@ -1,7 +1,7 @@
-"""May a result live at a place that is there already, and may the node that makes it write there?
+"""Can a result use memory that exists already, and can its node write there?
 
-See `analysis.inplace` for the conditions. A *fit* is the answer: an obstacle, or what has to be copied first. Where
-only reads of the old contents stand in the way, it says who would have to run first.
+See `analysis.inplace` for the conditions. A *fit* is the answer: an obstacle, or the values to copy first. If
+only reads of the old contents are in the way, it says which nodes would have to run first.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ class Fitting:
         """By how many elements results begin later in their memory than is said: as the operand that is copied."""
         first = node.args[0] if node.args else None
         if not isinstance(first, Value) or not keeps_offset(node.target) or 0 in first.tensor.stride:
-            return 0  # torch lays out anew what is expanded
+            return 0  # torch lays out again what is expanded
         _, shift = self._buffers.place_of(first.tensor.storage)
         itemsize = first.tensor.dtype.itemsize
         return shift // itemsize if isinstance(shift, int) else SizeExpr("floordiv", (shift, itemsize))
@@ -308,7 +308,7 @@ class Fitting:
 
 
 def _leaves_gaps(result: TensorMeta, onto: TensorMeta) -> bool:
-    """Whether a result takes more memory at a place than it needs, because it is laid out otherwise there."""
+    """Whether a result takes more memory at a place than it needs, because it is laid out differently there."""
     if result.stride == onto.stride:
         return False
     needed, taken = extent_bytes(result), extent_bytes(onto)

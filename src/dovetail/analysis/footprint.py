@@ -1,4 +1,4 @@
-"""The set of bytes of a region whose numbers are known, in the shortest words: runs of bytes, repeated at some strides.
+"""The bytes of a region of known sizes in their shortest form: runs of bytes, repeated at some strides.
 
 sizes       strides in bytes   ->   runs
 (8, 4, 16)  (256, 64, 4)            one of 2,048 bytes

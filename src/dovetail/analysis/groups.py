@@ -1,4 +1,4 @@
-"""Which of many views are tied together: the finest partition that no shared byte crosses.
+"""Which of many views overlap: the finest partition that no shared byte crosses.
 
     x = torch.zeros(4, 6)
     overlap_groups([x[:, :3], x[:, 2:5], x[:, 5]])   ->   [[0, 1], [2]]

@@ -42,7 +42,7 @@ class MetaInference:
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
     ) -> list[Meta | None]:
         """Descriptions of the results, None where there is no tensor."""
-        numbers = self._symbols if facts_of(target).pointwise else {}  # what is no size
+        numbers = self._symbols if facts_of(target).pointwise else {}  # what is not a size
         key = (target, _key(args, numbers), _key(kwargs, numbers))
         if key not in self._known:
             self._known[key] = self._run(target, args, kwargs)

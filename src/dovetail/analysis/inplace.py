@@ -1,19 +1,19 @@
-"""Decide, node by node, what a functional program can do in memory that is there already, and why not elsewhere.
+"""Decide, node by node, what a functional program can do in existing memory, and why not elsewhere.
 
-One sweep in program order. When a node is settled, its operands lie somewhere: it may write over an operand, into the
-part of a buffer to which its result is going to be copied, into the input that receives it, or into memory that has
-just died; else its results get memory of their own. Each choice keeps the invariant of `analysis.buffers` (the bytes of
-a value hold its contents up to its last read), so that none has to be taken back. Where a copy could only be avoided if
-reads of the old contents came first, they are let first (`analysis.postpone`).
+One sweep in program order. When a node is processed, its operands already have places: it may overwrite an operand, or
+write into the part of a buffer to which its result will be copied, into the input that receives it, or into memory that
+is no longer used; otherwise its results get their own memory. Each choice keeps the invariant of `analysis.buffers`
+(the bytes of a value hold its contents up to its last read), so none has to be undone. If a copy can only be avoided by
+moving reads of the old contents first, they are moved (`analysis.postpone`).
 
 Conditions for writing region W of buffer B at node N, all of them (`analysis.fitting` asks):
 
 - B is the program's own, donated, or an input whose copy-back covers W and whose new contents come this way;
-- result and memory are laid out alike, and no element of the memory shares bytes with another;
-- no value in B that overlaps W is read after N; N's other operands lie apart from W, or N is elementwise and they lie
-  exactly on it;
-- the caller gets B under one name at most, and not a small part of a larger buffer;
-- the operator has a form that writes, and rounds alike.
+- result and memory have the same layout, and no element of the memory shares bytes with another;
+- no value in B that overlaps W is read after N; N's other operands do not overlap W, or N is elementwise and they
+  coincide with it;
+- the caller receives B under one name at most, and not a small part of a larger buffer;
+- the operator has an in-place or `out=` form that rounds the same way.
 
 Source: the read-after-write conflicts of destination-passing style, as in Bik et al., "Composable and Modular Code
 Generation in MLIR" (2022), on bufferization; with regions in place of buffers. Cost: O(nodes + operands) plus one
@@ -88,7 +88,7 @@ class _Planner:
         self.escaping = program.output_storages()
         self.postponed: dict[Node, int] = {}
         self.just_died: list[Value] = []
-        self.lying: dict[Value, TensorMeta] = {}  # where a value lies that is laid out otherwise than it says
+        self.lying: dict[Value, TensorMeta] = {}  # where a value lies that is laid out differently from it says
         self.died_at_home: dict[int, list[Value]] = {}
         self.readers = readers_of(program)
         self.producers = program.producers()

@@ -1,4 +1,4 @@
-"""The two runs that the checker of in-place programs compares: one says what is meant, one must mean the same.
+"""The two runs of the checker of in-place programs: the first defines the meaning, the second must have the same.
 
 The second one refuses, node by node: an application of operands that the first one never applied it to, a write whose
 outcome depends on the order in which elements are visited, a description of a value that is not true.
@@ -111,7 +111,7 @@ class InPlaceRun(FunctionalRun):
     """Must mean the same, and write only what it may.
 
     suspect: the first application that was never meant. Where it only computes something else, element by element, it
-    may be that nobody needs the result: then it is no mistake.
+    may be that nobody needs the result: then it is not a mistake.
     """
 
     def __init__(self, program: Program, meant: FunctionalRun, commit: bool) -> None:

@@ -2,12 +2,12 @@
 
 A storage is alive from the node that makes it to the last node that reads any value on it; inputs are alive before the
 program starts and are not counted, outputs stay alive to the end. The simulated peak is the largest sum of live bytes
-over the nodes, operands and results of the running node included; scratch memory inside of operators is not known here.
+over the nodes, operands and results of the running node included; scratch memory inside operators is not known here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from dovetail.analysis.region import extent_bytes
@@ -40,17 +40,24 @@ def last_uses(program: Program) -> dict[int, tuple[Value, ...]]:
     return {index: tuple(values) for index, values in dying.items()}
 
 
-def simulate_peak(program: Program, hints: Mapping[str, Number] | None = None) -> PeakReport:
-    """The peak of live bytes of a run in program order. hints: a number for each size symbol (default 1 each)."""
-    sizes = storage_bytes(program, hints or {})
+def simulate_peak(
+    program: Program, hints: Mapping[str, Number] | None = None, dying: Collection[int] = ()
+) -> PeakReport:
+    """The peak of live bytes of a run in program order.
+
+    hints: a number for each size symbol (default 1 each). dying: numbers of inputs that nobody else holds; they count,
+    and die at their last use.
+    """
+    sizes = {**storage_bytes(program, hints or {}), **(input_bytes(program, hints or {}) if dying else {})}
     owners = _values_by_storage(program)
-    outside = program.input_storages()
+    given = {program.inputs[number].tensor.storage for number in dying}
+    outside = program.input_storages() - given
     returned = program.output_storages()
     pending = {storage: len(values) for storage, values in owners.items()}
     dying = last_uses(program)
-    live = peak = 0
+    live = peak = sum(sizes[storage] for storage in given)
     place = -1
-    started: set[int] = set()
+    started = set(given)
     for index, node in enumerate(program.nodes):
         for value in node.results():
             if value.is_tensor and (storage := value.tensor.storage) not in outside and storage not in started:
@@ -125,6 +132,24 @@ def storage_bytes(program: Program, hints: Mapping[str, Number]) -> dict[int, in
             known = {name: hints.get(name, 1) for name in _symbols(value)}
             sizes[value.tensor.storage] = int(evaluate(bytes_, known))
     return sizes
+
+
+def input_bytes(program: Program, hints: Mapping[str, Number]) -> dict[int, int]:
+    """Bytes that the inputs of a program reach in each storage that it is given."""
+    known: dict[int, tuple[int, int]] = {}
+    open_: dict[int, int] = {}
+    for value in program.inputs:
+        if not value.is_tensor:
+            continue
+        storage, extent = value.tensor.storage, extent_bytes(value.tensor)
+        if extent is None:
+            sizes = {name: hints.get(name, 1) for name in _symbols(value)}
+            open_[storage] = max(open_.get(storage, 0), int(evaluate(value.tensor.size_bytes(), sizes)))
+            continue
+        first, end = known.get(storage, extent)
+        known[storage] = min(first, extent[0]), max(end, extent[1])
+    reached = {storage: end - first for storage, (first, end) in known.items()}
+    return {storage: max(reached.get(storage, 0), open_.get(storage, 0)) for storage in {**reached, **open_}}
 
 
 def _symbols(value: Value) -> list[str]:

@@ -1,4 +1,4 @@
-"""The cheapest cut of a directed network with whole-number capacities.
+"""The minimum cut of a directed network with whole-number capacities.
 
 Flat lists, no recursion, numbers of any size. The largest flow is as large as the smallest cut.
 
@@ -46,7 +46,7 @@ def push_flow(network: Network, source: int, sink: int) -> int:
 def sink_side(network: Network, sink: int) -> list[bool]:
     """After `push_flow`: whether there is room from each node to the sink.
 
-    These nodes are the smallest sink side of any cheapest cut, whatever way the flow took.
+    These nodes are the smallest sink side of any minimum cut, whatever way the flow took.
     """
     heads, room, edges = network.heads, network.room, network.edges
     reaches = [False] * network.count

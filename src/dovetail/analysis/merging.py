@@ -1,6 +1,6 @@
 """Rewriting nodes one by one while values are replaced by equal ones.
 
-A value that goes takes its storage with it: views of it become views of the value that stands for it, and their
+A removed value takes its storage with it: views of it become views of the value that stands for it, and their
 descriptions must say so, because every later question about memory is answered from storage numbers.
 """
 

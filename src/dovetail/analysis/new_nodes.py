@@ -64,7 +64,7 @@ class NodeMaker:
         return Node(target, args, kwargs, outputs, unpack, phase, origin)
 
     def again(self, node: Node) -> Node:
-        """The node with its results described anew, because its operands are not what they were."""
+        """The node with its results described again, because its operands are not what they were."""
         metas, unpack = self._describe(node.target, node.args, node.kwargs)
         pairs = zip(node.outputs, metas, strict=True)
         outputs = tuple(None if o is None or m is None else Value(self.name(o.name), m) for o, m in pairs)

@@ -4,8 +4,8 @@
     overlap(x[2:5], x[4:])           ->   overlapping (nested strides)
     overlap(x[:s0], x[4:])           ->   unknown (symbolic), disjoint if s0 <= 4
 
-Real and fake tensors, descriptions of values and regions are all taken, in any mixture that names one memory.
-"Unknown" is left for two cases: sizes that are symbols, and adversarial strides over more than
+Accepts real and fake tensors, descriptions of values, and regions, in any mixture that refers to one memory.
+"Unknown" remains in two cases: sizes that are symbols, and adversarial strides over more than
 `diophantine.BITSET_UNITS` units of memory on which the search gave up.
 """
 

@@ -1,6 +1,6 @@
-"""Who reads the contents of what, when a functional program runs.
+"""Which nodes read the contents of which values, when a functional program runs.
 
-A view reads nothing: it shows its operand otherwise. `copy(a, b)` and `fill(a, 1)` read the layout of their first
+A view reads nothing: it shows its operand in another way. `copy(a, b)` and `fill(a, 1)` read the layout of their first
 operand only, so what only they read need not hold its contents; nor need what a node reads whose results nobody needs.
 Of the first operand of `slice_scatter` the part that is replaced is not read, nor what is replaced in its result before
 anybody reads that.

@@ -1,10 +1,10 @@
-"""What follows from values that lie otherwise in memory: shapes, strides and storages, found by running nodes again.
+"""The effects of changed layouts: shapes, strides and storages, found by running nodes again.
 
-A pass may make a value in another layout than it had: the channels of a convolution last, say. Then most nodes that
-read it give results of another layout, too, and `Redescriber` runs these nodes on fake tensors once more. Nobody
-outside may see a difference, so that some values stay as they were, by a copy:
+A pass can change the layout of a value: channels-last for a convolution, say. Then most nodes that
+read it give results of another layout, too, and `Redescriber` runs these nodes on fake tensors once more. No
+caller may see a difference, so some values keep their layout, by a copy:
 
-- what lies in the storage of an output, because its strides and the memory it shares are the caller's;
+- values in the storage of an output, because its strides and the memory it shares are the caller's;
 - what an operator reads by place (`as_strided`), or whose order in memory decides the result (random numbers);
 - operands of an operator that cannot run on the new layout, or of which it is not known what it gives then
   (`ops.layouts`).
@@ -83,7 +83,7 @@ class Redescriber:
         return self._current.get(value, value)
 
     def follow(self, node: Node) -> None:
-        """Take over a node of the old program, described anew where its operands have changed."""
+        """Take over a node of the old program, described again where its operands have changed."""
         if all(self.current(value) is value for value in node.operands()):
             self._keep(node)
         elif node.target is COPY_TO_LAYOUT:
@@ -122,7 +122,7 @@ class Redescriber:
                 self.change(old, new)
 
     def change(self, old: Value, new: Value) -> None:
-        """From now on, `new` stands for `old`, which lies otherwise."""
+        """From now on, `new` stands for `old`, which has a different layout."""
         self._current[old] = new
         self._current[new] = new
         if old.is_tensor and old.tensor.storage in self._pinned and old not in self._there:
@@ -144,7 +144,7 @@ class Redescriber:
         return self._copied[value]
 
     def described(self, node: Node) -> Node | None:
-        """A node with its results described anew; None if it cannot run on its operands.
+        """A node with its results described again; None if it cannot run on its operands.
 
         A view that has no strides there becomes a view of a contiguous copy, which is added.
         """
@@ -188,7 +188,7 @@ class Redescriber:
             return None
 
     def _follows_layout(self, node: Node) -> bool:
-        """Whether nobody minds that the node runs on operands that lie otherwise."""
+        """Whether nobody minds that the node runs on operands that have a different layout."""
         return may_follow_layout(node) and node not in self._sized_by_data and not self._is_pinned_view(node)
 
     def _is_pinned_view(self, node: Node) -> bool:

@@ -56,8 +56,8 @@ class Region:
         try:
             key = storage_key(tensor)
         except NotImplementedError as error:  # a batched tensor has neither an address nor a storage
-            hint = "call it outside of torch.func transforms"
-            raise UnsupportedTensor(name="the tensor", kind="inside of a transform", hint=hint) from error
+            hint = "call it outside torch.func transforms"
+            raise UnsupportedTensor(name="the tensor", kind="inside a transform", hint=hint) from error
         return Region(
             storage=("storage", key),
             start_bytes=_in_bytes(size_of(tensor.storage_offset()), itemsize),

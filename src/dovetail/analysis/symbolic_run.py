@@ -99,7 +99,7 @@ class SymbolicRun(Environment):
             self.sees_result(value, place)
 
     def finish(self) -> None:
-        """Note what the outputs are; None for what is no value. Raises: Misfit."""
+        """Note what the outputs are; None for what is not a value. Raises: Misfit."""
         for value in values_in(self.program.outputs):
             if value not in self.env:
                 raise Misfit(f"{value.name} is not there")
@@ -127,7 +127,7 @@ class SymbolicRun(Environment):
         if self.unknown:
             for name in node.symbols():
                 if name in self.unknown:
-                    raise Misfit(f"it reads the size {name} before the node that finds it out")
+                    raise Misfit(f"it reads the size {name} before the node that computes it")
 
     def _sizes(self, node: Node, call: Call) -> Sequence[Bound | None]:
         """The results of a node that only gives numbers known from sizes; none for any other."""
@@ -156,7 +156,7 @@ class SymbolicRun(Environment):
             copied = self._copied(node, call) if is_form else None
             return self._opaque(node, call) if copied is None else copied
         if torch.Tag.inplace_view in tags_of(target) or call.base in _MOVES_MEMORY:
-            raise Misfit("it gives its operand another shape, or other memory")
+            raise Misfit("it changes its operand's shape or memory")
         moved = self._moved(node, call, target) if call.base.startswith("aten::") else None
         return self._opaque(node, call) if moved is None else moved
 
@@ -230,7 +230,7 @@ class SymbolicRun(Environment):
         return self._as_described(meta, made)
 
     def _as_described(self, meta: TensorMeta, made: Place) -> Place:
-        """A copy of a whole storage, or of the tensor alone where it is described otherwise."""
+        """A copy of a whole storage, or of the tensor alone where it is described differently."""
         result = self.described(meta)
         if layout_of(result) == made.layout and self.size(meta.offset) == made.region.offset:
             return made
@@ -334,8 +334,8 @@ class SymbolicRun(Environment):
             raise Misfit(f"it writes a result of {known.layout[2]} into {layout[2]}: it may compute in that dtype, too")
         if known.layout[1] != layout[1] and not self._is_exact(call, known.layout[2]):
             raise Misfit(
-                f"it writes a result that was {known.layout} in {made.label} into {layout}: it may round otherwise, or "
-                "draw in another order, where the result is laid out otherwise"
+                f"it writes a result that was {known.layout} in {made.label} into {layout}: it may round differently, "
+                "or draw in another order, where the result is laid out differently"
             )
         contents = Contents.run(layout[0], known.layout[2].itemsize, known.start)
         self._fill(place, self.moves.convert(contents, known.layout[2], layout[2]))
@@ -343,8 +343,8 @@ class SymbolicRun(Environment):
     def _is_exact(self, call: Call, dtype: torch.dtype) -> bool:
         """Whether a result has the same bits in any layout.
 
-        Kernels take vectors of contiguous elements and single ones elsewhere, which may round otherwise. An elementwise
-        operator in place walks through its operand, however that is laid out, as it does when it does not write it.
+        Kernels process contiguous elements in vectors, others one by one, which may round differently. An elementwise
+        operator in place visits its operand in the same order as out of place, whatever the operand's layout.
         """
         whole_numbers = not (dtype.is_floating_point or dtype.is_complex)
         return call.pointwise and not call.draws and (whole_numbers or not call.outs)

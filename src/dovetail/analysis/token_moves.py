@@ -1,7 +1,7 @@
-"""Tensors whose numbers are tokens, and what moves numbers around without changing them: views, copies, scatters.
+"""Tensors whose elements are tokens, and operators that move elements without changing them: views, copies, scatters.
 
-A `Place` is a tensor: its geometry is a real tensor of torch whose numbers nobody looks at, what it holds are the
-tokens on the shadow of its storage. Views are made by the view operators themselves, so where they lie is torch's word.
+A `Place` is a tensor: its geometry is a real tensor whose data is ignored; its contents are the tokens on
+the shadow of its storage. Views are made by the view operators themselves, so torch determines their regions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Memory that holds tokens instead of numbers, for running a program in the head.
+"""Memory that holds tokens instead of numbers, for running a program symbolically.
 
 A *token* stands for one byte that some value holds. The bytes of a value have consecutive tokens, in the logical order
 of its elements, so a token says which value the byte is from and which byte of it; an element is named by the token of
-its first byte. Equal tokens mean equal bytes, whatever the numbers are. Token 0 stands for bytes that nobody wrote.
+its first byte. Equal tokens mean equal bytes, whatever the numbers are. Token 0 stands for bytes that were never
+written.
 
     x = [x0 x1 x2 x3]        64 68 72 76        (f32: four bytes each)
     y = x[1:3]                  68 72           the same tokens, on the same storage

@@ -1,4 +1,4 @@
-"""When updates should run, if as early as possible needs more memory than later does.
+"""When updates should run, if running them as early as possible needs more memory than later.
 
 An update that runs at once frees a gradient, and needs room for what it computes meanwhile; when most is alive, that
 may be more than there is. From a program that works in place, with every update as early as possible, follow for each

@@ -1,4 +1,4 @@
-"""Which part of a program only serves the copies into its inputs, and when each piece of that could run.
+"""Which part of a program only computes the copies into its inputs, and when each piece of it could run.
 
     g = mm(x, e); h = mm(e, p); n = norm(h)         arithmetic   d = mul(g, 0.1); q = sub(p, d)
     d = mul(g, 0.1); q = sub(p, d); copy_(p, q)     group        d, q, copy_(p, q): could run once `h` has read p

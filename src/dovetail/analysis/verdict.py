@@ -1,4 +1,4 @@
-"""What overlap analysis answers: a verdict, why, and what would have to hold."""
+"""The answer of overlap analysis: a verdict, the reason, and a condition."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Check that a program which works in place does what the functional program it was made from does.
+"""Check that an in-place program is equivalent to the functional program it was made from.
 
-Both programs run on tokens (`analysis.symbolic_run`): the functional one first, which says what each application means,
-then the other one, where each application must have been made by the functional one, of the same operands.
+Both programs run on tokens (`analysis.symbolic_run`): the functional one first, which defines what each application
+means, then the other one, where each application must have been made by the functional one, of the same operands.
 
     functional                  in place                      read by add
       b = mul(a, 2)               b = mul_(a, 2)                a: mul's tokens, not those of the input
       c = add(a, b)               c = add(a, b)                 -> InplaceMismatch at c
 
-Nothing is asked about how the program was made, and nothing is shared with the pass that made it.
+The check does not depend on how the program was made, and shares no code with the pass that made it.
 Cost: linear in the nodes; where parts of values are read or written, in their elements as well.
 """
 
@@ -87,7 +87,7 @@ def _follow(run: FunctionalRun | InPlaceRun, memory: InputMemory) -> None:
         try:
             run.step(node)
         except Misfit as error:
-            raise mismatch(program, f"{label_of(node)} does what it must not do", str(error), node) from error
+            raise mismatch(program, f"{label_of(node)} does something that is not allowed", str(error), node) from error
         except (RuntimeError, IndexError, TypeError, ValueError) as error:
             raise mismatch(program, f"{label_of(node)} cannot be followed", _first_line(error), node) from error
         for value in dying.get(node, ()):
@@ -95,7 +95,7 @@ def _follow(run: FunctionalRun | InPlaceRun, memory: InputMemory) -> None:
     try:
         run.finish()
     except Misfit as error:
-        raise mismatch(program, "an output is not made", str(error)) from error
+        raise mismatch(program, "an output is not computed", str(error)) from error
 
 
 def _first_line(error: Exception) -> str:
@@ -154,7 +154,7 @@ def _extents(functional: Program, inplace: Program, numbers: Mapping[str, Number
             raise mismatch(inplace, f"input {position} is {b.meta}, and was {a.meta}", "both take the same inputs")
     homes = [[v.tensor.storage for v in program.inputs if v.is_tensor] for program in (functional, inplace)]
     if [homes[0].index(number) for number in homes[0]] != [homes[1].index(number) for number in homes[1]]:
-        raise mismatch(inplace, "its inputs share memory otherwise than before", "both take the same inputs")
+        raise mismatch(inplace, "its inputs share memory differently than before", "both take the same inputs")
     return [-(-max(a, b) // 16) * 16 for a, b in zip(*reaches, strict=True)]
 
 

@@ -1,7 +1,8 @@
-"""The arguments of a call, or its results, in a safetensors file: bytes, layouts, and who shares memory with whom.
+"""The arguments of a call, or its results, in a safetensors file: bytes, layouts, and shared memory.
 
 A file holds whole storages as bytes (`storage.0`, ...). Its metadata has one entry for each argument: a tensor's dtype,
-shape, stride and offset in elements, storage and device, or a number. Tensors that shared memory share it once read.
+shape, stride and offset in elements, storage and device, or a number. Tensors that shared memory share it again when
+read.
 
 Source: the safetensors format, https://github.com/huggingface/safetensors.
 """
@@ -18,6 +19,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from dovetail.artifact.json_text import read_json
+from dovetail.artifact.operand_json import read_device, read_named
+from dovetail.artifact.regular_file import check_regular
 from dovetail.errors import BadArtifact, NotSerializable
 
 FORMAT = "dovetail call"
@@ -41,11 +45,12 @@ def load_call(path: str | Path) -> list[Any]:
     Raises: BadArtifact for a file that is missing or no such file, or when a device is not here.
     """
     try:
+        check_regular(path)
         with safe_open(str(path), framework="pt") as file:
             metadata: Mapping[str, str] = file.metadata() or {}
             if metadata.get("format") != FORMAT:
                 raise ValueError("it was not written by dovetail")
-            entries = json.loads(metadata["items"])
+            entries = read_json(metadata["items"].encode())
             memory: dict[str, torch.Tensor] = {}
             return [_made(entry, file, memory) for entry in entries]
     except (
@@ -97,14 +102,34 @@ def _refusal(what: str, reason: str, hint: str) -> NotSerializable:
 
 
 def _made(entry: Mapping[str, Any], file: Any, memory: dict[str, torch.Tensor]) -> Any:
+    if entry["kind"] == "float" and type(entry["value"]) in (float, str):
+        return float(entry["value"])
+    if entry["kind"] == "plain" and type(entry["value"]) in (type(None), bool, int, str):
+        return entry["value"]
     if entry["kind"] != "tensor":
-        return float(entry["value"]) if entry["kind"] == "float" else entry["value"]
-    name = entry["storage"]
+        raise ValueError(f"{entry['kind']!r} is not a kind of item, or has another value")
+    name, device = entry["storage"], read_device(entry["device"])
     if name not in memory:
         stored = file.get_tensor(name)
-        memory[name] = torch.empty(stored.numel(), dtype=torch.uint8, device=entry["device"]).copy_(stored)
-    dtype = getattr(torch, entry["dtype"])
-    empty = torch.empty(0, dtype=dtype, device=entry["device"])
-    tensor = empty.set_(memory[name].untyped_storage(), entry["offset"], entry["shape"], entry["stride"])
+        memory[name] = torch.empty(stored.numel(), dtype=torch.uint8, device=device).copy_(stored)
+    dtype = read_named("dtype", entry["dtype"])
+    place = _checked_place(entry, dtype, memory[name].numel())
+    tensor = torch.empty(0, dtype=dtype, device=device).set_(memory[name].untyped_storage(), *place)
     tensor = tensor.conj() if entry["is_conj"] else tensor
     return tensor.requires_grad_(entry["requires_grad"])
+
+
+def _checked_place(
+    entry: Mapping[str, Any], dtype: torch.dtype, size_bytes: int
+) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Offset, shape and strides of a tensor that lies in its storage: `set_` would make the storage larger."""
+    offset, shape, stride = entry["offset"], entry["shape"], entry["stride"]
+    numbers = [offset, *shape, *stride]
+    if len(shape) != len(stride) or any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers):
+        raise ValueError("a tensor has an impossible shape or strides")
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else 0
+    if (offset + reach) * dtype.itemsize > size_bytes and reach:
+        raise ValueError("a tensor reaches beyond its storage")
+    if offset * dtype.itemsize > size_bytes:
+        raise ValueError("a tensor begins beyond its storage")
+    return offset, tuple(shape), tuple(stride)

@@ -1,7 +1,8 @@
 """Checksums over large buffers, in several threads: zlib and hashlib let other threads run while they compute.
 
 A CRC is the remainder of the bytes, read as a polynomial over two elements. That of two buffers in a row follows from
-those of each: the first is multiplied by x to the number of bits that follow, and added. So pieces are summed up apart.
+those of each: the first is multiplied by x to the number of bits that follow, and added. So pieces are summed
+separately.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The file `.dovetail`: members by name in a ZIP archive, each aligned to 64 bytes, stored as it is, and checked.
+"""The file `.dovetail`: members by name in a ZIP archive, each aligned to 64 bytes, uncompressed, and checked.
 
     manifest.json    {"format": "dovetail artifact", "version": 1, "members": {name: {"bytes", "sha256"}}}
 
 Any ZIP reader opens such a file. This one reads no other: it compares all bytes between the members with what the
-layout says (`zip_layout`), and the checksum of each member, before anything is handed out; so one flipped bit anywhere
-in a file is noticed. A checksum is no signature: whoever can write a file can make one that is read.
+layout says (`zip_layout`), and the checksum of each member, before anything is returned; so one flipped bit anywhere
+in a file is detected. A checksum is not a signature: anyone can write a file with correct checksums.
 
-Members are mapped into memory, privately: processes that read one file share its pages, and what is written to mapped
-memory reaches neither the file nor other processes. The file is not to be changed in place while it is mapped.
+Members are mapped into memory, privately: processes that read one file share its pages, and a write to mapped
+memory reaches neither the file nor other processes. The file must not be changed in place while it is mapped.
 `write_container` never does that; it replaces the whole file.
 """
 
@@ -16,8 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
-import os
-import secrets
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -26,8 +24,10 @@ from typing import IO, Any, Literal, TypeAlias, TypeVar
 from dovetail.artifact import zip_layout
 from dovetail.artifact.checksums import crc32s, sha256s
 from dovetail.artifact.json_text import json_bytes, read_json
+from dovetail.artifact.regular_file import open_regular
+from dovetail.artifact.replaced_file import replaced
 from dovetail.artifact.zip_layout import Member
-from dovetail.errors import BadArtifact, BadOptionValue, OtherArtifactVersion
+from dovetail.errors import BadArtifact, BadOptionValue, DovetailError, OtherArtifactVersion
 
 FORMAT = "dovetail artifact"
 VERSION = 1
@@ -50,21 +50,12 @@ def write_container(path: str | Path, members: Mapping[str, Chunk | Iterable[Chu
     Raises: ValueError for a name that is none, or `manifest.json`, which is written here; OSError of the file system.
     Cost: two checksums over all bytes.
     """
-    path = Path(path)
     for name in members:
         zip_layout.check_name(name)
     if MANIFEST in members or len(members) >= zip_layout.MAX_MEMBERS:
         raise ValueError(f"{len(members)} members, or one of them is called {MANIFEST}")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        with temporary.open("xb") as file:
-            _write_members(file, members)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replaced(path) as file:
+        _write_members(file, members)
 
 
 def _write_members(file: IO[bytes], members: Mapping[str, Chunk | Iterable[Chunk]]) -> None:
@@ -107,11 +98,11 @@ def open_container(path: str | Path, *, verify: Literal["fast", "full"] = "fast"
     Cost: one pass over the file (about 0.25 s for 400 MB on two cores), two for `full`.
     """
     if verify not in ("fast", "full"):
-        reason, expected = "a file is checked in one of two ways", '"fast" or "full"'
+        reason, expected = "there are two ways to check a file", '"fast" or "full"'
         raise BadOptionValue(option="verify", value=verify, reason=reason, expected=expected)
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         if hasattr(mmap, "MADV_WILLNEED"):
             with contextlib.suppress(OSError):  # advice that some file systems do not take
@@ -142,11 +133,11 @@ def _check_manifest(path: Path, views: Mapping[str, memoryview], is_full: bool) 
     others = {name: view for name, view in views.items() if name != MANIFEST}
     listed = data.get("members")
     if not isinstance(listed, dict) or list(listed) != list(others):
-        raise ValueError(f"its members are not those that its {MANIFEST} lists")
+        raise ValueError(f"its members are not the ones that its {MANIFEST} lists")
     digests = sha256s(list(others.values())) if is_full else [_digest_of(entry) for entry in listed.values()]
     right = {name: {"bytes": len(view), "sha256": d} for (name, view), d in zip(others.items(), digests, strict=True)}
     if json_bytes({"format": FORMAT, "version": VERSION, "members": right}) != content:
-        raise ValueError(f"its {MANIFEST} says otherwise than its members")
+        raise ValueError(f"its {MANIFEST} contradicts its members")
 
 
 def _digest_of(entry: object) -> str:
@@ -188,7 +179,9 @@ class Container:
         """
         try:
             return reader(read_json(self.read(name)))
-        except (ValueError, RecursionError) as error:
+        except DovetailError:
+            raise
+        except (ValueError, RuntimeError, ArithmeticError) as error:  # also of operators that are tried on descriptions
             raise self.refusal(name, error) from error
 
     def refusal(self, name: str, reason: object) -> BadArtifact:

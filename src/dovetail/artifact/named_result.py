@@ -1,4 +1,4 @@
-"""What stands for a named tuple, a dataclass or a mapping with fields whose class is not at hand."""
+"""The substitute for a named tuple, a dataclass or a mapping with fields whose class is not available."""
 
 from __future__ import annotations
 

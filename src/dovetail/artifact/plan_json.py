@@ -3,7 +3,7 @@
     {"format": "dovetail call plan", "version": 1, "plan": {"rule": "CallPlan", "outputs": [{"rule": "FromSlot", ...}]}}
 
 Each rule is an object of its fields; operands are coded by `operand_json`, operators by `target_text`. Wrappers of
-tensors (`Rebuilt`, `Pack`) hold classes of the user's, and are not written.
+tensors (`Rebuilt`, `Pack`) hold the user's classes, and are not written.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
+from dovetail.artifact.call_rules import Calls
 from dovetail.artifact.operand_json import operand_from_json, operand_to_json, read_named
 from dovetail.artifact.record_json import PLAIN, TEXT, Coding, Records, refused, tuple_of
 from dovetail.artifact.source_names import checked_keyword, checked_name
-from dovetail.artifact.target_text import read_target, target_text
+from dovetail.artifact.target_text import is_view, read_target, target_text
 from dovetail.errors import NotSerializable
 from dovetail.ir import calling
 from dovetail.ir.calling import (
@@ -32,11 +35,11 @@ from dovetail.ir.calling import (
     Rewritten,
     ViewBase,
 )
-from dovetail.ir.program import Operand, Program, Value, symbols_in, values_in
+from dovetail.ir.program import Operand, Program, TensorMeta, Value, symbols_in, values_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import symbol
 from dovetail.ir.text import symbol_source
-from dovetail.torch_compat.dispatch import Overload
+from dovetail.torch_compat.dispatch import Overload, tags_of
 
 FORMAT = "dovetail call plan"
 VERSION = 1
@@ -81,12 +84,12 @@ def _written(plan: CallPlan) -> dict[str, Any]:
 
 
 def _no_values(name: str) -> Value:
-    raise ValueError(f"value {name!r} stands where no values are")
+    raise ValueError(f"value {name!r} is used where no values are allowed")
 
 
 def _write_operand(operand: Operand) -> Any:
     if any(values_in((operand,))):
-        raise ValueError("a value stands where no values are")
+        raise ValueError("a value is used where no values are allowed")
     return operand_to_json(operand)
 
 
@@ -96,14 +99,14 @@ def _read_operand(data: Any) -> Operand:
 
 def _write_target(target: Any) -> str:
     if not isinstance(target, Overload):
-        raise ValueError(f"{target!r} is no operator")
+        raise ValueError(f"{target!r} is not an operator")
     return target_text(target)
 
 
 def _read_target(text: Any) -> Any:
     target = read_target(text)
     if not isinstance(target, Overload):
-        raise ValueError(f"{text!r} is no operator")
+        raise ValueError(f"{text!r} is not an operator")
     return target
 
 
@@ -149,36 +152,80 @@ def _check(plan: CallPlan, program: Program) -> None:
     count = len(program.inputs)
     extras = range(plan.extras_at, plan.extras_at + len(plan.extras))
     if plan.extras_at < 0 or extras.stop > count:
-        raise ValueError("its extra inputs are none of the program's")
+        raise ValueError("its extra inputs are not inputs of the program")
     for number in _inputs_of(plan):
         if not 0 <= number < count or number in extras:
-            raise ValueError(f"the program has no input {number} that a call is given")
+            raise ValueError(f"the program has no input {number} that a call passes")
     for slot in _slots_of(plan):
         if not 0 <= slot < len(program.outputs):
             raise ValueError(f"the program has no output {slot}")
     numbers = {k for k, value in enumerate(program.inputs) if not value.is_tensor}
     if any(number in numbers for number in _inputs_of(plan)):
-        raise ValueError("an input that is used as a tensor is none")
+        raise ValueError("an input that is used as a tensor is not a tensor")
     if any(not _is_tensor(program.outputs[slot]) for slot in _tensor_slots_of(plan)):
-        raise ValueError("an output that is used as a tensor is none")
+        raise ValueError("an output that is used as a tensor is not a tensor")
+    _check_gradients(plan, program)
     _check_values(plan)
     for name in symbols_in([(step.args, [a for _, a in step.kwargs]) for step in _steps_of(plan)]):
         if symbol_source(program, symbol(checked_name(name))) is None:
-            raise ValueError(f"the program's inputs do not tell the size {name}")
+            raise ValueError(f"the program's inputs do not determine the size {name}")
+    count = len(plan.differentiable)  # outputs behind them are kept for a backward
+    if not max(_slots_of(plan), default=-1) < count <= len(program.outputs):
+        raise ValueError("it does not say of each output whether a gradient can arrive for it")
+
+
+def _check_gradients(plan: CallPlan, program: Program) -> None:
+    """Raise ValueError for integers that require gradients."""
+    for flag in plan.flags:
+        dtype = program.inputs[flag.input].tensor.dtype
+        if flag.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
+            raise ValueError(f"input {flag.input} is of {dtype}, and cannot require gradients")
+    for rule in plan.outputs:
+        if isinstance(rule, AsLeaf):
+            dtype = _tensor_of(rule.of, plan, program).dtype
+            if not (dtype.is_floating_point or dtype.is_complex):
+                raise ValueError(f"a result is of {dtype}, and cannot require gradients")
+
+
+def _tensor_of(rule: OutputRule, plan: CallPlan, program: Program) -> TensorMeta:
+    """The tensor that a result is, or is a view of."""
+    if isinstance(rule, Rewritten):
+        return _tensor_of(rule.view, plan, program)
+    if isinstance(rule, FromInput) or (isinstance(rule, FromView) and rule.of_input):
+        return program.inputs[rule.input if isinstance(rule, FromInput) else rule.base].tensor
+    slot = rule.slot if isinstance(rule, FromSlot) else rule.base if isinstance(rule, FromView) else None
+    value = None if slot is None else program.outputs[slot]
+    if not isinstance(value, Value):
+        raise ValueError("a result that requires gradients is not a tensor of the program")
+    return value.tensor
+
+
+def _check_views(plan: CallPlan) -> None:
+    """Steps of views are views, and changes of shape are nothing else; each is called as its schema says."""
+    calls = Calls(())
+    for step in _steps_of(plan):
+        if not isinstance(step.target, Overload) or not is_view(step.target):
+            raise ValueError(f"{step.target} is not an operator that views a tensor")
+        calls.check_view(step.target, step.args, step.kwargs)
+    for change in plan.metadata:
+        if not isinstance(change.target, Overload) or torch.Tag.inplace_view not in tags_of(change.target):
+            raise ValueError(f"{change.target} is not an operator that changes only the shape of its operand")
+        calls.check_view(change.target, change.args, ())
 
 
 def _check_values(plan: CallPlan) -> None:
     """What the plan says by itself."""
+    _check_views(plan)
     for place, rule in enumerate(plan.outputs):
         for inner in _rules_of(rule):
             if isinstance(inner, FromOutput) and not 0 <= inner.output < place:
-                raise ValueError(f"result {inner.output} is not made before result {place}")
+                raise ValueError(f"result {inner.output} is not computed before result {place}")
             if isinstance(inner, FromConstant) and any(symbols_in((inner.value,))):
                 raise ValueError("a constant result is a size")
     if any(symbols_in([change.args for change in plan.metadata])):
         raise ValueError("a changed shape of an input is a size that is only known when the program runs")
     if any(write.steps and write.kind is WriteKind.TRACKED for write in plan.writes):
-        raise ValueError("a write that autograd follows goes to a view")
+        raise ValueError("a write that autograd tracks goes to a view")
     if any(extra.length < 0 for extra in plan.extras if isinstance(extra, FlatBytes)):
         raise ValueError("memory that inputs share has no size")
 

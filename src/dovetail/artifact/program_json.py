@@ -5,22 +5,28 @@
      "inputs": [name], "nodes": [{"target", "args", "kwargs", "outputs", ...}], "outputs": [operand],
      "signature": {"inputs": [role], "outputs": [role]}, "origins": [[file, line, function, module]]}
 
-Operands are coded by `operand_json`, targets by `target_text`. Programs are run as Python source, so what is read is
-checked first: names (`source_names`), types, and that the data is what would be written for the program it describes.
+Operands are coded by `operand_json`, targets by `target_text`. The data is checked before it is run: names
+(`source_names`), targets (`target_text`), each call (`call_rules`), the rules of the program's stage, the
+limits on sizes (`limits`), the descriptions of values (`descriptions`), and that the data is exactly what would be
+written for the program it describes.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from dovetail.artifact.call_rules import Calls
+from dovetail.artifact.descriptions import check_descriptions
+from dovetail.artifact.known_results import KnownResults
+from dovetail.artifact.limits import MAX_NODES, MAX_RANK, MAX_VALUES, check_count
 from dovetail.artifact.operand_json import operand_from_json, operand_to_json, read_device, read_named
 from dovetail.artifact.record_json import PLAIN, Coding, Records, optional, refused
 from dovetail.artifact.source_names import checked_keyword, checked_line, checked_name, checked_size
-from dovetail.artifact.target_text import read_target, target_text
-from dovetail.errors import NotSerializable
+from dovetail.artifact.target_text import Allowed, read_target, target_text
+from dovetail.errors import InvalidProgram, NotSerializable
 from dovetail.ir import signature as roles
 from dovetail.ir.program import (
     Meta,
@@ -38,8 +44,10 @@ from dovetail.ir.program import (
     symbols_in,
 )
 from dovetail.ir.signature import Signature
-from dovetail.ir.sizes import SizeExpr, symbol
+from dovetail.ir.sizes import Number, SizeExpr, is_whole, symbol
 from dovetail.ir.sizes import to_json as size_to_json
+from dovetail.ir.stages import verify_program
+from dovetail.ops.facts import writes_of
 
 FORMAT = "dovetail program"
 VERSION = 1
@@ -61,7 +69,7 @@ _OUTPUT_ROLES = Records("role", (roles.UserOutput, roles.InputMutation, roles.Gr
 def program_to_json(program: Program) -> dict[str, Any]:
     """The program as data for `json.dumps(..., allow_nan=False)`.
 
-    Raises: NotSerializable for sub-programs of control flow, generators and other objects among the operands.
+    Raises: NotSerializable for subgraphs of control flow, generators and other objects among the operands.
     """
     try:
         return _Writer(program).written()
@@ -71,22 +79,43 @@ def program_to_json(program: Program) -> dict[str, Any]:
         ) from error
 
 
-def program_from_json(data: object) -> Program:
+def program_from_json(
+    data: object,
+    *,
+    allow: Iterable[str] = (),
+    sizes: Callable[[Program], Mapping[str, Number] | None] | None = None,
+    believe_descriptions: bool = False,
+    known: KnownResults | None = None,
+) -> Program:
     """The program that `program_to_json` wrote, equal in everything but the identity of its values.
 
-    Raises: ValueError that says what is wrong with the data: among that, names that could mean anything else in
-    generated source, and entries that would not be written like this.
+    Args:
+        allow: operators of other packages that it may call, "space::name" or "space::name.overload".
+        sizes: gives a number for each size symbol of a program's inputs. What a program with symbols says of its values
+            is checked for these numbers only, and not at all without them.
+        believe_descriptions: do not check what the program says of its values: for readers that only run it operator by
+            operator, or look for a pass that has made a wrong program. Nothing may be decided by the descriptions.
+        known: what was found out about other programs of the same file.
+    Raises: ValueError that says what is wrong with the data: among that, targets that no file may name, names that
+    could mean anything else in generated source, descriptions that are not true, and entries that would not be written
+    like this. BadOptionValue for `allow`.
     """
+    allowed = Allowed(allow)
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ValueError(f'it does not say "format": "{FORMAT}"')
     if data.get("version") != VERSION:
         raise ValueError(f"it is of version {data.get('version')}; this dovetail reads version {VERSION}")
     try:
-        program = _Reader(data).program()
+        program = _Reader(data, allowed).program()
         if _text(_Writer(program).written()) != _text(data):
             raise ValueError("it is not written as dovetail writes it")
+        verify_program(program, lambda node: bool(writes_of(node)))
+    except InvalidProgram as error:
+        raise ValueError(str(error)) from error
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
+    if not believe_descriptions:
+        check_descriptions(program, sizes(program) if sizes is not None else None, known)
     return program
 
 
@@ -156,7 +185,7 @@ def _meta(meta: Meta) -> dict[str, Any]:
 def _check_name_of(program: Program) -> None:
     """It ends up in names of files and of generated code."""
     if not isinstance(program.name, str) or not _PROGRAM_NAME.fullmatch(program.name):
-        raise ValueError(f"{program.name!r} is no name for a program")
+        raise ValueError(f"{program.name!r} is not a name for a program")
 
 
 def _check_names(program: Program, values: list[Value]) -> None:
@@ -176,36 +205,51 @@ def _check_names(program: Program, values: list[Value]) -> None:
 
 
 class _Reader:
-    def __init__(self, data: Mapping[str, Any]) -> None:
+    def __init__(self, data: Mapping[str, Any], allowed: Allowed) -> None:
         self._data = data
+        self._allowed = allowed
+        check_count(len(data["nodes"]), MAX_NODES, "nodes")
+        check_count(len(data["values"]), MAX_VALUES, "values")
         self._values = {checked_name(entry["name"]): _read_value(entry) for entry in data["values"]}
         self._known: set[str] = set()
         self._origins = [_read_origin(entry) for entry in data["origins"]]
         self._targets: dict[str, Any] = {}
+        self._symbols: set[str] = set()  # of sizes that inputs and the nodes so far tell
 
     def program(self) -> Program:
         data = self._data
         signature = data["signature"]
         self._known.update(data["inputs"])
+        inputs = [self._values[name] for name in data["inputs"]]
+        self._calls = Calls(inputs)
+        for value in inputs:
+            self._symbols.update(_told(value.meta))
         program = Program(
             name=data["name"],
             stage=Stage(data["stage"]),
-            inputs=tuple(self._values[name] for name in data["inputs"]),
-            nodes=tuple(map(self._node, data["nodes"])),
+            inputs=tuple(inputs),
+            nodes=tuple([self._read_node(place, entry) for place, entry in enumerate(data["nodes"])]),
             outputs=tuple(map(self._operand, data["outputs"])),
             signature=Signature(
                 tuple(map(_INPUT_ROLES.read, signature["inputs"])), tuple(map(_OUTPUT_ROLES.read, signature["outputs"]))
             ),
         )
+        self._check_symbols(symbols_in(program.outputs))
         for items, kinds in ((program.inputs, program.signature.inputs), (program.outputs, program.signature.outputs)):
             if kinds and len(kinds) != len(items):
-                raise ValueError("its roles are not one for each input and output")
+                raise ValueError("it does not have one role for each input and output")
         return program
+
+    def _read_node(self, place: int, entry: Mapping[str, Any]) -> Node:
+        try:
+            return self._node(entry)
+        except ValueError as error:
+            raise ValueError(f"node {place}: {error}") from error
 
     def _node(self, entry: Mapping[str, Any]) -> Node:
         text = entry["target"]
         if text not in self._targets:
-            self._targets[text] = read_target(text)
+            self._targets[text] = read_target(text, self._allowed)
         node = Node(
             target=self._targets[text],
             args=tuple(map(self._operand, entry["args"])),
@@ -217,29 +261,44 @@ class _Reader:
             recomputed=_truth(entry["recomputed"]),
         )
         if not node.unpack and len(node.outputs) > 1:
-            raise ValueError(f"a call of {text} has several results, and is not taken apart")
-        self._known.update(value.name for value in node.results())
+            raise ValueError(f"a call of {text} has several results, which are not unpacked")
+        self._check_symbols(node.symbols())
+        self._calls.check(node)
+        for value in node.results():
+            self._known.add(value.name)
+            self._symbols.update(_told(value.meta))
         return node
+
+    def _check_symbols(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._symbols:
+                raise ValueError(f"the size {name} is not known before it is read")
 
     def _operand(self, data: Any) -> Operand:
         return operand_from_json(data, self._value)
 
     def _value(self, name: str) -> Value:
         if name not in self._known:
-            raise ValueError(f"{name!r} is read before it is made")
+            raise ValueError(f"{name!r} is read before it is computed")
         return self._values[name]
+
+
+def _told(meta: Meta) -> Iterable[str]:
+    """The size symbols that can be read off a value."""
+    sizes = (meta.expr,) if isinstance(meta, ScalarMeta) else (*meta.shape, *meta.stride, meta.offset)
+    return [str(size.args[0]) for size in sizes if isinstance(size, SizeExpr) and size.op == "symbol"]
 
 
 def _truth(data: object) -> bool:
     if not isinstance(data, bool):
-        raise ValueError(f"{data!r} is no truth value")
+        raise ValueError(f"{data!r} is not a truth value")
     return data
 
 
 def _read_origin(entry: Any) -> Origin:
     file, line, function, module = entry
     if type(line) is not int:
-        raise ValueError(f"{line!r} is no number of a line")
+        raise ValueError(f"{line!r} is not a number of a line")
     return Origin(checked_line(file), line, checked_line(function), checked_line(module))
 
 
@@ -250,15 +309,18 @@ def _read_value(entry: Mapping[str, Any]) -> Value:
 def _read_meta(entry: Mapping[str, Any]) -> Meta:
     if "scalar" in entry:
         return ScalarMeta(checked_size(entry["scalar"]))
+    check_count(len(entry["shape"]), MAX_RANK, "dimensions in a tensor")
     shape, stride = (tuple(map(_integer, entry[name])) for name in ("shape", "stride"))
     dtype, device, storage = read_named("dtype", entry["dtype"]), read_device(entry["device"]), entry["storage"]
+    if device.type == "cpu" and device.index is not None:
+        raise ValueError("tensors on the CPU have no device number")
     if len(shape) != len(stride) or type(storage) is not int:
-        raise ValueError(f"{entry['name']} is described as no tensor can be")
+        raise ValueError(f"{entry['name']} has a description that no tensor can have")
     return TensorMeta(shape, stride, _integer(entry["offset"]), dtype, device, storage)
 
 
 def _integer(data: object) -> int | SizeExpr:
     size = checked_size(data)
-    if isinstance(size, bool | float) or (isinstance(size, int) and not 0 <= size < _MAX_SIZE):
-        raise ValueError(f"{size!r} is no size")
+    if isinstance(size, float) or not is_whole(size) or (isinstance(size, int) and not 0 <= size < _MAX_SIZE):
+        raise ValueError(f"{size!r} is not a size")
     return size

@@ -27,7 +27,7 @@ def of_type(kind: type) -> Coding:
 
     def same(value: Any) -> Any:
         if type(value) is not kind:
-            raise ValueError(f"{value!r} is no {kind.__name__}")
+            raise ValueError(f"{value!r} is not a valid {kind.__name__}")
         return value
 
     return Coding(same, same)
@@ -50,12 +50,12 @@ def tuple_of(coding: Coding) -> Coding:
 
     def write(value: Any) -> Any:
         if type(value) is not tuple:
-            raise ValueError(f"{value!r} is no tuple")
+            raise ValueError(f"{value!r} is not a tuple")
         return [coding.write(item) for item in value]
 
     def read(data: Any) -> Any:
         if type(data) is not list:
-            raise ValueError(f"{data!r} is no list")
+            raise ValueError(f"{data!r} is not a list")
         return tuple([coding.read(item) for item in data])
 
     return Coding(write, read)
@@ -72,7 +72,7 @@ def refused(what: str) -> Coding:
 
 def _write_kind(value: Any) -> str:
     if not isinstance(value, WriteKind):
-        raise ValueError(f"{value!r} is no kind of write")
+        raise ValueError(f"{value!r} is not a kind of write")
     return value.value
 
 
@@ -86,6 +86,17 @@ PLAIN: Mapping[str, Coding] = {
     "tuple[bool, ...]": tuple_of(TRUTH),
     "WriteKind": Coding(_write_kind, WriteKind),
 }
+
+
+def read_plain(cls: type, data: Any, **given: Any) -> Any:
+    """A frozen class from an object with its fields, each of plain values as its annotation says.
+
+    given: fields that were read already. Raises: ValueError for other data.
+    """
+    codings = {field.name: field.type for field in dataclasses.fields(cls) if field.name not in given}
+    if not isinstance(data, dict) or set(data) != set(codings):
+        raise ValueError(f"{data!r} is not a valid {cls.__name__} with all of its fields")
+    return cls(**given, **{name: PLAIN[str(kind)].read(data[name]) for name, kind in codings.items()})
 
 
 class Records:
@@ -114,7 +125,7 @@ class Records:
         name = data.get(self._tag) if isinstance(data, dict) else None
         codings = self._fields.get(name) if isinstance(name, str) else None
         if codings is None or set(data) != {self._tag, *codings}:
-            raise ValueError(f"{data!r} is no {self._tag} with all of its fields")
+            raise ValueError(f"{data!r} is not a valid {self._tag} with all of its fields")
         return self._classes[str(name)](**{field: coding.read(data[field]) for field, coding in codings.items()})
 
     def coding(self) -> Coding:

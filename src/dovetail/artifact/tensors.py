@@ -147,7 +147,7 @@ def load_tensors(
     if len(data) != len(head) + sum(s.bytes + _filling(s.bytes) for s in stored) or data[: len(head)] != head:
         raise container.refusal(data_name, f"it does not hold what {index_name} lists")
     own = {laid[name].storage for name in private}
-    # What is made in inference mode could not be written outside of it.
+    # What is made in inference mode could not be written outside it.
     with torch.inference_mode(False):
         return _mapped(container, data_name, len(head), stored, laid, own)
 
@@ -201,7 +201,7 @@ def _refuse_overlaps(memory: Mapping[int, tuple[int, torch.Tensor]]) -> None:
 
 
 def _overlap(name: str) -> NotSerializable:
-    reason = "its storage lies partly in the memory of another storage"
+    reason = "its storage partly overlaps another storage"
     return NotSerializable(what=f"tensor {name}", reason=reason, hint="clone one of the two, or make one a view")
 
 
@@ -304,13 +304,13 @@ def _check_storages(stored: Sequence[_Stored], laid: Mapping[str, _Laid]) -> Non
 def _read_laid(name: str, entry: object) -> _Laid:
     laid: _Laid = _record(_Laid, entry)
     if laid.dtype not in _DTYPES:
-        raise ValueError(f"tensor {name} has no dtype that is read")
+        raise ValueError(f"tensor {name} has an unknown dtype")
     if len(laid.shape) != len(laid.stride):
         raise ValueError(f"tensor {name} has a shape of another rank than its strides")
     dtype = _DTYPES[laid.dtype]
     can_require = dtype.is_floating_point or dtype.is_complex
     if (laid.requires_grad and not can_require) or (laid.is_conj and not dtype.is_complex):
-        raise ValueError(f"tensor {name} cannot be what it is said to be")
+        raise ValueError(f"the description of tensor {name} is impossible")
     if laid.is_neg and dtype is torch.bool:
         raise ValueError(f"tensor {name} cannot be negated")
     return laid
@@ -320,7 +320,7 @@ def _record(cls: Any, entry: object) -> Any:
     """An instance from data with exactly its fields: numbers from 0 on, texts, truth values and lists of numbers."""
     names = cls.__slots__
     if not isinstance(entry, dict) or set(entry) != set(names):
-        raise ValueError("an entry has other fields than are written")
+        raise ValueError("an entry has unknown fields")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
     numbers = {"storage", "offset", "bytes"}
     for name, value in values.items():
@@ -331,7 +331,7 @@ def _record(cls: Any, entry: object) -> Any:
         else:
             right = type(value) is (str if name in ("name", "dtype") else bool)
         if not right:
-            raise ValueError(f"{value!r} is no {name}")
+            raise ValueError(f"{value!r} is not a valid {name}")
     return cls(**values)
 
 

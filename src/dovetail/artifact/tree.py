@@ -1,11 +1,12 @@
-"""How arguments and results are nested, without the classes: so that a file can say it, and no code comes from a file.
+"""How arguments and results are nested, without their classes: a file can hold it, and no code comes from a file.
 
 `tree_of` describes an example. `take_apart` gives the leaves of another object of that structure, `put_together` makes
-one of other leaves. What is no container is a leaf, None and `torch.Size` among them, in the order of torch's pytrees.
+one of other leaves. Anything that is not a container is a leaf, None and `torch.Size` among them, in the order of
+torch's pytrees.
 
 Lists, tuples, dictionaries (ordered, with defaults), deques and what torch's operators return (`torch.return_types`)
-come back as they were. Of a named tuple, a dataclass or an output of Hugging Face's, the tree has the qualified name
-and the names of its fields. It comes back as that class when the caller hands it over, else as a `NamedResult`; classes
+come back as they were. For a named tuple, a dataclass or a Hugging Face output, the tree has the qualified name
+and the names of its fields. It comes back as that class if the caller passes it, otherwise as a `NamedResult`; classes
 are never looked up by the name that a file gives.
 """
 
@@ -75,7 +76,7 @@ def tree_of(example: Any, what: str = "the structure of a call") -> Tree:
     """The structure of an object.
 
     Raises: NotSerializable for a container that only its own class can take apart, keys of a dictionary that are no
-    plain values, and objects with fields that are no names.
+    plain values, and objects with fields that are not names.
     """
     try:
         return _described(example)
@@ -130,7 +131,7 @@ def _described(item: Any) -> Tree:
         return _described_fields(item, *found)
     leaves, _ = pytree.flatten(item)
     if len(leaves) != 1 or leaves[0] is not item:
-        raise ValueError(f"it has a {qualified_name(cls)}, which only its own code takes apart")
+        raise ValueError(f"it has a {qualified_name(cls)}, which only its own code can flatten")
     return Tree()
 
 

@@ -2,8 +2,8 @@
 
     {"kind": "dict", "keys": ["x", "y"], "children": [{"kind": "leaf"}, {"kind": "tuple", "children": [...]}]}
 
-`keys`, `children`, `name` and `limit` are there where they are not empty. Names of classes are texts; reading looks
-nothing up by them.
+`keys`, `children`, `name` and `limit` are omitted if empty. Names of classes are only texts; reading looks nothing up
+by them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def tree_from_json(data: object) -> Tree:
 
 def _read(data: Any) -> Tree:
     if not isinstance(data, dict):
-        raise ValueError(f"{data!r} is no structure")
+        raise ValueError(f"{data!r} is not a structure")
     kind = Kind(data["kind"])
     children = tuple([_read(child) for child in data.get("children", ())])
     keys = tuple([operand_from_json(key, _no_value) for key in data.get("keys", ())])
@@ -61,7 +61,7 @@ def _read(data: Any) -> Tree:
 
 
 def _no_value(name: str) -> Value:
-    raise ValueError(f"value {name!r} stands where no values are")
+    raise ValueError(f"value {name!r} is used where no values are allowed")
 
 
 def _check(tree: Tree) -> None:
@@ -71,12 +71,12 @@ def _check(tree: Tree) -> None:
         raise ValueError("a leaf has parts")
     if len(tree.keys) != (len(tree.children) if kind in _DICTS or kind in _OBJECTS else 0):
         raise ValueError(f"a {kind.value} has {len(tree.keys)} keys for {len(tree.children)} parts")
-    if not all(type(key) in KEYS for key in tree.keys) or len(set(tree.keys)) < len(tree.keys):
-        raise ValueError("a key is no plain value, or is there twice")
+    if not all(type(key) in KEYS and key == key for key in tree.keys) or len(set(tree.keys)) < len(tree.keys):
+        raise ValueError("a key is not a plain value, is not equal to itself, or occurs twice")
     if kind in _OBJECTS and not all(map(is_field, tree.keys)):
-        raise ValueError("the name of a field is no name")
+        raise ValueError("the name of a field is not a name")
     if not _is_name(tree.name, kind):
-        raise ValueError(f"{tree.name!r} is no name of a {kind.value}")
+        raise ValueError(f"{tree.name!r} is not a name of a {kind.value}")
     if tree.limit is not None and (
         kind is not Kind.DEQUE or type(tree.limit) is not int or tree.limit < len(tree.children)
     ):

@@ -1,11 +1,11 @@
-"""Where each byte of a `.dovetail` file lies: a ZIP archive of stored members, laid out in one way only.
+"""The position of each byte of a `.dovetail` file: a ZIP archive of stored members with exactly one possible layout.
 
 The layout is a function of the members' names, sizes and checksums, in order. Members follow each other without gaps;
 the data of each begins at a multiple of 64 bytes, after an extra field of zeros (the field that Android's `zipalign`
 writes). Dates are those of no day, so that equal contents make equal files. Sizes above 4 GiB use the zip64 fields.
 
-A reader therefore takes only names, sizes and checksums from the directory, lays the file out again, and compares:
-every byte that is not data has one right value.
+A reader therefore takes only names, sizes and checksums from the directory, reconstructs the layout, and compares:
+every byte that is not data has one correct value.
 
 Source: APPNOTE.TXT of the ZIP format, https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT.
 """
@@ -61,7 +61,7 @@ class Member:
 def check_name(name: str) -> None:
     """Raise ValueError unless this may name a member: a short relative path in plain letters, without `..`."""
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:60]!r} is no name for a member")
+        raise ValueError(f"{name[:60]!r} is not a name for a member")
 
 
 def data_start(start: int, name: str) -> int:
@@ -137,7 +137,7 @@ def _listed(file: memoryview) -> tuple[Member, ...]:
         raise ValueError("it is too short")
     signature, _, _, _, count, _, at, _ = _END.unpack_from(file, end)
     if signature != b"PK\5\6":
-        raise ValueError("it has no end of a directory: it was cut off, or is no such file")
+        raise ValueError("it has no end of central directory: it is truncated, or not a ZIP file")
     wide = end - _LOCATOR.size - _END64.size
     if at == _ELSEWHERE and wide >= 0:
         at = _END64.unpack_from(file, wide)[-1]

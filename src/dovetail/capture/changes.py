@@ -91,7 +91,7 @@ class InputChanges:
 
 
 def _refuse_hooks(stand_ins: Sequence[StandIn]) -> None:
-    """In eager, a hook on an input stays, and sees what arrives there from outside of this program as well."""
+    """In eager, a hook on an input stays, and sees what arrives there from outside this program as well."""
     for stand_in in stand_ins:
         if isinstance(stand_in.seen, torch.Tensor) and is_fake(stand_in.seen) and has_hooks(stand_in.seen):
             raise PythonSideEffect(what=f"registered a gradient hook on the input {stand_in.declared.name}")
@@ -147,7 +147,7 @@ class _Writes:
         seen, *others = version_counter_classes([stand_in.seen, *(tensor for tensor, _ in written)])
         counted = seen in others or any(tensor is stand_in.seen for tensor, _ in written)
         if counted and stand_in.requires_grad and not stand_in.was_leaf:
-            _refuse_shared_elements(stand_in)  # eager asks anew how it was made, and averages over such elements
+            _refuse_shared_elements(stand_in)  # eager asks again how it was made, and averages over such elements
         return WriteKind.UNTRACKED if counted else WriteKind.HIDDEN
 
 
@@ -191,7 +191,7 @@ def _known_layout(stand_in: StandIn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     shape = tuple(n for n in meta.shape if isinstance(n, int))
     strides = tuple(n for n in meta.stride if isinstance(n, int))
     if len(shape) + len(strides) < 2 * len(meta.shape):
-        what = "the shape, which is symbolic, and the data, followed by autograd,"
+        what = "the shape, which is symbolic, and the data, tracked by autograd,"
         raise UnsupportedInputMutation(what=what, name=stand_in.declared.name)
     return shape, strides
 
@@ -208,7 +208,7 @@ def _steps_between(stand_in: StandIn, recorder: Recorder, functional: Functional
         steps.append(step)
         value = step.parent
     if unclear:
-        what = "the shape, in a way that a gradient cannot be followed through,"
+        what = "the shape, in a way that autograd cannot track,"
         raise UnsupportedInputMutation(what=what, name=stand_in.declared.name)
     return replay_steps(tuple(reversed(steps)))
 

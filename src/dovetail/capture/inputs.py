@@ -182,7 +182,7 @@ class InputMaker:
     def _make_family(
         self, index: int, family: Family, group: Group, carrier: torch.Tensor, flat: torch.Tensor
     ) -> torch.Tensor:
-        """The fake base of a family; a stand-in of its own when it is no argument and receives a gradient."""
+        """The fake base of a family; a stand-in of its own when it is not an argument and receives a gradient."""
         raw = _region(carrier, family.base, group).detach()
         is_parameter = family.is_argument and self._is_parameter(family.of)
         seen, leaf = _as_input(raw, family.requires_grad, family.is_leaf, is_parameter)
@@ -209,7 +209,7 @@ class InputMaker:
         name = f"constant_{argument - len(self.specs)}"
         if tensor.requires_grad:
             raise OverlappingMutatedInputs(
-                written=name, other="another input", reason="a tensor that the function closes over wants a gradient"
+                written=name, other="another input", reason="a tensor that the function closes over requires a gradient"
             )
         self.recorder.let_stand_for(tensor, seen, value)
         self.made[argument] = _stand_in(tensor, value, Value(name, value.meta), Constant(name), None)

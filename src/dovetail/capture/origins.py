@@ -1,7 +1,7 @@
 """Where in the user's code an operator comes from.
 
 Dynamo's graphs carry the line and module of each node; an interpreter hands them over with `at`. Plain functions are
-asked by walking the Python stack to the nearest frame outside of torch and dovetail. A backward operator gets the
+asked by walking the Python stack to the nearest frame outside torch and dovetail. A backward operator gets the
 origin of the forward operator whose autograd node is running.
 """
 
@@ -80,7 +80,7 @@ class OriginTracker:
 
     @staticmethod
     def higher_order_operator(error: BaseException) -> str:
-        """The name of the operator over sub-programs whose implementation in torch raised; "" for any other error."""
+        """The name of the operator over subgraphs whose implementation in torch raised; "" for any other error."""
         trace, found = error.__traceback__, ""
         while trace is not None:
             path = Path(trace.tb_frame.f_code.co_filename)
@@ -101,7 +101,7 @@ class OriginTracker:
 
 @contextlib.contextmanager
 def module_names(origins: OriginTracker, modules: Sequence[tuple[str, torch.nn.Module]]) -> Iterator[None]:
-    """While active, operators inside of these modules, which have names, and of their children say so."""
+    """While active, operators inside these modules, which have names, and of their children say so."""
     names = {}
     for root_name, root in modules:
         for path, module in root.named_modules():

@@ -4,7 +4,7 @@ Looked at: closure cells, default arguments, globals that the code names (throug
 methods, modules of Python and hooks, too), children, attributes and hook tables of reached modules, attributes of the
 user's own objects and classes, and the ambient modes of torch. A plain value (number, string, None) is compared by
 value, lists, tuples, sets and dictionaries item by item, any other object by identity. Not looked at: containers and
-objects of more than 200 items, what is inside of more than a few others (4 levels), and what a library's objects hold.
+objects of more than 200 items, what is inside more than a few others (4 levels), and what a library's objects hold.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def readable(function: FunctionType) -> Iterable[tuple[str, Any]]:
-    """Names and values that a function's code can read from outside of its arguments."""
+    """Names and values that a function's code can read from outside its arguments."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -255,7 +255,7 @@ def named_globals(function: FunctionType) -> list[str]:
 
 
 def assigned_globals(function: FunctionType) -> set[str]:
-    """The global variables that a function's own code, or code inside of it, assigns."""
+    """The global variables that a function's own code, or code inside it, assigns."""
     instructions = (i for code in _codes(function.__code__) for i in dis.get_instructions(code))
     return {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
 
@@ -266,7 +266,7 @@ def _names(code: CodeType) -> tuple[str, ...]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of the functions defined inside of it."""
+    """A function's code, and that of the functions defined inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -274,7 +274,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def reads_attribute(function: FunctionType, name: str) -> bool:
-    """Whether a function's code, or code inside of it, reads an attribute of this name, other than to call it."""
+    """Whether a function's code, or code inside it, reads an attribute of this name, other than to call it."""
     if name not in _names(function.__code__):
         return False
     instructions = (i for code in _codes(function.__code__) for i in dis.get_instructions(code))

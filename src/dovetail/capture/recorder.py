@@ -20,6 +20,7 @@ import torch
 from dovetail.capture.operators import device_type, must_be_kept, short_name
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
+from dovetail.capture.recurrent import as_recorded, result_of, stays_whole
 from dovetail.errors import (
     DataDependentControlFlow,
     NoFakeKernel,
@@ -36,9 +37,8 @@ from dovetail.ops.facts import (
     counts_writes_one_by_one,
     facts_of,
     may_resize,
-    runs_in_grad_mode,
 )
-from dovetail.ops.prims import EXPECT, in_grad_mode
+from dovetail.ops.prims import EXPECT
 from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import (
@@ -76,10 +76,9 @@ class Recorder(DispatchMode):
     that recording writes nothing; what `torch.tensor([...])` makes is a copy, because eager makes it anew in each call.
 
     Attributes: nodes, the impure program so far; constants, the real tensors met that nobody declared, with their
-    values; met, version and gradient function of each constant when it was met; phase, what to stamp on new nodes;
-    symbols, the symbolic number that each size symbol stands for; written, the tensor objects that operators wrote,
-    with what they stood for and the grad mode; metadata_changes, what changed shape and strides of a tensor in place:
-    the tensor, the operator, its other arguments.
+    values; met, version and gradient function of each constant when it was met; phase, stamped on new nodes; symbols,
+    the symbolic number of each size symbol; written, the tensor objects that operators wrote, with what they stood for
+    and the grad mode; metadata_changes, in-place changes of shape and strides: tensor, operator, its other arguments.
     """
 
     supports_higher_order_operators = True
@@ -136,7 +135,7 @@ class Recorder(DispatchMode):
                     what="the storage (`.data = ...`)", name=value.name, origin=self._origins.here()
                 )
             return value
-        assert not is_fake(tensor), f"a fake tensor {tuple(tensor.shape)} that was not made while recording"
+        assert not is_fake(tensor), f"a fake tensor {tuple(tensor.shape)} that was not created while recording"
         name = f"constant_{len(self.constants)}"
         value = self._bind(tensor, Value(name, self._describe(tensor, name)))
         self.constants.append((tensor, value))
@@ -192,7 +191,7 @@ class Recorder(DispatchMode):
             return self._record_sub_programs(func, args, keywords)
         if is_question(func):
             return func(*args, **keywords)
-        if is_composite(func) and not has_kernel(func, device_type(args)):
+        if is_composite(func) and not (has_kernel(func, device_type(args)) or stays_whole(func, args)):
             with self:
                 return decompose(func, args, keywords)
         if func is aten.lift_fresh.default and not is_fake(args[0]):
@@ -219,13 +218,12 @@ class Recorder(DispatchMode):
         self._refuse_resized(func, keywords)
         if counts_writes_one_by_one(func):  # fakes do not get to where eager counts
             torch.autograd.graph.increment_version([t for t in given[0] if isinstance(t, torch.Tensor)])
-        as_recorded = in_grad_mode(func) if runs_in_grad_mode(func) and torch.is_grad_enabled() else func
-        self._append(as_recorded, operands, keyword_operands, result)
+        self._append(as_recorded(func, given), operands, keyword_operands, result)
         self._note_writes(func, args, keywords)
         return result
 
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        return func(*args, **keywords)
+        return result_of(func, args, keywords)
 
     def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
         args = [self._without_real(argument) for argument in args]

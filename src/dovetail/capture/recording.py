@@ -215,12 +215,12 @@ class Recording:
         A view that leaves the memory which the program knows of can be read, unless something there is written.
         """
         for name in self.changes.unlike_eager:
-            what = "memory by its address in the storage, under the eyes of autograd,"
+            what = "memory by its address in the storage, tracked by autograd,"
             raise UnsupportedInputMutation(what=what, name=name)
         for view, around in functional.outside:
             if functional.write_count(view) or functional.write_count(around):
                 name = next((s.declared.name for s in self.stand_ins if s.value is around), around.name)
-                raise UnsupportedInputMutation(what="memory outside of the region", name=name)
+                raise UnsupportedInputMutation(what="memory outside the region", name=name)
 
     def _record_backward(
         self, pattern: Pattern, functional: Functionalizer

@@ -64,14 +64,14 @@ class StepFunctions(TorchFunctionMode):
         if func in _AS_TEXT:
             self._refuse("turns a tensor into text", "return the tensor and print it after the step")
         if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):
-            self._refuse("asks where a tensor lies in memory, or how often it was written", "ask outside of the step")
+            self._refuse("reads a tensor's address or version counter", "do so outside the step")
         if func in _FROM_NUMBERS and args and _holds_traced(args[0]):
             return _tensor_of(args[0], **keywords)
         if func == _SET_DATA:
             self._raise(
                 StateChangedOtherwise,
                 what="binds a tensor to other memory (`.data = ...`)",
-                why="the program works in the memory that tensors had when it was recorded",
+                why="the program uses the memory that tensors had when it was recorded",
                 hint="write the contents in place: tensor.copy_(new)",
             )
         if not torch.is_grad_enabled() and _takes_plain_floats(func, args, keywords):
@@ -83,7 +83,7 @@ class StepFunctions(TorchFunctionMode):
         return self._token_for(argument) if is_traced(argument) and type(number_now(argument)) is float else argument
 
     def _refuse(self, what: str, hint: str) -> NoReturn:
-        self._raise(UnsupportedStep, what=what, why="its numbers are not known while the step is captured", hint=hint)
+        self._raise(UnsupportedStep, what=what, why="its data is not known while the step is captured", hint=hint)
 
     def _raise(self, kind: type[DovetailError], **facts: object) -> NoReturn:
         error = kind(origin=self._origins.here(), **facts)

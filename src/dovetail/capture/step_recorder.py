@@ -133,8 +133,8 @@ class StepRecorder(Recorder):
         if tensor.layout is torch.sparse_coo and self.phase is Phase.BACKWARD:
             raise UnsupportedStep(
                 what="computes a sparse gradient",
-                why="programs are made of strided tensors, whose bytes are known",
-                hint="make the layer with sparse=False",
+                why="programs consist of strided tensors, whose bytes are known",
+                hint="create the layer with sparse=False",
                 origin=self._tracker.here(),
             )
         return super()._describe(tensor, name)
@@ -209,7 +209,7 @@ class StepRecorder(Recorder):
         if handle in self._from_data:
             self._refuse(
                 what="turns a number that it computes into a plain Python number",
-                why="the number is another one in each call, and a program cannot follow plain Python numbers",
+                why="the number differs in each call, and a program cannot track plain Python numbers",
                 hint="use .item() and arithmetic, compare it, or return the tensor and convert it after the step",
             )
         self._ask(GUARD_NUMBER, handle, number)
@@ -218,7 +218,7 @@ class StepRecorder(Recorder):
         """See `NumberTrace`. Raises: UnsupportedStep."""
         self._refuse(
             what="turns a number that it computes into text",
-            why="the text would be made once, while the step is captured, and not again",
+            why="the text would be created once, while the step is captured, and never again",
             hint="return the number or tensor, and print it after the step",
         )
 

@@ -188,7 +188,7 @@ class StepRecording:
         if names:
             raise UnsupportedTensor(
                 name=item.label,
-                kind=f"a tensor with an attribute {names[0]!r}, as torch's stand-ins have",
+                kind=f"a tensor with an attribute {names[0]!r}, which torch's fake tensors use",
                 hint="give the attribute another name",
             )
         return fake
@@ -207,8 +207,8 @@ class StepRecording:
             if tensor.grad_fn is not None:
                 raise StateChangedOtherwise(
                     what=f"makes {item.label} part of a graph that the next step would run backward through",
-                    why="graphs of autograd end with the step",
-                    hint="write it under torch.no_grad(), or detach what is written",
+                    why="autograd graphs end with the step",
+                    hint="write it under torch.no_grad(), or detach the new contents",
                     origin=origin_of_write(self._values[index], self.recorder.nodes),
                 )
             if self.recorder.value_of(tensor) is not self._values[index]:
@@ -264,9 +264,9 @@ class StepRecording:
             return PlainResult(item)
         if item.grad is not None if item.is_leaf else item.retains_grad:
             raise UnsupportedStep(
-                what=f"returns a tensor that has a gradient of its own (result {index})",
-                why="what is returned is a new tensor, without `.grad`",
-                hint="return the gradient as a result of its own",
+                what=f"returns a tensor that has a `.grad` (result {index})",
+                why="the result is a new tensor, without `.grad`",
+                hint="return the gradient as a separate result",
             )
         return MadeTensor(self._outside_of_state(item, f"result {index}"), item)
 

@@ -68,13 +68,13 @@ def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | Non
     if tensor.requires_grad and not tensor.is_leaf:
         raise StateChangedOtherwise(
             what=f"reaches {item.label}, which is part of a graph from before the step",
-            why="a step runs backward through what it computed itself, and nothing else",
-            hint="detach it before the step (x.detach()), or make it in the step",
+            why="a step runs backward only through values that it computed itself",
+            hint="detach it before the step (x.detach()), or compute it in the step",
             origin=line_of(tensor),
         )
     if isinstance(item.role, UserInput) and any(hook_tables(tensor)):
         raise UnsupportedStep(
-            what=f"is given {item.label} with hooks of its gradient",
+            what=f"receives {item.label}, which has gradient hooks",
             why="the next call gets another tensor, with other hooks or without",
             hint="register them in the step, on a view of it: x = x.view_as(x)",
             origin=line_of(tensor),

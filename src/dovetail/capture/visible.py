@@ -42,7 +42,7 @@ class VisibleTensor:
 
 @dataclass(frozen=True, slots=True)
 class VisibleEffects:
-    """inputs, outputs: what is to be seen of them; None for what is no tensor."""
+    """inputs, outputs: what is to be seen of them; None for what is not a tensor."""
 
     inputs: tuple[VisibleTensor | None, ...]
     outputs: tuple[VisibleTensor | None, ...]

@@ -9,23 +9,28 @@ from rich.console import Console
 from rich.text import Text
 
 from dovetail.cli.named_object import load_named
-from dovetail.cli.output import AsJson, DumpFolder, Tolerance, print_json
+from dovetail.cli.output import Allow, AsJson, DumpFolder, Tolerance, print_json
 from dovetail.cli.progress import spinner
 from dovetail.errors import BadArtifact, BadOptionValue
 from dovetail.execute.protocol import Executor
 from dovetail.inspect.bisect import bisect, report_to_json
 
-_Code = Annotated[bool, typer.Option("--code/--no-code", help="Look at the generated code as well, as a last step.")]
+_Code = Annotated[bool, typer.Option("--code/--no-code", help="Also check the generated code, as the last step.")]
 _Executors = Annotated[
     list[str] | None,
-    typer.Option("--executor", metavar="FILE:NAME", help="An executor of yours that ran; in order, repeatable."),
+    typer.Option("--executor", metavar="FILE:NAME", help="An executor of yours that was used; repeatable, in order."),
 ]
 
 
 def bisect_command(
-    dump: DumpFolder, rtol: Tolerance = None, executor: _Executors = None, code: _Code = True, as_json: AsJson = False
+    dump: DumpFolder,
+    rtol: Tolerance = None,
+    executor: _Executors = None,
+    code: _Code = True,
+    as_json: AsJson = False,
+    allow: Allow = None,
 ) -> None:
-    """Find the first pass, and the first node, from which on results differ from what was recorded.
+    """Find the first pass and the first node whose results differ from the recorded ones.
 
     The recorded program, run operator by operator, is what eager
     does; each later step must give the same. Set DOVETAIL_DUMP_CALLS=1 as well to have the inputs of the first call in
@@ -38,12 +43,12 @@ def bisect_command(
     holds no dump with programs to run.
     """
     if executor and not code:
-        raise typer.BadParameter("--executor is looked at in the generated code: leave out --no-code")
+        raise typer.BadParameter("--executor is checked in the generated code: leave out --no-code")
     executors = [_executor(text) for text in executor or ()] if code else None
     with spinner("bisect", quiet=as_json) as progress:
-        reports = bisect(dump, rtol=rtol, executors=executors, progress=progress)
+        reports = bisect(dump, rtol=rtol, executors=executors, progress=progress, allow=allow or ())
     if not reports:
-        reason = "its programs could not be written down, as its .json files say under `not_serializable`"
+        reason = "its programs could not be written, as its .json files say under `not_serializable`"
         raise BadArtifact(path=dump, expected="a dump", reason=reason, hint="replay names the reasons")
     if as_json:
         print_json([report_to_json(report) for report in reports])
@@ -61,6 +66,6 @@ def _executor(text: str) -> Executor:
     make = load_named(text, "--executor", expected)
     made = make()
     if not isinstance(made, Executor):
-        reason = f"it gives a {type(made).__name__}, which is no executor"
+        reason = f"it returns a {type(made).__name__}, which is not an executor"
         raise BadOptionValue(option="--executor", value=text, reason=reason, expected=expected)
     return made

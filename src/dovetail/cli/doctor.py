@@ -28,18 +28,22 @@ from dovetail.torch_compat.version import OLDEST_SUPPORTED, TESTED, installed_to
 
 _COMPILERS = ("c++", "g++", "clang++", "cl")
 _BACKEND_GROUP = "torch_dynamo_backends"
+_UNTESTED = (
+    "not tested: dovetail has code for it, but has never been run on it. Compare results with eager, and please open "
+    "an issue on the project's page with what you found and this output"
+)
 # The functions of the public face that take a user's program, and what each of them takes.
 _FRONT_DOORS = (
     ("compile", "a function of tensors"),
     ("compile_step", "a whole training step"),
     ("freeze", "a model for inference, with its weights inside"),
-    ("aot_function", "a function, with compilers of your own"),
-    ("aot_module", "a module, with compilers of your own"),
+    ("aot_function", "a function, with your own compilers"),
+    ("aot_module", "a module, with your own compilers"),
 )
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say what is installed and supported on this machine, and check every private torch function dovetail uses."""
+    """Show what is installed and supported here, and check the private torch functions that dovetail uses."""
     console = Console()
     results = run_self_checks()
     if as_json:
@@ -47,7 +51,7 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1 if _problems(results) else 0)
     console.print(_facts_table("versions", _versions()))
     console.print(_facts_table("machine", _machine()))
-    console.print(_facts_table("toolchain (none is needed)", _toolchain()))
+    console.print(_facts_table("toolchain (not required)", _toolchain()))
     console.print(_facts_table("front doors", _front_doors()))
     console.print(_facts_table("executors", _executors()))
     console.print(_checks_table(results))
@@ -90,11 +94,11 @@ def _machine() -> Iterable[tuple[str, str]]:
     yield "cpu", f"supported; {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
     yield "threads", f"{torch.get_num_threads()} in an operator, {torch.get_num_interop_threads()} across operators"
     if not torch.cuda.is_available():
-        yield "cuda", "supported, but there is none here"
+        yield "cuda", f"none here; {_UNTESTED}"
         return
     for index in range(torch.cuda.device_count()):
         device = torch.cuda.get_device_properties(index)
-        yield f"cuda:{index}", f"supported; {device.name}, {device.total_memory / 2**30:.1f} GiB"
+        yield f"cuda:{index}", f"{device.name}, {device.total_memory / 2**30:.1f} GiB; {_UNTESTED}"
 
 
 def _toolchain() -> Iterable[tuple[str, str]]:
@@ -132,7 +136,7 @@ def _executors() -> Iterable[tuple[str, str]]:
         documentation = importlib.import_module(f"{executors.__name__}.{module.name}").__doc__ or ""
         yield module.name, documentation.strip().partition("\n")[0]
     for name, entry in sorted(brought_executors().items()):
-        yield name, f"{entry.value}, brought by {entry.dist.name if entry.dist is not None else 'a package'}"
+        yield name, f"{entry.value}, provided by {entry.dist.name if entry.dist is not None else 'a package'}"
 
 
 def _problems(results: Sequence[CheckResult]) -> list[str]:
@@ -157,7 +161,7 @@ def _checks_table(results: Sequence[CheckResult]) -> Table:
     table = Table(title="self-checks", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.add_column("private torch function", no_wrap=True)
     table.add_column("")
-    table.add_column("what it must do, or what differs", overflow="fold")
+    table.add_column("what it must do, or how it differs", overflow="fold")
     for result in results:
         mark = Text("ok", style="green") if result.ok else Text("FAILED", style="bold red")
         table.add_row(Text(result.name), mark, Text(result.detail))

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from dovetail.cli.output import AsJson, print_json
+from dovetail.cli.output import Allow, AsJson, print_json
 from dovetail.cli.progress import spinner
 from dovetail.errors import BadCheck, BadOptionValue, DoesNotFail, OutputInTheWay
 from dovetail.inspect.minify import Minified, minify
@@ -28,12 +28,14 @@ _Path = Annotated[
 _Inputs = Annotated[
     Path | None,
     typer.Option(
-        exists=True, dir_okay=False, help="Its inputs, written by save_call; else the recorded call, or random numbers."
+        exists=True,
+        dir_okay=False,
+        help="Its inputs, written by save_call. Default: the recorded call, else random numbers.",
     ),
 ]
 _Kind = Annotated[
     Literal["compiles", "agrees"],
-    typer.Option("--oracle", help="compiles: compiling or running it raises. agrees: or it gives other results."),
+    typer.Option("--oracle", help="compiles: fails if compiling or running it raises. agrees: also if results differ."),
 ]
 _Check = Annotated[
     str | None,
@@ -41,19 +43,19 @@ _Check = Annotated[
         "--check", metavar="FILE:FUNCTION", help="Your own check: function(gm, inputs) raises where gm fails."
     ),
 ]
-_Tolerance = Annotated[
-    float, typer.Option(min=0.0, help="For agrees: how far numbers may be off, in parts of the largest one.")
-]
+_Tolerance = Annotated[float, typer.Option(min=0.0, help="For agrees: tolerance, relative to the largest element.")]
 _Isolate = Annotated[
-    bool, typer.Option("--isolate", help="Check each program in a process of its own, which may crash or hang.")
+    bool, typer.Option("--isolate", help="Check each program in its own process, so that crashes and hangs are caught.")
 ]
 _TimeLimit = Annotated[
-    float, typer.Option(min=0.1, help="Seconds until a program checked with --isolate, or repro.py, counts as hanging.")
+    float,
+    typer.Option(min=0.1, help="Seconds after which a program checked with --isolate, or repro.py, counts as hanging."),
 ]
-_Limit = Annotated[int | None, typer.Option(min=2, help="Give back the best so far after this many checks.")]
-_Out = Annotated[Path, typer.Option(help="A new folder for repro.py and what it needs; nothing is written over.")]
+_Limit = Annotated[int | None, typer.Option(min=2, help="Stop after this many checks and keep the best result so far.")]
+_Out = Annotated[Path, typer.Option(help="A new folder for repro.py and its files; nothing is overwritten.")]
 _State = Annotated[
-    Path | None, typer.Option(dir_okay=False, help="Keep every verdict here; started again, the search goes on.")
+    Path | None,
+    typer.Option(dir_okay=False, help="Save every verdict in this file, so that an interrupted search can be resumed."),
 ]
 
 
@@ -70,8 +72,9 @@ def minify_command(  # noqa: PLR0913 (each is an option of the command)
     out: _Out = Path("minified"),
     state: _State = None,
     as_json: AsJson = False,
+    allow: Allow = None,
 ) -> None:
-    """Make a failing program small: a few operators that fail in the same way, and a script that shows it.
+    """Reduce a failing program to a few operators that fail in the same way, and write a script that shows it.
 
     Programs come from dumps: run yours with DOVETAIL_DUMP=dir. The search cuts off what comes before and after the
     fault, then leaves out nodes, outputs and inputs, and each time asks the check whether the rest still fails with the
@@ -88,9 +91,9 @@ def minify_command(  # noqa: PLR0913 (each is an option of the command)
     try:  # before the search, which takes long
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = f"it cannot be made: {error.strerror or error}"
+        reason = f"it cannot be created: {error.strerror or error}"
         raise BadOptionValue(option="--out", value=str(out), reason=reason, expected="a new folder") from error
-    source = read_source(program, inputs)
+    source = read_source(program, inputs, allow=allow or ())
     oracle = _oracle(kind, check, tolerance)
     asked = Isolated(oracle, time_limit) if isolate else oracle
     try:
@@ -124,7 +127,7 @@ def _oracle(name: str, check: str | None, tolerance: float) -> NamedOracle:
     if check is not None:
         path, colon, function = check.rpartition(":")
         if not colon:
-            raise BadCheck(check=check, reason="it names no function", known=" and ".join(BUILT_IN))
+            raise BadCheck(check=check, reason="it does not name a function", known=" and ".join(BUILT_IN))
         return CheckFile(path, function)
     return Compiles() if name == "compiles" else Agrees(tolerance)
 

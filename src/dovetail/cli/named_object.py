@@ -23,12 +23,12 @@ def load_named(text: str, option: str, expected: str) -> Callable[..., Any]:
     place, _, name = text.rpartition(":")
     path = Path(place)
     if not place:
-        raise bad("it names no function" if Path(text).exists() else "it is no FILE:NAME")
+        raise bad("it does not name a function" if Path(text).exists() else "it is not a FILE:NAME")
     if not path.is_file():
         raise bad(f"there is no such file: {place}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise bad("the file is no Python module")
+        raise bad("the file is not a Python module")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     found = getattr(module, name, None)

@@ -12,13 +12,20 @@ import typer
 
 Dumped = Annotated[Path, typer.Argument(metavar="DUMP", help="A folder that DOVETAIL_DUMP wrote, or a file in it.")]
 DumpFolder = Annotated[
-    Path, typer.Argument(metavar="DUMP", help="A folder that DOVETAIL_DUMP wrote, or that of one compilation in it.")
+    Path,
+    typer.Argument(metavar="DUMP", help="A folder that DOVETAIL_DUMP wrote, or the folder of one compilation in it."),
 ]
 Tolerance = Annotated[
     float | None,
-    typer.Option("--rtol", min=0.0, help="What may differ, relative to the largest element; else not one bit."),
+    typer.Option("--rtol", min=0.0, help="Tolerance, relative to the largest element. Default: bitwise equality."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs to read, and nothing else.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow", metavar="SPACE::NAME", help="An operator of another package that programs can call; repeatable."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON, for other programs to read.")]
 
 
 def print_json(facts: object) -> None:

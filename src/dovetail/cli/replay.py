@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli.output import AsJson, Dumped, Tolerance, print_json
+from dovetail.cli.output import Allow, AsJson, Dumped, Tolerance, print_json
 from dovetail.cli.progress import spinner
 from dovetail.inspect.replay import DIFFERS, FAILED, SKIPPED, ReplayRow, replay
 
 _STYLES = {DIFFERS: "bold red", FAILED: "bold red", "equal": "green"}
 
 
-def replay_command(dump: Dumped, rtol: Tolerance = None, as_json: AsJson = False) -> None:
-    """Run the programs of a dump again, and compare.
+def replay_command(dump: Dumped, rtol: Tolerance = None, as_json: AsJson = False, allow: Allow = None) -> None:
+    """Run the programs of a dump again and compare their results.
 
     DUMP is a folder that DOVETAIL_DUMP=folder or graph_dumper_aot wrote, or one .json file in it. Each step of a
     compilation must give what the first one gives; each recorded call, what it gave then. Inputs are those of the first
@@ -29,7 +29,7 @@ def replay_command(dump: Dumped, rtol: Tolerance = None, as_json: AsJson = False
     dump, or no program that can be run.
     """
     with spinner("replay", quiet=as_json) as progress:
-        rows = replay(dump, rtol=rtol, progress=progress)
+        rows = replay(dump, rtol=rtol, progress=progress, allow=allow or ())
     is_wrong = any(row.verdict in (DIFFERS, FAILED) for row in rows)
     if as_json:
         print_json([asdict(row) for row in rows])

@@ -37,7 +37,7 @@ def get_inputs(path: str | Path) -> list[Any]:
     try:
         described = json.loads(Path(path).read_text(encoding="utf-8"))
         return make_inputs(described["inputs"])
-    except (KeyError, TypeError, UnicodeDecodeError, AttributeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{path} does not describe the inputs of a graph: {error!r}") from error
 
 

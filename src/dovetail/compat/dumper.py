@@ -32,11 +32,11 @@ logger = logging.getLogger("dovetail")
 def graph_dumper_aot(
     current_name: str, folder_name: str | Path, dump_example_input: bool = False
 ) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
-    """A back end for `torch.compile` that writes every program down, and runs it as it is.
+    """A backend for `torch.compile` that writes every program down, and runs it as it is.
 
     current_name: of the folder in `folder_name`, and the beginning of every file's name. dump_example_input: write the
     inputs and results of each program's first call, too.
-    Raises: BadOptionValue for a name that is no name of a file.
+    Raises: BadOptionValue for a name that is not a name of a file.
     """
     if current_name in ("", ".", "..") or Path(current_name).name != current_name:
         expected = "letters, digits, dashes"

@@ -59,7 +59,7 @@ _TAKEN_APART = """
     hardswish_backward hardtanh hardtanh_backward leaky_relu leaky_relu_backward masked_fill sigmoid_backward
     silu_backward tanh_backward threshold_backward conj_physical detach is_same_size
 """
-# Torch's own rules for operators that small back ends do not know.
+# Torch's own rules for operators that small backends do not know.
 default_decompositions = decompositions_of(getattr(_aten, name) for name in _TAKEN_APART.split())
 
 
@@ -82,7 +82,7 @@ _PARTITIONS = {default_partition: "default", min_cut_rematerialization_partition
 def _only_a_name(name: str, option: str) -> CompilerUnavailable:
     return CompilerUnavailable(
         name=f"{name}(joint_module, ...)",
-        reason="it names a split here, and is not called",
+        reason="it only names a split, and is not called",
         because="dovetail splits programs, not graph modules",
         hint=f'dovetail.aot_function(fn, fw_compiler, partition="{option}")',
     )
@@ -231,5 +231,5 @@ def debug_compile(
 ) -> Callable[..., Any]:
     """Write a script that runs the graph by itself, say where, and run the graph as `debug_nop` does."""
     path = write_script(gm, inputs, folder, "graph", "A graph, as a compiler was given it.")
-    sys.stdout.write(f"to run this graph by itself: python {path}\n")
+    sys.stdout.write(f"to run only this graph: python {path}\n")
     return GraphChecker(gm).run

@@ -115,7 +115,7 @@ def _needed(names: dict[str, Any]) -> list[str]:
     prims = {name: value for name, value in names.items() if isinstance(value, Prim)}
     for prim in prims.values():
         if prim.python.startswith("torch.ops.higher_order"):
-            raise _cannot(f"it holds the sub-programs of {prim.name}")
+            raise _cannot(f"it holds the subgraphs of {prim.name}")
     if prims:
         lines += ["from dovetail.ops import prims", *(f"{name} = {value.python}" for name, value in prims.items())]
     for name, value in names.items():
@@ -128,7 +128,7 @@ def _needed(names: dict[str, Any]) -> list[str]:
         elif getattr(value, "__name__", None) and not callable(value):
             lines.append(f"import {value.__name__} as {name}")
         else:
-            raise _cannot(f"it calls {value!r}, which cannot be written down")
+            raise _cannot(f"it calls {value!r}, which cannot be written as source")
     return lines
 
 

@@ -19,7 +19,7 @@ from dovetail.frontends.aot import make_boxed_compiler
 from dovetail.ir.prim import Prim
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
-_INSTEAD = 'call torch.compile(fn, backend="dovetail"), or dovetail.compile(fn), in its place'
+_INSTEAD = 'call torch.compile(fn, backend="dovetail"), or dovetail.compile(fn), instead'
 
 
 @make_boxed_compiler
@@ -51,7 +51,7 @@ def _scripted(gm: fx.GraphModule, name: str) -> Callable[..., Any]:
         except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             reason = lines[0] if lines else type(error).__name__
-            raise _unavailable(name, f"TorchScript does not take this graph ({reason})") from error
+            raise _unavailable(name, f"TorchScript does not accept this graph ({reason})") from error
     return scripted
 
 
@@ -61,7 +61,7 @@ def _prepared(gm: fx.GraphModule, name: str) -> fx.GraphModule:
     graph.output(graph.graph_copy(gm.graph, {}))
     for node in graph.nodes:
         if isinstance(node.target, Prim):
-            hint = "decompositions=default_decompositions takes some operators apart"
+            hint = "decompositions=default_decompositions decomposes some operators"
             raise _unavailable(name, f"TorchScript has no operator {node.target.name}; {hint}")
         if isinstance(node.target, Overload):
             schema = schema_of(node.target)
@@ -74,5 +74,5 @@ def _prepared(gm: fx.GraphModule, name: str) -> fx.GraphModule:
 
 
 def _unavailable(name: str, reason: str) -> CompilerUnavailable:
-    because = "TorchScript is deprecated: it is part of some versions of torch and takes some graphs"
+    because = "TorchScript is deprecated: some torch versions have it, and it accepts some graphs"
     return CompilerUnavailable(name=name, reason=reason, because=because, hint=_INSTEAD)

@@ -8,15 +8,9 @@ from collections.abc import Mapping, Sequence
 from dovetail.demo.optional import load_optional
 from dovetail.demo.table import table_rows, verdicts
 from dovetail.demo.train import Column
+from dovetail.inspect.page import source_hash
 
-_TEMPLATE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>dovetail demo</title>
-<style>
+_STYLE = """
   body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #22282d; }
   h1 { margin-bottom: 0.2rem; }
   img { width: 100%; height: auto; }
@@ -26,7 +20,16 @@ _TEMPLATE = """\
   thead th { border-bottom: 2px solid #5b6770; }
   .facts td { text-align: left; }
   .facts td:first-child { color: #5b6770; }
-</style>
+"""
+_TEMPLATE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>dovetail demo</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src {{ style_hash }}">
+<style>{{ style | safe }}</style>
 </head>
 <body>
 <h1>dovetail demo</h1>
@@ -40,6 +43,10 @@ initial weights in every column, and only the way of running it differs.</p>
   {%- endfor %}
   </tbody>
 </table>
+{%- if report %}
+<p><a href="{{ report }}">The report of the program that ran</a>: who holds memory at the peak, what was decided, and
+why.</p>
+{%- endif %}
 <ul>{% for sentence in sentences %}<li>{{ sentence }}</li>{% endfor %}</ul>
 <img alt="Loss curves, memory of one step over time, and peak memory" src="data:image/png;base64,{{ picture }}">
 {%- for title, facts in sections.items() %}
@@ -55,8 +62,13 @@ initial weights in every column, and only the way of running it differs.</p>
 """
 
 
-def render_page(columns: Sequence[Column], picture_png: bytes, sections: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the page as HTML text; `sections` are titled tables of facts that follow the picture."""
+def render_page(
+    columns: Sequence[Column], picture_png: bytes, sections: Mapping[str, Mapping[str, str]], report: str = ""
+) -> str:
+    """Return the page as HTML text.
+
+    sections: titled tables of facts that follow the picture. report: the name of the report in the same folder, if any.
+    """
     environment = load_optional("jinja2").Environment(autoescape=True)
     page: str = environment.from_string(_TEMPLATE).render(
         columns=columns,
@@ -64,5 +76,8 @@ def render_page(columns: Sequence[Column], picture_png: bytes, sections: Mapping
         sentences=verdicts(columns),
         picture=base64.b64encode(picture_png).decode("ascii"),
         sections=sections,
+        report=report,
+        style=_STYLE,
+        style_hash=source_hash(_STYLE),
     )
     return page

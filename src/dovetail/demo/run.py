@@ -1,4 +1,4 @@
-"""Run the demo from beginning to end: train each column, print the table, write the picture and the page."""
+"""Run the demo from beginning to end: train the columns, print the table, write picture, page and report."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import webbrowser
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from torch import Tensor
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dovetail.demo.data import read_standard_library
 from dovetail.demo.model import GptConfig
@@ -22,10 +23,14 @@ from dovetail.demo.optional import check_optional_packages
 from dovetail.demo.page import render_page
 from dovetail.demo.picture import draw_picture
 from dovetail.demo.table import render_table, verdicts
-from dovetail.demo.train import EAGER, Column, TrainingPlan, describe_failure, train_column
+from dovetail.demo.train import EAGER, Column, TrainingPlan, train_columns
+from dovetail.inspect.explain import explanations_of
+from dovetail.inspect.explanation import Explanation
+from dovetail.pipeline.trail import Trail
 
 _QUICK_MODEL = GptConfig(context=32, layers=2, width=32, heads=2)
 _QUICK_STEPS = 4
+_DOVETAIL = "dovetail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +38,40 @@ class DemoConfig:
     """What to run, and where to write.
 
     Attributes:
-        steps: training steps of each column.
+        steps: training steps of each column, at most.
+        seconds: no step begins after so many seconds of training, once there are enough to compare.
+        threads: that operators may use. With one, other work on the machine disturbs a step least.
         seed: decides the initial weights, the data and the dropout masks, the same for every column.
-        out_dir: made if need be; gets `demo.png` and `demo.html`.
+        out_dir: made if need be; gets `demo.png`, `demo.html`, `report.html` and the folder `programs`.
         extra: more backends of `torch.compile` to set beside, such as "inductor". Where one of these fails, its
             column says so and the demo goes on.
         quick: a tiny model and a handful of steps, to see that everything works.
         backend: the backend of `torch.compile` that is being shown.
+        opens: whether to open the page in a browser at the end.
     """
 
     steps: int = 200
+    seconds: float = 45.0
+    threads: int = 1
     seed: int = 0
     out_dir: Path = Path("dovetail-demo")
     extra: tuple[str, ...] = ()
     quick: bool = False
-    backend: str = "dovetail"
+    backend: str = _DOVETAIL
+    opens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What the demo measured and wrote; `columns` starts with eager and the backend that is shown."""
+    """What the demo measured and wrote; `columns` starts with eager and the backend that is shown.
+
+    report_path: what dovetail decided for the program that was trained; None where another backend is shown.
+    """
 
     columns: tuple[Column, ...]
     picture_path: Path
     page_path: Path
+    report_path: Path | None
 
     @property
     def is_bitwise_equal(self) -> bool:
@@ -66,7 +81,7 @@ class DemoResult:
 
 
 def run_demo(config: DemoConfig, console: Console | None = None) -> DemoResult:
-    """Train a small GPT eagerly and compiled, side by side, and report what differs and what does not.
+    """Train a small GPT eagerly and compiled, a step of each in turn, and report what differs and what does not.
 
     Args:
         config: see `DemoConfig`.
@@ -74,38 +89,55 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> DemoResult:
 
     Raises:
         MissingDependency: matplotlib or jinja2 is not installed.
+        OSError: the folder cannot be written.
         Exception: whatever the shown backend raises; only the columns in `config.extra` may fail quietly.
     """
     check_optional_packages()
-    console = console or Console()
-    plan = _plan(config)
-    columns = _train_all(config, plan, console)
-
-    picture_png = draw_picture(columns)
-    page = render_page(columns, picture_png, _sections(plan))
     config.out_dir.mkdir(parents=True, exist_ok=True)
-    picture_path = config.out_dir / "demo.png"
-    page_path = config.out_dir / "demo.html"
-    picture_path.write_bytes(picture_png)
-    page_path.write_text(page, encoding="utf-8")
-
+    console = console or Console()
+    plan, trail = _plan(config), Trail()
+    console.print(_announcement(config, plan), markup=False)
+    with _threads(config.threads):
+        columns = _train(config, plan, trail, console)
+    result = DemoResult(
+        columns,
+        config.out_dir / "demo.png",
+        config.out_dir / "demo.html",
+        config.out_dir / "report.html" if config.backend == _DOVETAIL else None,
+    )
+    _write(result, config, trail, plan)
     console.print(render_table(columns))
     for sentence in verdicts(columns):
         console.print(sentence, markup=False)
-    console.print(f"picture: {picture_path}", markup=False, soft_wrap=True)
-    console.print(f"page:    {page_path}", markup=False, soft_wrap=True)
-    return DemoResult(columns, picture_path, page_path)
+    _print_what_next(result, config, console)
+    if config.opens:
+        webbrowser.open((result.report_path or result.page_path).resolve().as_uri())
+    return result
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _plan(config: DemoConfig) -> TrainingPlan:
     if config.quick:
         return TrainingPlan(_QUICK_MODEL, min(config.steps, _QUICK_STEPS), batch=2, seed=config.seed)
-    return TrainingPlan(GptConfig(), config.steps, batch=8, seed=config.seed)
+    return TrainingPlan(GptConfig(), config.steps, batch=8, seed=config.seed, seconds=config.seconds)
 
 
-def _train_all(config: DemoConfig, plan: TrainingPlan, console: Console) -> tuple[Column, ...]:
-    text = read_standard_library()
-    columns: list[Column] = []
+def _announcement(config: DemoConfig, plan: TrainingPlan) -> str:
+    names = " and ".join((EAGER, config.backend, *config.extra))
+    limit = "" if plan.seconds == float("inf") else f", for at most {plan.seconds:.0f} seconds"
+    return f"Training a GPT of {plan.model.layers} layers with {names}, a step of each in turn{limit}."
+
+
+def _train(config: DemoConfig, plan: TrainingPlan, trail: Trail, console: Console) -> tuple[Column, ...]:
     progress = Progress(
         TextColumn("{task.description:<12}"),
         BarColumn(),
@@ -114,41 +146,76 @@ def _train_all(config: DemoConfig, plan: TrainingPlan, console: Console) -> tupl
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
     )
+    runs = [(name, _options(name, config, trail)) for name in (EAGER, config.backend, *config.extra)]
     with progress, torch.random.fork_rng(devices=[]):
-        # What the process pays once (lazy imports, thread pools) is nobody's first step.
-        train_column(EAGER, replace(plan, steps=1), text, lambda loss: None)
-        for name in (EAGER, config.backend, *config.extra):
-            task = progress.add_task(name, total=plan.steps, note="")
-            may_fail = len(columns) >= 2
-            columns.append(_train_one(name, plan, text, progress, task, may_fail=may_fail))
-    return tuple(columns)
+        tasks = [progress.add_task(name, total=plan.steps, note="compiling") for name, _ in runs]
+
+        def on_step(place: int, loss: float) -> None:
+            progress.update(tasks[place], advance=1, note=f"loss {loss:.3f}")
+
+        columns = train_columns(plan, runs, read_standard_library(), on_step)
+        for task, column in zip(tasks, columns, strict=True):
+            note = "failed" if column.failure else f"loss {column.losses[-1]:.3f}"
+            progress.update(task, total=max(1, len(column.losses)), note=note)
+    return columns
 
 
-def _train_one(
-    name: str, plan: TrainingPlan, text: Tensor, progress: Progress, task: TaskID, *, may_fail: bool
-) -> Column:
-    def on_step(loss: float) -> None:
-        progress.update(task, advance=1, note=f"loss {loss:.3f}")
-
-    try:
-        return train_column(name, plan, text, on_step)
-    except Exception as error:
-        if not may_fail:
-            raise
-        progress.update(task, note="failed")
-        return Column(name, failure=describe_failure(error))
+def _options(name: str, config: DemoConfig, trail: Trail) -> Mapping[str, object] | None:
+    if name != _DOVETAIL:
+        return None
+    return {"trail": trail, "dump": str(config.out_dir / "programs")}
 
 
-def _sections(plan: TrainingPlan) -> Mapping[str, Mapping[str, str]]:
+def _write(result: DemoResult, config: DemoConfig, trail: Trail, plan: TrainingPlan) -> None:
+    picture_png = draw_picture(result.columns)
+    result.picture_path.write_bytes(picture_png)
+    report = result.report_path.name if result.report_path is not None else ""
+    page = render_page(result.columns, picture_png, _sections(config, plan, result.columns), report)
+    result.page_path.write_text(page, encoding="utf-8")
+    if result.report_path is not None:
+        _training_program(trail).html(result.report_path)
+
+
+def _training_program(trail: Trail) -> Explanation:
+    """The largest of the programs that ran: the model; Dynamo may have cut off pieces around it."""
+    return max(explanations_of(trail.lowerings), key=lambda found: sum(len(part.nodes) for part in found.programs))
+
+
+def _print_what_next(result: DemoResult, config: DemoConfig, console: Console) -> None:
+    def line(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    line(f"page:    {result.page_path}")
+    line(f"picture: {result.picture_path}")
+    if result.report_path is None:
+        return
+    line(f"report:  {result.report_path}  (the program that just ran: who holds memory, what was decided, and why)")
+    command, programs = _own_command(), config.out_dir / "programs"
+    line("Try next:")
+    line(f"  {command} explain {programs}")
+    line(f"  {command} draw {programs} --to {config.out_dir / 'program.svg'}")
+    line(f"  {command} doctor")
+
+
+def _own_command() -> str:
+    """What to type to run this command again: its path, or the interpreter's with the module's name."""
+    started_as = Path(sys.argv[0])
+    if started_as.name == "dovetail":
+        path = os.path.relpath(started_as) if started_as.is_absolute() else str(started_as)
+        return path if os.sep in path else "dovetail"
+    return f"{Path(sys.executable).name} -m dovetail"
+
+
+def _sections(config: DemoConfig, plan: TrainingPlan, columns: tuple[Column, ...]) -> Mapping[str, Mapping[str, str]]:
     model = plan.model
     return {
         "Configuration": {
             "model": f"GPT, {model.layers} layers, width {model.width}, {model.heads} heads, dropout {model.dropout}",
             "tokens": f"bytes, batches of {plan.batch} x {model.context}",
             "optimizer": f"AdamW, learning rate {plan.learning_rate}",
-            "steps": str(plan.steps),
+            "steps": f"{len(columns[0].losses)}, per column, in turn",
             "seed": str(plan.seed),
-            "memory": "exact peak of tensor allocations of one step that is not timed",
+            "memory": "exact peak of tensor allocations in one untimed step",
         },
         "Environment": {
             "dovetail": _own_version(),
@@ -156,7 +223,7 @@ def _sections(plan: TrainingPlan) -> Mapping[str, Mapping[str, str]]:
             "python": sys.version.split()[0],
             "system": platform.platform(),
             "processor": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-            "threads": str(torch.get_num_threads()),
+            "threads": str(config.threads),
             "date": datetime.now().astimezone().isoformat(timespec="seconds"),
         },
     }

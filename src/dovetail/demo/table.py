@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,14 +30,9 @@ def table_rows(columns: Sequence[Column]) -> list[Row]:
 
     return [
         row("first step, compilation included", lambda c: f"{c.first_step_seconds:.2f} s"),
-        row(
-            "median step after the first",
-            lambda c: f"{c.median_step_ms:.1f} ms{_ratio(c, c.median_step_ms, eager.median_step_ms)}",
-        ),
-        row(
-            "peak memory of a step",
-            lambda c: f"{c.peak_bytes / _MIB:.1f} MiB{_ratio(c, c.peak_bytes, eager.peak_bytes)}",
-        ),
+        row("median step", lambda c: f"{c.median_step_ms:.1f} ms{_time_ratio(c, eager)}"),
+        row("half of the steps took", lambda c: "{:.1f} to {:.1f} ms".format(*c.quartiles_ms)),
+        row("peak memory of a step", lambda c: f"{c.peak_bytes / _MIB:.1f} MiB{_peak_ratio(c, eager)}"),
         row("final loss", lambda c: f"{c.losses[-1]:.6f}"),
         row("losses bitwise equal to eager's", lambda c: _equal(c, c.losses == eager.losses)),
         row("weights bitwise equal to eager's", lambda c: _equal(c, c.weights_digest == eager.weights_digest)),
@@ -44,9 +40,14 @@ def table_rows(columns: Sequence[Column]) -> list[Row]:
 
 
 def verdicts(columns: Sequence[Column]) -> list[str]:
-    """Return one sentence for each column but eager's: does it compute what eager computes?"""
+    """Return what is to be said of each column but eager's: does it compute what eager computes, and how fast?"""
     eager = columns[0]
-    return [_verdict(column, eager) for column in columns[1:]]
+    sentences: list[str] = []
+    for column in columns[1:]:
+        sentences.append(_verdict(column, eager))
+        if not column.failure:
+            sentences.append(_time_verdict(column, eager))
+    return sentences
 
 
 def render_table(columns: Sequence[Column]) -> Table:
@@ -60,8 +61,22 @@ def render_table(columns: Sequence[Column]) -> Table:
     return table
 
 
-def _ratio(column: Column, value: float, reference: float) -> str:
-    return "" if column.name == EAGER or reference <= 0 else f" ({value / reference:.2f}x)"
+def _time_ratio(column: Column, eager: Column) -> str:
+    return "" if column.name == EAGER else f" ({column.time_ratio(eager).median:.2f}x)"
+
+
+def _peak_ratio(column: Column, eager: Column) -> str:
+    return "" if column.name == EAGER or not eager.peak_bytes else f" ({column.peak_bytes / eager.peak_bytes:.2f}x)"
+
+
+def _time_verdict(column: Column, eager: Column) -> str:
+    ratio = column.time_ratio(eager)
+    if math.isinf(ratio.high):
+        return f"{column.name}: {ratio.pairs} pairs of steps are too few to compare times."
+    interval = f"between {ratio.low:.2f}x and {ratio.high:.2f}x (95 % confidence, {ratio.pairs} pairs of steps)"
+    if not ratio.is_telling:
+        return f"{column.name}: the machine was too noisy to tell the times apart: a step takes {interval} of eager's."
+    return f"{column.name}: a step takes {ratio.median:.2f}x eager's time, {interval}."
 
 
 def _equal(column: Column, is_equal: bool) -> str:

@@ -1,20 +1,22 @@
 """Every error dovetail raises on purpose: one class per mistake, each with its code and template.
 
-A raise site gives facts only (keyword arguments); the class turns them into the message. Each message names
-what happened, where in the user's code, because of what, and the way out:
+A raise site passes only facts (keyword arguments); the class turns them into the message. Each message says
+what happened, where in the user's code, why, and what to do about it:
 
-    DT-CAPTURE-002 DataDependentControlFlow: the program branches on a value that is only known when it runs.
-      operator  aten._local_scalar_dense.default
+    DT-CAPTURE-003 NoFakeKernel: operator mylib.attention has no fake kernel, so its output shape is unknown.
       from      train.py:41 in forward   (layers.3.mlp)
-      because   `.item()`, `bool(tensor)` or `int(tensor)` needs the numbers, and capture has only shapes
-      try       use torch.where, or keep this branch outside of the compiled function
+      because   capture runs the program on fake tensors
+      try       register one with torch.library.register_fake, or move the operator out of the compiled function
 """
 
 from __future__ import annotations
 
 from dovetail.errors.artifacts import BadArtifact as BadArtifact
+from dovetail.errors.artifacts import BadSavePath as BadSavePath
+from dovetail.errors.artifacts import NoSampleInputs as NoSampleInputs
 from dovetail.errors.artifacts import NotSerializable as NotSerializable
 from dovetail.errors.artifacts import OtherArtifactVersion as OtherArtifactVersion
+from dovetail.errors.artifacts import RefusedOperands as RefusedOperands
 from dovetail.errors.base import DovetailError as DovetailError
 from dovetail.errors.base import DovetailWarning as DovetailWarning
 from dovetail.errors.compilers import BadCompiledResult as BadCompiledResult
@@ -27,6 +29,7 @@ from dovetail.errors.donation import UnusableDonation as UnusableDonation
 from dovetail.errors.environment import MissingDependency as MissingDependency
 from dovetail.errors.environment import UnsupportedDevice as UnsupportedDevice
 from dovetail.errors.environment import UnsupportedTorchVersion as UnsupportedTorchVersion
+from dovetail.errors.environment import UntestedDevice as UntestedDevice
 from dovetail.errors.freezing import BadDynamicShapes as BadDynamicShapes
 from dovetail.errors.freezing import BadWeights as BadWeights
 from dovetail.errors.freezing import DiscardedParameter as DiscardedParameter
@@ -37,6 +40,7 @@ from dovetail.errors.freezing import FrozenNeedsNoGrad as FrozenNeedsNoGrad
 from dovetail.errors.freezing import NoSources as NoSources
 from dovetail.errors.freezing import NotExportable as NotExportable
 from dovetail.errors.freezing import NotFreezable as NotFreezable
+from dovetail.errors.freezing import SlowerThanEager as SlowerThanEager
 from dovetail.errors.freezing import StaleWeights as StaleWeights
 from dovetail.errors.reduction import BadCheck as BadCheck
 from dovetail.errors.reduction import DoesNotFail as DoesNotFail
@@ -77,7 +81,7 @@ class BadOptionValue(DovetailError):
 
 
 class NotYetSupported(DovetailError):
-    """A documented feature that a later version brings."""
+    """A documented feature that is not implemented yet."""
 
     code = "DT-OPTION-003"
     summary = "{feature} is not supported yet."
@@ -93,26 +97,26 @@ class CaptureFailed(DovetailError):
 
     code = "DT-CAPTURE-001"
     summary = "the program could not be recorded: {error}"
-    because = "it was run once on fake tensors (shapes without numbers) and raised"
-    way_out = "run it in eager mode to see whether it raises there too; if it does not, leave this part uncompiled"
+    because = "capture runs it once on fake tensors (shapes without data), and that run raised"
+    way_out = "check whether it raises in eager mode too; if not, leave this part uncompiled"
 
 
 class DataDependentControlFlow(DovetailError):
-    """Python control flow, or a shape, depends on the numbers in a tensor."""
+    """Python control flow, or a shape, depends on the data in a tensor."""
 
     code = "DT-CAPTURE-002"
-    summary = "the program branches on, or sizes a tensor by, a value that is only known when it runs."
-    because = "`.item()`, `bool(tensor)`, `nonzero` and the like need the numbers, and capture has only shapes"
-    way_out = "use torch.where or a fixed size, or keep this part outside of the compiled function"
+    summary = "control flow or a shape depends on tensor data, which is known only at run time."
+    because = "`.item()`, `bool(tensor)`, `nonzero` and the like need the data, and capture has only shapes"
+    way_out = "use torch.where or a fixed size, or move this part out of the compiled function"
 
 
 class NoFakeKernel(DovetailError):
-    """An operator cannot be run on fake tensors."""
+    """An operator cannot run on fake tensors."""
 
     code = "DT-CAPTURE-003"
     summary = "operator {operator} has no fake kernel, so its output shape is unknown."
     because = "capture runs the program on fake tensors"
-    way_out = "register one with torch.library.register_fake, or keep the operator outside of the compiled function"
+    way_out = "register one with torch.library.register_fake, or move the operator out of the compiled function"
     rows = ("origin", "stage")
 
 
@@ -121,69 +125,69 @@ class UnsupportedTensor(DovetailError):
 
     code = "DT-CAPTURE-004"
     summary = "{name} is {kind}, which is not supported."
-    because = "programs are recorded over strided tensors whose bytes are known"
+    because = "dovetail records plain strided tensors only, because it has to know which bytes they occupy"
     way_out = "{hint}"
 
 
 class UnsupportedOutput(DovetailError):
-    """The compiled function returned an object that cannot be rebuilt."""
+    """The compiled function returned an object that cannot be reconstructed."""
 
     code = "DT-CAPTURE-005"
     summary = "the function returned {what}, which cannot be returned from a compiled program."
-    because = "outputs are tensors, numbers, strings or None inside of tuples, lists, dicts and registered pytrees"
+    because = "outputs must be tensors, numbers, strings or None, in tuples, lists, dicts or registered pytrees"
     way_out = "return tensors, or register the class with torch.utils._pytree.register_pytree_node"
 
 
 class UnsupportedHigherOrderOperator(DovetailError):
-    """A higher-order operator (cond, scan, ...) whose sub-programs cannot be captured."""
+    """A higher-order operator (cond, scan, ...) whose subgraphs cannot be captured."""
 
     code = "DT-CAPTURE-006"
     summary = "the higher-order operator {operator} is not supported yet."
     because = (
-        "sub-programs are captured for cond, map, scan and while_loop, where they write nothing that they are given "
-        "and torch can make a graph of them and of their gradients"
+        "subgraphs are captured for cond, map, scan and while_loop only, where they do not write their inputs "
+        "and torch can trace them and their gradients"
     )
-    way_out = "return what is written instead, or keep this part outside of the compiled function"
+    way_out = "return the new value instead of writing an input, or move this part out of the compiled function"
     rows = ("origin", "stage")
 
 
 class PythonSideEffect(DovetailError):
-    """The program changed a Python object while it ran; a compiled program would not repeat that."""
+    """The program changed a Python object while it was recorded; a compiled program would not repeat the change."""
 
     code = "DT-CAPTURE-007"
     summary = "the program {what} while it was recorded."
     because = "only tensor operations are recorded, so the change would happen once and never again"
-    way_out = 'keep such state in a buffer that is written in place, or use torch.compile(backend="dovetail")'
+    way_out = 'keep such state in a buffer and update it in place, or use torch.compile(backend="dovetail")'
 
 
 class BackwardInside(DovetailError):
-    """The program calls backward() itself, which leaves gradients in the `.grad` of leaves."""
+    """The program calls backward() itself, which accumulates gradients in the `.grad` of leaf tensors."""
 
     code = "DT-CAPTURE-011"
     summary = "the program calls backward() while it is recorded."
-    because = "gradients that it leaves in `.grad` are no results, and a compiled program would not leave them there"
+    because = "gradients written to `.grad` are not outputs, so a compiled program would not produce them"
     way_out = "compile the whole step with dovetail.compile_step, or return the loss and call backward on it outside"
     rows = ("origin",)
 
 
 class GeneratorMadeInside(DovetailError):
-    """The program makes a random generator of its own."""
+    """The program creates a random number generator."""
 
     code = "DT-CAPTURE-009"
-    summary = "the program makes a torch.Generator."
-    because = "the generator would be made once, while recording, and run on in later calls"
-    way_out = "make it outside and hand it in or close over it, or draw from torch's default generator"
+    summary = "the program creates a torch.Generator."
+    because = "the generator would be created once, during recording, instead of again in each call"
+    way_out = "create it outside and pass it in or close over it, or use torch's default generator"
 
 
 class InvalidGraphModule(DovetailError):
-    """A torch.fx.GraphModule that is not a graph of ATen operators with described values."""
+    """A torch.fx.GraphModule is not a graph of ATen operators with `meta["val"]` on its nodes."""
 
     code = "DT-CAPTURE-008"
     summary = "node {node} of the graph module cannot be read: {reason}."
     because = (
-        "a program is made of operator calls with a schema (`torch.ops.aten.add.Tensor`), run once on fake tensors"
+        "a program consists of calls of operators with a schema (`torch.ops.aten.add.Tensor`), run once on fake tensors"
     )
-    way_out = "make the graph with make_fx, or with torch.export: `ep.graph_module` or `ep.module(check_guards=False)`"
+    way_out = "trace the graph with make_fx or torch.export: `ep.graph_module` or `ep.module(check_guards=False)`"
     rows = ()
 
 
@@ -191,29 +195,29 @@ class InvalidGraphModule(DovetailError):
 
 
 class SampleMismatch(DovetailError):
-    """The sample inputs of a pass are not what its graph module was made for."""
+    """The sample inputs of a pass do not match the inputs of its graph module."""
 
     code = "DT-PASS-001"
     summary = "{name} is {given}, and the graph module takes {expected}."
-    because = "the graph was traced for other inputs: it may compute something else, or nothing, for these"
-    way_out = "give samples like the traced inputs, or none where each placeholder has its meta['val']"
+    because = "the graph was traced for different inputs: for these, it may fail or compute something else"
+    way_out = "pass samples like the traced inputs, or none if every placeholder has its meta['val']"
 
 
 class MissingSamples(DovetailError):
-    """Nothing says what an input of a graph module is like."""
+    """The shape and dtype of a graph module's input are unknown."""
 
     code = "DT-PASS-002"
-    summary = "placeholder {name} of the graph module is not described."
+    summary = "the shape and dtype of placeholder {name} of the graph module are unknown."
     because = "it has no meta['val'], and no sample inputs were given"
-    way_out = "give sample inputs, `the_pass(module, x, y)`: tensors, fake tensors or tensors of device meta"
+    way_out = "pass sample inputs, `the_pass(module, x, y)`: tensors, fake tensors or meta tensors"
 
 
 class NotAGraphModule(DovetailError):
     """A pass over graph modules was given something else."""
 
     code = "DT-PASS-003"
-    summary = "{given} is no torch.fx.GraphModule."
-    because = "passes read graphs of ATen operators; a module or a function has none until it is traced"
+    summary = "{given} is not a torch.fx.GraphModule."
+    because = "passes work on graphs of ATen operators; a module or a function has none until it is traced"
     way_out = "trace it: make_fx(f)(*inputs), or torch.export.export(model, inputs).graph_module"
     rows = ()
 
@@ -222,12 +226,12 @@ class NotAGraphModule(DovetailError):
 
 
 class OverlappingMutatedInputs(DovetailError):
-    """Inputs share memory, of which the program writes a part, in a way for which no program can be made."""
+    """Inputs share memory that the program writes, in a way that cannot be compiled."""
 
     code = "DT-ALIAS-001"
-    summary = "input {written} is written by the program, or lies in memory that is, together with {other}."
+    summary = "input {written} shares memory with {other}, and the program writes that memory."
     because = "{reason}"
-    way_out = "pass a clone of one of them, or keep the write outside of the compiled function"
+    way_out = "pass a clone of one of them, or move the write out of the compiled function"
 
 
 class UnsupportedInputMutation(DovetailError):
@@ -235,60 +239,60 @@ class UnsupportedInputMutation(DovetailError):
 
     code = "DT-ALIAS-002"
     summary = "the program changes {what} of input {name}."
-    because = "a compiled program writes data of inputs, and repeats changes of shape, strides and requires_grad only"
-    way_out = "do it outside of the compiled function, or work on a clone"
+    because = "a compiled program can change only the data, the shape, the strides and requires_grad of an input"
+    way_out = "do it outside the compiled function, or work on a clone"
 
 
 class OrderDependentWrite(DovetailError):
-    """An operator writes memory that another of its operands reads or writes as well, in part."""
+    """An operator writes memory that partly overlaps another of its operands."""
 
     code = "DT-ALIAS-003"
     summary = "the operator writes {written}, which overlaps {other}, another of its operands."
-    because = "what comes out depends on the order in which elements are visited, which nobody promises"
-    way_out = "clone the operand that is read, or write one tensor after the other"
+    because = "the result depends on the order in which elements are visited, which is unspecified"
+    way_out = "clone the operand that is read, or write the tensors one after the other"
 
 
 class DtypeChangingWrite(DovetailError):
-    """An operator in place, or with `out=`, whose result has a dtype that does not fit into the written tensor."""
+    """The result of an in-place or `out=` operator cannot be cast to the dtype of the tensor that it writes."""
 
     code = "DT-ALIAS-004"
-    summary = "the result type {made} can't be cast to {wanted}, that of the tensor which the operator writes in-place."
-    because = "eager refuses the write: numbers would be lost"
-    way_out = "write y = ... instead of in-place, or convert the operands first"
+    summary = "the result type {made} can't be cast to {wanted}, the dtype of the tensor that is written in-place."
+    because = "eager refuses the write: values would be lost"
+    way_out = "use the out-of-place operator, or convert the operands first"
 
 
 class UnexpectedSize(DovetailError):
-    """A size that depends on data is not what the recorded program relies on."""
+    """A data-dependent size breaks an assumption of the recorded program."""
 
     code = "DT-CAPTURE-010"
-    summary = "a size that depends on data is not as expected: {fact} does not hold."
-    because = "the program was recorded before that size was known, and takes this for granted (for a broadcast, say)"
-    way_out = "torch._check the size before it is used, or keep this part outside of the compiled function"
+    summary = "a data-dependent size is not as expected: {fact} does not hold."
+    because = "the program was recorded before that size was known, and assumes this (for a broadcast, say)"
+    way_out = "torch._check the size before it is used, or move this part out of the compiled function"
 
 
 # --- autograd -----------------------------------------------------------------------------------------------
 
 
 class DoubleBackwardUnsupported(DovetailError):
-    """A second derivative through a compiled program was asked for."""
+    """A second derivative through a compiled program was requested."""
 
     code = "DT-AUTOGRAD-001"
     summary = "backward was called with create_graph=True through a compiled program."
-    because = "the compiled backward is a fixed program and is not differentiable itself, and {reason}"
+    because = "the compiled backward is a fixed program that is not itself differentiable, and {reason}"
     way_out = "{hint}"
 
 
 class ForwardModeUnsupported(DovetailError):
-    """Forward-mode derivatives were asked for through a compiled program that trains."""
+    """Forward-mode derivatives through a compiled training program were requested."""
 
     code = "DT-AUTOGRAD-004"
     summary = "an input of a compiled program carries a forward-mode tangent (`torch.autograd.forward_ad`)."
     because = "the compiled forward is a fixed program and has no forward-mode derivative"
-    way_out = "use torch.func.jvp inside of the compiled function, or leave this function uncompiled"
+    way_out = "use torch.func.jvp inside the compiled function, or leave this function uncompiled"
 
 
 class BackwardNeedsUnsavedValue(DovetailError):
-    """A backward for another pattern of defined output gradients reads a value that forward did not save."""
+    """Backward, for another set of output gradients than expected, reads a value that forward did not save."""
 
     code = "DT-AUTOGRAD-002"
     summary = "backward for the outputs {pattern} reads {names}, which forward did not save."
@@ -297,24 +301,24 @@ class BackwardNeedsUnsavedValue(DovetailError):
 
 
 class LateSizeAssumption(DovetailError):
-    """A backward for an unusual set of gradients assumes something about symbolic sizes that nobody checks."""
+    """Backward, for an unusual set of output gradients, relies on an unchecked assumption about dynamic sizes."""
 
     code = "DT-AUTOGRAD-003"
     summary = (
-        "backward for the gradients {pattern} needs a fact about dynamic sizes that was not settled at compilation."
+        "backward for the gradients {pattern} relies on a fact about dynamic sizes that compilation did not check."
     )
     because = "sizes are guarded when the forward is compiled, and this backward was recorded later"
-    way_out = "compile with dynamic=False, or let every output or only the loss receive a gradient"
+    way_out = "compile with dynamic=False, or let either every output or only the loss receive a gradient"
 
 
 # --- signatures ---------------------------------------------------------------------------------------------
 
 
 class UnsupportedSignature(DovetailError):
-    """A part of a graph signature that another description of signatures has no words for."""
+    """A part of a graph signature cannot be expressed in another signature format."""
 
     code = "DT-SIGNATURE-001"
-    summary = "{what} cannot be said in {where}."
+    summary = "{what} cannot be expressed in {where}."
     because = "{reason}"
     way_out = "{hint}"
 
@@ -323,7 +327,7 @@ class UnsupportedSignature(DovetailError):
 
 
 class SignatureMismatch(DovetailError):
-    """A compiled program was called with other inputs than it was compiled for."""
+    """A compiled program was called with inputs that it was not compiled for."""
 
     code = "DT-RUN-001"
     summary = "{what}."
@@ -337,7 +341,7 @@ class InvalidProgram(DovetailError):
     code = "DT-INTERNAL-001"
     summary = "program {program} breaks a rule of stage {stage!r}: {rule}."
     because = "{detail}"
-    way_out = "this is a bug in dovetail: report it with the dump of DOVETAIL_DUMP=dir"
+    way_out = "this is a bug in dovetail: please report it with the dump that DOVETAIL_DUMP=dir writes"
     rows = ("node", "origin")
 
 
@@ -352,22 +356,22 @@ class PassChangedMeaning(DovetailError):
 
 
 class NotFunctional(DovetailError):
-    """A pass takes functional programs, and a node of this one writes an operand."""
+    """A pass needs a functional program, and a node of this one writes an operand."""
 
     code = "DT-INPLACE-001"
     summary = "node {node} is not functional: {reason}."
-    because = "what is already in place has an order that the pass cannot see"
-    way_out = "trace with torch.func.functionalize, or take the graph of torch.export before it is made in-place"
+    because = "in-place operators depend on an order that the pass does not see"
+    way_out = "trace with torch.func.functionalize, or use the graph of torch.export before it is made in-place"
     rows = ("origin",)
 
 
 class InplaceMismatch(DovetailError):
-    """A program that works in place is not the functional program it was made from, caught by its checker."""
+    """An in-place program differs from the functional program it was made from: caught by the checker."""
 
     code = "DT-INPLACE-010"
-    summary = "program {program} in place is not the functional program it was made from: {detail}."
+    summary = "the in-place program {program} differs from the functional program it was made from: {detail}."
     because = "{reason}"
-    way_out = "this is a bug in dovetail: report it with the dump of DOVETAIL_DUMP=dir"
+    way_out = "this is a bug in dovetail: please report it with the dump that DOVETAIL_DUMP=dir writes"
     rows = ("node", "origin")
 
 

@@ -1,4 +1,4 @@
-"""The base of dovetail's errors: facts in, a message with its code, cause and way out."""
+"""The base class of all errors: facts in, a message with code, cause and remedy out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _ROW_WIDTH = 9
 
 
 class DovetailWarning(UserWarning):
-    """Something a user should know that does not make the result wrong."""
+    """Something worth knowing that does not make the result wrong."""
 
 
 class DovetailError(Exception):
     """Base of every error that dovetail raises on purpose.
 
-    Class attributes: `code` (stable, unique), `summary` (one sentence, with `{fact}` fields), `because` and
-    `way_out` (templates as well). Facts given to the constructor fill the templates; the facts named in `rows`
-    are printed as rows of their own when they are present.
+    Class attributes: `code` (stable, unique); the templates `summary` (one sentence), `because` and `way_out`, with
+    `{fact}` fields. The facts passed to the constructor fill the templates; the facts named in `rows` are printed
+    on lines of their own if given.
     """
 
     code: ClassVar[str] = "DT-000"

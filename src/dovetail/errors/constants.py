@@ -1,4 +1,4 @@
-"""Errors about constants: tensors that a program holds while it is in use."""
+"""Errors about constants: the tensors that a program holds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dovetail.errors.base import DovetailError
 
 
 class FoldedOtherwise(DovetailError):
-    """Computing a value once gave a tensor that the program describes otherwise."""
+    """A folded constant does not match the value that it replaces."""
 
     code = "DT-INTERNAL-003"
-    summary = "{value} was computed once and is {found}, but the program says {expected}."
-    because = "a stored value takes the place of one whose shape, strides, dtype and device other nodes rely on"
-    way_out = "this is a bug in dovetail, or in the fake kernel of {node}: report it with the program"
+    summary = "folding {value} gave {found}, but the program says {expected}."
+    because = "other nodes rely on the shape, strides, dtype and device of the value that the constant replaces"
+    way_out = "this is a bug in dovetail or in the fake kernel of {node}: please report it with the program"
     rows = ("node", "origin")

@@ -1,4 +1,4 @@
-"""Mistakes about what is given away."""
+"""Errors about donated inputs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ class BadDonation(DovetailError):
     code = "DT-INPLACE-002"
     summary = "{donation!r} cannot be donated: {reason}."
     because = "donate names inputs by position or name: {known}"
-    way_out = "correct donate, or leave the input out"
+    way_out = "correct donate, or leave this input out"
     rows = ()
 
 
 class UnusableDonation(DovetailError):
-    """A tensor that a call gives away cannot be written over."""
+    """A donated tensor cannot be overwritten."""
 
     code = "DT-INPLACE-003"
-    summary = "{name} is donated and cannot be given away in this call: {reason}."
-    because = "the program may write over what is donated, and nobody may look at that memory afterwards"
-    way_out = "pass a copy of it (x.clone()), or leave it out of donate"
+    summary = "{name} is donated, which this call does not allow: {reason}."
+    because = "the program may overwrite donated memory, so nothing may read it after the call"
+    way_out = "pass a copy (x.clone()), or leave it out of donate"
     rows = ()

@@ -1,4 +1,4 @@
-"""Errors about reports that cannot be made or written."""
+"""Errors about reports."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from dovetail.errors.base import DovetailError
 
 
 class ReportNotWritten(DovetailError):
-    """The file of a report cannot be written."""
+    """A report cannot be written to a file."""
 
     code = "DT-REPORT-001"
     summary = "the report cannot be written to {path}: {reason}."
-    because = "the folder has to exist, and the file must be one that you may write"
+    because = "the folder must exist and the file must be writable"
     way_out = "name a file in a folder that exists"
     rows = ()
 
 
 class NothingToExplain(DovetailError):
-    """The target was called for an explanation, and no program came out of it."""
+    """Calling the target compiled no program, so there is nothing to explain."""
 
     code = "DT-REPORT-002"
     summary = "there is nothing to explain about {what}."

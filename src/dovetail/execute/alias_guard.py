@@ -1,4 +1,4 @@
-"""A cheap question before each call: do the written inputs share memory as they did in an earlier call?
+"""A cheap check before each call: do the written inputs share memory as in an earlier call?
 
 `fingerprint` gives equal answers only for calls whose tensors share memory alike, as far as a program with given
 `Accesses` can tell: it is `()` when the address range of no written input meets that of another. Cost without overlap:

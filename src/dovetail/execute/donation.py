@@ -1,8 +1,8 @@
-"""Tensors that a caller gives away: which of a call they are, and whether they can be.
+"""Donated tensors: which arguments of a call they are, and whether they can be donated.
 
-What is donated may be written over by the program, so nothing else of the call may lie in its memory. That is asked
-before anything runs. Afterwards contents are lost, and the version counter says so: autograd refuses to use what it had
-saved of the tensor before.
+The program may overwrite donated memory, so nothing else in the call may share it. That is checked before anything
+runs. Afterwards the contents are lost, and the version counter has moved: autograd refuses to use the tensor if it had
+saved it before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def refuse_sharing(donated: Mapping[int, str], tensors: Sequence[Any], names: Se
         if is_fake(tensor):  # nothing runs
             return
         if tensor.is_inference() and not torch.is_inference_mode_enabled():
-            raise UnusableDonation(name=name, reason="made in inference mode, it can only be written there")
+            raise UnusableDonation(name=name, reason="it was created in inference mode, and can only be written there")
         given.append((index, *_range(tensor), name))
     for place, (tensor, other) in enumerate(zip(tensors, names, strict=True)):
         if not isinstance(tensor, torch.Tensor) or is_wrapper(tensor):

@@ -1,14 +1,14 @@
-"""Programs that somebody else compiles: a graph module out, a callable back.
+"""Programs that a user's compiler compiles: a graph module out, a callable back.
 
-`ForeignProgram` stands where `execute.compiled.CompiledProgram` does. The user's compiler is handed one half of a
+`ForeignProgram` stands where `execute.compiled.CompiledProgram` does. The user's compiler receives one half of a
 split, in its functional form, as a `torch.fx.GraphModule` of ATen operators with fakes in `meta["val"]`. Whatever it
 returns is called in place of dovetail's own code: with the half's inputs in order, for a sequence of its outputs in
 order. What is not the compiler's business stays with the wrapper: writes to inputs, views, aliases, autograd.
 
-Each result is held against the program's description: its number, shape, dtype and device are facts that the wrapper
-and the other half rely on. Two differences are mended, because eager's caller would see them: other strides, and a
-result that is an input, or another result, where it should be memory of its own. Sizes that are symbols are not held
-against anything. A compiler that returns the graph module as it was gets no strides mended: they are eager's.
+Each result is checked against the program's description: its number, shape, dtype and device are facts that the wrapper
+and the other half rely on. Two differences are repaired, because the caller would see them: other strides, and a
+result that is an input, or another result, but should have its own memory. Symbolic sizes are not checked. If a
+compiler returns the graph module unchanged, its strides are not repaired: they are eager's.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dovetail.execute.second_order import Source
 from dovetail.execute.shared_bytes import announce_write
 from dovetail.execute.training import CompiledBackward, run_under_autograd
 from dovetail.execute.wrapper import Wrapper
-from dovetail.ir.calling import CallPlan, Pattern, WriteBack, is_carried_out
+from dovetail.ir.calling import CallPlan, FromSlot, Pattern, WriteBack, is_carried_out
 from dovetail.ir.program import Operand, Value
 from dovetail.ir.signature import WriteKind
 from dovetail.ops.facts import facts_of
@@ -32,7 +32,7 @@ from dovetail.torch_compat.subclasses import put_together
 class CompiledGraph:
     """Callable with the graph's inputs; returns a tuple of the user's outputs.
 
-    constants: tensors passed to forward after the inputs, by name. outputs: how many forward outputs are no residuals.
+    constants: tensors passed to forward after the inputs, by name. outputs: how many forward outputs are not residuals.
     residuals: names of the forward outputs after those. sources: places of those from which backward computes others
     again, which the backward of any output may read. backward_for: gives the backward for a pattern, compiling it when
     it is new; None for inference. any_layout: gradients may be recorded in the layout in which they arrive;
@@ -40,7 +40,8 @@ class CompiledGraph:
     autograd must not see: it would walk on to what they were computed from, and let go of what is saved there.
     residual_inputs: for residuals that are the new contents of an input, by their place: that input. counted_only:
     inputs that hold what the program should write: their version counters move. source: the compiled function itself,
-    where second derivatives are wanted. donated: inputs whose contents are lost.
+    where second derivatives are wanted. donated: inputs whose contents are lost. direct: forward, where the user gets
+    what it returns for inputs and constants without gradients, and the wrapper has nothing to do.
     """
 
     forward: RunnableProgram
@@ -59,11 +60,13 @@ class CompiledGraph:
     any_layout: bool = True
     source: Source | None = None
     unreached: tuple[int, ...] = ()
-    _constant_list: list[torch.Tensor] = field(default_factory=list)
+    constant_list: list[torch.Tensor] = field(default_factory=list)
+    direct: RunnableProgram | None = None
     _copies: list[WriteBack] = field(default_factory=list)
     _copies_overlap: bool = False
     _written_slots: tuple[int, ...] = ()
     _is_followed: bool = False
+    _only_computes: bool = False
     slots: tuple[int, ...] = ()
     other_slots: tuple[int, ...] = ()
     silent_slots: tuple[int, ...] = ()
@@ -71,7 +74,7 @@ class CompiledGraph:
     input_residuals: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        self._constant_list = list(self.constants.values())
+        self.constant_list = list(self.constants.values())
         writes = [w for w in self.plan.writes if w.kind is not WriteKind.TRACKED]
         self._copies = [w for w in writes if not is_carried_out(self.forward.program, w)]
         self._written_slots = tuple(w.slot for w in writes)
@@ -79,6 +82,19 @@ class CompiledGraph:
         self._copies_overlap = any(meta.overlaps_itself() for meta in metas) or any(w.steps for w in self._copies)
         self._sort_outputs()
         self._is_followed = self.backward_for is not None or self.plan.is_followed_outside()
+        self._only_computes = not (
+            self.plan.writes
+            or self.plan.packs
+            or self.residual_inputs
+            or self.counted_only
+            or self.donated.given
+            or self.donated.offered
+            or self._is_followed
+        )
+
+        rules = tuple(map(FromSlot, range(len(self.forward.program.outputs))))
+        hands_out = CallPlan(rules, (), self.plan.differentiable, extras_at=self.plan.extras_at)
+        self.direct = self.forward if self._only_computes and self.plan == hands_out else None
 
     def _sort_outputs(self) -> None:
         """Outputs that autograd sees one by one, those it does not see, and those of the first without a gradient."""
@@ -95,11 +111,13 @@ class CompiledGraph:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run with inputs in the order of the recorded function's arguments."""
+        if self._only_computes and not torch.is_grad_enabled():
+            return self.wrapper(self.forward, [*inputs, *self.constant_list])
         run = self._run_training if self.backward_for else self._run_inference
         if self._is_followed and not torch.is_grad_enabled():
             with torch.enable_grad():  # the program has a region with gradients in one without
-                return self.wrapper(run, [*inputs, *self._constant_list])
-        return self.wrapper(run, [*inputs, *self._constant_list])
+                return self.wrapper(run, [*inputs, *self.constant_list])
+        return self.wrapper(run, [*inputs, *self.constant_list])
 
     @cached_property
     def draws(self) -> bool:
@@ -132,6 +150,8 @@ class CompiledGraph:
         Afterwards a residual that holds the new contents of an input is that input, and the contents are let go. The
         other writes, which the wrapper carries out, are announced.
         """
+        if self._only_computes:
+            return list(self.forward(inputs))
         followed = [inputs[w.input] for w in self.plan.writes if w.kind is WriteKind.TRACKED]
         written = [_target(w, inputs[w.input]) for w in self._copies]
         kept = {place: inputs[index] for place, index in self.residual_inputs.items()}

@@ -1,6 +1,6 @@
-"""Executors by name: dovetail's own, and those that other packages bring.
+"""Executors by name: dovetail's own, and those that other packages provide.
 
-A package brings one through an entry point of the group `dovetail.executors`; in its pyproject.toml:
+A package provides one through an entry point of the group `dovetail.executors`; in its pyproject.toml:
 
     [project.entry-points."dovetail.executors"]
     fastcpu = "fastcpu.dovetail:FastExecutor"
@@ -50,8 +50,8 @@ def executor_by_name(name: str) -> Executor:
 
 def _unusable(entry: EntryPoint, reason: str) -> BadOptionValue:
     package = entry.dist.name if entry.dist is not None else "a package"
-    expected = "an object with name, claim(node) and call(names, node), or a function that makes one"
+    expected = "an object with name, claim(node) and call(names, node), or a function that returns one"
     return BadOptionValue(
-        option="executors", value=entry.name, reason=f"{entry.value} of {package} is no executor: {reason}",
+        option="executors", value=entry.name, reason=f"{entry.value} of {package} is not an executor: {reason}",
         expected=expected,
     )  # fmt: skip

@@ -2,8 +2,7 @@
 
 A compiled backward is a fixed program and carries no gradient graph. When backward is called with create_graph=True,
 the function that was compiled is run again in eager mode, from the inputs that forward kept for this, and its gradients
-are taken with a graph. That costs what eager costs, and only then; keeping the inputs is what the option
-`double_backward` asks for.
+are taken with a graph. That costs as much as eager, and only then; the option `double_backward` keeps the inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dovetail.ir.calling import CallPlan, FromSlot, Rewritten
 Source: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """The compiled function in eager mode: takes the inputs of the call, then constants; returns the outputs, flat."""
 
-HINT = "compute the inner gradient inside of the compiled function, or leave this function uncompiled"
+HINT = "compute the inner gradient inside the compiled function, or leave this function uncompiled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Circumstances:
 class Kept:
     """What forward keeps of a call besides the tensors themselves, which autograd keeps.
 
-    copies: by place, what inputs held that the program changes. numbers: by place, inputs that are no tensors. lost:
+    copies: by place, what inputs held that the program changes. numbers: by place, inputs that are not tensors. lost:
     such inputs whose gradient path the copies do not have.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from dovetail.errors import RefusedOperands
 from dovetail.torch_compat.autograd import has_hooks, set_version, version_of, viewed_tensor
 
 
@@ -15,6 +16,10 @@ def flat_bytes(leader: torch.Tensor, dtype: torch.dtype, length: int, back: int)
     """
     source = leader.detach()
     unit = source.element_size()
+    first = source.storage_offset() * unit - back * dtype.itemsize
+    if length < 0 or first < 0 or first + length * dtype.itemsize > source.untyped_storage().nbytes():
+        reason = f"{length} elements of {dtype} do not all lie in the memory of the input"
+        raise RefusedOperands(operator="a view of memory that inputs share", reason=reason)
     if dtype == source.dtype:
         return source.as_strided((length,), (1,), source.storage_offset() - back)
     start = source.storage_offset() * unit - back * dtype.itemsize

@@ -32,7 +32,8 @@ class NothingWritten(Exception):
 class CompiledStepProgram:
     """code: of the program that works in place. plan: what is done around it. labels: of its inputs, for messages.
 
-    reports: what each pass says of itself, by name. hints: a number for each size symbol.
+    reports: what each pass says of itself, by name. hints: a number for each size symbol. recorded_peak_bytes: the
+    simulated peak of the program as it was recorded.
     """
 
     code: CompiledProgram
@@ -40,6 +41,7 @@ class CompiledStepProgram:
     labels: tuple[str, ...]
     reports: tuple[tuple[str, str], ...] = ()
     hints: Mapping[str, Number] = field(default_factory=dict)
+    recorded_peak_bytes: int = -1
 
     @property
     def program(self) -> Program:
@@ -59,7 +61,7 @@ class CompiledStepProgram:
 
     @cached_property
     def first_write(self) -> int:
-        """The number of the first node that writes an input, or does something outside of the program."""
+        """The number of the first node that writes an input, or does something outside the program."""
         writes = self._writes
         return next((at for at, node in enumerate(self.program.nodes) if node in writes), len(self.program.nodes))
 

@@ -90,7 +90,7 @@ def _wrapped(signature: Signature) -> tuple[tuple[int, WrapperLayout, tuple[int,
 
 @dataclass(slots=True)
 class _Call:
-    """One call: outputs that are no tensors travel here, around autograd."""
+    """One call: outputs that are not tensors travel here, around autograd."""
 
     graph: CompiledGraph
     others: dict[int, Any] = field(default_factory=dict)
@@ -223,7 +223,7 @@ def _second_order(ctx: Any, state: _CallState, arrived: Mapping[int, torch.Tenso
     graph = state.graph
     if graph.source is None or state.second is None:
         hint = f'compile with options={{"double_backward": True}}, which keeps the inputs of each call; or {HINT}'
-        raise DoubleBackwardUnsupported(reason="nothing was kept to compute it with", hint=hint)
+        raise DoubleBackwardUnsupported(reason="the inputs needed to compute it were not kept", hint=hint)
     inputs = state.second.inputs(ctx.saved_tensors[state.saved :])
     constants = len(graph.constants)
     return differentiable_gradients(graph.source, graph.plan, inputs, state.second, constants, arrived)
@@ -258,7 +258,7 @@ def _parts(grad: torch.Tensor, count: int) -> list[torch.Tensor]:
         raise UnsupportedTensor(
             name="gradient that arrives for a tensor subclass",
             kind=f"a {type(grad).__name__} of {len(parts)} tensors where {count} are expected",
-            hint="let the gradient be of the output's own class",
+            hint="use a gradient of the output's own class",
         )
     return parts
 

@@ -1,4 +1,4 @@
-"""The function around a program: hand over the inputs, write back what autograd follows, hand out what the user gets.
+"""The function around a program: pass the inputs, write back what autograd tracks, and return the user's results.
 
 One Python function per compiled graph, generated from its `CallPlan`, readable in the dump. For `x.mul_(2)` followed by
 `return x + y`, where x and y overlap, x as a result of other operators:

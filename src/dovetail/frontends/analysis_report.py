@@ -1,4 +1,4 @@
-"""`dovetail.analyse(f, *args)`: what a call does to its inputs, and where each result lies, without compiling it."""
+"""`dovetail.analyse(f, *args)`: which inputs a call writes, and what memory results share, without compiling it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class InputReport:
 
     def __str__(self) -> str:
         facts = [f"{self.name}: {self.meta}", "requires grad" if self.requires_grad else ""]
-        facts += ["" if self.is_leaf else "no leaf", f"written ({self.written.value})" if self.written else ""]
+        facts += ["" if self.is_leaf else "not a leaf", f"written ({self.written.value})" if self.written else ""]
         facts += [f"reshaped by {', '.join(self.metadata)}" if self.metadata else ""]
         if self.requires_grad_after is not None:
             facts.append(f"requires_grad becomes {self.requires_grad_after}")
@@ -71,7 +71,7 @@ class OutputReport:
 
     kind: "constant", "fresh", "input", "view of input", "view of intermediate", "same as output", or "wrapper". base:
     the input, output or intermediate that it is (a view of). views: the operators that lead from the base to it.
-    requires_grad: as the caller sees it. meta: None for what is no tensor.
+    requires_grad: as the caller sees it. meta: None for what is not a tensor.
     """
 
     kind: str
@@ -108,12 +108,18 @@ class AnalysisReport:
 def analyse(target: Callable[..., Any] | torch.export.ExportedProgram, *args: Any, **kwargs: Any) -> AnalysisReport:
     """Analyse one call of a function or module.
 
-    The function runs once on fake tensors, as if it were compiled with `dovetail.compile`; its arguments, parameters
-    and buffers stay as they are.
+    The function runs once on fake tensors, as if compiled with `dovetail.compile`; its arguments, parameters and
+    buffers are unchanged.
+
     Args:
-        target: a function over tensors, a module, or an exported program. args, kwargs: what it is called with.
-    Returns: what happens to each input and where each output comes from.
-    Raises: DovetailError when the target cannot be recorded, or changes an input in a way no program can repeat.
+        target: a function of tensors, a module, or an exported program.
+        args, kwargs: the arguments of the call.
+
+    Returns:
+        What happens to each input, and where each output comes from.
+
+    Raises:
+        DovetailError: the target cannot be recorded, or changes an input in a way that no program can repeat.
     """
     ensure_supported_torch()
     compiled = CompiledFunction(as_callable(target), resolve_options({}, PASS_NAMES))

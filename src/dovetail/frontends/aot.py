@@ -1,11 +1,11 @@
-"""Bring your own compiler: dovetail records, functionalizes, splits and wraps; the code is somebody else's.
+"""Bring your own compiler: dovetail records, functionalizes, splits and wraps; the generated code is yours.
 
     def compiler(gm, example_inputs):       # fakes and numbers; gm is functional, over ATen operators
         return gm                           # or anything that is called like it
 
     compiled = dovetail.aot_function(fn, compiler)
 
-What the caller sees is what `dovetail.compile` gives: writes to inputs, aliases, gradients and random numbers as in
+Callers see the same as with `dovetail.compile`: writes to inputs, aliases, gradients and random numbers as in
 eager mode. See docs/backends.md.
 """
 
@@ -42,27 +42,32 @@ def aot_function(
     donate: str | int | Iterable[str | int] = (),
     **options: Any,
 ) -> CompiledFunction:
-    """Compile a function with compilers of your own.
+    """Compile a function with your own compilers.
 
     Args:
         fn: as for `dovetail.compile`.
-        fw_compiler: called with the forward half, an `fx.GraphModule` of functional ATen operators, and a list of fakes
-            and numbers that describe its inputs. Returns a callable for the same inputs that gives the same outputs;
-            one that is boxed (see `make_boxed_compiler`) takes a list, which it may empty. With a keyword-only
-            parameter `signature`, it is also given the `GraphSignature` of the half.
-        bw_compiler: the same for the backward half, when backward first runs; `fw_compiler` by default.
-        partition: "default" saves what backward reads; "min_cut" recomputes what is cheap, "auto" what is cheap beside
-            the step; a function is given the
-            `partition.problem.Problem` and returns the numbers of the items to save.
-        decompositions: rules by which operators are taken apart, by overload or packet; results are then the rules'.
-        inference_compiler: for calls without gradients; `fw_compiler` by default.
-        donate: names or positions of arguments (of a module: of its `forward`), all tensors of which each call gives
-            away: contents are lost, and results may lie there. A compiler finds them in `signature.donated`, and may
-            write those.
-        options: as for `dovetail.compile`; and `joint`, shown (gm, example_inputs) of programs before their split.
-    Returns: a callable with the function's arguments.
-    Raises: BadOptionValue, BadDonation; when it is called, BadCompiler, BadCompiledResult, and UnusableDonation where
-        a donated tensor is passed twice, or lies in the same storage as another one of the call.
+        fw_compiler: called with the forward half, an `fx.GraphModule` of functional ATen operators, and a list of fake
+            tensors and numbers that describe its inputs. Returns a callable with the same inputs and outputs; a boxed
+            one (see `make_boxed_compiler`) takes a list, which it may empty. If it has a keyword-only parameter
+            `signature`, it also receives the `GraphSignature` of the half.
+        bw_compiler: the same for the backward half, called when backward first runs. Default: `fw_compiler`.
+        partition: "default" saves everything that backward reads; "min_cut" recomputes what is cheap, "auto" what is
+            cheap relative to the step. A function receives the `partition.problem.Problem` and returns the numbers of
+            the items to save.
+        decompositions: rules that replace operators, by overload or packet; results are then those of the rules.
+        inference_compiler: for calls without gradients. Default: `fw_compiler`.
+        donate: names or positions of arguments (for a module, of its `forward`) whose tensors each call may overwrite
+            with results. A compiler finds them in `signature.donated`, and may write those.
+        options: as for `dovetail.compile`; and `joint`, which is called with (gm, example_inputs) of each program
+            before its split.
+
+    Returns:
+        A callable with the function's arguments.
+
+    Raises:
+        BadOptionValue, BadDonation: an option is wrong.
+        BadCompiler, BadCompiledResult: in a call, a compiler or its code misbehaves.
+        UnusableDonation: in a call, a donated tensor is passed twice, or shares its storage with another argument.
     """
     joint = options.pop("joint", None)
     chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate, joint)
@@ -70,10 +75,18 @@ def aot_function(
 
 
 def aot_module(mod: nn.Module, fw_compiler: Compiler, *args: Any, **kwargs: Any) -> AotModule:
-    """Compile a module with compilers of your own.
+    """Compile a module with your own compilers.
 
-    Args: as for `aot_function`. Returns: a module with `mod` inside, as `orig_module`, whose parameters it shares.
-    Raises: as `aot_function`, and BadOptionValue for what is no module.
+    Args:
+        mod: the module.
+        fw_compiler: this and the other arguments are those of `aot_function`.
+
+    Returns:
+        A module that holds `mod` as `orig_module`, and shares its parameters.
+
+    Raises:
+        BadOptionValue: `mod` is not a module.
+        DovetailError: as for `aot_function`.
     """
     if not isinstance(mod, nn.Module):
         raise BadOptionValue(option="mod", value=mod, reason="it is called as a module", expected="a torch.nn.Module")
@@ -106,14 +119,18 @@ def aot_module_simplified(
     donate: str | int | Iterable[str | int] = (),
     **options: Any,
 ) -> Callable[..., Any]:
-    """Compile a module for these arguments at once: the last line of a back end for `torch.compile`.
+    """Compile a module for these arguments at once: the last line of a backend for `torch.compile`.
 
     Args:
-        mod: one of Dynamo's graph modules, or any module.
-        args: arguments of a call; tensors may be fake, and numbers symbolic, where Dynamo's are.
-        the others: as for `aot_function`.
-    Returns: a callable with the module's arguments.
-    Raises: as `aot_function`.
+        mod: a Dynamo graph module, or any module.
+        args: arguments of a call. Tensors may be fake and numbers symbolic, if Dynamo's are.
+        fw_compiler: this and the other arguments are those of `aot_function`.
+
+    Returns:
+        A callable with the module's arguments.
+
+    Raises:
+        DovetailError: as for `aot_function`.
     """
     joint = options.pop("joint", None)
     chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate, joint)
@@ -126,8 +143,8 @@ def aot_module_simplified(
 def make_boxed_compiler(compiler: Compiler) -> Compiler:
     """A compiler whose code takes its arguments as one list, and empties it.
 
-    Code that takes a list by itself, and lets go of what it has read, is marked by `_boxed_call = True` and stays as it
-    is: only there an input can die at its last use. Arguments of other code live until it returns.
+    Code that takes a list by itself, and frees what it has read, is marked by `_boxed_call = True` and left unchanged:
+    only such code can free an input at its last use. Arguments of other code live until it returns.
     """
 
     @functools.wraps(compiler)

@@ -43,15 +43,24 @@ def dovetail_backend(
     options: Mapping[str, object] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile one of Dynamo's graphs; registered as the backend "dovetail".
+    """Compile a graph of Dynamo; registered as the backend "dovetail".
 
-    gm, example_inputs: what Dynamo hands to a backend. options: see `pipeline.options`. mode: none is known so far.
-    Raises: DovetailError, before anything ran.
+    Args:
+        gm: the graph.
+        example_inputs: its inputs, as Dynamo passes them to a backend.
+        options: see `dovetail.pipeline.options`.
+        mode: no mode is supported.
+
+    Returns:
+        A callable with the graph's inputs.
+
+    Raises:
+        DovetailError: before anything runs.
     """
     if mode not in (None, "default"):
-        raise BadOptionValue(option="mode", value=mode, reason="modes are inductor's", expected="no mode")
+        raise BadOptionValue(option="mode", value=mode, reason="modes are for inductor", expected="no mode")
     resolved = resolve_options(options, PASS_NAMES)
-    refuse_donation(resolved, "Dynamo decides what its graphs take: it may be a parameter")
+    refuse_donation(resolved, "Dynamo chooses the inputs of its graphs, which can be parameters")
     return compile_graph(gm, example_inputs, resolved)
 
 
@@ -63,7 +72,10 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: O
     ensure_supported_torch()
     if resolved.dynamic:
         raise BadOptionValue(
-            option="dynamic", value=True, reason="Dynamo decides about sizes", expected="torch.compile(dynamic=True)"
+            option="dynamic",
+            value=True,
+            reason="Dynamo chooses which sizes are dynamic",
+            expected="torch.compile(dynamic=True)",
         )
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     fake_mode = graph_fake_mode(node.meta.get("example_value") for node in placeholders) or new_fake_mode()
@@ -110,10 +122,10 @@ class _Dispatch:
 
     def __call__(self, *inputs: Any) -> Any:
         own = with_parts(inputs) if self._has_wrappers else inputs
-        reason = f"it was compiled for {len(self.graphs.graphs)} ways already: raise max_variants"
+        reason = f"it was compiled for {len(self.graphs.graphs)} arrangements already: raise max_variants"
         try:
             graph = self.graphs.select(own)
-        except DataDependentControlFlow:  # Dynamo hands floats over as tensors, which are read while recording anew
+        except DataDependentControlFlow:  # Dynamo hands floats over as tensors, which are read while recording again
             graph, reason = None, "it reads a number from a tensor, a float argument for instance: pass it as a tensor"
         if graph is not None:
             return graph(*own)
@@ -143,7 +155,7 @@ def _donated(
         if not known:
             raise BadDonation(donation=wish, reason="there is no such placeholder", known=", ".join(names))
         if not isinstance(example_inputs[known[0]], torch.Tensor) or is_wrapper(example_inputs[known[0]]):
-            raise BadDonation(donation=wish, reason="it is no plain tensor", known=", ".join(names))
+            raise BadDonation(donation=wish, reason="it is not a plain tensor", known=", ".join(names))
         found[known[0]] = f"argument {wish!r}"
     return found
 

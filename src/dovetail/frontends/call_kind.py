@@ -1,4 +1,4 @@
-"""Which kind of call it is: the key by which programs are kept, and a cheaper question for a call like the last one."""
+"""Which kind of call it is: the key by which programs are kept, and a cheaper check for a call like the last one."""
 
 from __future__ import annotations
 

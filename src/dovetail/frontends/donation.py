@@ -1,4 +1,4 @@
-"""Which tensors of a call its caller gives away: `donate=` names arguments, a call has tensors in them."""
+"""The donated tensors of a call: `donate=` names arguments, which contain tensors."""
 
 from __future__ import annotations
 
@@ -50,10 +50,12 @@ class Donation:
                 tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
                 name = f"argument {wish!r}" if value is leaves[0] else f"a tensor of argument {wish!r}"
                 if not tensors and any(leaf is not None for leaf in leaves):
-                    raise BadDonation(donation=wish, reason="it is no tensor, and holds none", known=self._known())
+                    raise BadDonation(
+                        donation=wish, reason="it is not a tensor, and contains none", known=self._known()
+                    )
                 for tensor in tensors:
                     if is_wrapper(tensor):
-                        raise UnusableDonation(name=name, reason="it is a tensor that is made of others")
+                        raise UnusableDonation(name=name, reason="it is a tensor that wraps others")
                     yield tensor, name
 
     def places(self, args: Sequence[Any], kwargs: Mapping[str, Any], everything: Sequence[Any]) -> dict[int, str]:
@@ -107,4 +109,4 @@ class Donation:
             raise BadDonation(donation=wish, reason="there is no such argument", known=self._known())
 
     def _known(self) -> str:
-        return "the names are not known, give positions" if self.parameters is None else ", ".join(self.parameters)
+        return "the names are not known; give positions" if self.parameters is None else ", ".join(self.parameters)

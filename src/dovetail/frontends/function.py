@@ -1,9 +1,9 @@
 """`dovetail.compile(function_or_module)`: compile without Dynamo, by recording one call.
 
 The function is run once on fake tensors for each kind of call: structure of the arguments, their shapes, strides,
-dtypes and devices, which tensor is passed twice, who wants gradients, plain arguments, and every Python value that
-the function reads (see `capture.python_state`). Each kind is a *variant*; variants are kept up to a limit, beyond which
-calls run in eager mode, with a warning.
+dtypes and devices, which tensor is passed twice, which ones require gradients, plain arguments, and every Python value
+that the function reads (see `capture.python_state`). Each kind is a *variant*; variants are kept up to a limit, beyond
+which calls run in eager mode, with a warning.
 """
 
 from __future__ import annotations
@@ -56,12 +56,16 @@ def compile(
     """Compile a function or module without Dynamo.
 
     Args:
-        target: a function over tensors, a module (an `fx.GraphModule`, too), or an exported program, whose dynamic
-            sizes are kept. It stays as it is and is still usable.
-        example_inputs: arguments to compile for at once; without them, the first call compiles.
+        target: a function of tensors, a module (including `fx.GraphModule`), or an exported program, whose dynamic
+            sizes are kept. It is unchanged and remains usable.
+        example_inputs: arguments to compile for at once. By default, the first call compiles.
         options: see `dovetail.pipeline.options`.
-    Returns: a callable with the target's arguments; attributes of a module are reachable through it.
-    Raises: DovetailError for an unknown option, or when the target cannot be recorded.
+
+    Returns:
+        A callable with the target's arguments. Attributes of a module are available on it.
+
+    Raises:
+        DovetailError: an option is unknown, or the target cannot be recorded.
     """
     ensure_supported_torch()
     resolved = resolve_options({**default_options(target), **options}, PASS_NAMES)

@@ -1,4 +1,4 @@
-"""Looking at inputs at the edge, before any work."""
+"""Checking inputs at the boundary, before any work."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 
 from dovetail.capture.inputs import InputSpec
 from dovetail.errors import UnsupportedDevice, UnsupportedTensor
+from dovetail.frontends.untested_devices import tell_if_untested
 from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.sizes import Number
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
@@ -19,7 +20,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
-    """Raise unless dovetail supports the tensor's layout, class and device."""
+    """Raise unless dovetail supports the tensor's layout, class and device; warn where it was never run."""
     refused = unsupported_kind(tensor)
     if refused is not None:
         raise UnsupportedTensor(name=name, kind=refused[0], hint=refused[1])
@@ -29,6 +30,7 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
         return
     if tensor.device.type not in _DEVICES:
         raise UnsupportedDevice(name=name, device=str(tensor.device))
+    tell_if_untested(tensor.device)
 
 
 def with_parts(inputs: Sequence[Any]) -> list[Any]:

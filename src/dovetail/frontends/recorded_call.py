@@ -48,7 +48,7 @@ class CallRecorder:
         everything, slots = described.everything, described.reach.slots
         for place in described.held_gradients():
             name = f"the gradient (`.grad`) of {checked_name(slots, place, everything[place])}"
-            raise UnsupportedTensor(name=name, kind="read by the function", hint="pass it as an argument of its own")
+            raise UnsupportedTensor(name=name, kind="read by the function", hint="pass it as a separate argument")
         self._target = target
         self._taken_apart = taken_apart
         self._reach, self._snapshot, self._spec = described.reach, described.snapshot, described.spec

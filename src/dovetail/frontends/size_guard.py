@@ -1,4 +1,4 @@
-"""Which sizes a program of symbolic sizes may be called with."""
+"""The sizes that a program with symbolic sizes accepts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Set compiled calls of a user's model beside eager ones: time, peak memory, and whether results agree.
 
-Rounds go through all back ends one call at a time, in turn, so that what else the machine does meets them alike; what
-counts is the ratio of medians. A call is a forward pass, and a backward pass where its results can have one.
+Rounds go through all backends one call at a time, in turn, so that what else the machine does meets them alike; what
+counts is the ratio of each round (`dovetail.analysis.paired_ratio`). A call is a forward pass, and a backward pass
+where its results can have one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Make = Callable[[], tuple[Callable[..., Any], Sequence[Any]]]
 
 @dataclass(slots=True)
 class Measured:
-    """What one back end took. seconds of its first call; milliseconds of each later one; bytes at its peak.
+    """What one backend took. seconds of its first call; milliseconds of each later one; bytes at its peak.
 
     difference: of results and gradients to eager's; None where they agree in every bit. failure: what it raised.
     """
@@ -45,11 +46,11 @@ class Measured:
 def measure_backends(
     make: Make, backends: Sequence[str], rounds: int = 20, progress: Callable[[str], None] | None = None
 ) -> list[Measured]:
-    """Measure eager and each back end of torch.compile, in this order.
+    """Measure eager and each backend of torch.compile, in this order.
 
-    make: gives a module or function, and the arguments of a call; called once for each back end, with equal seeds, so
+    make: gives a module or function, and the arguments of a call; called once for each backend, with equal seeds, so
     that all start from the same numbers. rounds: calls that are timed. progress: told what is being run.
-    What a back end raises becomes its `failure`; eager's error is raised.
+    What a backend raises becomes its `failure`; eager's error is raised.
     """
     told = progress or (lambda text: None)
     columns = [Measured(name) for name in (EAGER, *backends)]
@@ -79,7 +80,7 @@ def measure_backends(
 
 
 class _Run:
-    """Calls of one back end. results: of the first call, with the gradients that it left behind."""
+    """Calls of one backend. results: of the first call, with the gradients that it left behind."""
 
     def __init__(self, made: Callable[..., Any], called: Callable[..., Any], arguments: Sequence[Any]) -> None:
         self._made = made

@@ -10,12 +10,13 @@ Cost: log2(steps) + 5 runs, each with copies of its inputs; two of them keep eve
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
+from dovetail.execute.executors.checked import with_checks
 from dovetail.execute.protocol import Executor, ExecutorList
 from dovetail.inspect.dump_folder import Compilation, read_dump
 from dovetail.inspect.plain_run import Difference, compare, largest_error
@@ -26,7 +27,7 @@ from dovetail.ir.text import Names, plain_call
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.options import Options
 
-_CALL_DIFFERS = "but the {call}. Other code ran it: give its executors to bisect, too"
+_CALL_DIFFERS = "but the {call}. Other code ran it: pass its executors to bisect, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class BisectReport:
             f"{self.compilation}: step {self.step} differs from {self.before}, on {on} ({self.runs} runs)",
             f"result    {self.result} {self.difference}",
         ]
-        lines.append(str(self.culprit) if self.culprit is not None else "node      none that has a name in both steps")
+        lines.append(str(self.culprit) if self.culprit is not None else "node      none with a name in both steps")
         return "\n  ".join("\n".join(lines).splitlines())
 
 
@@ -115,17 +116,19 @@ def bisect(
     rtol: float | None = None,
     executors: Sequence[str | Executor] | None = None,
     progress: Callable[[str], None] | None = None,
+    allow: Iterable[str] = (),
 ) -> list[BisectReport]:
     """For each compilation in a dump, the first step and node that differs.
 
     path: a folder that DOVETAIL_DUMP wrote; with DOVETAIL_DUMP_CALLS it holds real inputs. rtol: how much may differ,
     relative to the largest element; nothing when not given. executors: also look at the code that they make, as
-    `dovetail.compile` takes them; none means dovetail's own. progress: told what is being run.
+    `dovetail.compile` takes them; none means dovetail's own. progress: told what is being run. allow: operators
+    of other packages that the programs may call, as in `dovetail.load`.
     Raises: BadArtifact for another folder.
     """
     found = []
-    claiming = None if executors is None else make_executors(Options(executors=tuple(executors)))
-    for compilation in read_dump(path):
+    claiming = None if executors is None else with_checks(make_executors(Options(executors=tuple(executors))))
+    for compilation in read_dump(path, allow=allow):
         states = states_of(compilation, claiming)
         if states:
             found.append(bisect_states(compilation, states, rtol, progress))
@@ -163,7 +166,7 @@ def _call_that_differs(compilation: Compilation, last: State, rtol: float | None
     """How a recorded call gave something else than the last state; empty where none did."""
     rows = replay_calls(compilation, last, rtol)
     return next(
-        (f"{row.step} gave something else: {row.detail}" for row in rows if row.verdict in (DIFFERS, FAILED)), ""
+        (f"{row.step} gave another result: {row.detail}" for row in rows if row.verdict in (DIFFERS, FAILED)), ""
     )
 
 

@@ -16,19 +16,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from dovetail.analysis.inplace_plan import Reason
 from dovetail.analysis.liveness import storage_bytes
+from dovetail.inspect.categories import SAVED
 from dovetail.inspect.memory_map import node_origins, operator_name, saved_storages
-from dovetail.inspect.report_rows import Decision
+from dovetail.inspect.report_rows import Decision, MemoryMap
 from dovetail.ir.program import Node, Operand, Origin, Phase, Program, Value, made_symbols, map_operands
 from dovetail.ir.provenance import origin_from_text
 from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number
 from dovetail.ops.facts import facts_of
 from dovetail.partition.policy import can_run_again, is_cheap, is_view
-from dovetail.passes.inplace_report import DonationRow, InplaceReport, InplaceRow
+from dovetail.passes.inplace_report import USED, DonationRow, InplaceReport, InplaceRow
 
 KINDS = ("saved", "recomputed", "in place", "copied")
 DONATED = "donated"
+_MADE_IN = "computed in the memory of"
+_REASONS = {reason.code: reason.value for reason in Reason}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +70,63 @@ def _saved(halves: Halves) -> Iterator[Decision]:
         storage, bytes_ = value.tensor.storage, 0
         maker = makers.get(value)
         if storage in outside:
-            code, why = "IS-INPUT", "an input, which its owner keeps"
+            code, why = "IS-INPUT", "an input, which the caller keeps"
         elif storage not in alone:
-            code, why = "IS-RETURNED", "in memory that the caller gets as well"
+            code, why = "IS-RETURNED", "in memory that is also returned to the caller"
         elif storage in counted:
-            code, why = "SHARES-MEMORY", "in memory that is saved already"
+            code, why = "SHARES-MEMORY", "in memory that is saved anyway"
         else:
             counted.add(storage)
             bytes_ = sizes[storage]
             joint = joint_makers.get(role.name)
-            code, why = _why_saved(joint, fixed) if halves.cut else ("READ-BY-BACKWARD", "the default split saves all")
-        why = f"{why}; {readers.get(role.name, 'read by no node')}"
+            code, why = _why_saved(joint, fixed) if halves.cut else ("READ-BY-BACKWARD", "the default split saves it")
         origin = origins[maker] if maker is not None else Origin()
-        operator = operator_name(maker) if maker is not None else "input"
-        yield Decision("saved", forward.name, role.name, operator, code, why, bytes_, origin)
+        operator = operator_name(_computing(maker, makers)) if maker is not None else "input"
+        read = readers.get(role.name, "read by no node")
+        yield Decision("saved", forward.name, role.name, operator, code, why, bytes_, origin, read)
+
+
+def step_decisions(program: Program, memory: MemoryMap) -> Iterator[Decision]:
+    """Rows for what a whole training step keeps from forward to backward. memory: the map of the program."""
+    readers = _readers_by_storage(program)
+    for row in memory.storages:
+        if row.category == SAVED:
+            detail = f"read by {readers[row.storage]}" if row.storage in readers else ""
+            why = "a whole step saves it"
+            operator, origin = row.operator, row.origin
+            yield Decision(
+                "saved", program.name, row.name, operator, "READ-BY-BACKWARD", why, row.bytes, origin, detail
+            )
+
+
+def _readers_by_storage(program: Program) -> dict[int, str]:
+    """The first node of backward that reads each storage."""
+    found: dict[int, str] = {}
+    for node in program.nodes:
+        if node.phase is Phase.BACKWARD:
+            reader = next((value.name for value in node.results()), operator_name(node))
+            for value in node.operands():
+                if value.is_tensor:
+                    found.setdefault(value.tensor.storage, reader)
+    return found
+
+
+def _computing(maker: Node, makers: Mapping[Value, Node]) -> Node:
+    """The node that computes what a node gives: the node itself unless it is a view."""
+    while is_view(maker):
+        source = next((makers[value] for value in maker.operands() if value in makers), None)
+        if source is None:
+            return maker
+        maker = source
+    return maker
 
 
 def _why_saved(maker: Node | None, fixed: frozenset[Node]) -> tuple[str, str]:
     if maker is None or not can_run_again(maker, fixed):
-        return "CANNOT-RUN-AGAIN", "the operator would not give the same again"
+        return "CANNOT-RUN-AGAIN", "the operator could give another result"
     if not is_cheap(maker):
-        return "NOT-CHEAP", "running the operator again costs more than reading and writing once"
-    return "CHEAPEST-CUT", "saving it is cheapest: others are computed again from it, or it is small"
+        return "NOT-CHEAP", "running the operator again costs more than one read and write"
+    return "CHEAPEST-CUT", "saving it is cheapest: others are recomputed from it, or it is small"
 
 
 def _readers(backward: Program) -> dict[str, str]:
@@ -116,7 +155,7 @@ def _recomputed(halves: Halves) -> Iterator[Decision]:
         counted |= made
         code, why = "CHEAPEST-CUT", "costs less than saving it"
         if value.name in asked:
-            code, why = "REPEATS-FORWARD", "forward runs it too, on the same values: in a checkpoint, say"
+            code, why = "REPEATS-FORWARD", "forward runs it, too, on the same values, e.g. in a checkpoint"
         bytes_ = sum(sizes[storage] for storage in made)
         yield Decision("recomputed", backward.name, value.name, operator_name(node), code, why, bytes_, origins[node])
 
@@ -158,7 +197,8 @@ def kinds_in(decisions: Iterable[Decision]) -> tuple[str, ...]:
 def donation_decisions(program: Program, donations: Iterable[DonationRow]) -> Iterator[Decision]:
     """Rows for inputs that were given away."""
     for row in donations:
-        yield Decision(DONATED, program.name, row.name, "", row.code, row.because, row.bytes, Origin())
+        why = "results use its memory" if row.code == USED else row.because
+        yield Decision(DONATED, program.name, row.name, "", row.code, why, row.bytes, Origin(), row.because)
 
 
 def inplace_decisions(before: Program, report: InplaceReport) -> Iterator[Decision]:
@@ -169,13 +209,16 @@ def inplace_decisions(before: Program, report: InplaceReport) -> Iterator[Decisi
         if row.is_in_place:
             yield _inplace_row(before, row, origin)
         if row.copied_bytes:
-            why = row.because + ("" if row.is_needed else " (not proved to be needed)")
-            yield Decision("copied", before.name, row.node, row.operator, row.code, why, row.copied_bytes, origin)
+            known = _REASONS.get(row.code, row.because)
+            why = known + ("" if row.is_needed else " (not proved to be needed)")
+            bytes_, because = row.copied_bytes, row.because
+            yield Decision("copied", before.name, row.node, row.operator, row.code, why, bytes_, origin, because)
 
 
 def _inplace_row(before: Program, row: InplaceRow, origin: Origin) -> Decision:
-    why = row.decision.removeprefix("in place").removeprefix(": ") or "written into its operand"
-    return Decision("in place", before.name, row.node, row.operator, "IN-PLACE", why, row.saved_bytes, origin)
+    detail = row.decision.removeprefix("in place").removeprefix(": ") or "written into its operand"
+    why = f"{_MADE_IN} another value" if detail.startswith(_MADE_IN) else detail
+    return Decision("in place", before.name, row.node, row.operator, "IN-PLACE", why, row.saved_bytes, origin, detail)
 
 
 def _origins_by_name(program: Program) -> Iterator[tuple[str, Origin]]:

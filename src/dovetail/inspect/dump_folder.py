@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,19 @@ from typing import Any
 import torch
 
 from dovetail.artifact.call import load_call
+from dovetail.artifact.json_text import read_json_file
+from dovetail.artifact.limits import check_integer
 from dovetail.artifact.program_json import FORMAT, program_from_json
+from dovetail.artifact.record_json import INTEGER, TEXT, TRUTH
+from dovetail.artifact.source_names import checked_name
 from dovetail.errors import BadArtifact
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
 
+_FOLDER_NAME = re.compile(r"[\w .<>-]{0,300}(?<!\.\.)")
+# What is read of a step besides its program and its hints.
+_FACTS = {"compilation": TEXT, "forward_call_in": TEXT, "not_serializable": TEXT, "nodes": INTEGER, "comparable": TRUTH}
 _HINT = "give a folder that DOVETAIL_DUMP (or dump=) wrote, one of the folders in it, or a .json file there"
 
 
@@ -66,9 +73,10 @@ class Compilation:
         return tuple(step for step in self.steps if step.part == part and step.program is not None)
 
 
-def read_dump(path: str | Path) -> list[Compilation]:
+def read_dump(path: str | Path, *, allow: Iterable[str] = ()) -> list[Compilation]:
     """The compilations in a folder, in order; of one of them if it is that folder.
 
+    allow: operators of other packages that its programs may call, as in `dovetail.load`.
     Raises: BadArtifact where there is none, or a file is damaged.
     """
     place = Path(path)
@@ -79,12 +87,13 @@ def read_dump(path: str | Path) -> list[Compilation]:
         raise BadArtifact(path=place, expected="a dump", reason=reason, hint=hint)
     folders = sorted(folder for folder in (place, *place.iterdir()) if folder.is_dir() and _step_files(folder))
     if not folders:
-        raise BadArtifact(path=place, expected="a dump", reason="no programs are in it", hint=_HINT)
-    return [_read_folder(folder) for folder in folders]
+        raise BadArtifact(path=place, expected="a dump", reason="it has no programs", hint=_HINT)
+    allowed = tuple(allow)
+    return [_read_folder(folder, allowed) for folder in folders]
 
 
-def read_step(path: Path) -> DumpedStep:
-    """One step, or a program by itself. Raises: BadArtifact for a file that is neither."""
+def read_step(path: Path, *, allow: Iterable[str] = ()) -> DumpedStep:
+    """One step, or a program by itself. allow: as in `read_dump`. Raises: BadArtifact for a file that is neither."""
     try:
         facts = _parsed(path)
         if isinstance(facts, dict) and facts.get("format") == FORMAT:
@@ -93,10 +102,14 @@ def read_step(path: Path) -> DumpedStep:
             raise ValueError("it has no program")
         if facts.get("part", JOINT) not in (JOINT, FORWARD, BACKWARD):
             raise ValueError(f"its part is {facts['part']!r}")
-        if not isinstance(facts.get("hints", {}), dict):
-            raise ValueError("its hints are no object")
+        _check_hints(facts.get("hints", {}))
+        for name, coding in _FACTS.items():
+            if name in facts:
+                coding.read(facts[name])
+        if not _FOLDER_NAME.fullmatch(facts.get("forward_call_in", "")):
+            raise ValueError(f"{facts['forward_call_in']!r} is not a name of a folder beside it")
         held = facts.get("program")
-        program = None if held is None else program_from_json(held)
+        program = None if held is None else program_from_json(held, allow=allow, believe_descriptions=True)
         return DumpedStep(path.stem.partition("-")[2] or path.stem, facts.get("part", JOINT), program, facts, path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadArtifact(path=path, expected="a step of a compilation", reason=error, hint=_HINT) from error
@@ -104,17 +117,29 @@ def read_step(path: Path) -> DumpedStep:
 
 def _parsed(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json_file(path)
     except ValueError as error:
-        raise ValueError(f"it is no JSON ({error})") from error
+        raise ValueError(f"it is not JSON ({error})") from error
+
+
+def _check_hints(hints: Any) -> None:
+    """Raise ValueError unless these are numbers by size symbol."""
+    if not isinstance(hints, dict):
+        raise ValueError("its hints are not an object")
+    for name, number in hints.items():
+        checked_name(name)
+        if type(number) is int:
+            check_integer(number)
+        elif type(number) not in (bool, float):
+            raise ValueError(f"its hint for {name} is {number!r}")
 
 
 def _step_files(folder: Path) -> Sequence[Path]:
     return sorted(path for path in folder.glob("*.json") if path.stem[:3].isdigit() and path.stem[3:4] == "-")
 
 
-def _read_folder(folder: Path) -> Compilation:
-    steps = tuple(read_step(path) for path in _step_files(folder))
+def _read_folder(folder: Path, allow: tuple[str, ...]) -> Compilation:
+    steps = tuple(read_step(path, allow=allow) for path in _step_files(folder))
     calls = calls_in(folder)
     elsewhere = next((name for step in steps if (name := step.facts.get("forward_call_in"))), "")
     if FORWARD not in calls and elsewhere and (folder.parent / elsewhere).is_dir():

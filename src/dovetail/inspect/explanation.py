@@ -1,7 +1,7 @@
-"""What was decided for one call, as plain data: the steps, the nodes, who is alive when, what is saved and copied.
+"""The decisions for one call, as plain data: steps, nodes, lifetimes, saved values and copies.
 
 `dovetail.explain` makes an `Explanation`; text, page, trace and JSON are views of it. All bytes are those of the
-simulation that the passes decide by (`analysis.liveness`): memory of inputs and scratch memory inside of operators are
+simulation that the passes decide by (`analysis.liveness`): memory of inputs and scratch memory inside operators are
 not in them.
 """
 
@@ -15,7 +15,8 @@ from os import PathLike
 from dovetail.inspect.chrome_trace import trace_events
 from dovetail.inspect.explanation_text import render_text
 from dovetail.inspect.page import render_page
-from dovetail.inspect.report_rows import Decision, MemoryMap, ProgramReport, StepRow
+from dovetail.inspect.report_rows import Decision, EagerMemory, MemoryMap, ProgramReport, StepRow
+from dovetail.inspect.step_time import StepTime
 from dovetail.inspect.written_file import write_text
 
 
@@ -24,8 +25,9 @@ class Explanation:
     """What a compilation decided.
 
     name: of the function. programs: forward, then backward if it trains. step: memory of both, run one after the other
-    with what is saved in between; for inference that of forward. steps: every step in order. decisions: what is saved,
-    computed again, done in place, copied. lines: source text by `file:line`.
+    with saved values in between; for inference, of forward alone. steps: every step in order. decisions: what is saved,
+    computed again, done in place, copied. lines: source text by `file:line`. eager: what eager mode would hold, None
+    where the recorded program is not known. time: where it goes, if it was measured.
     """
 
     name: str
@@ -34,21 +36,32 @@ class Explanation:
     steps: tuple[StepRow, ...]
     decisions: tuple[Decision, ...]
     lines: Mapping[str, str]
+    eager: EagerMemory | None = None
+    time: StepTime | None = None
 
     @property
     def peak_bytes(self) -> int:
         """Predicted peak of the whole step, without its inputs."""
         return self.step.peak_bytes
 
+    @property
+    def eager_peak_bytes(self) -> int:
+        """The simulated peak of the program as it was recorded, which is what eager runs; -1 where it is not known."""
+        return -1 if self.eager is None else self.eager.peak_bytes
+
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, *, times: bool = True) -> str:
-        """A compact text. times: whether to say how long each step took, which differs from run to run."""
-        return render_text(self, times=times)
+    def text(self, *, times: bool = True, full: bool = False) -> str:
+        """The memory needed, its holders, the decisions, and the time, in lines of at most 100 columns.
+
+        full: every row, where groups of them and the largest are shown otherwise. times: whether to say how long each
+        step of the compilation took, which differs from run to run.
+        """
+        return render_text(self, times=times, full=full)
 
     def html(self, path: str | PathLike[str]) -> None:
-        """Write the report as one HTML file that needs nothing else.
+        """Write the report as one self-contained HTML file.
 
         Raises: ReportNotWritten.
         """
@@ -63,4 +76,6 @@ class Explanation:
 
     def to_json(self) -> str:
         """Everything as JSON; sizes in bytes, times in microseconds."""
-        return json.dumps({**asdict(self), "peak_bytes": self.peak_bytes}, indent=1)
+        return json.dumps(
+            {**asdict(self), "peak_bytes": self.peak_bytes, "eager_peak_bytes": self.eager_peak_bytes}, indent=1
+        )

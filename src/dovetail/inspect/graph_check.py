@@ -1,10 +1,10 @@
-"""Run a graph and hold every node's result against what its `meta["val"]` says.
+"""Run a graph and compare every node's result with its `meta["val"]`.
 
-Compilers rely on the description: a node whose real result has other strides is miscompiled far from where it was
-described wrongly. Compared are structure (a tuple is no list), dtype, shape, strides, device, layout, and numbers.
+Compilers rely on the description: a node whose real result has other strides fails far from the wrong
+description. Structure (a tuple is not a list), dtype, shape, strides, device, layout, and numbers are compared.
 Strides count where they matter: in dimensions above 1 of tensors that have elements.
 
-Sizes that are symbols are bound from the inputs, and those that depend on data where they are first met alone.
+Symbolic sizes are bound from the inputs; data-dependent ones where they first occur alone.
 Cost: about 10 us a node besides the node itself.
 """
 

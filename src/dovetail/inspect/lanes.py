@@ -1,7 +1,7 @@
-"""Where each storage of a program stands in a drawing: a row for each input and node, a lane for each live storage.
+"""The position of each storage of a program in a drawing: a row for each input and node, a lane for each live storage.
 
-Rows are in the order of execution. A storage has a lane from the row that makes it to the row that reads it last, so
-what is side by side is alive at once, and what works in place stays in its lane. An input stands right above the first
+Rows are in execution order. A storage has a lane from the row that creates it to its last reader, so storages side by
+side are alive at the same time, and nodes that work in place stay in their lanes. An input is right above the first
 node that reads it. Cost: O((nodes + operands) log lanes).
 """
 
@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dovetail.inspect.collapse import Part
 from dovetail.ir.program import Node, Phase, Program, Value, values_in
 from dovetail.ops.facts import written_values
 
@@ -107,7 +108,7 @@ class _Layout:
         made = [step] if isinstance(step, Value) else list(node.results()) if node is not None else []
         operands = node.operands() if node is not None else () if step is not None else _results_of(self.program)
         reads = self._lanes_of(operands)
-        writes = self._lanes_of(written_values(node) if node is not None else ())
+        writes = self._lanes_of(_written(node) if node is not None else ())
         shows = [value for value in made if value.is_tensor and value.tensor.storage in self.lane]
         shown = self._lanes_of(shows)
         makes = tuple(self._begin(value.tensor.storage, at) for value in made if value.is_tensor and value not in shows)
@@ -167,6 +168,10 @@ def _touched(step: Node | Value | None, program: Program) -> tuple[Value, ...]:
     if isinstance(step, Node):
         return (*step.operands(), *step.results())
     return (step,) if step is not None else _results_of(program)
+
+
+def _written(node: Node) -> Sequence[Value]:
+    return node.target.written if isinstance(node.target, Part) else tuple(written_values(node))
 
 
 def _once(lanes: Sequence[int]) -> tuple[int, ...]:

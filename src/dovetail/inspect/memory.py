@@ -1,10 +1,10 @@
 """Measure the exact peak of tensor memory that one call needs.
 
-On the CPU every block that the allocator hands out or takes back during the call is recorded, so the answer is
+On the CPU every block that the allocator allocates or frees during the call is recorded, so the answer is
 exact to the byte and the same on every machine. On CUDA the caching allocator keeps the count itself.
 
 Source: the allocator events of `torch.profiler(profile_memory=True)`; `torch.cuda.max_memory_allocated`.
-Cost:   the recorder slows a call down by some microseconds per operator: measure memory and time apart.
+Cost:   the recorder slows a call down by some microseconds per operator: measure memory and time separately.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Who is alive when: one program, or forward and backward as they follow each other."""
+"""Which storages are alive when: in one program, or in forward followed by backward."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from dovetail.analysis.liveness import simulate_peak, storage_lives
+from dovetail.analysis.liveness import input_bytes, simulate_peak, storage_lives
+from dovetail.inspect.categories import CONSTANTS, input_category, input_storages, made_purposes, module_of_input
 from dovetail.inspect.report_rows import MemoryMap, StorageRow
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Origin, Phase, Program, Value
-from dovetail.ir.signature import Residual
+from dovetail.ir.signature import InputRole, OutputRole, Residual, Signature
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import Names, plain_call
 from dovetail.ops.facts import overwrites
@@ -16,6 +18,7 @@ from dovetail.ops.facts import overwrites
 
 def memory_map(program: Program, hints: Mapping[str, Number], saved: frozenset[int] = frozenset()) -> MemoryMap:
     """The map of a program. saved: storages that are kept for backward. hints: a number for each size symbol."""
+    purposes = made_purposes(program, saved)
     lives = storage_lives(program, hints)
     makers: dict[int, tuple[Node, Value]] = {}
     for node in program.nodes:
@@ -26,6 +29,7 @@ def memory_map(program: Program, hints: Mapping[str, Number], saved: frozenset[i
     rows = []
     for life in lives:
         node, value = makers[life.storage]
+        purpose = purposes[life.storage]
         role = "returned" if life.is_returned else "recomputed" if node.recomputed else "temporary"
         rows.append(
             StorageRow(
@@ -39,6 +43,9 @@ def memory_map(program: Program, hints: Mapping[str, Number], saved: frozenset[i
                 role="saved" if life.storage in saved else role,
                 is_returned=life.is_returned,
                 origin=origins[node],
+                category=purpose.category,
+                later=purpose.later,
+                later_from=purpose.later_from,
             )
         )
     steps = [0] * (len(program.nodes) + 1)
@@ -58,7 +65,35 @@ def memory_map(program: Program, hints: Mapping[str, Number], saved: frozenset[i
         peak_node=peak.node,
         nodes=tuple(call_text(names, node) for node in program.nodes),
         backward_from=phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases),
+        residents=tuple(_residents(program, hints)),
     )
+
+
+def _residents(program: Program, hints: Mapping[str, Number]) -> Iterator[StorageRow]:
+    """What a program is given. What no module is known to hold counts as the module's that reads it first."""
+    sizes = input_bytes(program, hints)
+    readers: dict[int, str] = {}
+    for node in program.nodes:
+        for value in node.operands():
+            if value.is_tensor:
+                readers.setdefault(value.tensor.storage, node.origin.module)
+    end = len(program.nodes) - 1
+    for role, value in input_storages(program):
+        storage, category = value.tensor.storage, input_category(role)
+        module = module_of_input(role) or (readers.get(storage, "") if category == CONSTANTS else "")
+        yield StorageRow(
+            storage=storage,
+            name=getattr(role, "name", value.name),
+            operator="",
+            meta=str(value.meta),
+            bytes=sizes[storage],
+            first=0,
+            last=end,
+            role="input",
+            is_returned=True,
+            origin=Origin(module=module),
+            category=category,
+        )
 
 
 def saved_storages(forward: Program) -> frozenset[int]:
@@ -79,21 +114,25 @@ def whole_step(forward: Program, backward: Program) -> Program:
     values = [*forward.inputs, *(value for node in forward.nodes for value in node.results())]
     joiner = _Joiner(1 + max((value.tensor.storage for value in values if value.is_tensor), default=-1))
     inputs = list(forward.inputs)
+    taken: list[InputRole] = list(forward.signature.inputs)
     for role, value in zip(backward.signature.inputs, backward.inputs, strict=True):
         source = handed.get(role.name) if isinstance(role, Residual) else None
         if isinstance(source, Value):
             joiner.stand_for(value, source)
         else:
             inputs.append(joiner.moved(value))
+            taken.append(role)
     nodes = [joiner.node(node) for node in backward.nodes]
-    outputs = [operand for role, operand in roles if not isinstance(role, Residual)]
-    outputs += [joiner.operand(operand) for operand in backward.outputs]
+    kept = [(role, operand) for role, operand in roles if not isinstance(role, Residual)]
+    outputs = [*(operand for _, operand in kept), *(joiner.operand(operand) for operand in backward.outputs)]
+    given: list[OutputRole] = [*(role for role, _ in kept), *backward.signature.outputs]
     return Program(
         forward.name.removesuffix("_forward"),
         backward.stage,
         tuple(inputs),
         (*forward.nodes, *nodes),
         tuple(outputs),
+        Signature(tuple(taken), tuple(given)),
     )
 
 
@@ -145,6 +184,8 @@ def node_origins(program: Program) -> dict[Node, Origin]:
 
 def operator_name(node: Node) -> str:
     """The operator without its arguments: `aten.mm.default`."""
+    if isinstance(node.target, Prim):
+        return f"prims.{node.target.name}"
     return call_text(Names(), node).partition("(")[0]
 
 

@@ -4,7 +4,7 @@
     small = minify_module(gm, inputs, fails)            # fails(gm, inputs) raises where it fails
 
 The program may write its inputs, return views of them, take inputs that share memory, and have symbolic sizes: all of
-that stays. What is given back fails as the whole does, or an error says that it does not fail each time.
+that stays. The result fails in the same way as the whole, or an error says that the failure is intermittent.
 
 See `minify_search` for the steps, `minify_failure` for what counts as the same failure. The inputs are not changed.
 """

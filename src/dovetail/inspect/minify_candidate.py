@@ -1,8 +1,8 @@
-"""Parts of a program that run by themselves: some of its nodes, on what really reached them.
+"""Parts of a program that run by themselves: some of its nodes, on the tensors that really reached them.
 
-A candidate says which nodes of a recorded program stay, what is returned, and which values another one stands in for.
-`Builder` makes a program and its inputs of it: what a kept node reads and no kept node makes becomes an input, on
-memory shared as it was; sizes stay symbols, and one that nothing gives any more becomes an input as well.
+A candidate says which nodes of a recorded program stay, what is returned, and which values are replaced by another one.
+`Builder` makes a program and its inputs of it: values that a kept node reads and no kept node computes become inputs,
+with the same memory sharing; sizes stay symbolic, and a size that is no longer computed becomes an input, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A check in processes of its own, for programs that may end the process they run in, or never end."""
+"""A check in separate processes, for programs that can crash or hang."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from dovetail.artifact.call import save_call
 from dovetail.artifact.program_json import program_to_json
+from dovetail.artifact.target_text import other_packages
 from dovetail.inspect.minify_failure import Failure, FailureKind
 from dovetail.inspect.minify_oracles import NamedOracle
 from dovetail.ir.program import Program
@@ -73,6 +74,8 @@ class Isolated:
         """How the process of one check ended."""
         data = json.dumps(program_to_json(program), allow_nan=False)
         (folder / "program.json").write_text(data, encoding="utf-8")
+        allow = sorted(other_packages([node.target for node in program.nodes]))
+        (folder / "allow.json").write_text(json.dumps(allow), encoding="utf-8")
         (folder / "oracle.json").write_text(json.dumps(self.oracle.to_json()), encoding="utf-8")
         save_call(folder / "inputs.safetensors", inputs)
         server = self._started()

@@ -1,6 +1,6 @@
-"""Checks that decide how a program fails: compiling it, comparing it with itself compiled, or a function of the user's.
+"""Checks that decide how a program fails: compiling it, comparing it with itself compiled, or a user's function.
 
-Each is a callable `(program, inputs) -> Failure | None` that can be written down, so that another process runs it.
+Each is a callable `(program, inputs) -> Failure | None` that can be serialized, so that another process can run it.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def _function_of(path: Path, function: str, name: str) -> Callable[..., object]:
     known = " and ".join(BUILT_IN)
     spec = importlib.util.spec_from_file_location(f"dovetail_check_{path.stem}", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise BadCheck(check=name, reason=f"{path} is no file of Python", known=known)
+        raise BadCheck(check=name, reason=f"{path} is not a Python file", known=known)
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

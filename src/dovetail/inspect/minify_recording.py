@@ -1,7 +1,7 @@
 """One plain run of a program that remembers every value, so that a part of it can be run on what really reaches it.
 
-A value is remembered as a place in a storage, and a storage by its bytes before each write: what a value held at any
-point of the run can be made again, on new memory, and values that shared memory then share memory again.
+A value is remembered as a place in a storage, and a storage by its bytes before each write: the contents of a value at
+any point of the run can be restored in new memory, and values that shared memory then share memory again.
 
 Cost: the run's intermediate values stay alive, and every write copies the storage that it writes to.
 """
@@ -18,6 +18,7 @@ from dovetail.inspect.tensor_place import Place, clone_together
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, map_leaves
 from dovetail.ir.sizes import Number, SizeExpr, evaluate
 from dovetail.ops.facts import written_values
+from dovetail.ops.preconditions import checked
 from dovetail.torch_compat.dispatch import storage_key
 
 SEED = 20240229
@@ -161,6 +162,6 @@ def run_node(node: Node, held: Mapping[Value, Any], sizes: Mapping[str, Number])
         return evaluate(leaf, sizes) if isinstance(leaf, SizeExpr) else leaf
 
     kwargs = {name: map_leaves(operand, real) for name, operand in node.kwargs}
-    result: Any = node.target(*(map_leaves(operand, real) for operand in node.args), **kwargs)
+    result: Any = (checked(node.target) or node.target)(*(map_leaves(operand, real) for operand in node.args), **kwargs)
     items = list(result) if node.unpack else [result] if node.outputs else []
     return [(value, item) for value, item in zip(node.outputs, items, strict=True) if value is not None]

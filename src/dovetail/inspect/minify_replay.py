@@ -1,15 +1,15 @@
-"""What a reproducer does when it is run: check its program once, say how it fails, and end the process accordingly."""
+"""Running a reproducer: check its program once, report how it fails, and exit with the matching status."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
+from dovetail.artifact.json_text import read_json_file
 from dovetail.artifact.program_json import program_from_json
 from dovetail.inspect.minify_failure import Failure, SameFailure
 from dovetail.inspect.minify_oracles import CheckFile, Run, oracle_from_json
@@ -21,18 +21,26 @@ DOES_NOT_FAIL = "it does not fail"
 
 
 def replay(
-    run: Run, inputs: list[Any], oracle: Mapping[str, Any], failure: Mapping[str, Any], folder: Path, *, dynamic: bool
+    run: Run,
+    inputs: list[Any],
+    oracle: Mapping[str, Any],
+    failure: Mapping[str, Any],
+    folder: Path,
+    *,
+    dynamic: bool,
+    allow: Iterable[str] = (),
 ) -> NoReturn:
     """Check a program and exit with status 1 where it fails as it should, 0 where it does not, 3 otherwise.
 
     run: the program. oracle, failure: as their `to_json` wrote them. folder: where `program.json`, which a user's check
-    is given as a graph module, and that check lie. dynamic: whether sizes of inputs are open.
+    is given as a graph module, and that check lie. dynamic: whether sizes of inputs are open. allow: operators of other
+    packages that the program calls.
     """
     where = {"path": str(folder / oracle["path"])} if "path" in oracle else {}
     check = oracle_from_json({**oracle, **where})
     torch.manual_seed(SEED)
     if isinstance(check, CheckFile):
-        program = program_from_json(json.loads((folder / "program.json").read_text(encoding="utf-8")))
+        program = program_from_json(read_json_file(folder / "program.json"), allow=allow, believe_descriptions=True)
         found = check(program, inputs)
     else:
         found = check.of_function(run, inputs, dynamic=dynamic)

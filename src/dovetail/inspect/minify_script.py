@@ -1,8 +1,8 @@
-"""A small failing program as a file of Python that runs by itself, and proof that it fails.
+"""A small failing program as a self-contained Python file, and proof that it fails.
 
 A new folder gets `repro.py`, with the program's text and inputs of few elements, or `inputs.safetensors` beside it;
-`program.json`; and a user's check. Exit status of `repro.py`: 1 where it fails as it should, 0 where it does not fail,
-3 where it fails otherwise. It is run once, in a fresh process: only what failed there is called confirmed.
+`program.json`; and a user's check. Exit status of `repro.py`: 1 if the failure was reproduced, 0 if it did not fail,
+3 if it failed differently. It runs once, in a fresh process: only a failure there counts as confirmed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 
 from dovetail.artifact.call import save_call
 from dovetail.artifact.program_json import program_to_json
+from dovetail.artifact.target_text import other_packages
 from dovetail.errors import NotSerializable, OutputInTheWay
 from dovetail.inspect.minify import Minified
 from dovetail.inspect.minify_failure import FailureKind, process_ending
@@ -36,7 +37,7 @@ from dovetail.torch_compat.dispatch import storage_key
 _INLINE_ELEMENTS = 64
 _SCRIPT = '''"""{title}
 
-Run it: exit status {fails} means that it fails as it should, 0 that it does not fail, 3 that it fails otherwise.
+Run it: exit status {fails} means that the failure was reproduced, 0 that it did not fail, 3 that it failed differently.
 """
 
 import math
@@ -61,7 +62,7 @@ def inputs():
 
 
 if __name__ == "__main__":
-    replay(run, inputs(), ORACLE, FAILURE, Path(__file__).parent, dynamic={dynamic})
+    replay(run, inputs(), ORACLE, FAILURE, Path(__file__).parent, dynamic={dynamic}{allow})
 '''
 
 
@@ -87,6 +88,7 @@ def write_reproducer(
     program = minified.program
     data = json.dumps(program_to_json(program), allow_nan=False, indent=1)
     text, named = _text(program)
+    allow = sorted(other_packages([node.target for node in program.nodes]))
     folder.mkdir(parents=True)
     (folder / "program.json").write_text(data + "\n", encoding="utf-8")
     spec = oracle.to_json()
@@ -107,6 +109,7 @@ def write_reproducer(
         program=text,
         inputs="\n".join(f"    {line}" for line in lines),
         dynamic=has_open_sizes(program),
+        allow=f", allow={allow!r}" if allow else "",
     )
     script.write_text(source, encoding="utf-8")
     return _confirmed(script, minified, seconds)

@@ -1,8 +1,8 @@
-"""The search for a small part of a program that fails as the whole does.
+"""The search for a small part of a program that fails in the same way as the whole.
 
 Cheap steps come first: the shortest failing beginning and the shortest failing end, by bisection; fewer outputs; then
-delta debugging over the nodes that are left, and one by one those for which an operand can stand in. Steps repeat until
-none of them leaves anything out, so that nothing more can be left out alone.
+delta debugging over the nodes that are left, and, one by one, those that an operand can replace. Steps repeat until
+none of them removes anything, so the result is minimal.
 
 Source: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input" (2002), for `shortened`. Cost: for a
 fault of one operator about 2 log2(nodes) checks; O(nodes^2) at worst.

@@ -1,14 +1,14 @@
-"""Find the program that is to be made small, and inputs for it: in a file, or in what DOVETAIL_DUMP wrote."""
+"""Find the program to minify and inputs for it: in a file, or in a dump."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dovetail.artifact.call import load_call
+from dovetail.artifact.json_text import read_json_file
 from dovetail.artifact.program_json import FORMAT, program_from_json
 from dovetail.errors import BadArtifact
 from dovetail.inspect.dump_folder import Call, read_dump, read_step
@@ -28,13 +28,14 @@ class Source:
     origin: str
 
 
-def read_source(path: Path, inputs: Path | None = None) -> Source:
+def read_source(path: Path, inputs: Path | None = None, *, allow: Iterable[str] = ()) -> Source:
     """The program in a file; of a dump, the first one whose call was recorded, or else the first one.
 
     inputs: a file that `save_call` wrote; without it, the call that was recorded, or else random numbers.
+    allow: operators of other packages that the program may call, as in `dovetail.load`.
     Raises: BadArtifact for files that hold something else, or inputs of another program.
     """
-    program, hints, call = _of_folder(path) if path.is_dir() else _of_file(path)
+    program, hints, call = (_of_folder if path.is_dir() else _of_file)(path, tuple(allow))
     if inputs is not None:
         return Source(program, _fitting(program, load_call(inputs), inputs), "given")
     if call is not None:
@@ -45,8 +46,8 @@ def read_source(path: Path, inputs: Path | None = None) -> Source:
 _Found = tuple[Program, Mapping[str, Number], Call | None]
 
 
-def _of_folder(path: Path) -> _Found:
-    compilations = read_dump(path)
+def _of_folder(path: Path, allow: tuple[str, ...]) -> _Found:
+    compilations = read_dump(path, allow=allow)
     found = [
         (step.program, step.hints, compilation.calls.get(step.part))
         for compilation in compilations
@@ -59,17 +60,19 @@ def _of_folder(path: Path) -> _Found:
     return next((entry for entry in found if entry[2] is not None), found[0])
 
 
-def _of_file(path: Path) -> _Found:
+def _of_file(path: Path, allow: tuple[str, ...]) -> _Found:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json_file(path)
         if isinstance(data, dict) and data.get("format") == FORMAT:
-            return program_from_json(data), {}, None
+            return program_from_json(data, allow=allow, believe_descriptions=True), {}, None
     except (OSError, ValueError) as error:
         raise BadArtifact(path=path, expected="a program", reason=error, hint=_HINT) from error
-    step = read_step(path)
+    step = read_step(path, allow=allow)
     if step.program is None:
         raise BadArtifact(path=path, expected="a program", reason=step.reason, hint=_HINT)
-    calls = {part: call for compilation in read_dump(path.parent) for part, call in compilation.calls.items()}
+    calls = {
+        part: call for compilation in read_dump(path.parent, allow=allow) for part, call in compilation.calls.items()
+    }
     return step.program, step.hints, calls.get(step.part)
 
 

@@ -1,4 +1,4 @@
-"""The verdicts of a search, kept in a file, so that a search that was broken off goes on where it was.
+"""The verdicts of a search, kept in a file, so that an interrupted search can resume.
 
 A file of lines of JSON: what is searched (digests of the program, its inputs and the name of the check), then one line
 per candidate: the digest of its text, and how it failed. The search is deterministic: started again, it asks for the
@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import OtherSearch
+from dovetail.artifact.limits import MAX_JSON_BYTES
+from dovetail.artifact.regular_file import read_regular
+from dovetail.errors import BadArtifact, OtherSearch
 from dovetail.inspect.minify_failure import Failure
 from dovetail.ir.program import Program
 from dovetail.ir.text import emit, plain_call
@@ -77,7 +79,11 @@ class Verdicts:
         self._append({"candidate": digest, "failure": None if failure is None else failure.to_json()})
 
     def _open(self, path: Path, header: dict[str, object]) -> None:
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
+        try:
+            lines = read_regular(path, MAX_JSON_BYTES).split(b"\n") if path.exists() else []
+        except (OSError, ValueError) as error:
+            hint = "give another file; it is created if it does not exist"
+            raise BadArtifact(path=path, expected="the verdicts of a search", reason=error, hint=hint) from error
         whole = lines[:-1]  # what follows the last line break was being written when the search was killed
         if not whole:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +92,7 @@ class Verdicts:
             return
         try:
             self._read(path, whole, header)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise OtherSearch(path=path, what="its format (it holds no verdicts)") from error
         if lines[-1]:
             path.write_bytes(b"\n".join(whole) + b"\n")

@@ -1,7 +1,7 @@
-"""A process that checks programs, each in a child of its own: `python -m dovetail.inspect.minify_worker`.
+"""A process that checks programs, each in its own child process: `python -m dovetail.inspect.minify_worker`.
 
 Reads a line of JSON per request, `{"folder", "what", "seconds"}`, and answers each with one: `{"end"}`, how the child
-ended (`exit status 0`, `signal SIGSEGV`, `time limit`). What the child found lies in the folder then.
+ended (`exit status 0`, `signal SIGSEGV`, `time limit`). The child's findings are in the folder.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dovetail.artifact.call import load_call
+from dovetail.artifact.json_text import read_json_file
 from dovetail.artifact.program_json import program_from_json
 from dovetail.inspect.minify_failure import process_ending
 from dovetail.inspect.minify_oracles import oracle_from_json
@@ -33,7 +34,7 @@ def serve() -> None:
     """Answer requests until there are no more."""
     torch.compiler.reset()  # loads Dynamo, once for all the processes that are forked from this one
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a check prints is no answer
+    os.dup2(2, 1)  # what a check prints is not an answer
     for line in sys.stdin:
         request = json.loads(line)
         end = run_apart(Path(request["folder"]), request["what"], request["seconds"])
@@ -42,12 +43,14 @@ def serve() -> None:
 
 def work(folder: Path, what: str) -> None:
     """Do what was asked for, here."""
-    program = program_from_json(json.loads((folder / "program.json").read_text(encoding="utf-8")))
+    allowed = folder / "allow.json"
+    allow = read_json_file(allowed) if allowed.exists() else ()
+    program = program_from_json(read_json_file(folder / "program.json"), allow=allow, believe_descriptions=True)
     inputs = load_call(folder / "inputs.safetensors")
     if what == "reach":
         _run_plainly(program, inputs, folder / "reach")
         return
-    oracle = oracle_from_json(json.loads((folder / "oracle.json").read_text(encoding="utf-8")))
+    oracle = oracle_from_json(read_json_file(folder / "oracle.json"))
     with repeatable(program):
         failure = oracle(program, inputs)
     verdict = json.dumps(None if failure is None else failure.to_json())

@@ -1,9 +1,6 @@
-"use strict";
-(() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const tip = document.getElementById("tip");
   const MARGIN = {left: 78, right: 12, top: 16, bottom: 22};
-  const ROLES = ["saved", "returned", "recomputed", "temporary"];
   const number = (value) => value.toLocaleString("en-US");
   const text = (tag, content, parent, style) => {
     const element = document.createElement(tag);
@@ -12,12 +9,26 @@
     parent.append(element);
     return element;
   };
-  const bytes = (count) => {
-    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let unit = 0;
-    while (count >= (unit ? 1000 : 1024) && unit < units.length - 1) { count /= 1024; unit += 1; }
-    return `${count >= 100 || unit === 0 ? Math.round(count) : count.toPrecision(3)} ${units[unit]}`;
+  const amount = (count) => {
+    // In the unit of the page.
+    const {name, size} = data.unit, scaled = count / size;
+    if (size === 1) return `${number(count)} ${name}`;
+    if (count && scaled < 0.05) return `<0.1 ${name}`;
+    return `${count ? scaled.toLocaleString("en-US", {minimumFractionDigits: 1, maximumFractionDigits: 1}) : "0"} ${name}`;
   };
+  const placeTip = (x, y) => {
+    tip.hidden = false;
+    const left = Math.min(x + 14, window.innerWidth - tip.offsetWidth - 8);
+    const below = y + 18 + tip.offsetHeight < window.innerHeight;
+    tip.style.left = `${Math.max(8, left)}px`;
+    tip.style.top = `${Math.max(8, below ? y + 18 : y - 12 - tip.offsetHeight)}px`;
+  };
+  // Widths are set here: the page allows no style attributes.
+  const measured = (root) => {
+    for (const cell of root.querySelectorAll("[data-part]")) cell.style.setProperty("--part", `${cell.dataset.part}%`);
+    for (const chunk of root.querySelectorAll("[data-rows]")) chunk.style.setProperty("--rows", chunk.dataset.rows);
+  };
+  measured(document);
 
   // --- memory maps -----------------------------------------------------------------------------------------------
   // What lives longest lies lowest: then hardly anything moves when something above it is freed.
@@ -28,8 +39,8 @@
       this.canvas = this.box.querySelector("canvas");
       this.readout = this.box.querySelector(".readout");
       this.facts = facts;
-      this.storages = facts.storages.map(([storage, name, operator, meta, size, first, last, role, where, line], at) =>
-        ({storage, name, operator, meta, size, first, last, role, where, line, at}));
+      this.storages = facts.storages.map(([storage, name, operator, meta, size, first, last, kind, where, line], at) =>
+        ({storage, name, operator, meta, size, first, last, kind, where, line, at}));
       this.storages.sort((a, b) => (b.last - b.first) - (a.last - a.first) || a.first - b.first || a.at - b.at);
       this.storages.forEach((storage, rank) => { storage.rank = rank; });
       this.node = -1;
@@ -71,7 +82,7 @@
     }
     paint(pen, plot, color) {
       const heights = plot.height / plot.most, ground = color("panel");
-      const paints = Object.fromEntries(ROLES.map((role) => [role, color(role)]));
+      const paints = data.categories.map(([, style]) => color(style));
       const begun = [...this.storages].sort((a, b) => a.first - b.first);
       let next = 0, alive = [];
       for (const [from, to, node] of this.columns) {
@@ -80,21 +91,21 @@
         const count = alive.length;
         for (; next < begun.length && begun[next].first <= node; next += 1) if (begun[next].last >= node) alive.push(begun[next]);
         if (alive.length > count) alive.sort((a, b) => a.rank - b.rank);
-        let base = plot.y + plot.height, thin = 0, role = null;
+        let base = plot.y + plot.height, thin = 0, kind = -1;
         const flush = () => {  // what is thinner than a pixel is painted together with its neighbours
           if (!thin) return;
           pen.globalAlpha = 0.86;
-          pen.fillStyle = paints[role];
+          pen.fillStyle = paints[kind];
           pen.fillRect(x, base - thin, w, thin);
           base -= thin;
           thin = 0;
         };
         for (const storage of alive) {
           const h = storage.size * heights;
-          if (thin && (role !== storage.role || thin >= 2 || h >= 1)) flush();
-          if (h < 1) { thin += h; role = storage.role; continue; }
+          if (thin && (kind !== storage.kind || thin >= 2 || h >= 1)) flush();
+          if (h < 1) { thin += h; kind = storage.kind; continue; }
           pen.globalAlpha = 0.72 + 0.14 * (storage.at % 3);
-          pen.fillStyle = paints[storage.role];
+          pen.fillStyle = paints[storage.kind];
           pen.fillRect(x, base - h, w, h);
           if (h > 3) { pen.globalAlpha = 1; pen.fillStyle = ground; pen.fillRect(x, base - h, w, 0.6); }
           base -= h;
@@ -146,12 +157,12 @@
         pen.fillRect(plot.x, y, plot.width, 1);
         pen.fillStyle = color("quiet");
         pen.textAlign = "right";
-        pen.fillText(bytes(level), plot.x - 8, y);
+        pen.fillText(amount(level), plot.x - 8, y);
       }
     }
     tick(most) {
       let step = 1;
-      while (most / step > 5) step *= 2;
+      for (let turn = 0; most / step > 5; turn += 1) step *= turn % 3 === 1 ? 2.5 : 2;
       return step;
     }
     marks(pen, plot, color) {
@@ -169,7 +180,7 @@
         pen.fillStyle = color("ink");
         pen.fillRect(x - 0.5, plot.y, 1, plot.height);
         pen.textAlign = "center";
-        pen.fillText("forward | backward", x, plot.y + plot.height + 15);
+        pen.fillText("backward from here", x, plot.y + plot.height + 15);
       }
       if (this.facts.peakNode >= 0) {
         const x = at(this.facts.peakNode), right = x > plot.x + plot.width * 0.75;
@@ -177,7 +188,7 @@
         pen.beginPath();
         pen.moveTo(x - 4, plot.y - 7); pen.lineTo(x + 4, plot.y - 7); pen.lineTo(x, plot.y); pen.fill();
         pen.textAlign = right ? "right" : "left";
-        pen.fillText(`peak ${bytes(this.facts.peak)}`, x + (right ? -8 : 8), plot.y - 4);
+        pen.fillText(`peak ${amount(this.facts.peak)}`, x + (right ? -8 : 8), plot.y - 4);
       }
       if (this.node >= 0) {
         pen.fillStyle = color("ink");
@@ -203,25 +214,21 @@
       const box = this.canvas.getBoundingClientRect();
       const [node, storage] = this.find(event.clientX - box.left - this.canvas.clientLeft, event.clientY - box.top - this.canvas.clientTop);
       this.show(node, storage);
-      tip.hidden = !storage;
-      if (!storage) return;
+      if (!storage) { tip.hidden = true; return; }
       tip.replaceChildren();
       tip.dataset.storage = storage.storage;
-      text("b", `${storage.name}: ${number(storage.size)} bytes (${bytes(storage.size)})`, tip);
-      text("span", `storage ${storage.storage}, ${storage.meta}, ${storage.role}; alive from node ${storage.first} to ${storage.last}`, tip);
+      text("b", `${storage.name}: ${amount(storage.size)}`, tip);
+      text("span", `storage ${storage.storage}, ${storage.meta}, ${data.categories[storage.kind][0]}; alive from node ${storage.first} to ${storage.last}`, tip);
       text("code", storage.operator, tip);
       if (storage.where) text("span", storage.where, tip);
       if (storage.line) text("code", storage.line, tip);
-      const left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
-      const below = event.clientY + 18 + tip.offsetHeight < window.innerHeight;
-      tip.style.left = `${Math.max(8, left)}px`;
-      tip.style.top = `${below ? event.clientY + 18 : event.clientY - 12 - tip.offsetHeight}px`;
+      placeTip(event.clientX, event.clientY);
     }
     show(node, storage) {
       if (node === this.node && storage === this.held) return;
       this.node = node;
       this.held = storage;
-      this.readout.textContent = node < 0 ? "" : `node ${node}   ${number(this.facts.live[node])} bytes live   ${this.facts.nodes[node]}`;
+      this.readout.textContent = node < 0 ? "" : `node ${node}   ${amount(this.facts.live[node])} live   ${this.facts.nodes[node]}`;
       if (!this.pending) this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); });
     }
     leave() { tip.hidden = true; this.show(-1, null); }
@@ -235,9 +242,9 @@
 
   const maps = data.maps.map((facts, place) => new MemoryMap(place, facts));
   const drawAll = () => maps.forEach((map) => map.draw());
-  for (const button of document.querySelectorAll(".tabs button")) {
+  for (const button of document.querySelectorAll("[data-map]")) {
     button.addEventListener("click", () => {
-      for (const other of document.querySelectorAll(".tabs button")) other.setAttribute("aria-selected", other === button);
+      for (const other of document.querySelectorAll("[data-map]")) other.setAttribute("aria-selected", other === button);
       maps.forEach((map, place) => { map.box.hidden = place !== Number(button.dataset.map); map.draw(); });
     });
   }
@@ -290,4 +297,3 @@
       pre.append(lines);
     });
   }
-})();

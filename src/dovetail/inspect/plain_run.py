@@ -1,7 +1,7 @@
-"""Run a program operator by operator, as it is written, and keep every value that it makes.
+"""Run a program operator by operator, as written, and keep every value.
 
-Nothing of the compiler takes part but the text of the program: what comes out is what the program means. Values are
-copied when they are made, as later nodes may write over them.
+Only the text of the program is used, nothing else of the compiler: the results define what the program means. Values
+are copied at once, because later nodes may overwrite them.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from typing import Any
 import torch
 
 from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.executors.checked import checked_call
 from dovetail.execute.protocol import ExecutorList
 from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.program import Node, Operand, Program, map_leaves
-from dovetail.ir.text import Call, Names, plain_call
+from dovetail.ir.text import Call, Names
 from dovetail.pipeline.differential import plain_function, same_bits
 
 _SEED = 20241122
 _WIDER = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
           torch.complex64: torch.complex128}  # fmt: skip
 _NOTE = "_note"
+_MAX_THREADS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def run_program(
 
     inputs: one per input of the program; those that share memory share it in the copies as well. state: of the random
     generator (`torch.get_rng_state()`); a fixed seed when not given. keep: gets each value when it is made, by name.
-    executors: call operators as these do; else each by its full name.
+    executors: call operators as these do; else each by its full name, where it does not trust its operands.
     Raises: what an operator raises. The random generator is as it was afterwards.
     """
     given = clone_together(inputs)
@@ -65,7 +67,7 @@ def run_program(
             if executors is not None and keep is None:
                 outputs = CompiledProgram(program, executors)(given)
             else:
-                call = plain_call if executors is None else executors.call
+                call = checked_call if executors is None else executors.call
                 with nullcontext() if keep is None else _memory_filled():
                     outputs = _function(program, call, keep)(given)
     finally:
@@ -77,10 +79,10 @@ def run_program(
 def with_threads(count: object) -> Iterator[None]:
     """Let operators use as many threads as a dump says: sums are in another order with another number of them.
 
-    count: what was written down; nothing changes where it is no number.
+    count: what was written down; nothing changes where it is not a number.
     """
     before = torch.get_num_threads()
-    if isinstance(count, int) and count > 0:
+    if type(count) is int and 0 < count <= _MAX_THREADS:
         torch.set_num_threads(count)
     try:
         yield

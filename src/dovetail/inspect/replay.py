@@ -1,8 +1,8 @@
-"""Run again what was dumped, and compare: every step with the first one, and each call with what it gave then."""
+"""Run a dump again, and compare: every step with the first one, and each call with its recorded results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,24 @@ class ReplayRow:
 
 
 def replay(
-    path: str | Path, *, rtol: float | None = None, progress: Callable[[str], None] | None = None
+    path: str | Path,
+    *,
+    rtol: float | None = None,
+    progress: Callable[[str], None] | None = None,
+    allow: Iterable[str] = (),
 ) -> list[ReplayRow]:
     """Run every program in a folder that DOVETAIL_DUMP or `graph_dumper_aot` wrote, or one file of it.
 
-    rtol: how much may differ, relative to the largest element; nothing when not given.
+    rtol: how much may differ, relative to the largest element; nothing when not given. allow: operators of other
+    packages that the programs may call, as in `dovetail.load`.
     Raises: BadArtifact for another folder.
     """
-    place = Path(path)
+    place, allowed = Path(path), tuple(allow)
     told = progress or (lambda text: None)
     files = [place] if place.is_file() else sorted(p for p in place.rglob("*.json") if _is_single(p))
-    rows = [_replay_file(file, rtol, told) for file in files]
+    rows = [_replay_file(file, rtol, told, allowed) for file in files]
     if not files:
-        for compilation in read_dump(place):
+        for compilation in read_dump(place, allow=allowed):
             rows += _replay_compilation(compilation, rtol, told)
     return rows
 
@@ -95,8 +100,8 @@ def replay_calls(compilation: Compilation, last: State, rtol: float | None) -> l
     return rows
 
 
-def _replay_file(path: Path, rtol: float | None, progress: Callable[[str], None]) -> ReplayRow:
-    step = read_step(path)
+def _replay_file(path: Path, rtol: float | None, progress: Callable[[str], None], allow: tuple[str, ...]) -> ReplayRow:
+    step = read_step(path, allow=allow)
     progress(path.stem)
     if step.program is None:
         return ReplayRow(path.stem, "", int(step.facts.get("nodes", 0)), "", SKIPPED, step.reason)

@@ -1,4 +1,4 @@
-"""The rows of a report: frozen, of numbers and text alone, so that each is JSON as it is."""
+"""The rows of a report: frozen, with only numbers and text, so that each converts directly to JSON."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ class StorageRow:
     """One storage that a program makes. first, last: indices of nodes, both included.
 
     name, operator, origin: of the node that makes it. role: "saved" for backward, "returned", "recomputed" or
-    "temporary". is_returned: whether it stays after the program, for backward or the caller.
+    "temporary". is_returned: whether it stays after the program, for backward or the caller. category: what it is for,
+    one of `inspect.categories`; from the node `later_from` on, where that is not -1, it is for `later`: backward has
+    written something else into memory that was saved for it. One that was there before has no operator, and the role
+    "input".
     """
 
     storage: int
@@ -64,6 +67,13 @@ class StorageRow:
     role: str
     is_returned: bool
     origin: Origin
+    category: str
+    later: str = ""
+    later_from: int = -1
+
+    def category_at(self, node: int) -> str:
+        """What it is for while a node runs."""
+        return self.later if 0 <= self.later_from <= node else self.category
 
     def is_alive(self, node: int) -> bool:
         """Whether it is live while a node runs."""
@@ -73,6 +83,8 @@ class StorageRow:
 @dataclass(frozen=True, slots=True)
 class MemoryMap:
     """Who is alive when. storages: in the order in which they are made. live_bytes: one sum for each node.
+
+    residents: what the program is given, which is in memory all the time and in none of the sums.
 
     peak_node: index of the node with the largest sum, -1 when there is none. nodes: the call of each. backward_from:
     index of the first node of backward; the number of nodes where there is none.
@@ -84,6 +96,12 @@ class MemoryMap:
     peak_node: int
     nodes: tuple[str, ...]
     backward_from: int
+    residents: tuple[StorageRow, ...] = ()
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of what the program is given."""
+        return sum(row.bytes for row in self.residents)
 
     def alive(self, node: int) -> tuple[StorageRow, ...]:
         """The storages that are live while a node runs, the largest first; their bytes add up to the level there."""
@@ -111,11 +129,29 @@ class ProgramReport:
 
 
 @dataclass(frozen=True, slots=True)
+class EagerMemory:
+    """What eager mode would hold at its peak: simulated from the recorded program, operator by operator.
+
+    peak_bytes: of what the program makes. parts: bytes by category (`inspect.categories`), what was there before
+    included.
+    """
+
+    peak_bytes: int
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return sum(bytes_ for _, bytes_ in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """One decision about memory.
 
     kind: "saved", "recomputed", "in place", "copied" or "donated". code: of the reason, short and stable.
-    why: in words. bytes: that are held until backward, made again, not allocated, moved, or made in donated memory.
+    why: in words, without names of values. detail: the rest, with names. bytes: that are held until backward, made
+    again, not allocated, moved, or made in donated memory.
     """
 
     kind: str
@@ -126,3 +162,4 @@ class Decision:
     why: str
     bytes: int
     origin: Origin
+    detail: str = ""

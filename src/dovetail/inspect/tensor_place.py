@@ -1,4 +1,4 @@
-"""Where tensors lie, so that copies of several can share memory as those did."""
+"""The places of tensors in memory, so that copies of several can share memory in the same way."""
 
 from __future__ import annotations
 

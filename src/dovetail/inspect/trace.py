@@ -1,9 +1,9 @@
-"""Run a compiled function once, and trace how long each node took and what the allocator gave out meanwhile.
+"""Run a compiled function once, and trace how long each node took and what was allocated meanwhile.
 
     measure(model, x, run=lambda compiled: compiled(x).sum().backward()).write("step.json")
 
-An executor of its own stands before all others: it claims every node, lets `aten` say how the node is called, and has
-the call timed. So what runs is the program that runs otherwise, in the same order, with two clock reads a node.
+A special executor comes before all others: it claims every node, lets `aten` produce the call, and times it. So the
+usual program runs, in the same order, with two clock reads per node.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from dovetail.errors import NothingToExplain
 from dovetail.execute.executors.aten import AtenExecutor
 from dovetail.frontends.function import CompiledFunction, compile
-from dovetail.inspect.chrome_trace import counter_event, process_names, slice_event
+from dovetail.inspect.chrome_trace import Span, counter_event, nested_events, process_names
 from dovetail.inspect.memory_map import call_text, operator_name
 from dovetail.inspect.written_file import write_text
-from dovetail.ir.program import Node, Phase
+from dovetail.ir.program import Node, Origin, Phase
 from dovetail.ir.text import Names
 from dovetail.torch_compat.profiler import AllocatorEvent, record_allocator_events
 
@@ -31,7 +31,10 @@ _THREADS = {Phase.FORWARD: 1, Phase.BACKWARD: 2}
 
 @dataclass(frozen=True, slots=True)
 class NodeTime:
-    """One run of one node. start_us: after the first node began; both in microseconds of wall clock."""
+    """One run of one node. start_us: after the first node began; both in microseconds of wall clock.
+
+    module, file, line: of the code that it comes from, "" and 0 where they are not known.
+    """
 
     operator: str
     call: str
@@ -39,6 +42,16 @@ class NodeTime:
     is_backward: bool
     start_us: float
     duration_us: float
+    module: str = ""
+    file: str = ""
+    line: int = 0
+
+    def span(self, earliest_us: float) -> Span:
+        """Its slice in a trace that begins at `earliest_us`."""
+        start = self.start_us - earliest_us
+        place = Origin(self.file, self.line, "", self.module)
+        facts: dict[str, object] = {"call": self.call, "origin": self.origin}
+        return Span(self.operator, place, start, start + self.duration_us, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +72,12 @@ class MeasuredTrace:
 
     def events(self) -> list[dict[str, Any]]:
         """Events of the Trace Event Format."""
-        names = {tid: phase.value for phase, tid in _THREADS.items()}
+        names = {tid: f"{phase.value}: module > line > operator" for phase, tid in _THREADS.items()}
         events = process_names(_PID, "measured", names)
         earliest = min([0.0, *(at for at, _ in self.allocator)])  # times are not negative in a trace
-        for node in self.nodes:
-            tid = _THREADS[Phase.BACKWARD if node.is_backward else Phase.FORWARD]
-            start = node.start_us - earliest
-            facts = {"call": node.call, "origin": node.origin}
-            events.append(slice_event(node.operator, _PID, tid, start, node.duration_us, **facts))
+        for phase, tid in _THREADS.items():
+            mine = [node for node in self.nodes if node.is_backward is (phase is Phase.BACKWARD)]
+            events += nested_events((node.span(earliest) for node in mine), _PID, tid)
         events += [counter_event("allocator", _PID, at - earliest, bytes=level) for at, level in self.allocator]
         return events
 
@@ -155,6 +166,9 @@ class _Clock:
             is_backward=node.phase is Phase.BACKWARD,
             start_us=(start - origin_ns) / 1000,
             duration_us=(end - start) / 1000,
+            module=node.origin.module,
+            file=node.origin.file,
+            line=node.origin.line,
         )
 
 
@@ -173,6 +187,6 @@ class _TimedExecutor:
         return True
 
     def call(self, names: Names, node: Node) -> str:
-        """The call of the node, inside of a call that notes when it began and ended."""
+        """The call of the node, inside a call that notes when it began and ended."""
         begin, end = names.constant(self._begin, "_begin"), names.constant(self._end, "_end")
         return f"{end}({self._clock.number(node)}, {begin}(), {self._inner.call(names, node)})"

@@ -1,4 +1,4 @@
-"""Write a report into a file, and say plainly when that cannot be done."""
+"""Write a report to a file, with a clear error if that fails."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dovetail.errors import ReportNotWritten
 
 
 def write_text(path: str | PathLike[str], text: str) -> None:
-    """Write text as UTF-8.
+    """Write text as UTF-8; what has no form in it (a file name that is not a text, say) becomes `?`.
 
     Raises: ReportNotWritten when the file cannot be written; folders are not made.
     """
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ReportNotWritten(path=str(path), reason=error.strerror or str(error)) from error

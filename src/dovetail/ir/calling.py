@@ -88,7 +88,7 @@ class AsLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A wrapper put together of other results, outside of autograd."""
+    """A wrapper put together of other results, outside autograd."""
 
     layout: WrapperLayout
     parts: tuple[OutputRule, ...]
@@ -176,7 +176,7 @@ class CallPlan:
 
     outputs: one rule per object returned. writes: in the order they are carried out, before outputs are built.
     differentiable: for each forward output, whether a gradient can arrive for it. extras: inputs of the program that
-    are no inputs of the call; they stand from position `extras_at`. Input numbers everywhere count extras. metadata,
+    are not inputs of the call; they stand from position `extras_at`. Input numbers everywhere count extras. metadata,
     flags: changes of inputs other than of their data, in order, carried out after outputs are built. packs: outputs
     that autograd sees as one. touched: inputs whose version counter moves although only their parts are written.
     """
@@ -212,7 +212,7 @@ class CallPlan:
         return frozenset(whole | {rule.base for rule in sources if isinstance(rule, FromView) and rule.of_input})
 
     def is_followed_outside(self) -> bool:
-        """Whether autograd follows something that is done to arguments outside of the program: a view or a write."""
+        """Whether autograd follows something that is done to arguments outside the program: a view or a write."""
         views = [rule for rule in map(_innermost, self.outputs) if isinstance(rule, FromView)]
         return any(not view.detach for view in views) or any(w.kind is WriteKind.TRACKED for w in self.writes)
 

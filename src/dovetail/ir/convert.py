@@ -41,6 +41,7 @@ def size_of(number: int | torch.SymInt) -> Size:
     return size
 
 
+_CPU = torch.device("cpu")
 QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
@@ -62,6 +63,6 @@ def describe(tensor: torch.Tensor, storage: int) -> TensorMeta:
         stride=tuple(map(size_of, tensor.stride())),
         offset=size_of(tensor.storage_offset()),
         dtype=tensor.dtype,
-        device=tensor.device,
+        device=_CPU if tensor.device.type == "cpu" else tensor.device,  # fakes say "cpu:0" where tensors say "cpu"
         storage=storage,
     )

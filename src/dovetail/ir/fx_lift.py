@@ -98,7 +98,7 @@ def lift(module: fx.GraphModule, sample_inputs: Sequence[object] = (), name: str
 
     sample_inputs: arguments of a call: real tensors (only their layout and the memory they share are looked at), fake
     tensors (their symbolic sizes stay), tensors of device meta, numbers. None: the placeholders' `meta["val"]` says it.
-    Raises: InvalidGraphModule for a node that is no call of an operator with a schema, or fails on fake tensors;
+    Raises: InvalidGraphModule for a node that is not a call of an operator with a schema, or fails on fake tensors;
     SampleMismatch; MissingSamples; UnsupportedTensor; NotAGraphModule.
     """
     if not isinstance(module, fx.GraphModule):
@@ -215,7 +215,7 @@ class _Lifter:
     def _read_call(self, node: fx.Node) -> None:
         args = tuple(self._operand(node, a) for a in node.args)
         if node.target is operator.getitem and isinstance(args[0], tuple | list):
-            assert isinstance(args[1], int | slice), "items of a sequence are chosen by number"
+            assert isinstance(args[1], int | slice), "items of a sequence are selected by number"
             self.operands[node] = args[0][args[1]]
             return
         kwargs = tuple((key, self._operand(node, a)) for key, a in node.kwargs.items())
@@ -322,7 +322,7 @@ class _Lifter:
             inside: list[fx.Node] = []
             fx.map_arg(arg, inside.append)
             if inside:
-                reason = f"it holds {inside[0].name} in a {type(arg).__name__}, where no program looks"
+                reason = f"it holds {inside[0].name} in a {type(arg).__name__}, which programs do not support"
                 raise InvalidGraphModule(node=node.name, reason=reason)
         return arg
 

@@ -94,7 +94,7 @@ class _Writer(PlainWriter):
         self.lifted = lifted
         self.attributes = attributes
         self.held: dict[str, Any] = {}  # attributes of the new module, by target
-        self.held_by: dict[fx.Node, object] = {}  # those that are no values
+        self.held_by: dict[fx.Node, object] = {}  # those that are not values
         self.used = program.use_counts()
         survivors: list[Any] = [*program.inputs, *program.nodes, *(v for node in program.nodes for v in node.results())]
         self.reserved = {by[key].name for key in survivors for by in (lifted.made_by, lifted.called_by) if key in by}
@@ -148,7 +148,7 @@ class _Writer(PlainWriter):
         self.bind(value, made, is_input=True)
 
     def _object(self, held: object) -> fx.Node:
-        """The node that gives an operand which is no value: a graph module, say."""
+        """The node that gives an operand which is not a value: a graph module, say."""
         for node, other in self.held_by.items():
             if other is held:
                 return node

@@ -137,7 +137,7 @@ class PlainWriter:
         """An operand as the argument of an fx node."""
         if isinstance(operand, Value):
             if operand not in self.nodes:
-                raise self.broken("operands are made before they are read", operand.name)
+                raise self.broken("operands are computed before they are read", operand.name)
             return self.nodes[operand]
         if isinstance(operand, SizeExpr):
             try:

@@ -106,7 +106,7 @@ class GraphSignature:
 
     @property
     def non_persistent_buffers(self) -> tuple[str, ...]:
-        """Names of the buffers that are no part of their module's state."""
+        """Names of the buffers that are not part of their module's state."""
         return tuple(e.target for e in self.inputs if e.purpose is InputPurpose.BUFFER and not e.persistent)
 
     @property

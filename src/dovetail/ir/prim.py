@@ -18,7 +18,7 @@ class Prim:
 
     python: an expression over `dovetail.ops.prims` (as `prims`) and `torch` that gives this primitive. gives_tuple: of
     several results, whether they come in a tuple; else in a list. checks: raises when something is not as it should be,
-    and does nothing else; its last operand only says what. outside: does something outside of the program that cannot
+    and does nothing else; its last operand only says what. outside: does something outside the program that cannot
     be taken back.
     """
 

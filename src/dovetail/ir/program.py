@@ -151,7 +151,7 @@ class Node:
     """One operator application.
 
     outputs: one entry per result, None where the operator returns no tensor there. unpack: whether the target
-    returns a sequence (then `outputs` are its items) or the single output itself. recomputed: inside of a
+    returns a sequence (then `outputs` are its items) or the single output itself. recomputed: inside a
     checkpoint region that runs again during backward.
     """
 
@@ -245,7 +245,7 @@ class Program:
 
 
 def values_in(operand: Operand) -> Iterator[Value]:
-    """The values inside of an operand, depth first."""
+    """The values inside an operand, depth first."""
     if isinstance(operand, Value):
         yield operand
     elif isinstance(operand, _SEQUENCES):
@@ -257,7 +257,7 @@ def values_in(operand: Operand) -> Iterator[Value]:
 
 
 def symbols_in(operand: Operand) -> Iterator[str]:
-    """The size symbols inside of an operand, depth first."""
+    """The size symbols inside an operand, depth first."""
     if isinstance(operand, SizeExpr):
         yield from operand.symbols()
     elif isinstance(operand, _SEQUENCES):
@@ -307,7 +307,7 @@ def map_operands(operand: Operand, swap: Callable[[Value], Operand]) -> Operand:
 
 
 def map_leaves(operand: Operand, swap: Callable[[Operand], Operand]) -> Operand:
-    """The operand with everything replaced that is no list or tuple; the same object when nothing changed."""
+    """The operand with everything replaced that is not a list or tuple; the same object when nothing changed."""
     if isinstance(operand, tuple | list):
         items = [map_leaves(item, swap) for item in operand]
         if all(new is old for new, old in zip(items, operand, strict=True)):

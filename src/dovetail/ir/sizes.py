@@ -64,6 +64,8 @@ _RULES: dict[str, _Rule] = {
 }
 
 OPERATIONS = frozenset(_RULES)
+_ROUNDED = frozenset({"floor", "ceil", "trunc", "round", "int"})
+_OF_WHOLE = frozenset({"add", "mul", "floordiv", "mod", "max", "min", "where"})
 _ANY_NUMBER = frozenset({"add", "mul", "max", "min", "and", "or"})  # of operands
 
 
@@ -131,6 +133,18 @@ def symbol(name: str) -> SizeExpr:
 def evaluate(size: Scalar, env: Mapping[str, Number]) -> Number:
     """`size` as a number: itself, or its expression under `env`."""
     return size.evaluate(env) if isinstance(size, SizeExpr) else size
+
+
+def is_whole(size: Scalar | str) -> bool:
+    """Whether a size is a whole number for all whole numbers of its symbols, by its operations alone."""
+    if not isinstance(size, SizeExpr):
+        return type(size) is int
+    if size.op in _ROUNDED or size.op == "symbol":
+        return True
+    if size.op == "pow":
+        return is_whole(size.args[0]) and type(size.args[1]) is int and size.args[1] >= 0
+    operands = size.args[1:] if size.op == "where" else size.args
+    return size.op in _OF_WHOLE and all(map(is_whole, operands))
 
 
 def to_json(size: Scalar) -> object:

@@ -51,11 +51,11 @@ def _verify_order(program: Program) -> None:
     for node in program.nodes:
         for value in node.operands():
             if value not in known:
-                raise _broken(program, "operands are made before they are read", value.name, node)
+                raise _broken(program, "operands are computed before they are read", value.name, node)
         known.update(node.results())
     for value in values_in(program.outputs):
         if value not in known:
-            raise _broken(program, "outputs are made by the program", value.name)
+            raise _broken(program, "outputs are computed by the program", value.name)
 
 
 def _broken(program: Program, rule: str, detail: str, node: Node | None = None) -> InvalidProgram:

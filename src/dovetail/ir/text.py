@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch
 
 from dovetail.errors import InvalidProgram
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, symbols_in
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, meta_symbols, symbols_in
 from dovetail.ir.sizes import SizeExpr, number_text, symbol
 from dovetail.torch_compat.dispatch import HigherOrder
 from dovetail.torch_compat.symbols import number_function_text
@@ -101,6 +101,29 @@ def _number_text(number: complex) -> str:
     return f"complex({number_text(number.real)}, {number_text(number.imag)})"
 
 
+def _check_names(program: Program) -> None:
+    """Raise InvalidProgram for a name that would be more than a name in source, whoever made the program.
+
+    Names of values and size symbols are written as they are, and so are names of keyword operands.
+    """
+    written = [value.name for value in program.inputs]
+    written += [name for value in program.inputs for name in meta_symbols(value.meta)]
+    for node in program.nodes:
+        written += [value.name for value in node.results()]
+        written += [name for value in node.results() for name in meta_symbols(value.meta)]
+        written += [*node.symbols(), *(name for name, _ in node.kwargs)]
+    written += symbols_in(program.outputs)
+    for name in dict.fromkeys(written):
+        if not name.isidentifier() or keyword.iskeyword(name) or (name.startswith("__") and name.endswith("__")):
+            rule = "names are plain names of Python"
+            raise InvalidProgram(program=program.name, stage=program.stage.value, rule=rule, detail=repr(name))
+
+
+def _one_line(text: str) -> str:
+    """Text for a comment: what would end the line is written as an escape."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
 def identifier(text: str) -> str:
     """A valid Python name close to `text` that shadows nothing the source uses."""
     name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in text) or "value"
@@ -148,6 +171,7 @@ def emit(
     call: the text of the call expression of a node. dying: for each node index, the values to forget after it (-1:
     before the first node). ranges: name of the profiler range of a node ("" for none).
     """
+    _check_names(program)
     values = (*program.inputs, *(value for node in program.nodes for value in node.results()))
     writer = _Writer(program, call, dying, comments, Names(frozenset(value.name for value in values)))
     writer.line(f"def {function}(args):", 0)
@@ -226,7 +250,8 @@ def _write_node(writer: _Writer, node: Node, indent: int) -> None:
     if writer.comments:
         remarks = ", ".join(str(value.meta) for value in node.results())
         where = str(node.origin)
-        text = f"{text:<{_COMMENT_COLUMN}}  # {remarks}" + (f"   {where}" if where else "")
+        remarks += f"   {where}" if where else ""
+        text = f"{text:<{_COMMENT_COLUMN}}  # {_one_line(remarks)}"
     writer.line(text, indent)
     for value in node.results():
         expr = value.meta.expr if isinstance(value.meta, ScalarMeta) else None

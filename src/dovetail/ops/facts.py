@@ -162,7 +162,7 @@ def may_resize(target: Target) -> bool:
     return isinstance(target, Overload) and schema_of(target).name in _RESIZING
 
 
-# --- operators that round otherwise in place ------------------------------------------------------------------
+# --- operators that round differently in place ------------------------------------------------------------------
 
 # `mul_` by a number hands the two factors to the kernel the other way round, and a number that comes first is rounded
 # to the tensor's dtype, while one that comes second is multiplied in the wider dtype of the arithmetic.
@@ -218,6 +218,28 @@ def runs_in_grad_mode(target: Target) -> bool:
     return f"{schema.namespace}::{schema.name}" in _ASK_GRAD_MODE
 
 
+# --- recurrent layers ---------------------------------------------------------------------------------------------
+
+_RECURRENT = frozenset({"gru", "lstm", "rnn_tanh", "rnn_relu"})
+
+
+def is_recurrent_layer(target: Target) -> bool:
+    """Whether the operator is a recurrent layer of torch's, over padded sequences."""
+    if not isinstance(target, Overload):
+        return False
+    schema = schema_of(target)
+    return schema.namespace == "aten" and schema.name in _RECURRENT and schema.overload == "input"
+
+
+@cache
+def is_recurrent_cell(target: Target) -> bool:
+    """Whether the operator is one time step of a gated recurrent layer of torch's."""
+    if not isinstance(target, Overload):
+        return False
+    schema = schema_of(target)
+    return schema.namespace == "aten" and schema.name in ("gru_cell", "lstm_cell") and not schema.overload
+
+
 # --- operators that only copy -----------------------------------------------------------------------------------------
 
 
@@ -241,7 +263,7 @@ _COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::lift_fresh_copy"})
 
 @cache
 def is_copy(target: Target) -> bool:
-    """Whether the result holds the first operand's numbers (converted, laid out anew) and nothing else."""
+    """Whether the result holds the first operand's numbers (converted, laid out again) and nothing else."""
     if isinstance(target, Overload):
         schema = schema_of(target)
         return f"{schema.namespace}::{schema.name}" in _COPIES

@@ -92,7 +92,7 @@ _RESHAPING_VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsaf
 
 
 def may_follow_layout(node: Node) -> bool:
-    """Whether a node may run on operands that lie otherwise than recorded, and fakes tell what it then gives.
+    """Whether a node may run on operands that have a different layout than recorded, and fakes tell what it then gives.
 
     Random numbers are drawn in the order of memory, and what torch does not know may read memory as it likes.
     """

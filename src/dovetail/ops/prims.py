@@ -170,6 +170,39 @@ def in_grad_mode(op: Overload) -> Prim:
 _IN_GRAD_MODE: dict[Overload, Prim] = {}
 
 
+# --- operators that ask whether weights require gradients -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OverParameters:
+    """Runs a recurrent layer whose weights require gradients, as those of a model do, without computing any.
+
+    For a sequence that is not contiguous, `at::matmul` asks weights whether they require gradients, even under
+    `no_grad`, and multiplies in another way.
+    """
+
+    op: Overload
+
+    def __call__(self, *args: Any) -> object:
+        sequence, states, weights, *others = args
+        with torch.no_grad():
+            marked = [weight.detach().requires_grad_() for weight in weights]
+            with below_autograd():
+                return self.op(sequence, states, marked, *others)
+
+
+def over_parameters(op: Overload) -> Prim:
+    """The primitive that is `op` over weights that require gradients; see `OverParameters`."""
+    known = _OVER_PARAMETERS.get(op)
+    if known is None:
+        python = f"prims.over_parameters({operator_text(op)})"
+        known = _OVER_PARAMETERS[op] = Prim(schema_of(op).name, OverParameters(op), python, gives_tuple=True)
+    return known
+
+
+_OVER_PARAMETERS: dict[Overload, Prim] = {}
+
+
 # --- functional forms ---------------------------------------------------------------------------------------
 
 
@@ -221,6 +254,8 @@ def fresh_results(op: Overload, returned: object) -> list[torch.Tensor | None]:
 def functional_form(op: Overload, writes: tuple[int, ...]) -> Prim:
     """The primitive that is `op` without its writes; see `FunctionalForm`."""
     schema = schema_of(op)
+    if any(type(place) is not int for place in writes):
+        raise ValueError(f"{writes!r} are not places of arguments")  # 0 == False == 0.0 would be one key
     known = _FORMS.get((op, writes))
     if known is None:
         name = "_".join(filter(None, ("functional", schema.namespace, schema.name.strip("_"), schema.overload)))
@@ -253,6 +288,8 @@ class ViewScatter:
 
 def view_scatter(view: Overload, index: int | None) -> Prim:
     """The primitive `(base, source, *view arguments) -> new base`; see `ViewScatter`."""
+    if index is not None and type(index) is not int:
+        raise ValueError(f"{index!r} is not a place of a result")  # 0 == False == 0.0 would be one key
     known = _SCATTERS.get((view, index))
     if known is None:
         schema = schema_of(view)

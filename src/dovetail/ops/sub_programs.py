@@ -1,7 +1,7 @@
-"""Operators over sub-programs (`cond`, `map`, `scan`, `while_loop`) as primitives of a program.
+"""Operators over subgraphs (`cond`, `map`, `scan`, `while_loop`) as primitives of a program.
 
-Their sub-programs stay what torch made of them, graphs of operators, and run as eager runs them: below autograd, which
-has been recorded already as another such operator with sub-programs of its own.
+Their subgraphs stay what torch made of them, graphs of operators, and run as eager runs them: below autograd, which
+has been recorded already as another such operator with subgraphs of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dovetail.torch_compat.control_flow import let_sizes_be_unknown
 from dovetail.torch_compat.dispatch import DispatchMode, HigherOrder, storage_key
 from dovetail.torch_compat.pytree import TreeSpec, flatten, unflatten
 
-# Of these torch promises that they only run their sub-programs; others write, or look into them.
+# Of these torch promises that they only run their subgraphs; others write, or look into them.
 _SUPPORTED = frozenset({"cond", "map_impl", "scan", "while_loop", "while_loop_stack_output"})
 
 
@@ -46,14 +46,14 @@ def run_with_sub_programs(
 ) -> tuple[Prim, list[Any], object] | None:
     """The primitive for this application, its operands, and the result of running it once, on fakes.
 
-    None when the operator is not supported, or when what a sub-program does to its operands is not only to read them.
+    None when the operator is not supported, or when what a subgraph does to its operands is not only to read them.
     """
     leaves, spec = flatten((tuple(args), dict(kwargs)))
     held: list[Any] = [leaf for leaf in leaves if callable(leaf) and not is_operand(leaf)]
     if operator.name() not in _SUPPORTED or not all(isinstance(leaf, torch.fx.GraphModule) for leaf in held):
         return None
     if any(True for graph in held for _ in (*graph.parameters(), *graph.buffers())):
-        return None  # tensors that are no operands
+        return None  # tensors that are not operands
     places = tuple(place for place, leaf in enumerate(leaves) if is_operand(leaf))
     operands = [leaves[place] for place in places]
     let_sizes_be_unknown()
@@ -69,7 +69,7 @@ def run_with_sub_programs(
 
 
 class _Watch(DispatchMode):
-    """Notes what sub-programs do: whether one writes an operand, draws, or has effects."""
+    """Notes what subgraphs do: whether one writes an operand, draws, or has effects."""
 
     supports_higher_order_operators = True
 
@@ -79,7 +79,7 @@ class _Watch(DispatchMode):
         self._outside = _storages_of(operands)
 
     def run(self, operator: HigherOrder, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
-        """Run the operator with each of its sub-programs watched."""
+        """Run the operator with each of its subgraphs watched."""
         leaves, spec = flatten((tuple(args), dict(kwargs)))
         watched = [self._around(leaf) if isinstance(leaf, torch.fx.GraphModule) else leaf for leaf in leaves]
         watched_args, watched_kwargs = unflatten(watched, spec)

@@ -38,7 +38,7 @@ class Twin:
 def exact_twin(op: Overload, writes: tuple[int, ...], written: Sequence[TensorMeta]) -> Twin:
     """The functional twin that gives, bit by bit, what `op` writes into these tensors. Never fails.
 
-    An operator that is not elementwise may add up in another order where the result is laid out otherwise.
+    An operator that is not elementwise may add up in another order where the result is laid out differently.
     """
     facts, in_place = facts_of(op), schema_of(op).name.endswith("_")
     for meta in written:

@@ -193,7 +193,7 @@ def written_operands(form: WritingForm, node: Node) -> list[Value] | None:
 
 
 def makes_new_memory(node: Node, result: Value) -> bool:
-    """Whether a result that is no view surely shares no memory with anything else.
+    """Whether a result that is not a view surely shares no memory with anything else.
 
     What the operators of other libraries return is not known; the copies that a functional form makes are.
     """

@@ -1,4 +1,4 @@
-"""Prove a split right: independent of how it was made.
+"""Prove a split correct, independently of how it was made.
 
 The checker rebuilds what each half may read and compares the two halves with the program they came from, node by node.
 It shares no code with `partition.split`.
@@ -28,7 +28,7 @@ def verify_split(program: Program, split: Split) -> None:
         known = set(half.inputs)
         for node in half.nodes:
             for value in node.operands():
-                _require(value in known, program, "a half reads only what it is given", f"{half.name}: {value.name}")
+                _require(value in known, program, "a half reads only its own inputs", f"{half.name}: {value.name}")
             known.update(node.results())
         for value in values_in(half.outputs):
             _require(value in known, program, "a half gives only what it has", f"{half.name}: {value.name}")

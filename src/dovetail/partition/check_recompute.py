@@ -1,8 +1,8 @@
-"""Prove a split in which backward computes values again: independent of how it was made.
+"""Prove a split in which backward recomputes values correct, independently of how it was made.
 
 Every value gets a *number* that says what it holds: inputs and results of nodes that are not pure have one each, and
 equal applications of a pure operator to equal numbers share one. A copy in backward is right when its numbers are
-known from forward. The checker shares no code with the solver, nor with what carries its choice out.
+known from forward. The checker shares no code with the solver, nor with the code that applies its choice.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Checker:
         known = set(half.inputs)
         for node in half.nodes:
             for value in node.operands():
-                self._require(value in known, "a half reads only what it is given", f"{half.name}: {value.name}")
+                self._require(value in known, "a half reads only its own inputs", f"{half.name}: {value.name}")
             known.update(node.results())
         for value in values_in(half.outputs):
             self._require(value in known, "a half gives only what it has", f"{half.name}: {value.name}")

@@ -1,9 +1,9 @@
-"""Choose between saving everything and computing again, by what a step is predicted to need.
+"""Choose between saving everything and recomputing, by the predicted memory of a step.
 
-Fewer saved bytes do not always mean a lower peak: what is computed again lives in backward, and values that only served
-it live longer. So both splits are simulated, forward and backward as one run, and the default one stays unless the
-other is better. Where nobody asked for less memory, what runs again must also be cheap beside the step: prices of work
-are tried until it is.
+Fewer saved bytes do not always mean a lower peak: recomputed values live in backward, and values needed only to
+recompute them live longer. So both splits are simulated, forward and backward as one run, and the default one stays
+unless the other is better. By default, recomputation must also be cheap relative to the step: prices of work are tried
+until it is.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def split_by(
     """The split that a function chooses: it is given the problem, and gives numbers of the items to save.
 
     What backward needs beyond these is computed again where it can be, and saved where it cannot. The split is checked.
-    Raises: BadOptionValue for what are no numbers of items.
+    Raises: BadOptionValue for what are not numbers of items.
     """
     posed = pose_problem(program, policy, hints)
     saved = choose(posed.problem)
@@ -92,7 +92,7 @@ def split_by(
 def choose_split(
     program: Program, policy: Policy, hints: Mapping[str, Number], only_if_worth_it: bool
 ) -> tuple[Split, PartitionReport]:
-    """The split by a cheapest cut, or the default one where its peak is lower.
+    """The split by a minimum cut, or the default one where its peak is lower.
 
     only_if_worth_it: the cut may add two percent of work to the step at most, and must lower the peak.
     """

@@ -1,8 +1,8 @@
 """Which nodes backward may run again.
 
-Never: draws, readers of a generator, effects, writes, operators that nobody knows, nodes whose results have sizes known
-only once they ran, and nodes that read or make numbers. By default only what is cheap runs again: pointwise operators,
-views, copies, and operators that make a tensor of numbers alone.
+Never: draws, readers of a generator, effects, writes, unknown operators, nodes with data-dependent result sizes, and
+nodes that read or compute numbers. By default only cheap nodes run again: pointwise operators, views, copies, and
+operators that create a tensor from numbers alone.
 """
 
 from __future__ import annotations

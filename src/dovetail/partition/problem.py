@@ -1,10 +1,10 @@
-"""What backward may read, save or compute again: the choice as plain numbers.
+"""What backward can read, save or recompute: the choice as plain numbers.
 
-An *item* is a piece of memory that forward makes, a *job* the node that makes it. Views are in the memory of what they
-view, so they are no items: whoever holds the item has them. Nothing is asked for what backward can read anyway: inputs
-that nobody writes, and what forward returns to the user; of these, if the policy says so, only what eager keeps too.
+An *item* is a piece of memory that forward allocates, a *job* the node that computes it. Views share the memory of
+their base, so they are not items: saving the item keeps them. Values that backward can read anyway cost nothing: inputs
+that are not written, and returned values; if the policy says so, only those of them that eager keeps, too.
 
-An input that the program writes holds other numbers by the time backward runs: nothing is computed from it again. Its
+An input that the program writes has other contents by the time backward runs: nothing is recomputed from it. Its
 new contents are read only where the default split reads them, so that a later write is refused where eager refuses it.
 """
 

@@ -1,4 +1,4 @@
-"""Carry out a choice: copies of forward nodes in backward, late, and a forward that keeps less.
+"""Apply a choice: copies of forward nodes in backward, late, and a forward that keeps less.
 
     forward(x, w) -> loss, mm, sin           forward(x, w) -> loss, mm
     backward(mm, sin, g):                    backward(mm, g):
@@ -6,7 +6,7 @@
                                                a = mul(g, sin_again)
 
 A value is computed again right before the first node that reads it, once, and stays until its last reader. Forward
-drops what nobody reads there any more.
+drops nodes that are no longer read.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Which items to save and which jobs to run again: fewest bytes saved, then the least work.
 
-The choice is a cheapest cut. Source is forward, sink is backward; a job on the sink's side runs again. An item is an
+The choice is a minimum cut. Source is forward, sink is backward; a job on the sink's side runs again. An item is an
 edge from its job to its readers, which costs its bytes to cut: it is saved when its job stays behind and a reader does
 not. What a job costs is an edge to it from the source; one that cannot run again is the source. One number holds both
 costs: a byte saved counts more than all the work that could be done. Of equally good cuts, the one with the smallest
 sink side is taken, whatever way the flow took.
 
-With a *price* the two costs are added instead: each byte of work counts as so many bytes saved. So a little memory is
-not bought with a lot of work; the higher the price, the less work is done again.
+With a *price* the two costs are added instead: each byte of work counts as a number of bytes saved. So a little memory
+is not bought with a lot of work; the higher the price, the less work is done again.
 
-Before the cut, what has one answer is settled: items that only can be saved, and, unless there is a price, jobs that
-backward runs at no price in saved bytes, and items that one job reads which makes no more bytes of them.
+Cases with only one answer are settled before the cut: items that can only be saved, and, unless there is a price, jobs
+that backward runs at no price in saved bytes, and items that one job reads which makes no more bytes of them.
 
 Source: min-cut rematerialization: He and Yu, "Transcending runtime-memory tradeoffs in checkpointing by being fusion
         aware" (MLSys 2023).

@@ -53,6 +53,23 @@ class Split:
     sources: tuple[str, ...] = ()
 
 
+def dying_inputs(split: Split, *, arriving: bool) -> tuple[int, ...]:
+    """Numbers of the inputs of backward that nobody else holds: what forward made, and the user does not get.
+
+    arriving: whether autograd lets go of the gradients that arrive, too.
+    """
+    handed_out = zip(split.forward.signature.outputs, split.forward.outputs, strict=True)
+    results = [value for role, output in handed_out if not isinstance(role, Residual) for value in values_in(output)]
+    held = split.forward.input_storages() | {value.tensor.storage for value in results if value.is_tensor}
+    inputs = zip(split.backward.signature.inputs, split.backward.inputs, strict=True)
+    return tuple(
+        number
+        for number, (role, value) in enumerate(inputs)
+        if (arriving and isinstance(role, Tangent)) or (isinstance(role, Residual) and role.name not in split.sources)
+        if value.is_tensor and value.tensor.storage not in held
+    )
+
+
 def split_by_phase(program: Program) -> Split:
     """The default split: everything that backward needs is saved."""
     forward = tuple(node for node in program.nodes if node.phase is Phase.FORWARD)

@@ -1,8 +1,8 @@
 """What a node costs, in bytes: those it reads and writes, or those that could be moved while it computes.
 
-A product of matrices computes longer than its bytes take to move; what runs again beside it hardly counts. So the time
-of a node is the larger of two times (the roofline), both told in bytes, and depends on no measurement. A call costs
-something by itself, so that small tensors are not computed again for nothing.
+A product of matrices computes longer than its bytes take to move; recomputation next to it hardly counts. So the time
+of a node is the larger of two times (the roofline), both measured in bytes; nothing is timed. Each call has a fixed
+cost, so that small tensors are not recomputed for nothing.
 
 Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model" (2009); torch's flop formulas.
 """

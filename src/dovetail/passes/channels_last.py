@@ -1,8 +1,8 @@
-"""Let convolutions work on memory with the channels last.
+"""Let convolutions use channels-last memory.
 
 The kernels of convolutions on a CPU read and write images whose channels lie next to each other faster, and anything
 pointwise, pooling and normalization runs as fast on such memory. A convolution follows the layout of its weight, so
-that a constant weight which is laid out once, with its channels last, is enough:
+it is enough to store a constant weight in channels-last layout once:
 
     y = convolution(x, w)             w_last = clone(w, memory_format=channels_last)     # once, when it is frozen
     z = relu(y)                  ->   y_1 = convolution(x, w_last)                       # channels last from here on
@@ -10,10 +10,10 @@ that a constant weight which is laid out once, with its channels last, is enough
                                       z = copy_to_layout(z_1, ...)                       # as the caller knows it
                                       return z
 
-What follows is described anew (`analysis.redescribe`); outputs keep their strides. An input that one convolution
+Later values get new descriptions (`analysis.redescribe`); outputs keep their strides. An input that one convolution
 reads is converted by that; one that several read is converted once.
 
-Cost: a run on fake tensors for each node that follows. Other kernels round otherwise.
+Cost: a run on fake tensors for each later node. Other kernels round differently.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class ChannelsLastReport:
 
     def __str__(self) -> str:
         if self.reason:
-            return f"left all {len(self.left)} convolutions as they are: {self.reason}"
+            return f"left all {len(self.left)} convolutions unchanged: {self.reason}"
         return (
-            f"{len(self.convolutions)} convolutions with the channels last, {len(self.copies)} copies,"
-            f" left {len(self.left)} convolutions as they are"
+            f"{len(self.convolutions)} convolutions in channels-last layout, {len(self.copies)} copies,"
+            f" left {len(self.left)} convolutions unchanged"
         )
 
 
@@ -76,7 +76,7 @@ def channels_last(
     chosen = {node: form for node, form in forms.items() if isinstance(form, Convolution)}
     left = tuple((n.results()[0].name, form) for n, form in forms.items() if isinstance(form, str))
     if not chosen:
-        return program, ChannelsLastReport(left=left, reason="NO-CONVOLUTIONS: there is none by a constant weight")
+        return program, ChannelsLastReport(left=left, reason="NO-CONVOLUTIONS: no convolution has a constant weight")
     state = _LastChannels(program, infer, list(chosen.values()))
     for node in program.nodes:
         if node in chosen:
@@ -112,14 +112,14 @@ class _LastChannels:
             self._readers[form.x] = self._readers.get(form.x, 0) + 1
 
     def convolve(self, form: Convolution) -> None:
-        """Take over a convolution, with its weight laid out anew."""
+        """Take over a convolution, with its weight laid out again."""
         state = self.redescriber
         changes = {form.weight: self._weight(form), form.x: self._image(form)}
         node = form.node.with_operands(lambda value: changes.get(value, state.current(value)))
         again = state.described(node)
         if again is None:
             state.keep(form.node)
-            self.left.append((form.result.name, "SIZES: nothing is known of its layout for sizes that are symbols"))
+            self.left.append((form.result.name, "SIZES: its layout is not known for symbolic sizes"))
             return
         state.stand_in(again, form.node.outputs)
         self.done.append(state.current(form.result).name)

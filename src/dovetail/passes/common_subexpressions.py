@@ -2,7 +2,7 @@
 
 Two nodes are *twins* when they apply one overload to the same operands, in the same phase, both inside or both outside
 of a checkpoint region that runs again. The later twin goes and its users read the earlier one, unless the program could
-tell the difference: random draws and effects are never merged, nor values whose memory the caller gets (two outputs
+tell the difference: random draws and effects are never merged, nor values whose memory is returned (two outputs
 must stay two tensors, and the caller may write them), nor nodes from which the program reads a size that depends on
 data (each has a symbol of its own). A check that was made before goes.
 

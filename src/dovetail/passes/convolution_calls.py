@@ -1,4 +1,4 @@
-"""Convolutions by a constant weight, with what is done to them afterwards, as `passes.prepack` reads them.
+"""Convolutions with a constant weight, with the operators that follow, as `passes.prepack` reads them.
 
 a = convolution(x, w, b);  c = add(a, identity);  d = relu(c)
 """

@@ -34,7 +34,7 @@ class Convolution:
 def convolution_of(
     node: Node, constants: Collection[Value], dtypes: Collection[torch.dtype]
 ) -> Convolution | str | None:
-    """A convolution whose weight may lie otherwise; else a reason why not; None for another operator.
+    """A convolution whose weight may have a different layout; else a reason why not; None for another operator.
 
     constants: what is the same in each call. dtypes: what the weight may be.
     """
@@ -47,9 +47,9 @@ def convolution_of(
     geometry = [_numbers(named[name]) for name in ("padding", "stride", "dilation")]
     groups = named["groups"]
     if weight not in constants:
-        return "WEIGHT-CHANGES: its weight is no constant"
+        return "WEIGHT-CHANGES: its weight is not a constant"
     if named["transposed"]:
-        return "TRANSPOSED: it follows the layout of its input, whatever its weight is"
+        return "TRANSPOSED: it follows the layout of its input, whatever the weight's layout"
     if len(x.tensor.shape) not in CHANNELS_LAST or len(weight.tensor.shape) != len(x.tensor.shape):
         return f"RANK: its input has {len(x.tensor.shape)} dimensions"
     if {x.tensor.device.type, weight.tensor.device.type} != {"cpu"}:

@@ -1,8 +1,7 @@
-"""Remove nodes whose results nobody reads.
+"""Remove nodes whose results are not read.
 
-A node stays when somebody reads one of its results or a size that is only known from them, or when
-`ops.facts.may_be_removed` says that its running can be told: writes, effects, and draws from a random generator (they
-move its state).
+A node stays if one of its results is read, or a size that is only known from them, or if `ops.facts.may_be_removed`
+says that running it has another effect: writes, effects, and draws from a random generator (they move its state).
 
     a = add(x, 1); b = mul(x, 2); return a   ->   a = add(x, 1); return a
 

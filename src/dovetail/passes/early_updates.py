@@ -1,18 +1,18 @@
-"""Write each input as soon as its new contents can be made and nobody reads the old ones any more.
+"""Write each input as soon as its new contents can be computed and the old ones are no longer read.
 
     g = mm(e, x); f = mm(e, p); h = mm(f, y)            g = mm(e, x); f = mm(e, p)
     d = mul(g, 0.1); q = sub(p, d)                ->    d = mul(g, 0.1); q = sub(p, d); copy_(p, q)
     c = mul(h, 0.1); r = sub(s, c)                      h = mm(f, y)
     copy_(p, q); copy_(s, r)                            c = mul(h, 0.1); r = sub(s, c); copy_(s, r)
 
-In a training step, gradients die as soon as they are used, where the step of an optimizer at its end keeps all of them
-until then. What an update is, `analysis.updates` finds by structure. Updates that can run at once, because all of them
-need the norm of all gradients, say, run one after the other. Lists are taken apart first (`passes.unbundle`). Checks
-move up in front of the first write. The order of everything else stands, draws and effects among it. Where an update
-needs room when there is least of it, it waits until there is more (`analysis.update_times`).
+In a training step, gradients are freed as soon as they are used; an optimizer step at the end would keep all of them
+until then. `analysis.updates` finds updates by structure. Updates that can run at once, because all of them
+need the norm of all gradients, say, run one after the other. Lists are split first (`passes.unbundle`). Checks
+move up in front of the first write. The order of everything else stands, draws and effects among it. If an update
+needs memory when little is free, it waits until there is more (`analysis.update_times`).
 
 Bitwise: the same operators on the same operands. The program is kept as it was if the peak, once it works in place,
-would be higher. Cost: O(nodes + operands), and that of working in place twice, or three times where updates wait.
+would be higher. Cost: O(nodes + operands), and re-inplacing twice, or three times if updates wait.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class EarlyUpdatesReport:
             return "no update runs earlier"
         text = f"{self.groups} updates run earlier"
         text += f", {self.waiting} of them later than they could" if self.waiting else ""
-        text += f"; took {self.unbundled} lists apart" if self.unbundled else ""
+        text += f"; split {self.unbundled} lists" if self.unbundled else ""
         text += f"; {self.checks} checks run earlier" if self.checks else ""
         return f"{text}: {self.saved_bytes} bytes less at the peak"
 

@@ -10,19 +10,26 @@ Each pair is folded by itself: a layer that is called twice gets a weight for ea
 that follows two layers goes into both. Between a linear layer and its norm may stand views that move the features to
 dimension 1. The new weight and bias are nodes: they compute in float64 from the constants and round once, to the dtype
 of the layer. They are named in `FoldBatchNormsReport.asked`, because the program is faster only once they are computed
-ahead of time. Nodes that nobody reads any more, other than the layer and the norm, are left to `remove_dead_code`.
+ahead of time. Nodes that are no longer read, other than the layer and the norm, are left to `remove_dead_code`.
 
-A norm *before* a convolution is left: the zeros of the padding are not normalised. Layers in float16 are left unless
-asked for, because a scaled weight may leave the range of float16 where no result of eager does.
+Error bound: each element is within gamma(n + 2) * (sum |w2 * x| + |b2|) of the exact one, in whatever
+order a kernel adds; n is the number of terms in the sum, gamma(n) = n * u / (1 - n * u), u the unit roundoff. A kernel
+that starts its sum from the bias may lose n * u * |b2|, where eager adds the shift once. Where that matters by the
+statistics of the norm (`passes.shift_size`), the shift stays out of the sum, and n * u * |b2| becomes 3 * u * |b2|:
+
+    y = batch_norm(convolution(x, w, b, ...), ...)    ->    y = add(convolution(x, w2, None, ...), b2)
+
+A norm *before* a convolution is left: the zeros of the padding are not normalized. Layers in float16 are left unless
+asked for, because a scaled weight can exceed the range of float16 although no result in eager does.
 
 Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference"
 (2018), section 3.2, for the algebra. Cost: O(nodes + operands), and one run on fakes of what is added. A layer whose
-weight somebody else reads, too, needs memory for another weight.
+weight has other readers needs memory for another weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -34,34 +41,39 @@ from dovetail.analysis.merging import Merging
 from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.ir.program import Node, Operand, Program, Target, Value, values_in
 from dovetail.ops.facts import written_values
-from dovetail.passes.folded_weights import FoldedWeights
+from dovetail.passes.folded_weights import Folded, FoldedWeights
 from dovetail.passes.linear_forms import Affine, affine_of
 from dovetail.passes.norm_forms import BatchNorm, batch_norm_of, lies_as_norms_do
 
 aten = torch.ops.aten
 
 TIER: Final[Literal["bitwise", "numerics"]] = "numerics"
-"""Results are those of eager up to rounding: within twice eager's own error, measured against float64."""
+"""Results are those of eager up to rounding: the bounds are stated above, element by element."""
 
 FOLDED = "FOLDED"
 
+_IN_BIAS = "its scale and shift are in the weight and bias of {layer}"
+_ADDED = (
+    "its scale is in the weight of {layer}; its shift is added afterwards, because it is large for a term of the sum"
+)
+
 _REASONS = {
-    "TRAINING": "it normalises with the statistics of the batch",
-    "NO-LAYER-BEFORE": "what it normalises is no result of a convolution or linear layer, seen through views",
-    "CHANNEL-MISMATCH": "it does not normalise the output channels of {layer}",
+    "TRAINING": "it normalizes with the statistics of the batch",
+    "NO-LAYER-BEFORE": "its input is not the result of a convolution or linear layer, or a view of one",
+    "CHANNEL-MISMATCH": "it does not normalize the output channels of {layer}",
     "SYMBOLIC-CHANNELS": "{layer} has a number of output channels that is not known yet",
-    "CONV-READ-TWICE": "{value} is read by others, too",
+    "CONV-READ-TWICE": "{value} has other readers, too",
     "CONV-RETURNED": "{value} is a result of the program",
-    "WEIGHT-NOT-CONSTANT": "the weight of {layer} is no constant",
-    "BIAS-NOT-CONSTANT": "the bias of {layer} is no constant",
-    "STATS-NOT-CONSTANT": "its statistics or parameters are no constants, or are written",
+    "WEIGHT-NOT-CONSTANT": "the weight of {layer} is not a constant",
+    "BIAS-NOT-CONSTANT": "the bias of {layer} is not a constant",
+    "STATS-NOT-CONSTANT": "its statistics or parameters are not constants, or are written",
     "STATISTICS-READ": "its other results are read",
-    "DTYPE-MISMATCH": "{layer} gives another dtype, or one that is no floating point number",
-    "HALF-RANGE": "the weight of {layer} is float16, whose range the scaled weight may leave",
+    "DTYPE-MISMATCH": "{layer} has another dtype, or one that is not floating-point",
+    "HALF-RANGE": "the weight of {layer} is float16, whose range the scaled weight could exceed",
     "NO-FLOAT64": "its device has no float64",
-    "INPUT-WRITTEN": "what {layer} reads or gives is written before the norm",
+    "INPUT-WRITTEN": "an operand or the result of {layer} is written before the norm",
     "OTHER-PHASE": "{layer} runs in another pass",
-    "LAYOUT": "{layer} would give another layout than the norm does",
+    "LAYOUT": "{layer} would give another layout than the norm",
 }
 
 
@@ -108,6 +120,7 @@ def fold_batch_norms(
     *,
     half: bool = False,
     frugal: bool = False,
+    contents: Mapping[str, torch.Tensor] | None = None,
 ) -> tuple[Program, FoldBatchNormsReport]:
     """The program with each batch norm that can be folded in the weight of the layer before it.
 
@@ -117,10 +130,14 @@ def fold_batch_norms(
         infer: makes fakes of the program's descriptions.
         half: whether layers in float16 are folded; nothing may then overflow, which nobody checks.
         frugal: compute new weights some rows at a time, by a primitive of dovetail's: none is copied in float64.
+        contents: tensors of inputs, by name, by which a large shift is known. Unknown ones are taken to be small. The
+            program is right whatever they are later.
 
     Returns: the program (itself when nothing is folded) and the report. Layouts of results are as they were.
     """
-    folding = _Folding(program, constants, infer, half, frugal)
+    make = NodeMaker(program, infer)
+    weights = FoldedWeights(program, constant_values(program, constants), make, contents or {}, frugal=frugal)
+    folding = _Folding(program, weights, half)
     for node in program.nodes:
         folding.take(node)
     outputs = tuple(map(folding.merging.operand, program.outputs))
@@ -153,9 +170,7 @@ class _Folding:
     kept: for each node taken, what is left of it. asked: by the result of a layer, its new weight and bias.
     """
 
-    def __init__(
-        self, program: Program, constants: Collection[str], infer: MetaInference, half: bool, frugal: bool
-    ) -> None:
+    def __init__(self, program: Program, weights: FoldedWeights, half: bool) -> None:
         self.merging = Merging()
         self.kept: list[list[Node]] = []
         self.rows: list[NormRow] = []
@@ -163,8 +178,7 @@ class _Folding:
         self._half = half
         self._reads = {value.name: count for value, count in program.use_counts().items()}
         self._returned = {value.name for value in values_in(program.outputs)}
-        known, make = constant_values(program, constants), NodeMaker(program, infer)
-        self._weights = FoldedWeights(program, known, make, frugal=frugal)
+        self._weights = weights
         self._makers: dict[Value, Node] = {}
         self._places: dict[Node, int] = {}
         self._written_at: dict[int, int] = {}
@@ -181,12 +195,13 @@ class _Folding:
         if norm is None:
             return
         pair = self._pair(norm)
-        refusal = pair if isinstance(pair, _Refusal) else self._fold(pair, place)
+        done = pair if isinstance(pair, _Refusal) else self._fold(pair, place)
         layer = pair.layer.result.name if isinstance(pair, _Pair) else pair.layer
-        code = FOLDED if refusal is None else refusal.code
-        because = f"its scale and shift are in the weight and bias of {layer}"
-        if refusal is not None:
-            because = _REASONS[code].format(layer=layer or "the layer", value=refusal.value)
+        code = done.code if isinstance(done, _Refusal) else FOLDED
+        if isinstance(done, _Refusal):
+            because = _REASONS[code].format(layer=layer or "the layer", value=done.value)
+        else:
+            because = _ADDED.format(layer=layer) if done.is_added else _IN_BIAS.format(layer=layer)
         self.rows.append(NormRow(norm.result.name, layer, code, because, str(original.origin)))
 
     def _place(self, nodes: list[Node], place: int) -> None:
@@ -262,14 +277,12 @@ class _Folding:
 
     # --- folding ------------------------------------------------------------------------------------------------
 
-    def _fold(self, pair: _Pair, place: int) -> _Refusal | None:
+    def _fold(self, pair: _Pair, place: int) -> _Refusal | Folded:
         """Replace the norm, which is the newest node; or say why not, and change nothing."""
         norm, layer = pair.norm, pair.layer
-        made, weight, bias = self._weights.folded(norm, layer)
-        target, args, kwargs = layer.with_weight(weight, bias)
-        make, origin, phase = self._weights.make, layer.node.origin, norm.node.phase
-        nodes = [make.call(target, args, kwargs, name=layer.result.name, origin=origin, phase=phase)]
-        value, last = nodes[0].results()[0], layer.result
+        made, folded = self._weights.folded(norm, layer)
+        nodes = self._layer(norm, layer, folded)
+        make, value, last = self._weights.make, nodes[-1].results()[0], layer.result
         for old in pair.views:
             nodes.append(make.again(_reading(old, last, value)))
             value, last = nodes[-1].results()[0], old.results()[0]
@@ -288,9 +301,20 @@ class _Folding:
         if norm.result.name in self._returned:
             self._returned.add(value.name)
         self.asked.pop(layer.result.name, None)
-        self.asked[nodes[0].results()[0].name] = weight.name, bias.name
+        self.asked[nodes[0].results()[0].name] = folded.weight.name, folded.shift.name
         self.merging.merge(norm.result, value)
-        return None
+        return folded
+
+    def _layer(self, norm: BatchNorm, layer: Affine, folded: Folded) -> list[Node]:
+        """The layer over its new weight, and what adds the shift if that is not bias."""
+        make, phase = self._weights.make, norm.node.phase
+        target, args, kwargs = layer.with_weight(folded.weight, None if folded.is_added else folded.shift)
+        first = make.call(target, args, kwargs, name=layer.result.name, origin=layer.node.origin, phase=phase)
+        if not folded.is_added:
+            return [first]
+        operands = (first.results()[0], folded.shift)
+        name = f"{norm.result.name}_shifted"
+        return [first, make.call(aten.add.Tensor, operands, (), name=name, origin=norm.node.origin, phase=phase)]
 
 
 _VIEWS: frozenset[Target] = frozenset(

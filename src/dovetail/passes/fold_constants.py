@@ -1,11 +1,11 @@
-"""Compute what depends on constants alone once, and store the results in place of their operands.
+"""Compute values that depend only on constants once, and store the results in place of their operands.
 
     c = t(w)              (w, b are constants)          y = addmm(b, x, w_t_1f00ba55)
     y = addmm(b, x, c)                            ->
 
-What is worth it is decided by `fold_plan`, `fold_evaluate` computes it, and here the programs are rewritten: a stored
-value becomes an input of role `Constant`, the nodes that computed it go, and so do constant inputs that nothing reads
-any more. Nothing is simplified: each bit is what the operators gave.
+`fold_plan` decides which values are worth it, `fold_evaluate` computes them, and this pass rewrites the programs: a
+stored value becomes an input of role `Constant`, the nodes that computed it go, and so do constant inputs that nothing
+reads any more. Nothing is simplified: the bits are those of the operators.
 
 Cost: one run of each folded node, O(nodes + operands) besides.
 """

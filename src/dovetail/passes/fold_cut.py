@@ -1,4 +1,4 @@
-"""Which foldable groups of nodes run at each call, so that the fewest bytes are stored: a cheapest cut.
+"""Which foldable groups of nodes run at each call, so that the fewest bytes are stored: a minimum cut.
 
 Source is what is computed once, sink is what runs at each call. A *piece* of memory that a group makes is stored when
 its group is computed once and one of its readers runs at each call; an edge that costs its bytes says so. Of equally

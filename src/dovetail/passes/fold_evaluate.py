@@ -1,10 +1,10 @@
 """Evaluate the expressions of a folding plan, one stored value after the other.
 
-What a stored value is computed from is computed right before it, and everything goes as soon as no further evaluation
-reads it and no program needs it, the constants that were given, too. So the memory that is needed on the way is that of
-about one stored value and what it is computed from.
+The sources of a stored value are computed right before it, and everything is freed as soon as no further evaluation
+reads it and no program needs it, the constants that were given, too. So the extra memory is about that of
+one stored value and its sources.
 
-A stored view that shows a part of a storage which nobody else holds becomes a copy of that part, with the same strides.
+A stored view that shows a part of a storage with no other holder becomes a copy of that part, with the same strides.
 
 Cost: one run of each expression that a stored value needs.
 """
@@ -20,6 +20,7 @@ import torch
 
 from dovetail.errors import FoldedOtherwise
 from dovetail.ir.program import Operand, TensorMeta, Value
+from dovetail.ops.preconditions import checked
 from dovetail.passes.fold_graph import Expression
 from dovetail.passes.fold_plan import ALIGNMENT_BYTES, FoldingPlan
 from dovetail.torch_compat.autograd import below_autograd
@@ -135,7 +136,9 @@ class Evaluation:
                 return type(operand)(map(real, operand))
             return operand
 
-        return node.target(*map(real, node.args), **{name: real(operand) for name, operand in node.kwargs})
+        return (checked(node.target) or node.target)(
+            *map(real, node.args), **{name: real(operand) for name, operand in node.kwargs}
+        )
 
     def _tensor(self, value: int) -> torch.Tensor:
         known = self._held.get(value)

@@ -1,9 +1,9 @@
-"""What several programs compute from one pool of constants, each expression once.
+"""The expressions that several programs compute from one pool of constants, each once.
 
 An *expression* is an operator applied to constants and to results of expressions, with the same arguments; equal ones
 of several programs, or of one, are one. Its digest says what it is, whatever programs call it. Only what can be
-computed once and kept is an expression: pure, bit by bit the same each time, of fixed sizes, in memory that nobody
-writes and that no caller gets.
+computed once and kept is an expression: pure, bit by bit the same each time, of fixed sizes, in memory that is
+never written or returned.
 
 Cost: O(nodes + operands).
 """
@@ -32,17 +32,17 @@ REASONS = {
     "GENERATOR": "it reads the state of a random generator",
     "EFFECT": "it has effects, or may have",
     "WRITES": "it writes an operand",
-    "VARIES": "it does not give the same bits each time",
-    "SUB-PROGRAM": "it runs sub-programs",
+    "VARIES": "it is not deterministic bit for bit",
+    "SUB-PROGRAM": "it runs subgraphs",
     "GRAD-MODE": "its results depend on the grad mode",
     "SYMBOLIC-SIZE": "a size is only known when the program runs",
-    "NUMBER": "a result is no tensor",
-    "OPERAND": "it is given an object that has no value of its own",
+    "NUMBER": "a result is not a tensor",
+    "OPERAND": "it takes an object that is not a plain value",
     "WRITTEN": "its memory is written",
-    "ESCAPES": "the caller gets its memory, and may write it",
-    "DIFFERS": "the programs describe it otherwise",
-    "OPAQUE": "its result is laid out for one machine, and no file can hold it",
-    "LAZY-BITS": "its bytes are read otherwise than they lie there",
+    "ESCAPES": "its memory is returned to the caller, who may write it",
+    "DIFFERS": "the programs describe it differently",
+    "OPAQUE": "the layout of its result is for one machine, and cannot be saved",
+    "LAZY-BITS": "its bytes are read with a different layout",
 }
 
 

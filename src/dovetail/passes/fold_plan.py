@@ -1,7 +1,7 @@
 """Decide which constant values are computed once and stored, such that the constants never grow.
 
 A value is computed once ("folded") where it and what it is computed from are expressions of `fold_graph`. Which of them
-are stored is a cheapest cut (`fold_cut`): the fewest bytes of storages held; of equal choices the one that folds most.
+are stored is a minimum cut (`fold_cut`): the fewest bytes of storages held; of equal choices the one that folds most.
 So a view is always folded, a transposed copy, too, but not what widens low-bit weights or repeats a row.
 
     w: i8[512, 512], s: f32[512, 1]:   d = mul(w, s)   stays;    t = t(w); c = clone(t)   ->   c is stored instead of w
@@ -39,7 +39,7 @@ class FoldDecision:
 
     reason: FOLDED, ASKED, GROWS, MADE-AT-CALL, NOT-CONSTANT (of what was asked for), or a key of
     `fold_graph.REASONS`. bytes_before: of the storages of the constants that it is computed from. bytes_after: those
-    that it takes by itself where it is stored. Both are 0 for what is no expression.
+    that it takes by itself where it is stored. Both are 0 for what is not an expression.
     """
 
     program: str
@@ -339,7 +339,7 @@ class _Decisions:
             known += [(program.name, value.name) for value in values]
         unknown = self.asked - {*known, *(name for _, name in known)}
         pairs = sorted(pair if isinstance(pair, tuple) else ("", pair) for pair in unknown)
-        text = "it depends on what differs from call to call, or is no value"
+        text = "it differs from call to call, or is not a value"
         return [FoldDecision(program, name, False, "NOT-CONSTANT", text) for program, name in pairs]
 
     def _folded(self, program: str, name: str, value: int) -> FoldDecision:
@@ -353,9 +353,13 @@ class _Decisions:
         facts = self.planner.pool.values[value]
         before, after = self._below(value), self._bytes(value)
         reason = "GROWS" if before else "MADE-AT-CALL"
-        text = f"{after / before:.3g}x the bytes of its operands" if before else f"{after} bytes, made of no constant"
+        text = (
+            f"{after / before:.3g}x the bytes of its operands"
+            if before
+            else f"{after} bytes, not computed from a constant"
+        )
         if before >= after:
-            text = f"{after} bytes more, as others need what it is computed from"
+            text = f"{after} bytes more, because other values need its sources"
         if self.planner.pool.expressions[facts.maker].is_lazy:
             reason, text = "LAZY-BITS", REASONS["LAZY-BITS"]
         return FoldDecision(program, name, False, reason, text, before, after)

@@ -1,11 +1,12 @@
-"""The nodes that compute the weight and the bias of a layer that does the work of a batch norm, too.
+"""The nodes that compute the weight and the bias of a layer that also applies a batch norm.
 
-Everything is computed in float64 from the parameters as they are, and rounded once. Equal wishes share their nodes.
+Everything is computed in float64 from the parameters as they are, and rounded once. Equal requests share their nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -14,21 +15,44 @@ from dovetail.ir.program import Node, Operand, Program, Target, Value
 from dovetail.ops.prims import TIMES_IN_FLOAT64
 from dovetail.passes.linear_forms import Affine
 from dovetail.passes.norm_forms import BatchNorm
+from dovetail.passes.shift_size import is_added_afterwards
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The weight and the shift of a layer that does the work of a norm.
+
+    is_added: whether the shift is added to what the layer gives, to which it is expanded, and is not its bias.
+    """
+
+    weight: Value
+    shift: Value
+    is_added: bool
 
 
 class FoldedWeights:
     """Makes the nodes for one program. make: makes any node for it."""
 
     def __init__(
-        self, program: Program, constants: Collection[Value], make: NodeMaker, *, frugal: bool = False
+        self,
+        program: Program,
+        constants: Collection[Value],
+        make: NodeMaker,
+        contents: Mapping[str, torch.Tensor],
+        *,
+        frugal: bool = False,
     ) -> None:
-        """constants: values of the program that are the same in every call. frugal: no weight is copied in float64."""
+        """constants: values of the program that are the same in every call. frugal: no weight is copied in float64.
+
+        contents: the tensors of some inputs of the program, by name.
+        """
         self.make = make
+        self._contents = contents
         self._frugal = frugal
         self._constants = set(constants)
-        self._made: dict[object, tuple[Value, Value]] = {}
+        self._made: dict[object, Folded] = {}
 
     def is_constant(self, value: Value) -> bool:
         """Whether a value, of the program or made here, is the same in every call."""
@@ -40,18 +64,18 @@ class FoldedWeights:
             if old is not None and new is not None and old in self._constants:
                 self._constants.add(new)
 
-    def folded(self, norm: BatchNorm, layer: Affine) -> tuple[list[Node], Value, Value]:
-        """The nodes that are not there yet, and the weight and the bias that they make."""
+    def folded(self, norm: BatchNorm, layer: Affine) -> tuple[list[Node], Folded]:
+        """The nodes that are not there yet, and what they make."""
         key = _key(norm, layer)
         if key in self._made:
-            return [], *self._made[key]
+            return [], self._made[key]
+        is_added = is_added_afterwards(norm, layer, self._contents)
         writer = _Writer(self.make, norm, self._frugal)
         scale = writer.scale()
         weight = writer.weight(layer, scale)
-        bias = writer.bias(layer, scale)
-        self._made[key] = weight, bias
-        self._constants |= {weight, bias}
-        return writer.nodes, weight, bias
+        found = self._made[key] = Folded(weight, writer.shift(layer, scale, is_added), is_added)
+        self._constants |= {found.weight, found.shift}
+        return writer.nodes, found
 
     def forget(self, norm: BatchNorm, layer: Affine) -> None:
         """The nodes for these were not added to the program."""
@@ -99,8 +123,11 @@ class _Writer:
         scaled = self._call(aten.mul.Tensor, self._wide(layer.weight), scale)
         return self._narrow(scaled, layer, "weight")
 
-    def bias(self, layer: Affine, scale: Value) -> Value:
-        """What the norm adds to each channel, and the layer's bias as the norm scales it."""
+    def shift(self, layer: Affine, scale: Value, is_added: bool) -> Value:
+        """What the norm adds to each channel, and the layer's bias as the norm scales it.
+
+        is_added: the shift has dimensions of size 1 for those of the layer's result that follow its channels.
+        """
         norm = self._norm
         assert norm.mean is not None, "a norm that does not train has statistics"
         mean = self._wide(norm.mean)
@@ -111,7 +138,11 @@ class _Writer:
         shift = self._call(aten.mul.Tensor, centred, scale)
         if norm.bias is not None:
             shift = self._call(aten.add.Tensor, shift, self._wide(norm.bias))
-        return self._narrow(shift, layer, "bias")
+        if not is_added:
+            return self._narrow(shift, layer, "bias")
+        after = len(layer.result.tensor.shape) - 1 - layer.channel
+        shaped = self._call(aten.view.default, shift, [-1, *[1] * after]) if after else shift
+        return self._narrow(shaped, layer, "shift")
 
     def _wide(self, value: Value) -> Value:
         return self._call(aten._to_copy.default, value, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Is a program functional, but for copies back into its inputs? What `passes.inplace` takes."""
+"""Whether a program is functional except for copies back into its inputs, as `passes.inplace` requires."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def require_functional(program: Program) -> None:
             assert isinstance(place, Value), "a copy back has a target"
             copied.append((node, place))
         elif writes_of(node):
-            reason = f"{node.target} writes an operand that is no input, or not by copy_"
+            reason = f"{node.target} writes an operand that is not an input, or not by copy_"
             raise NotFunctional(node=_name(node), reason=reason, origin=str(node.origin))
 
 

@@ -1,7 +1,7 @@
-"""Write what torch makes of operators that write as applications of functional forms.
+"""Rewrite torch's forms of operators that write as applications of functional forms.
 
-Of custom operators that write it makes `auto_functionalized`; of those of its own that write several lists, operators
-whose results are lists:
+torch turns custom operators that write into `auto_functionalized`, and its own operators that write several lists into
+operators whose results are lists:
 
     a = auto_functionalized(op, x=b, y=c)                            ->   a, d = functional_form(op)(b, c)
     a = auto_functionalized_v2(op, y=c, _x_base_index=0,             ->   v = slice(b, 0, 2, 4)

@@ -1,4 +1,4 @@
-"""Rewrite a functional program into one that works in the memory it has, as `analysis.inplace` decides.
+"""Rewrite a functional program into one that reuses its memory, as `analysis.inplace` decides.
 
     r = index_put(x, [i], v); copy_(x, r)          ->   x.index_put_([i], v)
     s = slice(b, 0, 2, 4); t = add(s, 1)
@@ -7,8 +7,8 @@
     c = clone(a); r = relu(c)                      ->   r = a.relu_()
 
 The rewrite decides nothing. Values keep their names where they still exist; a value whose contents are in place is the
-operand that it replaced. Views and copies that nobody reads any more go. Bitwise: the operators run on the same
-numbers, laid out alike. Can lower the peak of live bytes and never raises it, except where reads had to be let first.
+operand that it replaced. Views and copies that are no longer read are removed. Bitwise: the operators run on the same
+numbers in the same layout. Can lower the peak of live bytes and never raises it, except where reads had to move first.
 Cost: O(nodes + operands).
 """
 
@@ -95,9 +95,9 @@ class PlanMemory:
             known = self._known[id(program)] = (program, plan, apply_plan(plan))
         return known[1:]
 
-    def peak_bytes(self, program: Program) -> int:
-        """The simulated peak of a program once it works in place."""
-        return simulate_peak(self.in_place(program)[1]).peak_bytes
+    def peak_bytes(self, program: Program, dying: Collection[int] = ()) -> int:
+        """The simulated peak of a program once it works in place. dying: inputs that nobody else holds, by number."""
+        return simulate_peak(self.in_place(program)[1], dying=dying).peak_bytes
 
 
 @collection_paused()

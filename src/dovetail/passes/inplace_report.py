@@ -1,7 +1,7 @@
-"""What re-inplacing decided, in words and bytes: the report beside `passes.inplace`.
+"""The decisions of re-inplacing, in words and bytes: the report of `passes.inplace`.
 
-Every node that writes in place, and every copy that is left, is a row. `missed_bytes` counts the copies that are not
-proved to be needed: no reason is given for them that no order and no choice of places could remove.
+Every node that writes in place, and every remaining copy, is a row. `missed_bytes` counts the copies that are not
+proved to be needed: another order or another choice of memory might remove them.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class InplaceReport:
     def explain(self) -> str:
         """One line for each row, and the sums."""
         lines = [str(row) for row in self.rows]
-        lines += [f"{name}: computed later, after the reads of what it replaces" for name in self.postponed]
+        lines += [f"{name}: computed later, after the reads of the contents it replaces" for name in self.postponed]
         lines += [f"{name}: donated, and not used: no result fits into it" for name in self.unused_donations]
         return "\n".join([*lines, str(self)])
 
@@ -210,11 +210,11 @@ class _Rows:
         if isinstance(action, WriteInCopy):
             return [self._copy(action.why, self._bytes(self.node.results()))]
         if isinstance(action, WriteOut):
-            return [self._done(f"in place: made in the memory of {action.out.name}")]
+            return [self._done(f"in place: computed in the memory of {action.out.name}")]
         words = {
             Share: "in place: nothing is copied",
-            WriteCast: "in place: written as numbers of the operand's type",
-            DropCopyBack: "in place: the input holds it already",
+            WriteCast: "in place: written in the operand's dtype",
+            DropCopyBack: "in place: the input already holds it",
         }
         known = words.get(type(action))
         return [self._done(known, saves=not isinstance(action, DropCopyBack))] if known is not None else []
@@ -229,7 +229,7 @@ class _Rows:
 
     def _part(self, action: WritePart) -> InplaceRow:
         if action.is_there:
-            return self._done("in place: the part is there")
+            return self._done("in place: the part is already there")
         source = self.node.args[1]
         assert isinstance(source, Value), "a part is replaced by a value"
         reason = self._why_moved(source, action)

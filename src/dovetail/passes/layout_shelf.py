@@ -1,8 +1,8 @@
-"""The passes about layouts, as functions on `torch.fx.GraphModule`, for people who write back ends.
+"""The passes about layouts, as functions on `torch.fx.GraphModule`, for people who write backends.
 
-The tensors that a graph module holds (its `get_attr` nodes) are the constants. What lays them out anew stays in the
-graph, in front of what reads it, until somebody folds it; see each report's `asked`. The graph module that is given is
-never edited.
+The tensors that a graph module holds (its `get_attr` nodes) are the constants. Nodes that change their layout stay in
+the graph, before their readers, until they are folded; see each report's `asked`. The given graph module is never
+edited.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def channels_last(gm: fx.GraphModule, *sample_inputs: object) -> fx.GraphModule:
         equal up to rounding. Where the layout does not pay, it does the same as the given one.
 
     Raises: NotFunctional when a node writes something else; SampleMismatch; MissingSamples; InvalidGraphModule for a
-        node that is no call of an operator with a schema; NotAGraphModule.
+        node that is not a call of an operator with a schema; NotAGraphModule.
 
     Cost: one run on fake tensors, and a second one of what follows convolutions.
     """

@@ -1,4 +1,4 @@
-"""Products by a constant matrix, with what is done to them afterwards, as `passes.prepack` reads them.
+"""Products by a constant matrix, with the operators that follow, as `passes.prepack` reads them.
 
 A linear layer is recorded as a product of matrices; around it, an input of more dimensions is flattened and the
 result gets its shape back; a bias may be added after that; an activation may follow.
@@ -76,7 +76,7 @@ def linear_call_of(node: Node, uses: Uses, constants: Collection[Value]) -> Line
     (result,) = node.results()
     assert isinstance(x, Value) and isinstance(matrix, Value), "products are of tensors"
     if matrix not in constants:
-        return "WEIGHT-CHANGES: its matrix is no constant"
+        return "WEIGHT-CHANGES: its matrix is not a constant"
     if x in constants:
         return "CONSTANT: it is computed once"
     if {x.tensor.device.type, matrix.tensor.device.type} != {"cpu"}:
@@ -86,7 +86,7 @@ def linear_call_of(node: Node, uses: Uses, constants: Collection[Value]) -> Line
     if has_bias and (named["beta"] != 1 or named["alpha"] != 1):
         return "SCALED: it multiplies its operands by numbers"
     if isinstance(bias, Value) and not _is_bias(bias, result):
-        return "BIAS: what it adds is no vector"
+        return "BIAS: its bias is not a vector"
     call = LinearCall((node,), (), x, matrix, _transposed(matrix, uses, constants), _value(bias), "none")
     return _with_what_follows(call, uses)
 

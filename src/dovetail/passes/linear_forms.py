@@ -51,7 +51,7 @@ class Affine:
 
     @property
     def is_convolution(self) -> bool:
-        """Whether it is no linear layer."""
+        """Whether it is not a linear layer."""
         return self.node.target in _CONVOLUTIONS or self.node.target in _TRANSPOSED
 
     @property
@@ -61,10 +61,12 @@ class Affine:
         return size * self.groups if isinstance(size, int) else size
 
     def with_weight(
-        self, weight: Value, bias: Value
+        self, weight: Value, bias: Value | None
     ) -> tuple[Target, tuple[Operand, ...], tuple[tuple[str, Operand], ...]]:
-        """The call of the same map with another weight and a bias."""
+        """The call of the same map with another weight and bias."""
         if self.node.target is aten.mm.default or self.node.target is aten.addmm.default:
+            if bias is None:
+                return aten.mm.default, (self.input, weight), ()
             return aten.addmm.default, (bias, self.input, weight), ()
         node = with_arguments(self.node, {"weight": weight, "bias": bias})
         return node.target, node.args, node.kwargs

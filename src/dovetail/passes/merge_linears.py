@@ -5,14 +5,14 @@
     v = addmm(bv, x, wv.t())
 
 The weights must be constants, the input the same part of the same memory, and either all layers have a bias or none
-has. The results are views with gaps of one tensor, so everything that reads them is described anew until what it gives
-lies as it did. Layers stay where that is not possible: a result that is returned or written, a view that needs its
+has. The results are views with gaps of one tensor, so all readers get new descriptions until a result
+has its old layout. Layers stay where that is not possible: a result that is returned or written, a view that needs its
 operand without gaps, an operator from elsewhere. The new weight and bias are named in `MergeLinearsReport.asked`.
 
 Is it faster? Not on CPUs: three layers of 384 -> 384 features as one, on one thread of an x86 with MKL, took 0.96 to
 1.00 times as long for 16 rows and 0.94 to 0.99 for 128; with the attention that reads the slices, 0.99 to 1.04 and 0.94
 to 0.99. With 768 features it was slower (1.03 to 1.10), because memory with gaps is slower to read. So the pass runs
-only where it is asked for: it is meant for devices on which it is dear to start an operator.
+only by name: it is meant for devices on which starting an operator is expensive.
 
 Source: the "packed projections" of Vaswani et al., "Attention Is All You Need" (2017), in most implementations.
 Cost: O(nodes) a group, and one run on fakes for each node that reads a slice. Peak memory can rise: the slices live as
@@ -39,7 +39,7 @@ from dovetail.passes.new_layouts import Blocked, follow
 aten = torch.ops.aten
 
 TIER: Final[Literal["bitwise", "numerics"]] = "numerics"
-"""Results may differ from eager's in the last bits, because a product of another size is summed in another order."""
+"""Results may differ from eager's in the last bits, because a product of another size sums in another order."""
 
 MERGED = "MERGED"
 
@@ -148,13 +148,15 @@ class _Merging:
         for layer in layers:
             parameters = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
             if not self._constants.issuperset(parameters):
-                self._refuse([layer], "WEIGHT-NOT-CONSTANT", "its weight or bias is no constant")
+                self._refuse([layer], "WEIGHT-NOT-CONSTANT", "its weight or bias is not a constant")
                 continue
             dtypes = tuple(value.tensor.dtype for value in (layer.result, *parameters))
             kinds.setdefault((layer.node.target, layer.node.phase, layer.node.recomputed, dtypes), []).append(layer)
         for kind in kinds.values():
             if len(kind) == 1 and len(kinds) > 1:
-                self._refuse(kind, "UNLIKE", "what else reads its input has another dtype, or a bias where it has none")
+                self._refuse(
+                    kind, "UNLIKE", "the other readers of its input have another dtype, or only one of them has a bias"
+                )
         return [kind for kind in kinds.values() if len(kind) > 1]
 
     def _refuse(self, layers: Sequence[Affine], code: str, because: str) -> None:

@@ -1,7 +1,8 @@
-"""What follows when some values lie otherwise in memory than they did: which nodes give what they gave.
+"""The effects of changed layouts: which nodes still give the values that they gave before.
 
-A node that reads such a value is described anew. What it gives is the old value where that looks as it did; where it is
-a view, or lies otherwise, too, there is a new value, whose readers follow. Some readers cannot follow: they are told.
+A node that reads such a value gets a new description. Its result is the old value if that looks the same; if it is a
+view, or its layout changes, too, there is a new value, whose readers are updated next. Some readers cannot be updated;
+they are reported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dovetail.torch_compat.dispatch import Overload, schema_of
 REASONS = {
     "RETURNED": "the program returns {value}, whose strides and memory must be those of eager",
     "WRITTEN": "{value} is written",
-    "OPAQUE-READER": "{value} is read by {target}, of which it is not known whether it looks at strides",
+    "OPAQUE-READER": "{value} is read by {target}, which may depend on strides",
     "READS-PLACE": "{value} is read by {target}, which addresses memory by strides",
     "VIEW-NEEDS-CONTIGUOUS": "{value} is read by {target}, which cannot be run on memory with gaps",
 }
@@ -58,7 +59,7 @@ def follow(program: Program, changed: Mapping[Value, Value], make: NodeMaker) ->
 
 
 class _Follower:
-    """current: what stands for a value that lies otherwise. nodes: what stands for the nodes that read one."""
+    """current: what stands for a value that has a different layout. nodes: what stands for the nodes that read one."""
 
     def __init__(self, program: Program, changed: Mapping[Value, Value], make: NodeMaker) -> None:
         self.current = dict(changed)

@@ -1,8 +1,8 @@
 """Remove views, copies and conversions that change nothing.
 
 A view whose result looks exactly like its operand is its operand. A copy whose result has the operand's layout is its
-operand too, as long as nobody can write either: the operand's memory must belong to this program alone (not to an
-input, which its owner may write later) and neither may be handed to the caller.
+operand, too, as long as neither can be written: the operand's memory must belong to this program alone (not to an
+input, which its owner may write later) and neither may be returned to the caller.
 
     v = view(a, [4, 8])   (a is [4, 8] already)   ->   a
     c = clone(b)          (b is made and used up here) ->   b

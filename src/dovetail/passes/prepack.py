@@ -1,4 +1,4 @@
-"""Lay constant weights out for the kernels that read them.
+"""Pack constant weights for the kernels that read them.
 
 A kernel for a product or a convolution first copies its weight into blocks, in each call. A constant weight is packed
 into these blocks once; the kernel for packed weights also adds a bias or another tensor, and applies an activation,
@@ -11,14 +11,14 @@ while it writes its result.
     d = add(c, bias)
     e = gelu(d)
 
-A packed weight is opaque and fits this machine alone, so that it must not be written to a file: whoever freezes the
-program evaluates it in memory. It serves inputs of every number of rows. Convolutions give their results with the
-channels last; what follows is described anew, and outputs keep their strides (`analysis.redescribe`).
+A packed weight is opaque and fits only this machine, so it must not be written to a file: it is evaluated in memory
+where the program runs. It serves inputs with any number of rows. Convolutions return channels-last results; later
+values get new descriptions, and outputs keep their strides (`analysis.redescribe`).
 
 Products and convolutions are left alone where they are too small to gain: the packed kernels take longer to start.
 
 Cost: O(nodes + operands), and a run on fake tensors for each node that follows a convolution. Other kernels round
-otherwise.
+differently.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PrepackReport:
     def __str__(self) -> str:
         return (
             f"packed {len(self.asked)} weights for {len(self.linears)} products and {len(self.convolutions)}"
-            f" convolutions, fused {len(self.fused)} with what follows, {len(self.copies)} copies,"
+            f" convolutions, fused {len(self.fused)} with later nodes, {len(self.copies)} copies,"
             f" left {len(self.left)}"
         )
 
@@ -184,7 +184,7 @@ def _too_small(call: LinearCall) -> str | None:
     large = inner * outer >= _LARGE_WEIGHT
     if isinstance(rows, int):
         large = (large and rows >= _FEWEST_ROWS) or rows * inner * outer >= _LARGE_PRODUCT
-    return None if large else f"SMALL: [{rows}, {inner}] @ [{inner}, {outer}] is faster by the plain weight"
+    return None if large else f"SMALL: [{rows}, {inner}] @ [{inner}, {outer}] is faster with the plain weight"
 
 
 def _too_small_convolution(call: ConvolutionCall) -> str | None:
@@ -194,7 +194,7 @@ def _too_small_convolution(call: ConvolutionCall) -> str | None:
     for size in (*space, *call.form.weight.tensor.shape):
         work *= size if isinstance(size, int) else _USUAL_SIZE
     is_large = work >= _LARGE_CONVOLUTION or call.form.groups > 1
-    return None if is_large else f"SMALL: {work} multiplications are faster by the plain weight"
+    return None if is_large else f"SMALL: {work} multiplications are faster with the plain weight"
 
 
 def _rewritten(

@@ -1,8 +1,8 @@
-"""Remove dropout that drops nothing.
+"""Remove dropout that has no effect.
 
-When it does not train, or drops with probability 0, `dropout` and its kind give back their operand itself; so its
-users can read the operand. `native_dropout` gives a copy then, and a mask of ones; it becomes a copy, which
-`no_ops` removes where nobody can tell.
+Outside training, or with probability 0, `dropout` and its variants return the operand itself; so their users can read
+the operand. `native_dropout` then returns a copy and a mask of ones; it becomes a copy, which `no_ops` removes where
+that makes no difference.
 
     d = dropout(x, 0.1, False)            ->   x
     d, m = native_dropout(x, 0.1, False)  ->   d = clone(x)      (m is not read)
@@ -34,10 +34,10 @@ _GIVE_BACK = frozenset(
 
 REASONS = {
     "TRAINS": "it drops elements",
-    "DRAWS": "it moves the random generator although it drops nothing",
-    "UNKNOWN": "whether it trains is only known when the program runs",
+    "DRAWS": "it advances the random generator although it drops nothing",
+    "UNKNOWN": "whether it is in training mode is known only at run time",
     "BAD-PROBABILITY": "it raises when it runs",
-    "RETURNED": "the caller gets its result, and its operand otherwise",
+    "RETURNED": "the program returns both its result and its operand",
     "MASK": "its mask is read",
 }
 
@@ -54,7 +54,7 @@ class DropoutReport:
     asked: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"removed {len(self.removed)} dropouts that drop nothing"]
+        lines = [f"removed {len(self.removed)} dropouts that have no effect"]
         return "\n".join([*lines, *(f"  kept {name}: {reason}: {REASONS[reason]}" for name, reason in self.kept)])
 
 

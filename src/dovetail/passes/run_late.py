@@ -4,18 +4,18 @@
     d = add(a, 1); e = add(b, 1); f = add(c, 1)    ->    b = mul(y, 2); e = add(b, 1); out(e)
     out(d); out(e); out(f)                               c = mul(z, 2); f = add(c, 1); out(f)
 
-A node waits until somebody needs its results, if the operands that it would keep alive meanwhile are hardly larger
-than they are. Of several that are needed at once, the one that takes most beyond its result runs first. Draws, effects
-and writes keep their order and their places, and what reads memory that is written runs before the write. Source:
-demand-driven list scheduling; Sethi and Ullman 1970 for the order of operands.
+A node is delayed until its results are needed, if the operands that it would keep alive meanwhile are hardly larger
+than the results. Among several that are needed at once, the one with the most temporary memory runs first. Draws,
+effects and writes keep their order and their places, and readers of memory that is written run before the write.
+Source: demand-driven list scheduling; Sethi and Ullman 1970 for the order of operands.
 
-The program is kept as it was unless the peak, once it works in place, is lower. Cost: O(nodes + operands), and that of
-working in place, twice.
+The program is kept as it was unless the peak, once it works in place, is lower. Cost: O(nodes + operands), and
+re-inplacing, twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from dovetail.analysis.destinations import find_destinations
@@ -35,29 +35,32 @@ class RunLateReport:
     saved_bytes: int
 
     def __str__(self) -> str:
-        return f"moved {self.moved} nodes to where they are needed: {self.saved_bytes} bytes less at the peak"
+        return f"moved {self.moved} nodes to just before their use: {self.saved_bytes} bytes less at the peak"
 
 
-def run_late(program: Program) -> tuple[Program, RunLateReport]:
-    """The program in demand-driven order; itself where the peak would not be lower."""
-    later = demand_driven(program)
+def run_late(program: Program, dying: Collection[int] = ()) -> tuple[Program, RunLateReport]:
+    """The program in demand-driven order; itself where the peak would not be lower.
+
+    dying: numbers of inputs that nobody else holds: what waits for them keeps them alive.
+    """
+    later = demand_driven(program, dying)
     moved = sum(a is not b for a, b in zip(program.nodes, later.nodes, strict=True))
-    saved = peak_in_place(program) - peak_in_place(later) if moved else 0
+    saved = peak_in_place(program, dying) - peak_in_place(later, dying) if moved else 0
     return (later, RunLateReport(moved, saved)) if saved > 0 else (program, RunLateReport(0, 0))
 
 
-def peak_in_place(program: Program) -> int:
-    """The simulated peak of a program once it works in place, in bytes."""
-    return PlanMemory().peak_bytes(program)
+def peak_in_place(program: Program, dying: Collection[int] = ()) -> int:
+    """The simulated peak of a program once it works in place, in bytes. dying: inputs that nobody else holds."""
+    return PlanMemory().peak_bytes(program, dying)
 
 
-def demand_driven(program: Program) -> Program:
-    """The program in demand-driven order."""
-    return program.replace_nodes(tuple(_Order(program).nodes))
+def demand_driven(program: Program, dying: Collection[int] = ()) -> Program:
+    """The program in demand-driven order. dying: numbers of inputs that nobody else holds."""
+    return program.replace_nodes(tuple(_Order(program, dying).nodes))
 
 
 class _Order:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, dying: Collection[int]) -> None:
         self.nodes: list[Node] = []
         self.waiting: dict[Value, Node] = {}
         self.excess: dict[Node, int] = {}  # what making the results of a waiting node takes beyond their own bytes
@@ -67,7 +70,8 @@ class _Order:
         self.done: set[Node] = set()
         self.last_read = _last_reads(program)
         self.first_read = _first_reads(program)
-        self.held = {value for value in program.inputs if value.is_tensor}
+        given = {program.inputs[number].tensor.storage for number in dying}
+        self.held = {value for value in program.inputs if value.is_tensor and value.tensor.storage not in given}
         fixed = made_symbols(program).keys()
         for at, node in enumerate(program.nodes):
             if node not in fixed and self._may_wait(node, at):

@@ -1,7 +1,7 @@
-"""The passes as functions on `torch.fx.GraphModule`, for people who write back ends.
+"""The passes as functions on `torch.fx.GraphModule`, for backend authors.
 
 Each pass is a pair: `X(gm, *sample_inputs) -> gm` gives a new graph module, `plan_X(gm, *sample_inputs) -> XReport`
-says what it would do. The graph module that is given is never edited.
+says what it would do. The given graph module is never edited.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def reinplace(
         memory, unless the samples do.
 
     Raises: NotFunctional when a node writes something else; BadDonation; SampleMismatch; MissingSamples;
-        InvalidGraphModule for a node that is no call of an operator with a schema; NotAGraphModule.
+        InvalidGraphModule for a node that is not a call of an operator with a schema; NotAGraphModule.
 
     What is not done, and why: `plan_inplace`. Cost: one run on fake tensors, then linear; see docs/inplace.md.
     """
@@ -139,7 +139,7 @@ def _donated(program: Program, donate: Donation) -> tuple[int, ...]:
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < len(program.inputs):
             raise BadDonation(donation=wish, reason="there is no such input", known=known)
         if not program.inputs[index].is_tensor:
-            raise BadDonation(donation=wish, reason="it is no tensor", known=known)
+            raise BadDonation(donation=wish, reason="it is not a tensor", known=known)
         found.append(index)
     for index in found:
         donated = program.inputs[index]

@@ -1,7 +1,7 @@
 """The passes over constants as functions on `torch.fx.GraphModule`: its tensor attributes are the constants.
 
 As in `passes.shelf`, each is a pair, `X(gm, *sample_inputs) -> gm` and `plan_X(gm, *sample_inputs) -> XReport`, and the
-graph module that is given is never edited.
+given graph module is never edited.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Take operators on lists of tensors apart, and run what belongs together, where that needs less memory.
+"""Split operators on lists of tensors, and run the parts for one tensor together, where that needs less memory.
 
     a2, b2 = _foreach_add([a, b], 1)   ->   a2 = add(a, 1); b2 = add(b, 1)
 
 An operator on lists makes all of its results at once, so that everything a step of an optimizer needs for one parameter
-is alive for all of them. On the CPU torch runs such an operator one tensor after the other, by the operator that is
-meant for one: its results are the same, bit by bit. On other devices lists stay, for the sake of their fused kernels.
+is alive for all of them. On the CPU torch runs such an operator one tensor after the other, with the operator for a
+single tensor: its results are the same, bit for bit. On other devices lists stay, because they have fused kernels.
 
 The single operator is found by schema: `_foreach_X` with every `Tensor[]` and `Scalar[]` read as one tensor or number.
 A fused step (`_fused_adamw_`), which writes its lists, is the same operator on lists of one.
-The program is kept as it was unless the peak, once it works in place, is lower. Cost: that of working in place, twice;
+The program is kept as it was unless the peak, once it works in place, is lower. Cost: re-inplacing, twice;
 nothing for programs without lists.
 """
 
@@ -36,7 +36,7 @@ class UnbundleReport:
     unbundled: int
 
     def __str__(self) -> str:
-        return f"took {self.unbundled} list operators apart"
+        return f"split {self.unbundled} list operators"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""Write copies of views as what they are: a view, and a copy of it.
+"""Rewrite copies of views as a view and a copy of it.
 
     b = select_copy(a, 0, 1)       ->   v = select(a, 0, 1); b = clone(v)
     b, c = split_copy(a, 2)        ->   v, w = split(a, 2); b = clone(v); c = clone(w)
 
 `functionalize(remove="mutations_and_views")` gives a program of nothing else. With the copy apart from the view, it is
 known which bytes are read, and a copy that protects nothing can go by itself (`analysis.inplace`). Bitwise.
-A view whose place is only known at run time stays as it is. Cost: O(nodes).
+A view whose offset is known only at run time is left unchanged. Cost: O(nodes).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write views of another shape as reshapes, so that a layout may be changed afterwards.
+"""Rewrite views of another shape as reshapes, so that layouts can change afterwards.
 
 A view needs strides that show the new shape in the same memory; in another layout there may be none, and the view
 fails. A reshape is a view where there are such strides, and a copy where there are none.

@@ -1,17 +1,19 @@
-"""The passes that compute other weights, as functions on `torch.fx.GraphModule`, for people who write back ends.
+"""The passes that compute other weights, as functions on `torch.fx.GraphModule`, for backend authors.
 
 The tensors that a graph module holds (its `get_attr` nodes) are the constants. What computes other weights from them
 stays in the graph, in front of what reads it, so that a module is right even if its tensors change later; it is run
-once, ahead of time, by whatever folds constants afterwards. The graph module that is given is never edited.
+once, ahead of time, by whatever folds constants afterwards. The given graph module is never edited.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from dovetail.analysis.infer import MetaInference
+from dovetail.ir.fx_attributes import attribute_of
 from dovetail.ir.fx_lift import Lifted, lift
 from dovetail.ir.fx_lower import lower
 from dovetail.ir.program import Program
@@ -20,6 +22,7 @@ from dovetail.passes.fold_batch_norms import FoldBatchNormsReport
 from dovetail.passes.fold_batch_norms import fold_batch_norms as fold_in_program
 from dovetail.passes.merge_linears import MergeLinearsReport
 from dovetail.passes.merge_linears import merge_linears as merge_in_program
+from dovetail.torch_compat.fakes import is_fake
 
 
 def fold_batch_norms(gm: fx.GraphModule, *sample_inputs: object, half: bool = False) -> fx.GraphModule:
@@ -68,12 +71,20 @@ def _merged(lifted: Lifted) -> tuple[Program, MergeLinearsReport]:
 
 
 def _folded(lifted: Lifted, half: bool) -> tuple[Program, FoldBatchNormsReport]:
-    return fold_in_program(lifted.program, _constants(lifted.program), _inference(lifted), half=half)
+    constants = _constants(lifted.program)
+    return fold_in_program(lifted.program, constants, _inference(lifted), half=half, contents=_contents(lifted))
 
 
 def _constants(program: Program) -> Sequence[str]:
     pairs = zip(program.inputs, program.signature.inputs, strict=True)
     return [value.name for value, role in pairs if isinstance(role, Constant)]
+
+
+def _contents(lifted: Lifted) -> dict[str, torch.Tensor]:
+    """The tensors that the module holds, by the names of values; not those that have no contents."""
+    pairs = zip(lifted.program.inputs, lifted.program.signature.inputs, strict=True)
+    held = {v.name: attribute_of(lifted.module, role.name) for v, role in pairs if isinstance(role, Constant)}
+    return {name: t for name, t in held.items() if not is_fake(t) and not t.is_meta}
 
 
 def _inference(lifted: Lifted) -> MetaInference:

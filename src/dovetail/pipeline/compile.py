@@ -31,13 +31,15 @@ from dovetail.partition.check_recompute import verify_recomputation
 from dovetail.partition.choose import PartitionReport, choose_split, joined, split_by
 from dovetail.partition.policy import Policy
 from dovetail.partition.recompute import keeps_named, split_keeping
-from dovetail.partition.split import Split, split_by_phase
+from dovetail.partition.split import Split, dying_inputs, split_by_phase
 from dovetail.pipeline.copies_back import carry_out_writes, counted_only
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.donation import late_writes, offer_inputs
 from dovetail.pipeline.driver import StepRecord, run_half_passes, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.options import Options
+from dovetail.pipeline.trail import LIKELY
+from dovetail.torch_compat.autograd import frees_arriving_gradients
 
 logger = logging.getLogger("dovetail")
 
@@ -96,7 +98,7 @@ class _GraphCompiler:
         self._pending[full] = split
         likely = self._recording.likely_pattern() if trains else full
         if likely != full and not self._refused:
-            self._pending[likely] = self._lower(f"{self._name}_likely", likely)
+            self._pending[likely] = self._lower(f"{self._name}{LIKELY}", likely)
         forward = self._code_for(split.forward, None if trains else "inference")
         forward = self._dumps[full].watched(forward, FORWARD)
         signature = split.backward.signature
@@ -183,11 +185,13 @@ class _GraphCompiler:
         written = carry_out_writes(split.forward, self._recording.outputs.plan)
         if written is not split.forward:
             dump.step("write_inputs-forward", written, _wrote_inputs(split.forward, written), FORWARD)
+        lets_go = not self._options.double_backward
+        dying = dying_inputs(split, arriving=frees_arriving_gradients()) if lets_go else ()
         forward, backward = (
-            run_half_passes(half, self._options, dump, self._hints, part, donated)
-            for half, part, donated in (
-                (written, FORWARD, self._donated.offered),
-                (split.backward, BACKWARD, ()),
+            run_half_passes(half, self._options, dump, self._hints, part, donated, gone)
+            for half, part, donated, gone in (
+                (written, FORWARD, self._donated.offered, ()),
+                (split.backward, BACKWARD, (), dying),
             )
         )
         split = replace(split, forward=forward, backward=backward)
@@ -274,7 +278,7 @@ class _GraphCompiler:
             known = self._backwards[pattern] = self._compile_backward(pattern)
             if len(self._backwards) >= self._options.max_variants and self._graph.any_layout:
                 logger.info(
-                    "%s: %d backward variants; from now on gradients are laid out like outputs",
+                    "%s: %d backward variants; from now on gradients get the layout of outputs",
                     self._name,
                     len(self._backwards),
                 )
@@ -308,7 +312,7 @@ def _functionalized(recorded: Program, functional: Program, start_ns: int) -> St
 def _partitioned(program: Program, split: Split, report: PartitionReport | None, start_ns: int) -> StepRecord:
     """What the split did; the rejected cut is its reason."""
     after = len(split.forward.nodes) + len(split.backward.nodes)
-    did = f"{len(split.residuals)} values go from forward to backward"
+    did = f"{len(split.residuals)} values are saved for backward"
     did += f"; {report}" if report is not None else ""
     reason = report.reason if report is not None else ""
     return StepRecord("partition", len(program.nodes), after, _elapsed_us(start_ns), did, reason, report)
@@ -316,7 +320,7 @@ def _partitioned(program: Program, split: Split, report: PartitionReport | None,
 
 def _wrote_inputs(before: Program, after: Program) -> StepRecord:
     added = len(after.nodes) - len(before.nodes)
-    did = f"{added} writes to inputs are carried out by the program"
+    did = f"{added} writes to inputs happen in the program"
     return StepRecord("write_inputs", len(before.nodes), len(after.nodes), 0, did)
 
 

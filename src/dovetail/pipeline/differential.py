@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
 
 from dovetail.analysis.liveness import last_uses
-from dovetail.errors import PassChangedMeaning
+from dovetail.errors import NoSampleInputs, PassChangedMeaning
 from dovetail.ir.program import Program, ScalarMeta, TensorMeta, meta_symbols
 from dovetail.ir.sizes import Number, evaluate
 from dovetail.ir.text import Call, emit, plain_call
@@ -22,13 +24,18 @@ _SEED = 20240229
 def verify_same_results(name: str, before: Program, after: Program, hints: Mapping[str, Number]) -> None:
     """Raise PassChangedMeaning unless both programs give the same outputs and leave the generator alike.
 
-    Programs with sizes that depend on data are passed over: numbers drawn for their inputs do not fit each other.
+    Programs with sizes that depend on data are passed over, because random inputs would not fit each other; and so are
+    those whose inputs do not fit in memory, or have dtypes that cannot be filled.
     """
     values = [*before.inputs, *(value for node in before.nodes for value in node.results())]
     if any(name not in hints for value in values for name in meta_symbols(value.meta)):
         return
     try:
-        expected, state = _run(before, sample_inputs(before, hints))
+        inputs = sample_inputs(before, hints)
+    except NoSampleInputs:
+        return
+    try:
+        expected, state = _run(before, inputs)
         largest = 1
     except (IndexError, RuntimeError):
         expected, state = _run(before, sample_inputs(before, hints, 0))  # a sampled index was too large
@@ -63,13 +70,20 @@ def _signs(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sample_inputs(program: Program, hints: Mapping[str, Number], largest: int = 1) -> list[Any]:
-    """Random inputs that fit the program's descriptions; integers run from 0 to `largest`."""
+    """Random inputs that fit the program's descriptions; integers run from 0 to `largest`.
+
+    Raises: NoSampleInputs where they have no sizes, do not fit in memory, or cannot be filled.
+    """
+    _check_fit(program, hints)
     generator = torch.Generator().manual_seed(_SEED)
     states = {v for node in program.nodes if node.target is prims.SET_RNG_STATE for v in node.operands()}
-    return [
-        torch.get_rng_state() if value in states else _sample(value.meta, hints, generator, largest)
-        for value in program.inputs
-    ]
+    try:
+        return [
+            torch.get_rng_state() if value in states else _sample(value.meta, hints, generator, largest)
+            for value in program.inputs
+        ]
+    except (RuntimeError, TypeError, AssertionError) as error:  # a dtype that cannot be filled, a missing device
+        raise NoSampleInputs(program=program.name, reason=str(error).split("\n")[0]) from error
 
 
 def _sample(
@@ -77,16 +91,49 @@ def _sample(
 ) -> Any:
     if isinstance(meta, ScalarMeta):
         return evaluate(meta.expr, _Defaults(hints))
-    known = _Defaults(hints)
-    shape, stride = [int(evaluate(s, known)) for s in meta.shape], [int(evaluate(s, known)) for s in meta.stride]
-    offset = int(evaluate(meta.offset, known))
-    reach = offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
+    shape, stride, offset, reach = _place(meta, hints)
     memory = torch.empty(reach, dtype=meta.dtype, device=meta.device)
     if meta.dtype.is_floating_point or meta.dtype.is_complex:
         memory.copy_(torch.randn(reach, generator=generator, dtype=torch.float32))
     else:
         memory.copy_(torch.randint(0, largest + 1, (reach,), generator=generator))
     return memory.as_strided(shape, stride, offset)
+
+
+def _place(meta: TensorMeta, hints: Mapping[str, Number]) -> tuple[list[int], list[int], int, int]:
+    """Shape, strides and offset as numbers, and how many elements of memory they need."""
+    known = _Defaults(hints)
+    shape, stride = [int(evaluate(s, known)) for s in meta.shape], [int(evaluate(s, known)) for s in meta.stride]
+    offset = int(evaluate(meta.offset, known))
+    return (
+        shape,
+        stride,
+        offset,
+        offset + 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size),
+    )
+
+
+def _check_fit(program: Program, hints: Mapping[str, Number]) -> None:
+    """Raise NoSampleInputs unless the inputs have sizes and fit in this machine's memory, also for other devices."""
+    needed = 0
+    for value in program.inputs:
+        try:
+            if isinstance(value.meta, ScalarMeta):
+                evaluate(value.meta.expr, _Defaults(hints))
+                continue
+            needed += _place(value.meta, hints)[-1] * value.meta.dtype.itemsize
+        except (ArithmeticError, ValueError) as error:
+            raise NoSampleInputs(program=program.name, reason=f"{value.name} has no size: {error}") from error
+        if not 0 <= needed <= _memory_bytes():
+            reason = f"up to {value.name} they need {needed:,} bytes, and this machine has {_memory_bytes():,}"
+            raise NoSampleInputs(program=program.name, reason=reason)
+
+
+@cache
+def _memory_bytes() -> int:
+    if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= getattr(os, "sysconf_names", {}).keys():
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 1 << 40
 
 
 class _Defaults(dict[str, Number]):

@@ -23,11 +23,11 @@ from dovetail.passes.inplace_report import DonationRow
 class Withheld(enum.Enum):
     """Why an input that was given away is left as it is."""
 
-    IS_RETURNED = "the caller gets it back, or a view of it"
+    IS_RETURNED = "it is returned to the caller, or a view of it is"
     IS_SAVED = "backward reads it"
     IS_WRITTEN = "the call writes its new contents there"
     IS_CHANGED = "its shape, strides or flags change"
-    IS_REINTERPRETED = "its numbers are read as conjugate or negative"
+    IS_REINTERPRETED = "it is read through a conjugate or negative view"
     SHARES = "it was recorded as sharing memory with another input"
     IS_KEPT = "second derivatives are computed from it"
 
@@ -46,7 +46,7 @@ class DonationReport:
 
     def __str__(self) -> str:
         rest = "".join(f"; not {row.name}: {row.because}" for row in self.donations)
-        return f"{len(self.offered)} inputs may be written over{rest}"
+        return f"{len(self.offered)} inputs can be overwritten{rest}"
 
 
 def offer_inputs(

@@ -29,7 +29,7 @@ from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.dump import JOINT, Dump
 from dovetail.pipeline.options import Options
 
-Pass = Callable[[Program], tuple[Program, object]]
+Pass = Callable[..., tuple[Program, object]]
 
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("dead_code", remove_dead_code),
@@ -81,14 +81,15 @@ def run_half_passes(
     hints: Mapping[str, Number],
     part: str,
     donated: Collection[int] = (),
+    dying: Collection[int] = (),
 ) -> Program:
     """One half of a split after the passes that look at it alone.
 
-    part: which half. donated: numbers of inputs whose memory may be used.
+    part: which half. donated: numbers of inputs whose memory may be used. dying: of those that nobody else holds.
     """
     if options.stop_after in {name for name, _ in PASSES}:
         return program
-    return _run_all(HALF_PASSES, program, options, dump, hints, {}, part, donated)[0]
+    return _run_all(HALF_PASSES, program, options, dump, hints, {}, part, donated, dying)[0]
 
 
 def _run_all(
@@ -100,12 +101,13 @@ def _run_all(
     decisions: Mapping[str, bool],
     part: str = JOINT,
     donated: Collection[int] = (),
+    dying: Collection[int] = (),
 ) -> tuple[Program, tuple[StepRecord, ...]]:
     records: list[StepRecord] = []
     for name, function in passes:
         if name in options.skip:
             continue
-        program, record = _run_pass(name, function, program, options, hints, decisions.get(name), donated)
+        program, record = _run_pass(name, function, program, options, hints, decisions.get(name), donated, dying)
         records.append(record)
         dump.step(name if part == JOINT else f"{name}-{part}", program, record, part)
         if name == options.stop_after:
@@ -121,11 +123,17 @@ def _run_pass(
     hints: Mapping[str, Number],
     keep: bool | None,
     donated: Collection[int],
+    dying: Collection[int],
 ) -> tuple[Program, StepRecord]:
     before_text = program_text(program) if options.verify else ""
     start = time.perf_counter_ns()
     is_last = function is work_in_place
-    result, report = work_in_place(program, donated, hints=hints) if is_last else function(program)
+    result: Program
+    report: object
+    if is_last:
+        result, report = work_in_place(program, donated, hints=hints)
+    else:
+        result, report = function(program, dying) if name == "run_late" else function(program)
     elapsed_us = (time.perf_counter_ns() - start) // 1000
     if options.verify:
         if program_text(program) != before_text:
@@ -139,7 +147,7 @@ def _run_pass(
             verify_inplace(program, result, donated=donated, commit=True, hints=hints)
     reason = "" if keep is not False else "DECIDED-BEFORE: dropped for the first pattern"
     if keep is None and result is not program:
-        before, after = simulate_peak(program, hints).peak_bytes, simulate_peak(result, hints).peak_bytes
+        before, after = (simulate_peak(one, hints, dying).peak_bytes for one in (program, result))
         if after > before:
             reason = f"PEAK-RISES: {after} > {before} simulated bytes"
     kept = program if reason else result

@@ -44,6 +44,11 @@ from dovetail.testing.samples import run_on_samples
 '''
 
 
+def _docstring(text: str) -> str:
+    """The text as it may stand between quotes of a docstring."""
+    return repr(text)[1:-1].replace('"', r"\"")
+
+
 class WatchedCall:
     """A function that writes down the arguments and results of its first call: the generator's state comes last.
 
@@ -77,7 +82,7 @@ class WatchedCall:
         try:
             save_call(self._stem.with_name(f"{self._stem.name}.{what}.safetensors"), items)
         except NotSerializable as error:
-            logger.warning("the %s of %s are not written down: %s", what, self._stem.name, error)
+            logger.warning("the %s of %s cannot be written: %s", what, self._stem.name, error)
             return False
         return True
 
@@ -186,7 +191,7 @@ class Dump:
             self._write(name, text, {})
 
     def _script(self, name: str, program: Program, text: str, named: Mapping[str, object]) -> str:
-        lines = [_HEADER.format(title=f"{program.name} after {name}")]
+        lines = [_HEADER.format(title=_docstring(f"{program.name} after {name}"))]
         lines += [f"{key} = {_literal(value)}" for key, value in named.items()]
         lines += ["", "", text, ""]
         inputs = ",\n        ".join(f"{value.name!r}: {_describe(value.meta)}" for value in program.inputs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from dovetail.ir.stages import verify_program
 from dovetail.ops.packed import is_packing
 from dovetail.partition.split import split_by_phase
 from dovetail.passes.channels_last import channels_last
-from dovetail.passes.fold_batch_norms import fold_batch_norms
+from dovetail.passes.fold_batch_norms import FoldBatchNormsReport, fold_batch_norms
 from dovetail.passes.fold_constants import FoldReport, fold_constants
 from dovetail.passes.fold_plan import FoldingPlan, plan_folding
 from dovetail.passes.merge_linears import merge_linears
@@ -36,16 +35,29 @@ from dovetail.pipeline.driver import StepRecord, run_half_passes, run_passes, wr
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.options import Options
 
-FreezingPass = Callable[[Program, Collection[str], MetaInference], tuple[Program, Any]]
+Contents = Mapping[str, torch.Tensor]
+FreezingPass = Callable[[Program, Collection[str], MetaInference, Contents], tuple[Program, Any]]
+
+
+def _fold_norms(
+    program: Program, constants: Collection[str], infer: MetaInference, contents: Contents
+) -> tuple[Program, FoldBatchNormsReport]:
+    return fold_batch_norms(program, constants, infer, frugal=True, contents=contents)
+
+
+def _blind(function: Callable[[Program, Collection[str], MetaInference], tuple[Program, Any]]) -> FreezingPass:
+    """A pass that looks at no contents."""
+    return lambda program, constants, infer, _: function(program, constants, infer)
+
 
 BITWISE, NUMERICS = "bitwise", "numerics"
 
 FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (
-    ("remove_dropout", BITWISE, remove_dropout),
-    ("fold_batch_norms", NUMERICS, partial(fold_batch_norms, frugal=True)),
-    ("merge_linears", NUMERICS, merge_linears),
-    ("channels_last", NUMERICS, channels_last),
-    ("prepack", NUMERICS, prepack),
+    ("remove_dropout", BITWISE, _blind(remove_dropout)),
+    ("fold_batch_norms", NUMERICS, _fold_norms),
+    ("merge_linears", NUMERICS, _blind(merge_linears)),
+    ("channels_last", NUMERICS, _blind(channels_last)),
+    ("prepack", NUMERICS, _blind(prepack)),
 )
 """Name, tier and function of each, in order."""
 
@@ -65,7 +77,7 @@ def chosen_passes(wish: str | Sequence[str]) -> tuple[str, ...]:
     names = (wish,) if isinstance(wish, str) else tuple(wish)
     for name in names:
         if name not in known:
-            expected = f'"bitwise", "fast", or names out of {", ".join(known)}'
+            expected = f'"bitwise", "fast", or names from {", ".join(known)}'
             raise BadOptionValue(option="passes", value=name, reason="there is no such pass", expected=expected)
     return tuple(name for name in known if name in names)
 
@@ -78,10 +90,12 @@ def simplify(
     options: Options,
     dump: Dump,
     hints: Mapping[str, Number],
+    contents: Contents,
 ) -> tuple[Program, frozenset[str]]:
     """The program after the passes that every program goes through, and after the passes of freezing with these names.
 
-    constants: names of inputs whose contents are known. Also gives the names of values that must become constants.
+    constants: names of inputs that are the same in every call. contents: the tensors behind inputs, by name. Also gives
+    the names of values that must become constants.
     """
     dump.step("functional", program)
     program, _ = run_passes(program, options, dump, hints)
@@ -90,7 +104,7 @@ def simplify(
         if name not in passes or name in options.skip:
             continue
         start = time.perf_counter_ns()
-        result, report = function(program, constants, infer)
+        result, report = function(program, constants, infer, contents)
         elapsed_us = (time.perf_counter_ns() - start) // 1000
         if options.verify and result is not program:
             verify_program(result, writes)

@@ -1,22 +1,22 @@
-"""Options of a compilation: frozen, keyword-only, handed down; the environment is read when they are made.
+"""Options of a compilation. Frozen and keyword-only; the environment is read when they are created.
 
 | option | environment | meaning |
 |---|---|---|
-| dump | DOVETAIL_DUMP | folder for the text of the program after every step |
+| dump | DOVETAIL_DUMP | folder for the text of the program after every pass |
 | dump_calls | DOVETAIL_DUMP_CALLS | also the tensors of the first call of each program |
 | verify | DOVETAIL_VERIFY | 0: nothing; 1: stage rules and purity of every pass; 2: also run both sides of every pass |
-| skip | DOVETAIL_SKIP | names of passes to leave out, comma separated |
+| skip | DOVETAIL_SKIP | names of passes to leave out, separated by commas |
 | stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
-| partition | DOVETAIL_PARTITION | auto: recompute what is cheap; min_cut: save least; default: save all; a function |
-| recompute | DOVETAIL_RECOMPUTE | what min_cut and auto may run again: cheap (views, copies, pointwise) or all |
-| max_variants | - | how many kinds of calls one compiled function may keep, and how many programs each kind |
+| partition | DOVETAIL_PARTITION | auto: recompute cheap values; min_cut: save least; default: save all; or a function |
+| recompute | DOVETAIL_RECOMPUTE | what may be recomputed: cheap (views, copies, pointwise; the default) or all |
+| max_variants | - | limit on kinds of calls of a function, and on programs of each kind; default: 8 |
 | dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
 | double_backward | - | keep the inputs of each call, so that backward works with create_graph=True |
-| donate | - | arguments, by name or position, whose memory each call gives away; see docs/inplace.md |
-| keep_grads | - | `dovetail.compile_step` only: leave `.grad` also where the step begins by clearing it |
+| donate | - | arguments, by name or position, whose memory each call may overwrite; see docs/inplace.md |
+| keep_grads | - | `dovetail.compile_step` only: keep `.grad` even if the step begins by clearing it |
 | executors | - | executors, or names of them, in order of preference |
-| trail | - | a `pipeline.trail.Trail` that keeps what every step made; see `dovetail.explain` |
-| compilers | - | `execute.foreign.Compilers` of the user's, called in place of executors; see `dovetail.aot_function` |
+| trail | - | a `pipeline.trail.Trail` that keeps the result of every pass; see `dovetail.explain` |
+| compilers | - | user-supplied `Compilers`, called instead of executors; see `dovetail.aot_function` |
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LATER = {
 }
 _VERIFY_LEVELS = (0, 1, 2)
 _OBJECTS = (
-    ("compilers", Compilers, "it is made by dovetail.aot_function", "Compilers(forward, backward, inference)"),
+    ("compilers", Compilers, "dovetail.aot_function creates it", "Compilers(forward, backward, inference)"),
     ("trail", Trail, "it keeps the steps of a compilation", "a Trail of dovetail.pipeline.trail"),
 )
 _CHOICES = {"partition": ("default", "min_cut", "auto"), "recompute": ("cheap", "all")}
@@ -48,7 +48,7 @@ _CHOICES = {"partition": ("default", "min_cut", "auto"), "recompute": ("cheap", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """See the table in this module. Make one with `resolve_options`, which checks the values."""
+    """Checked options; see the table of `dovetail.pipeline.options`. Created by `resolve_options`."""
 
     dump: str | None = None
     dump_calls: bool = False
@@ -140,18 +140,23 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
     if options.verify not in _VERIFY_LEVELS or isinstance(options.verify, bool):
         refuse("verify", options.verify, "it is a level", "0, 1 or 2")
     if not isinstance(options.max_variants, int) or isinstance(options.max_variants, bool) or options.max_variants < 1:
-        refuse("max_variants", options.max_variants, "at least one program is kept", "a whole number from 1")
+        refuse("max_variants", options.max_variants, "at least one program must be kept", "a whole number from 1")
     dump: object = options.dump
     if dump is not None and not isinstance(dump, str | os.PathLike):
         refuse("dump", dump, "it is a folder", "a path")
     for option, choices in _CHOICES.items():
         is_function = option == "partition" and callable(options.partition)
         if not is_function and getattr(options, option) not in choices:
-            refuse(option, getattr(options, option), "it is a choice", ", ".join(choices[:-1]) + f" or {choices[-1]}")
+            refuse(
+                option,
+                getattr(options, option),
+                "it must be one of the choices",
+                ", ".join(choices[:-1]) + f" or {choices[-1]}",
+            )
     for switch in ("dump_calls", "dynamic", "double_backward", "keep_grads"):
         value: object = getattr(options, switch)
         if not isinstance(value, bool):
-            refuse(switch, value, "it is a switch", "True or False")
+            refuse(switch, value, "it is a flag", "True or False")
     for option, kinds in (("skip", str), ("executors", str | Executor)):
         value = getattr(options, option)
         if not isinstance(value, tuple) or not all(isinstance(item, kinds) for item in value):

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.reads import can_fail
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.capture.step_programs import StepPrograms
@@ -36,6 +37,7 @@ from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import PASS_NAMES, PASSES, StepRecord, run_passes, writes
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.options import Options
+from dovetail.pipeline.trail import STEP_STATE
 
 logger = logging.getLogger("dovetail")
 
@@ -74,7 +76,7 @@ def compile_step_programs(
     program = with_copies(_with_late_writes(program))
     if options.verify:
         verify_program(program, writes)
-    dump.step("write_state", program)
+    dump.step(STEP_STATE, program)
     memory = PlanMemory()
     for pass_name, function in STEP_PASSES:
         if pass_name in options.skip or options.stop_after in _FIRST:
@@ -92,9 +94,9 @@ def compile_step_programs(
         dump.step(pass_name, program, record)
         if pass_name == options.stop_after:
             break
-    compiled = CompiledStepProgram(
-        CompiledProgram(program, make_executors(options)), plan, labels, tuple(reports), dict(hints)
-    )
+    code = CompiledProgram(program, make_executors(options))
+    eager = simulate_peak(programs.recorded, hints).peak_bytes
+    compiled = CompiledStepProgram(code, plan, labels, tuple(reports), dict(hints), eager)
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)
@@ -148,8 +150,8 @@ def _refuse_late_checks(compiled: CompiledStepProgram) -> None:
     for node in compiled.program.nodes[compiled.first_write :]:
         if can_fail(node):
             raise UnsupportedStep(
-                what="asks for something that is only known after its state was written",
-                why="an answer other than the one it was captured with would come too late to take the step back",
-                hint="ask before the first update, or after the step",
+                what="depends on a number that is known only after state was written",
+                why="if it differs from the captured one, it is too late to undo the step",
+                hint="read it before the first update, or after the step",
                 origin=node.origin,
             )

@@ -12,6 +12,12 @@ from dataclasses import dataclass, field
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 
+LIKELY = "_likely"
+"""Ends the name of a lowering for the gradients that arrive most often, which follows the one for all of them."""
+
+STEP_STATE = "write_state"
+"""The step in which the program of a whole training step writes its state."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -39,6 +45,11 @@ class Lowering:
     def is_complete(self) -> bool:
         """Whether both halves were made: a recording that is refused leaves steps behind as well."""
         return self.half("forward") is not None and self.half("backward") is not None
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a whole training step, lowered as far as its state is written: one program, no halves."""
+        return any(step.name == STEP_STATE for step in self.steps)
 
 
 class Trail:

@@ -99,7 +99,7 @@ def alias_program(seed: int, *, reshapes: bool = False) -> AliasProgram:
 
 
 def facts_in_eager(program: AliasProgram) -> tuple[PatternFacts, ...] | None:
-    """What happens in each pattern; None when eager raises, warns, or the order inside of an operator matters."""
+    """What happens in each pattern; None when eager raises, warns, or the order inside an operator matters."""
     facts = []
     try:
         with warnings.catch_warnings():

@@ -138,7 +138,7 @@ class CheckedRun:
         leaving, self._leaving = self._leaving, set()
         for number in leaving:
             if not all(ref.expired() for ref in self._storages.pop(number, ())):
-                raise self._violation(f"storage {number} dies here", "it is still held")
+                raise self._violation(f"storage {number} is freed here", "it is still held")
 
     # --- inputs -----------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class CheckedRun:
                 if self._checked.last_read.get(value, -1) <= self._at:
                     continue
                 if value not in current and share_a_byte(held.tensor, tensor):
-                    raise self._violation(f"nobody reads {value} after this", f"it lies in {target}, and is read later")
+                    raise self._violation(f"{value} is not read after this", f"it lies in {target}, and is read later")
 
     def _shown_by(self, value: Value) -> set[Value]:
         """The values that a value is a view of."""

@@ -275,7 +275,7 @@ def overwritten(scene: FunctionalScene) -> Lines:
 
 
 def copied(scene: FunctionalScene) -> Lines:
-    """Copies, converted or laid out anew."""
+    """Copies, converted or laid out again."""
     x = scene.pick()
     if x is None:
         return ()

@@ -126,7 +126,7 @@ def check_careless(made: FunctionalProgram, *, commit: bool) -> tuple[bool, bool
 def check_dynamic(made: FunctionalProgram, trace: Callable[..., Any]) -> bool:
     """As `check_in_place`, for the graph modules that `trace(function)(*inputs)` makes with symbolic sizes.
 
-    Without what is no operator of ATen. Returns whether a size is symbolic in what remains.
+    Without what is not an operator of ATen. Returns whether a size is symbolic in what remains.
     """
     made = made.without("prims.", "checks.")
     try:
@@ -231,7 +231,7 @@ def _apart(expected: Outcome, actual: Outcome, donated: frozenset[int]) -> str:
     kept = [i for i in range(len(expected.given)) if i not in donated]
     sides = [_sharing([run.given[i] for i in kept], run.outputs) for run in (expected, actual)]
     if sides[0] != sides[1]:
-        return f"memory is shared otherwise: {sides[1]}, and was {sides[0]}"
+        return f"memory is shared differently: {sides[1]}, and was {sides[0]}"
     return ""
 
 

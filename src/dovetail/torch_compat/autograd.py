@@ -47,7 +47,7 @@ def next_sequence_number() -> int:
 
 
 def running_sequence_number() -> int | None:
-    """The number of the autograd node that runs right now in this thread; None outside of a backward."""
+    """The number of the autograd node that runs right now in this thread; None outside a backward."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()
 
@@ -86,19 +86,30 @@ def has_hooks(tensor: torch.Tensor) -> bool:
 
 
 def viewed_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that autograd tracks this one as a view of; itself when it is no view."""
+    """The tensor that autograd tracks this one as a view of; itself when it is not a view."""
     base = tensor._base
     return tensor if base is None else base
 
 
+_interpreter = torch._C._functorch.peek_interpreter_stack
+
+
 def transform_is_active() -> bool:
     """Whether a `torch.func` transform (vmap, grad, jvp, ...) or a forward-mode level is being run around this."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return _interpreter() is not None or forward_ad._current_level >= 0
+
+
+def frees_arriving_gradients() -> bool:
+    """Whether gradients that arrive at a `torch.autograd.Function` can die before its backward ends."""
+    return hasattr(torch.autograd.Function, "boxed_grads_call")
+
+
+_profiler_enabled = torch.autograd._profiler_enabled
 
 
 def profiler_is_running() -> bool:
     """Whether torch.profiler or torch.autograd.profiler records right now."""
-    return torch.autograd._profiler_enabled()
+    return _profiler_enabled()
 
 
 def below_autograd() -> AbstractContextManager[None]:
@@ -109,7 +120,7 @@ def below_autograd() -> AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def backward_within(make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """While active, each backward in this thread runs inside of a context of its own, which `make` gives.
+    """While active, each backward in this thread runs inside a context of its own, which `make` gives.
 
     A function mode that sees `Tensor.backward` is not active while that runs, nor is it in the hooks that are called.
     """

@@ -1,7 +1,8 @@
-"""Operators over sub-programs (`scan`, `while_loop`, ...) and how torch takes their sub-programs apart."""
+"""Operators over subgraphs (`scan`, `while_loop`, ...) and how torch takes their subgraphs apart."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -9,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import Source, active_fake_mode
-from torch._higher_order_ops import utils
+from torch._higher_order_ops import partitioner, utils
 from torch._higher_order_ops.partitioner import HopGraphMinCutPartitioner
 from torch._higher_order_ops.utils import setup_compilation_env
 from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_iter
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from dovetail.torch_compat.autograd import without_saved_tensor_hooks
-from dovetail.torch_compat.fakes import kernels_for_symbolic_sizes
+from dovetail.torch_compat.fakes import kernels_for_symbolic_sizes, mode_of
 from dovetail.torch_compat.symbols import new_shape_env
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ _PATIENCE = 5.0
 
 
 class _Here(threading.local):
-    """What holds in a thread. apart: `traced_apart`. cut: a sub-program is being cut in two. run: what runs graphs."""
+    """What holds in a thread. apart: `traced_apart`. cut: a subgraph is being cut in two. run: what runs graphs."""
 
     apart = False
     cut = False
@@ -74,19 +76,54 @@ def _replaced() -> Iterator[None]:
 
 _PARTITION: Any = HopGraphMinCutPartitioner.create_partitioned_graph
 _FUNCTIONALIZE: Any = torch.func.functionalize
-_COMPILE_AND_CALL: Any = utils._hop_compile_and_call
+_DETECT: Any = vars(utils)["detect_fake_mode"]
+_COMPILE: Any = torch.compile
+# In torch 2.11, each operator calls `torch.compile` itself, and looks for fakes' mode around before it asks operands.
+_HAS_COMPILE_AND_CALL = hasattr(utils, "_hop_compile_and_call")
+
+
+def _compile_and_call(fn: Any, args: Any, kwargs: Any = None) -> Any:
+    """What torch does with the function that an operator over subgraphs makes of its operands."""
+    with setup_compilation_env() as backend:
+        return _COMPILE(fn, backend=backend, fullgraph=True)(*args, **(kwargs or {}))
+
+
+_COMPILE_AND_CALL: Any = getattr(utils, "_hop_compile_and_call", _compile_and_call)
+
+
+_IS_LOUD = partitioner.logger.level == logging.DEBUG  # before torch 2.13, which then prints every graph
 
 
 def _put(partition: Any, functionalize: Any, compile_and_call: Any) -> None:
+    if _IS_LOUD:
+        partitioner.logger.setLevel(logging.DEBUG if partition is _PARTITION else logging.NOTSET)
     places: Any = (HopGraphMinCutPartitioner, torch.func, utils)
     places[0].create_partitioned_graph = staticmethod(partition)
     places[1].functionalize = functionalize
-    places[2]._hop_compile_and_call = compile_and_call
+    if _HAS_COMPILE_AND_CALL:
+        places[2]._hop_compile_and_call = compile_and_call
+    else:
+        torch.compile = _COMPILE if compile_and_call is _COMPILE_AND_CALL else _compiled
+        places[2].detect_fake_mode = _DETECT if compile_and_call is _COMPILE_AND_CALL else _mode_of_operands
+
+
+def _mode_of_operands(operands: Any = None) -> Any:
+    """The mode of the fakes that a subgraph is traced with; a compilation around may have another one."""
+    modes = [mode for mode in map(mode_of, tree_iter(operands)) if mode is not None] if _HERE.apart else []
+    return modes[0] if modes else _DETECT(operands)
+
+
+def _compiled(*args: Any, **options: Any) -> Any:
+    """`torch.compile`, but for what torch's operators over subgraphs give to it."""
+    fn = args[0] if args else None
+    if _HERE.run is None or not str(getattr(fn, "__module__", "")).startswith("torch._higher_order_ops."):
+        return _COMPILE(*args, **options)
+    return lambda *given, **named: _compiled_and_called(fn, given, named)
 
 
 @contextmanager
 def traced_apart() -> Iterator[None]:
-    """While active, this thread's modes, but for a fake mode, do not see how `scan` cuts its sub-program in two.
+    """While active, this thread's modes, but for a fake mode, do not see how `scan` cuts its subgraph in two.
 
     That is a compilation of torch's own, over fake tensors of its own: no part of what the user's program runs.
     """
@@ -102,7 +139,7 @@ def _partitioned(*args: Any, **kwargs: Any) -> Any:
         with _holding("cut", True), _disable_current_modes(), without_saved_tensor_hooks(), fake_mode or nullcontext():
             return _PARTITION(*args, **kwargs)
     except RuntimeError as error:  # a kernel that takes no symbols, for one
-        raise NotImplementedError("the gradient of the sub-program could not be traced") from error
+        raise NotImplementedError("the gradient of the subgraph could not be traced") from error
 
 
 def _functionalized(graph: Any, **options: Any) -> Any:
@@ -161,6 +198,10 @@ def _captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[F
         with setup_compilation_env(), dynamo.utils.get_metrics_context(), sizes:
             frame: FrameInfo = dynamo.convert_frame._get_frame(fn, args, kwargs)
             return frame, dynamo.convert_frame.fullgraph_capture(fn, args, kwargs)
+    except dynamo.exc.UncapturedHigherOrderOpError as error:
+        if "input mutation" not in str(error):
+            raise
+        raise NotImplementedError("a subgraph writes its inputs") from error  # since torch 2.13 others find that
     finally:
         if is_locked:
             dynamo.convert_frame.compile_lock.release()
@@ -183,7 +224,7 @@ def _rely_on(shape_env: ShapeEnv, frame: FrameInfo) -> None:
         _check_all(holds)
     facts = [guard.expr for guard in shape_env.guards]
     for asserts in shape_env.deferred_runtime_asserts.values():
-        facts += [fact.expr for fact in asserts if fact.expr.free_symbols <= known.keys()]  # others are found anew
+        facts += [fact.expr for fact in asserts if fact.expr.free_symbols <= known.keys()]  # others are found again
     _check_all([sympy_interp(PythonReferenceAnalysis, known, fact) for fact in facts])
 
 

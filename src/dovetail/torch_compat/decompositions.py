@@ -30,7 +30,7 @@ def by_overload(table: Mapping[Any, Callable[..., Any]]) -> dict[Overload, Calla
 
 
 class TakenApart(DispatchMode):
-    """While active, operators in the table run by their rules; operators inside of a rule, too."""
+    """While active, operators in the table run by their rules; operators inside a rule, too."""
 
     supports_higher_order_operators = True
 

@@ -18,9 +18,22 @@ HigherOrder = HigherOrderOperator
 Packet = OpOverloadPacket
 
 
+class PlainMode(TorchDispatchMode):
+    """A dispatch mode whose first use does not load Dynamo (over a second). For code that nobody compiles."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Asked when a subclass is defined: True wraps its method in a call that loads Dynamo."""
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One argument of an operator schema. alias: name of its alias set, "" if it has none."""
+    """One argument of an operator schema. alias: name of its alias set, "" if it has none.
+
+    type: as kernels see it, where dtypes are integers. kind: as it is declared: `Optional[ScalarType]`. is_fixed: an
+    integer, or several, that torch never takes as a symbol: a dimension, say.
+    """
 
     name: str
     type: str
@@ -30,6 +43,8 @@ class Argument:
     is_out: bool
     has_default: bool
     default: object
+    kind: str = ""
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +92,15 @@ def _argument(raw: Any) -> Argument:
         is_out=raw.is_out,
         has_default=has_default,
         default=raw.default_value if has_default else None,
+        kind=str(raw.real_type),
+        is_fixed=_innermost(raw.real_type).kind() == "IntType",
     )
+
+
+def _innermost(kind: Any) -> Any:
+    while kind.kind() in ("OptionalType", "ListType"):
+        kind = kind.getElementType()
+    return kind
 
 
 def _alias(info: Any) -> str:
@@ -121,7 +144,7 @@ def has_kernel(op: OpOverload, device_type: str) -> bool:
 
 @cache
 def is_question(op: OpOverload) -> bool:
-    """Whether the operator asks a tensor about its metadata (`prim.device`): it is no part of a program.
+    """Whether the operator asks a tensor about its metadata (`prim.device`): it is not part of a program.
 
     So does what was never registered with the dispatcher (`aten.size`, of TorchScript), asked for as a last resort.
     """

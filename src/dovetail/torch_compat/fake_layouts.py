@@ -15,10 +15,21 @@ _aten = torch.ops.aten
 def as_laid_out(op: Any, args: Sequence[Any], result: Any) -> Any:
     """The results of an operator on fakes, in the layout that the operator gives them.
 
-    Batch norm on CPU: its fake keeps the strides of the input, and the kernel those of a memory format.
+    Batch norm on CPU: its fake keeps the strides of the input, and the kernel those of a memory format. Before torch
+    2.13, fakes of two more are always contiguous: kernels that pad by what lies inside keep channels last on CPU, and
+    zeros are laid out as the tensor in whose place they are.
     """
     rule = _RULES.get(op)
     return result if rule is None else rule(args[0], result)
+
+
+def as_on_cpu(op: Any, args: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+    """An operator's results on the CPU, from those on the meta device: batch norm keeps nothing in evaluation."""
+    place = _TRAINING.get(op)
+    if place is None or (place >= 0 and (place >= len(args) or args[place] is not False)):
+        return results
+    made, *others = _laid_out_as_on_cpu(args[0], results)
+    return [made, *(torch.empty(0, dtype=other.dtype, device=other.device) for other in others)]
 
 
 class RightLayouts(TorchDispatchMode):
@@ -32,8 +43,12 @@ class RightLayouts(TorchDispatchMode):
 
 
 def _batch_norm(x: torch.Tensor, result: Sequence[Any]) -> Any:
+    return _laid_out_as_on_cpu(x, result) if x.device.type == "cpu" else result
+
+
+def _laid_out_as_on_cpu(x: torch.Tensor, result: Sequence[Any]) -> Any:
     made, *others = result
-    if x.device.type != "cpu" or x.dim() < 2 or x.is_contiguous():
+    if x.dim() < 2 or x.is_contiguous():
         return result
     right = torch.empty(made.shape, dtype=made.dtype, device=made.device, memory_format=_format_of(x))
     return result if right.stride() == made.stride() else (right, *others)
@@ -47,12 +62,40 @@ def _format_of(x: torch.Tensor) -> torch.memory_format:
     return found
 
 
-_RULES: dict[Any, Callable[[torch.Tensor, Any], Any]] = dict.fromkeys(
+def _padded(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    wanted = torch.channels_last
+    if x.device.type != "cpu" or x.dim() != 4 or suggest_memory_format(x) != wanted:
+        return result
+    if result.is_contiguous(memory_format=wanted):
+        return result
+    return torch.empty(result.shape, dtype=result.dtype, device=result.device, memory_format=wanted)
+
+
+def _zeroed(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, dtype=result.dtype)
+
+
+_RULES: dict[Any, Callable[[torch.Tensor, Any], Any]] = {
+    _aten.reflection_pad2d.default: _padded,
+    _aten.replication_pad2d.default: _padded,
+    _aten.zero.default: _zeroed,
+}
+_RULES |= dict.fromkeys(
     (
         _aten.native_batch_norm.default,
         _aten._native_batch_norm_legit.default,
         _aten._native_batch_norm_legit.no_stats,
         _aten._native_batch_norm_legit_no_training.default,
+        _aten._native_batch_norm_legit_functional.default,
+        _aten._batch_norm_with_update.default,
+        _aten._batch_norm_with_update_functional.default,
+        _aten._batch_norm_no_update.default,
     ),
     _batch_norm,
 )
+# Where these have the argument that tells training from evaluation; -1 for what only evaluates.
+_TRAINING: dict[Any, int] = {
+    _aten.native_batch_norm.default: 5,
+    _aten._native_batch_norm_legit.default: 5,
+    _aten._native_batch_norm_legit_no_training.default: -1,
+}

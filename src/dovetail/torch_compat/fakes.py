@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -40,7 +43,25 @@ NO_FAKE_KERNEL_ERRORS: tuple[type[Exception], ...] = (UnsupportedOperatorExcepti
 
 def new_fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:
     """A fresh fake mode; real tensors met inside become fake ones on the fly."""
+    _load_dynamo()
     return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
+
+
+@cache
+def _load_dynamo() -> None:
+    """Import what the first fake mode would import, on a stack of its own.
+
+    `torch.fx.wrap`, called there, leaves a frame that refers to itself: all its callers' variables, the user's tensors
+    among them, would live until the garbage collector finds it.
+    """
+    loader = threading.Thread(target=importlib.import_module, args=("torch._dynamo",))
+    loader.start()
+    loader.join()
+
+
+def new_symbolic_fake_mode() -> FakeTensorMode:
+    """A fresh fake mode in which sizes that only data tells are symbols, and not an error."""
+    return new_fake_mode(ShapeEnv())
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -54,7 +75,7 @@ DEVICE_QUESTION: Any = torch.ops.prim.device.default
 def device_of_fake(tensor: torch.Tensor) -> torch.device:
     """The device that a fake tensor seems to be on, without asking it through torch's dispatcher (20 us).
 
-    Not for code that runs inside of a kernel of the fake mode, where the answer is the meta device.
+    Not for code that runs inside a kernel of the fake mode, where the answer is the meta device.
     """
     assert isinstance(tensor, FakeTensor), "real tensors know their device"
     return tensor.fake_device

@@ -19,8 +19,9 @@ class SameTensors:
         """Remember what these are like; not the tensors themselves."""
         sizes: list[Any] = [list(tensor.shape) for tensor in tensors]
         strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
-        self._guards = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        self._check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these are like those, one by one."""
-        return bool(self._guards.check(*tensors))
+        same: bool = self._check(*tensors)
+        return same

@@ -11,12 +11,19 @@ _HOOKS = tuple(
     getattr(module, f"_global_{name}_hooks") for name in ("forward_pre", "forward", "backward_pre", "backward")
 )
 
+_function_modes = torch._C._len_torch_function_stack
+
 
 def function_mode_is_active() -> bool:
     """Whether a `TorchFunctionMode` of the user's is active; the default device is none."""
-    if not torch._C._len_torch_function_stack():
+    if not _function_modes():
         return False
     return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+
+def autocast_is_active() -> bool:
+    """Whether autocast is on for any kind of device."""
+    return torch._C._is_any_autocast_enabled()
 
 
 def has_function_mode(mode: object) -> bool:

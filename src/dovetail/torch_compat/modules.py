@@ -19,6 +19,11 @@ def global_hook_tables() -> dict[str, dict[int, Any]]:
     }
 
 
+def forward_pre_hooks(module: torch.nn.Module) -> list[Any]:
+    """The hooks that run before the forward of a module, in order."""
+    return list(module._forward_pre_hooks.values())
+
+
 @contextlib.contextmanager
 def noticed_conversions(notice: Callable[[torch.nn.Module], None]) -> Iterator[None]:
     """While active, `notice` is called before a module is moved to another type or device (`net.to(...)`).
@@ -41,3 +46,11 @@ def noticed_conversions(notice: Callable[[torch.nn.Module], None]) -> Iterator[N
         yield
     finally:
         put._apply = before
+
+
+def calls_only_forward(module: torch.nn.Module) -> bool:
+    """Whether calling a module only calls the `forward` of its class: no hooks, no `Module.compile`."""
+    own = module.__dict__
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
+        return False
+    return not ("forward" in own or own.get("_compiled_call_impl") or _module._has_any_global_hook())

@@ -39,7 +39,7 @@ def record_allocator_events(fn: Callable[[], _Result]) -> tuple[_Result, list[Al
     the call and are given back during it are therefore missing from the list, or, when an earlier recording left
     its address behind, present with a stale size. The caller must ignore addresses that it has not seen taken.
     """
-    recorder = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    recorder = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)  # or torch 2.11 warns
     with _without_trace_lines():
         recorder.start()
     try:

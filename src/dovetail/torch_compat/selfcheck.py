@@ -11,8 +11,8 @@ not the tested one.
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dovetail.torch_compat.checks import (
@@ -32,7 +32,9 @@ from dovetail.torch_compat.checks import (
     onednn,
     optimizers,
     profiler,
+    python_kernels,
     pytree,
+    recurrent,
     rng,
     subclasses,
     swapping,
@@ -60,6 +62,8 @@ COMPILER_CHECKS: tuple[Check, ...] = (
     *onednn.CHECKS,
     *optimizers.CHECKS,
     *pytree.CHECKS,
+    *python_kernels.CHECKS,
+    *recurrent.CHECKS,
     *rng.CHECKS,
     *subclasses.CHECKS,
     *swapping.CHECKS,
@@ -99,9 +103,25 @@ def run_compiler_checks() -> tuple[CheckResult, ...]:
     The checks run in a thread of their own: grad mode, dispatch modes and the tracing context of the caller belong to
     the caller's thread, so that they neither disturb the checks nor are disturbed by them. No check may compile with
     Dynamo, whose lock the caller may hold.
+
+    The thread never ends. With the thread of the first fake mode, torch 2.11 frees what it takes for a GPU where there
+    is none, and fake modes of other threads call that. A thread that ran a backward takes Python's lock as it ends,
+    which aborts a process that ends at that moment.
     """
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="dovetail-self-check") as thread:
-        return tuple(thread.map(_run, COMPILER_CHECKS))
+    found: list[CheckResult] = []
+    is_done = threading.Event()
+
+    def check_and_stay() -> None:
+        try:
+            found.extend(map(_run, COMPILER_CHECKS))
+        finally:
+            is_done.set()
+            threading.Event().wait()
+
+    threading.Thread(target=check_and_stay, name="dovetail-self-check", daemon=True).start()
+    is_done.wait()
+    assert len(found) == len(COMPILER_CHECKS), "a check has ended its thread"
+    return tuple(found)
 
 
 def _run(check: Check) -> CheckResult:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Something that is no tensor, and the same in every wrapper of a layout (the mesh of a DTensor)."""
+    """Something that is not a tensor, and the same in every wrapper of a layout (the mesh of a DTensor)."""
 
     value: Any
 

@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -230,12 +230,31 @@ class NewSizeFact(RuntimeError):
 
 
 @contextmanager
+def _refused_facts(shape_env: Any) -> Iterator[None]:
+    """What torch 2.11 asks before it notes a fact raises; later versions have a mode for that."""
+
+    def refuse(expr: object, number: object) -> None:
+        raise NewSizeFact(f"{expr} would have to be {number}")
+
+    before = vars(shape_env).get("_check_frozen")
+    shape_env._check_frozen = refuse
+    try:
+        yield
+    finally:
+        del shape_env._check_frozen
+        if before is not None:
+            shape_env._check_frozen = before
+
+
+@contextmanager
 def no_new_facts(shape_env: ShapeEnv | None) -> Iterator[None]:
     """While active, what would assume another fact about symbolic sizes raises an exception instead.
 
-    Raises: NewSizeFact at the end, where this torch cannot refuse at once and a fact was assumed.
+    Raises: NewSizeFact at the end, where a fact was assumed nevertheless.
     """
     refusing = getattr(shape_env, "error_on_new_guards", None)
+    if refusing is None and shape_env is not None:
+        refusing = partial(_refused_facts, shape_env)
     before = guard_count(shape_env)
     was_quiet, _LOG.disabled = _LOG.disabled, True  # it says of each refusal that something failed
     try:

@@ -201,7 +201,7 @@ def traced_maths() -> Iterator[None]:
 
     Functions of `math`, `max` and `min` are noted, and so are all operators as Python has them: torch's symbolic ones
     make `math.floor(a / b)` of `a // b`, which is another number, refuse negative bases of powers, and do not compute
-    with truth values. Code outside of torch that asks whether a traced number is a float, say, is told so.
+    with truth values. Code outside torch that asks whether a traced number is a float, say, is told so.
     Turning one into text is refused by its trace.
     """
     changed: list[tuple[Any, str, Any]] = []
@@ -304,7 +304,7 @@ def _ask_type_of_power(base: _Node, exponent: _Node) -> None:
         if type(base.now) is not float:
             _ask_sign(exponent)  # a negative one makes a float of integers
     elif base.now < 0:
-        exponent.guard_number()  # one that is no whole number makes complex numbers
+        exponent.guard_number()  # one that is not a whole number makes complex numbers
 
 
 def _ask_sign(node: _Node) -> None:

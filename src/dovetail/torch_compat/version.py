@@ -26,7 +26,7 @@ def ensure_supported_torch() -> None:
 
     Raises:
         UnsupportedTorchVersion: torch is older than `OLDEST_SUPPORTED`, its version cannot be read, or a private
-            function behaves otherwise than dovetail needs.
+            function behaves differently from dovetail needs.
 
     Warns:
         DovetailWarning: torch is newer than `TESTED` and every self-check passes.
@@ -62,7 +62,7 @@ def _ensure_supported(version: str) -> None:
     if release > TESTED:
         tested = ".".join(map(str, TESTED))
         warnings.warn(
-            f"dovetail is tested on torch {tested} and this is torch {version}. Every self-check passes here.",
+            f"dovetail is tested with torch {tested}; this is torch {version}, on which every self-check passes.",
             DovetailWarning,
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""New contents were made in the memory of an input to which their transpose is copied."""
+"""New contents were computed in the memory of an input to which their transpose is copied."""
 
 import torch
 

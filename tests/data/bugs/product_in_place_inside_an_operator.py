@@ -1,4 +1,4 @@
-"""In bfloat16, `mul_` by a number from inside of an operator rounds otherwise than `mul`, by which it was replaced."""
+"""In bfloat16, `mul_` by a number from inside an operator rounds differently from `mul`, by which it was replaced."""
 
 import torch
 

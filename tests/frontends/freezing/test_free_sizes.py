@@ -133,8 +133,8 @@ def test_one_row_may_be_another_program() -> None:
         ({"x": {0: "size", 1: "size"}}, "'size' is 3 and 5"),
         ({"x": {0: 2.5}}, "names no size"),
         ({"x": "batch"}, "the entry for x is a str"),
-        ({"x": {0: torch.export.Dim("batch", min=8)}}, "outside of its range"),
-        ("dynamic", "a str says nothing"),
+        ({"x": {0: torch.export.Dim("batch", min=8)}}, "outside its range"),
+        ("dynamic", "a str does not describe"),
         ((None, None, None), "3 entries for 2"),
     ],
 )
@@ -174,10 +174,23 @@ def test_sizes_that_depend_on_data() -> None:
 
 
 def test_a_kernel_that_takes_no_free_sizes_is_the_reason() -> None:
-    model = nn.LSTM(4, 5, batch_first=True)
-    frozen = dovetail.freeze(model, (torch.rand(2, 3, 4),))
+    class Mixed(nn.Module):  # under autocast a recurrent layer is taken apart, for the length of the example
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.LSTM(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return self.layer(x)[0]
+
+    model = Mixed()
     x = torch.rand(2, 3, 4)
     with torch.no_grad():
-        assert torch.equal(frozen(x)[0], model(x)[0])
+        try:
+            expected = model(x)
+        except RuntimeError as error:
+            pytest.skip(f"no bfloat16 recurrent kernel on this processor: {error}"[:120])
+    frozen = dovetail.freeze(model, (torch.rand(2, 3, 4),))
+    assert torch.equal(frozen(x), expected)
     with pytest.raises(dovetail.DovetailError, match=r"(?s)DT-FREEZE-003.*every size is fixed"):
         frozen(torch.rand(3, 3, 4))

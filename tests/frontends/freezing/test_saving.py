@@ -102,7 +102,7 @@ def test_containers_and_defaults(tmp_path: Path) -> None:
     assert found["pair"][1].data_ptr() == batch["x"].data_ptr()
     for args, kwargs, reason in (
         ((batch,), {"factor": 3.0}, "factor is 3.0"),
-        (({"x": batch["x"]},), {}, "nested otherwise.*mask"),
+        (({"x": batch["x"]},), {}, "nested differently.*mask"),
     ):
         with pytest.raises(dovetail.DovetailError, match=f"(?s)DT-FREEZE-003.*{reason}"):
             loaded(*args, **kwargs)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
+from dovetail.errors import BadWeights
 from tests.frontends.freezing.models import Classifier, Counter, Tied
 
 X = torch.rand(2, 3, 8, 8)
@@ -250,3 +251,29 @@ def test_a_failure_discards_nothing() -> None:
         dovetail.freeze(model, (torch.rand(3),), discard_originals=True)
     assert model.weight is weight
     assert torch.equal(model(torch.ones(3)), weight)
+
+
+class _Expanded(nn.Module):
+    """Its weights are views in which elements share memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((1,), 2.0).expand(3))
+        self.register_buffer("windows", torch.arange(4.0).unfold(0, 2, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x * self.scale) @ self.windows
+
+
+def test_expanded_weights_are_swapped() -> None:
+    frozen, other = dovetail.freeze(_Expanded(), (torch.randn(2, 3),)), _Expanded()
+    other.scale, other.windows = torch.full((3,), 5.0), torch.tensor([[1.0, 2.0], [2.0, 3.0], [3.0, -0.0]])
+    x = torch.randn(2, 3)
+    frozen.swap_weights(other.state_dict())
+    assert torch.equal(frozen(x), other(x))
+
+
+def test_expanded_weights_that_differ_along_the_expansion() -> None:
+    frozen = dovetail.freeze(_Expanded(), (torch.randn(2, 3),))
+    with pytest.raises(BadWeights, match="elements of it that share memory would differ"):
+        frozen.swap_weights({"scale": torch.arange(3.0), "windows": torch.arange(4.0).unfold(0, 2, 1)})

@@ -6,6 +6,7 @@ import pytest
 
 from tests.frontends.step.agreement import Case, agree
 from tests.frontends.step.cases.matrix import case_of, singles
+from tests.rotation import rotated
 
 pytestmark = [
     pytest.mark.usefixtures("alone"),
@@ -15,6 +16,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("case", [case_of(row) for row in singles()], ids=str)
+@pytest.mark.parametrize("case", rotated([case_of(row) for row in singles()], 4), ids=str)
 def test_step_agrees_with_eager(case: Case) -> None:
     agree(case, 12)

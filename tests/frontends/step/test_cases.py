@@ -1,12 +1,11 @@
 """Compiled steps agree with eager where arguments, results, state or the way of training are unusual.
 
-What Python may do with numbers, and what is easily overlooked, is tried in part here; with DOVETAIL_EVERY_STEP=1, as
-`make sweep` has it, in whole.
+What Python may do with numbers, and what is easily overlooked, is tried in slices that rotate (`tests.rotation`);
+`make sweep` runs all of it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.frontends.step.cases.numbers import NUMBERS
 from tests.frontends.step.cases.overlooked import OVERLOOKED
 from tests.frontends.step.cases.ways import WAYS
 from tests.frontends.step.twins import Differs
+from tests.rotation import rotated
 
 pytestmark = [
     pytest.mark.usefixtures("alone"),
@@ -27,24 +27,23 @@ pytestmark = [
 
 
 def _some(cases: Sequence[Case], of: int) -> list[Any]:
-    chosen = cases if os.environ.get("DOVETAIL_EVERY_STEP") else cases[::of]
-    return [pytest.param(case, id=case.name, marks=_marks(case)) for case in chosen]
+    return [pytest.param(case, id=case.name, marks=_marks(case)) for case in rotated(cases, of)]
 
 
 def _marks(case: Case) -> list[Any]:
     return [pytest.mark.xfail(strict=True, raises=Differs, reason=case.known)] if case.known else []
 
 
-@pytest.mark.parametrize("case", [*GIVEN, *KINDS_OF_STATE, *WAYS], ids=str)
+@pytest.mark.parametrize("case", _some([*GIVEN, *KINDS_OF_STATE, *WAYS], 5))
 def test_unusual_step(case: Case) -> None:
     agree(case, 8)
 
 
-@pytest.mark.parametrize("case", _some(NUMBERS, 8))
+@pytest.mark.parametrize("case", _some(NUMBERS, 16))
 def test_numbers_in_python(case: Case) -> None:
     agree(case, 6)
 
 
-@pytest.mark.parametrize("case", _some(OVERLOOKED, 4))
+@pytest.mark.parametrize("case", _some(OVERLOOKED, 8))
 def test_state_of_python(case: Case) -> None:
     agree(case, 9)

@@ -7,6 +7,7 @@ import pytest
 from tests.frontends.step.agreement import Case, agree
 from tests.frontends.step.cases.changes import CHANGES
 from tests.frontends.step.cases.reloads import RELOADS
+from tests.rotation import rotated
 
 pytestmark = [
     pytest.mark.usefixtures("alone"),
@@ -14,6 +15,6 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("case", [*CHANGES, *RELOADS], ids=str)
+@pytest.mark.parametrize("case", rotated([*CHANGES, *RELOADS], 4), ids=str)
 def test_change_between_calls(case: Case) -> None:
     agree(case, 14)

@@ -317,7 +317,7 @@ CASES: tuple[tuple[Callable[[Training], Step], str], ...] = (
     (older_graph, "reaches variable scale, which is part of a graph from before"),
     (search, "calls LBFGS"),
     (sparse_gradient, "computes a sparse gradient"),
-    (moved, "moves a Linear to another type or device"),
+    (moved, "moves a Linear to another dtype or device"),
     (as_array, "turns a tensor into Python objects"),
     (graph_written, "reaches t.frozen, which is part of a graph from before"),
     (reshaped, "changes the shape or strides of t.frozen"),

@@ -1,4 +1,4 @@
-"""What a step's code asks of the world outside of Python's objects, and what it hands out: as in eager, or refused."""
+"""What a step's code asks of the world outside Python's objects, and what it hands out: as in eager, or refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import time
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -197,6 +197,15 @@ def test_gradients_that_the_step_makes_no_use_of_stay() -> None:
     _assert_same(run(True), run(False))
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, though this process was started in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_while_a_step_is_captured_waits_for_its_end() -> None:
     net = nn.Linear(4, 2)
 

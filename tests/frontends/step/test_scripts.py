@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rotation import rotated
+
 _SCRIPT = """
 import torch, dovetail
 from torch import nn
@@ -33,7 +35,7 @@ print("seen", config.seen)
 """
 
 
-@pytest.mark.parametrize("runner", [[], ["-m", "cProfile"]])
+@pytest.mark.parametrize("runner", rotated([[], ["-m", "cProfile"]], 2))
 def test_a_script_under_a_runner(runner: list[str], tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(_SCRIPT)

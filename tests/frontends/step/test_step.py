@@ -332,7 +332,7 @@ def test_what_a_program_does_is_explained() -> None:
     assert found.peak_bytes > 0
     assert found.dropped == 6
     assert found.questions
-    assert "asked before the first write" in str(found)
+    assert "checked before the first write" in str(found)
 
 
 @pytest.mark.parametrize(

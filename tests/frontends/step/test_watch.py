@@ -19,6 +19,7 @@ import torch
 
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.world import World
+from tests.rotation import rotated
 
 Pair = namedtuple("Pair", ["left", "right"])
 
@@ -207,7 +208,9 @@ HOLDERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-@pytest.mark.parametrize("pair", VALUES, ids=lambda pair: f"{type(pair[0]).__name__}-{type(pair[1]).__name__}")
+@pytest.mark.parametrize(
+    "pair", rotated(VALUES, 4), ids=lambda pair: f"{type(pair[0]).__name__}-{type(pair[1]).__name__}"
+)
 def test_a_value_that_changes_is_noticed_and_put_back(holder: str, pair: tuple[Any, Any]) -> None:
     make, put = HOLDERS[holder]
     old, new = pair
@@ -291,7 +294,7 @@ EDITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "attribute of a module": (lambda: torch.nn.Linear(2, 2), lambda x: setattr(x, "gain", 2)),
     "number of a module": (lambda: torch.nn.Dropout(0.5), lambda x: setattr(x, "p", 0.25)),
     "hook": (lambda: torch.nn.Linear(2, 2), lambda x: x.register_forward_hook(lambda *_: None)),
-    "parameter bound anew": (
+    "parameter bound again": (
         lambda: torch.nn.Linear(2, 2),
         lambda x: setattr(x, "weight", torch.nn.Parameter(torch.ones(2, 2))),
     ),
@@ -338,7 +341,7 @@ def test_an_edit_is_noticed_and_undone(name: str) -> None:
     edit(held)
     assert not watch.holds()
     assert world.changes()
-    if name not in ("parameter bound anew", "tensor in a distribution"):
+    if name not in ("parameter bound again", "tensor in a distribution"):
         assert World(step).record() != record
         assert difference(record, World(step).record())
     assert world.restore() == []

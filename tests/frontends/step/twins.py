@@ -45,7 +45,7 @@ class Twin:
 
     steps: the user's step functions, by name. call: what the loop calls in its turn k, with tensors made for this call.
     attributes: numbers and objects that belong to the user and that the step may change. before: what the loop does
-    before turn k (a scheduler outside of the step, a changed setting). around: a context that turn k is called in.
+    before turn k (a scheduler outside the step, a changed setting). around: a context that turn k is called in.
     """
 
     steps: dict[str, Step]

@@ -81,7 +81,7 @@ PATTERNS = (
         loop_fills_a_buffer,
         lambda: (torch.randn(8, 4), torch.tensor(0)),
         copies=3,
-        why="what a loop carries belongs to the loop: each turn makes it anew",
+        why="what a loop carries belongs to the loop: each turn makes it again",
         report="jax#25399",
     ),
 )

@@ -1,4 +1,4 @@
-"""Custom operators that write, as torch hands them to a back end."""
+"""Custom operators that write, as torch hands them to a backend."""
 
 from __future__ import annotations
 

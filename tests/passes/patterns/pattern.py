@@ -11,7 +11,7 @@ SYMBOLIC = (*BOTH, "symbolic")
 AHEAD_OF_TIME = ("aot_v1", "aot_v2")
 
 # Why there are more copies than are needed.
-CONTIGUOUS = "what a copy of a view gives is contiguous: who computes with it may round otherwise on the view"
+CONTIGUOUS = "what a copy of a view gives is contiguous: who computes with it may round differently on the view"
 
 
 @dataclass(frozen=True)

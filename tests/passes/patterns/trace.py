@@ -19,7 +19,7 @@ def traced(pattern: Pattern, way: str) -> fx.GraphModule:
     """The functional graph of a pattern, which ends in copies back to the inputs it writes.
 
     way: "mutations" or "mutations_and_views", what `functionalize` removes; "symbolic": the first, with symbolic sizes.
-    "aot_v1" and "aot_v2": what `torch.compile` gives to a back end, with either form of `auto_functionalized`.
+    "aot_v1" and "aot_v2": what `torch.compile` gives to a backend, with either form of `auto_functionalized`.
     What the function returns as an input, the graph returns as one.
     """
     samples = pattern.inputs()

@@ -10,6 +10,7 @@ drops some).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from types import FunctionType
 from typing import Any
 
@@ -19,7 +20,8 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Value
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.text import Names, plain_call
-from dovetail.torch_compat.dispatch import DispatchMode, Overload, python_bindings, schema_of
+from dovetail.torch_compat.autograd import below_autograd
+from dovetail.torch_compat.dispatch import Overload, PlainMode, is_composite, python_bindings, schema_of
 
 _PROBE_SIZE = 2
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -34,7 +36,7 @@ class _Arrived(Exception):
         self.call = _by_name(func, args, kwargs)
 
 
-class _Stop(DispatchMode):
+class _Stop(PlainMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         raise _Arrived(func, args, kwargs or {})
 
@@ -78,7 +80,7 @@ def _probe(node: Node, target: Overload) -> str | None:
     args = [_materialize(a, stand_ins) for a in node.args]
     kwargs = {name: _materialize(a, stand_ins) for name, a in node.kwargs}
     name = schema_of(target).name
-    if schema_of(target).namespace != "aten":
+    if schema_of(target).namespace != "aten" or name.startswith("__"):
         return None
     method = getattr(torch.Tensor, name, None)
     candidates: list[tuple[str, Any]] = []
@@ -92,8 +94,9 @@ def _probe(node: Node, target: Overload) -> str | None:
 
 
 def _reaches(function: Any, target: Overload, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    whole = below_autograd() if is_composite(target) else nullcontext()  # or its parts would arrive
     try:
-        with torch.no_grad(), _Stop():
+        with torch.no_grad(), _Stop(), whole:
             function(*args, **kwargs)
     except _Arrived as arrived:
         return arrived.func is target and _same(arrived.call, _by_name(target, args, kwargs))

@@ -1,7 +1,7 @@
 """How a frozen method is called: binding arguments, and refusing calls that it was not frozen for.
 
-Positional and named arguments are bound by the method's own signature, with its defaults, so that a call may spell
-them otherwise than the example did.
+Positional and named arguments are bound by the method's own signature, with its defaults, so a call can
+pass them differently from the example.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class CallForm:
         try:
             found = self.structure.take_apart(bound(self.signature, args, kwargs))
         except ValueError as error:
-            hint = "call it as in example_inputs, or freeze for calls like this one"
-            raise mismatch(self.method, f"its arguments are nested otherwise: {error}", hint) from None
+            hint = "call it like example_inputs, or freeze for calls like this one"
+            raise mismatch(self.method, f"its arguments are nested differently: {error}", hint) from None
         for leaf, given in zip(self.leaves, found, strict=True):
             if leaf.kind is None:
                 if given is not leaf.value and plain_key(given) != plain_key(leaf.value):
@@ -59,12 +59,12 @@ class CallForm:
 
     def _refusal(self, leaf: Leaf, expected: str, given: str) -> FrozenCallMismatch:
         reason = f"{leaf.name} is {given}, and was {expected}"
-        return mismatch(self.method, reason, "pass what the example had, or freeze for calls like this one")
+        return mismatch(self.method, reason, "pass the example's value, or freeze for calls like this one")
 
 
 def mismatch(method: str, reason: str, hint: str, because: str = "") -> FrozenCallMismatch:
     """The error for a call that a method was not frozen for."""
-    because = because or "everything else than the contents of tensors and free sizes was decided when it was frozen"
+    because = because or "freezing fixed everything except the contents of tensors and symbolic sizes"
     return FrozenCallMismatch(name=method, reason=reason, hint=hint, because=because)
 
 

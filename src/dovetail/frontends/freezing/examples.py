@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from dovetail.errors import BadOptionValue, NotFreezable
 from dovetail.frontends.freezing.call_form import CallForm, arguments_of, bound, call_form, signature_of
+from dovetail.frontends.freezing.pool import copy_of
 from dovetail.frontends.freezing.shapes import FreeSizes, free_sizes
 from dovetail.frontends.structure import flatten
 
@@ -40,6 +41,11 @@ class Example:
         """For each leaf of the arguments as they were given, its place among those that are bound."""
         return [int(place) for place in flatten(self.call(range(len(self.leaves))))[0]]
 
+    def apart(self) -> Example:
+        """The same call with a copy wherever a tensor is there again."""
+        again = {place for place, _ in same_tensors(self.leaves)}
+        return replace(self, leaves=tuple([copy_of(x) if k in again else x for k, x in enumerate(self.leaves)]))
+
     def free_sizes(self, wish: Any) -> FreeSizes:
         """Which of its sizes are free. Raises: BadDynamicShapes."""
         args, kwargs = self.form.structure.put_together(self.leaves)
@@ -47,10 +53,17 @@ class Example:
         return free_sizes(wish, names, arguments, [flatten(argument)[0] for argument in arguments])
 
 
+def same_tensors(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """Each leaf that is the very tensor of an earlier one, with that one."""
+    first: dict[int, int] = {}
+    tensors = [(place, first.setdefault(id(x), place)) for place, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+    return tuple([(place, earlier) for place, earlier in tensors if place != earlier])
+
+
 def examples_of(model: torch.nn.Module, given: Any, taken: type) -> dict[str, Example]:
     """The example call of each method. taken: the class whose attributes cannot be names of methods.
 
-    Raises: BadOptionValue for what is no call; NotFreezable for a method that does not exist.
+    Raises: BadOptionValue for what is not a call; NotFreezable for a method that does not exist.
     """
     if isinstance(given, torch.Tensor) or not isinstance(given, tuple | list | Mapping) or not given:
         raise _bad_example(given, "a tuple of arguments, or {method: (arguments, named arguments)}")

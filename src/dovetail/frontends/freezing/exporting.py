@@ -49,6 +49,8 @@ def _example(method: RunnableMethod, chosen: RunnableVariant, sizes: dict[str, i
         shape, stride = ([int(evaluate(size, sizes)) for size in part] for part in (meta.shape, meta.stride))
         leaves[place] = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device).zero_()
         dims[place] = dict.fromkeys(_free_dims(meta), torch.export.Dim.AUTO)
+    for place, earlier in chosen.variant.same:
+        leaves[place], dims[place] = leaves[earlier], dims[earlier]
     return leaves, dims
 
 

@@ -1,7 +1,7 @@
-"""Recording with free sizes, and holding the program against a second size.
+"""Recording with symbolic sizes, and checking the program at a second size.
 
-A program of free sizes is right by construction for every size that its guard accepts: what recording relied on is in
-the guard. All the same it is held against a recording at another size, node by node, before it is believed.
+A program with symbolic sizes is correct by construction for every size that its guard accepts: what recording relied on
+is in the guard. Even so, it is compared with a recording at another size, node by node.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.errors import BadDynamicShapes, DovetailError
-from dovetail.frontends.freezing.examples import Example
+from dovetail.frontends.freezing.examples import Example, same_tensors
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
 from dovetail.frontends.freezing.shapes import FreeSizes
@@ -29,9 +29,27 @@ def record_method(
 ) -> tuple[tuple[Recorded, ...], tuple[str, ...]]:
     """The programs of a method for an example call, and what is fixed in them that might have been free.
 
+    A model may ask whether two arguments are one tensor (`if query is key`), and nobody sees it: where the example has
+    a tensor twice, there are programs for calls that have it twice as well, and others.
     wish: `dynamic_shapes`. A symbol stands for sizes above 1; sizes of 1 get programs of their own.
     Raises: BadDynamicShapes for a size that was asked for by name and cannot be free; DovetailError.
     """
+    found, notes = _for_example(recorder, pool, example, wish)
+    if not same_tensors(example.leaves):
+        return found, notes
+    try:
+        others, more = _for_example(recorder, pool, example.apart(), wish)
+    except DovetailError as error:
+        return found, (
+            *notes,
+            f"arguments that are one tensor in the example must stay one tensor; otherwise: {_first_line(error)}",
+        )
+    return (*found, *others), tuple(dict.fromkeys((*notes, *more)))
+
+
+def _for_example(
+    recorder: MethodRecorder, pool: Pool, example: Example, wish: Any
+) -> tuple[tuple[Recorded, ...], tuple[str, ...]]:
     free = example.free_sizes(wish)
     if not free.labels:
         return (recorder.record(pool, example, example.leaves),), ()
@@ -40,7 +58,7 @@ def record_method(
     except DovetailError as error:
         if free.is_asked:
             raise
-        found, notes = [], (f"every size is fixed: with free ones, {_first_line(error)}",)
+        found, notes = [], (f"every size is fixed; with symbolic sizes: {_first_line(error)}",)
     if not any(one.guard.holds([example.leaves[leaf] for leaf in one.arguments]) for one in found):
         found.insert(0, recorder.record(pool, example, example.leaves))
     return tuple(found), notes

@@ -13,12 +13,14 @@ from dovetail.capture.module_state import TensorSlot, tensor_slots
 from dovetail.errors import BadOptionValue, NotFreezable
 from dovetail.frontends.freezing.examples import Example, examples_of
 from dovetail.frontends.freezing.free_recording import record_method
+from dovetail.frontends.freezing.freezable import refuse_not_freezable
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.freezing.originals import Originals
 from dovetail.frontends.freezing.pool import Pool, copy_of
 from dovetail.frontends.freezing.record import MethodRecorder, Recorded
 from dovetail.frontends.freezing.running import Running
+from dovetail.frontends.freezing.timing import time_methods
 from dovetail.frontends.freezing.tombstones import Discarded, discard
 from dovetail.frontends.freezing.variant import Variant
 from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
@@ -37,6 +39,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "keep_sources": (None, MEMORY, FILE),
     "on_stale": ("error", "refresh", "ignore"),
     "on_grad": ("raise", "original"),
+    "measure": (False, True),
 }
 
 
@@ -50,42 +53,49 @@ def freeze(
     passes: str | Sequence[str] = "bitwise",
     on_stale: str = "error",
     on_grad: str = "raise",
+    measure: bool = False,
     **options: Any,
 ) -> FrozenModule:
-    """Freeze a model: record it for inference, fold what is constant, and keep its weights inside.
+    """Turn a model into an inference program that contains its weights.
 
     Args:
-        model: stays as it is, unless `discard_originals`. It is frozen in the mode that it is in: `eval()` it first.
-        example_inputs: arguments of `forward`; or, for several methods, by name, a pair (arguments, named arguments).
-        dynamic_shapes: which sizes are free. None: the first one of every input, as far as the model allows (see
-            `specialized` of the result). "static": none. A mapping from argument to {dimension: name}, in which equal
-            names are equal sizes (`torch.export.Dim` works): an error where one cannot be free. By method, when
-            there are several.
-        discard_originals: the model's parameters go to the frozen program and are gone from the model, which raises
-            when it is used. At no time are there more than the model and one layer.
-        keep_sources: "memory" or "file": keep the weights as they were before folding, for `source_state_dict` and
-            partial `swap_weights`.
+        model: left unchanged, unless `discard_originals`. It is frozen in its current mode: call `eval()` first.
+        example_inputs: arguments of `forward`; or, for several methods, a mapping from the method's name to a pair
+            (arguments, keyword arguments).
+        dynamic_shapes: which sizes are symbolic. None: the first one of every input, as far as the model allows (see
+            `specialized` of the result). "static": none. A mapping from argument to {dimension: name}, where equal
+            names mean equal sizes (`torch.export.Dim` works, too): an error if one cannot vary. For several methods,
+            a mapping from method to such a value.
+        discard_originals: move the model's parameters into the frozen program. Using the model then raises. Memory
+            never holds more than the model and a second form of one layer.
+        keep_sources: "memory" or "file": keep the original weights, for `source_state_dict` and partial
+            `swap_weights`.
         passes: "bitwise": those that keep every bit. "fast": all. Or names of passes; see docs/freezing.md.
-        on_stale: what a call does when the model's weights have changed since: "error", "refresh" (fold again), or
-            "ignore": the program holds copies, and does not look.
-        on_grad: what a call does with gradients on and an input that wants one: "raise", or run the "original".
+        on_stale: what a call does after the model's weights have changed: "error", "refresh" (fold again), or
+            "ignore": the program holds copies, and does not check.
+        on_grad: what a call does if gradients are enabled and an input requires one: "raise", or run the "original".
+        measure: time each method next to the model's own with the example's arguments, for about a second, and warn
+            (SlowerThanEager) where it takes longer. The model's code runs some ten to fifty times more for that. See
+            `timings` of the result.
         options: see `dovetail.pipeline.options`.
-    Returns: a module that is called like the model, without gradients.
-    Raises: DovetailError; the model is as it was.
+
+    Returns:
+        A module that is called like the model, without gradients.
+
+    Raises:
+        DovetailError: the model cannot be frozen, or an option is wrong. The model is unchanged.
     """
     ensure_supported_torch()
-    settings = _Settings.checked(discard_originals, keep_sources, on_stale, on_grad)
+    settings = _Settings.checked(discard_originals, keep_sources, on_stale, on_grad, measure)
     resolved = resolve_options(options, (*PASS_NAMES, *freezing_pass_names()))
-    refuse_donation(resolved, "a frozen program leaves its arguments as they are")
+    refuse_donation(resolved, "a frozen program does not overwrite its arguments")
     names = chosen_passes(passes)
     target = as_callable(model)
     if not isinstance(target, torch.nn.Module):
         what = str(getattr(target, "__name__", type(target).__name__))
-        raise NotFreezable(what=what, reason="it is no module", hint="call the function from a module's forward")
-    if isinstance(target, torch.jit.ScriptModule):
-        hint = "freeze the module that it was made from"
-        raise NotFreezable(what=type(target).__name__, reason="it is TorchScript", hint=hint)
-    with torch.inference_mode(False), torch.no_grad():  # constants are used outside of that mode, too
+        raise NotFreezable(what=what, reason="it is not a module", hint="call the function from a module's forward")
+    refuse_not_freezable(target)
+    with torch.inference_mode(False), torch.no_grad():  # constants are used outside that mode, too
         examples = examples_of(target, example_inputs, FrozenModule)
         return _Freezing(target, resolved, names, settings).run(examples, dynamic_shapes)
 
@@ -96,18 +106,24 @@ class _Settings:
     keep_sources: str | None
     on_stale: str
     on_grad: str
+    measure: bool
 
     @staticmethod
-    def checked(discards: bool, keep_sources: str | None, on_stale: str, on_grad: str) -> _Settings:
-        settings = _Settings(discards, keep_sources, on_stale, on_grad)
+    def checked(discards: bool, keep_sources: str | None, on_stale: str, on_grad: str, measure: bool) -> _Settings:
+        settings = _Settings(discards, keep_sources, on_stale, on_grad, measure)
         for option, choices in _CHOICES.items():
             value = getattr(settings, option)
             if value not in choices:
                 expected = " or ".join(map(repr, choices))
-                raise BadOptionValue(option=option, value=value, reason="it is a choice", expected=expected)
+                raise BadOptionValue(
+                    option=option, value=value, reason="it must be one of the choices", expected=expected
+                )
         if discards and on_grad == "original":
             reason = "the original cannot run once its parameters are discarded"
             raise BadOptionValue(option="on_grad", value=on_grad, reason=reason, expected='"raise"')
+        if discards and measure:
+            reason = "the original cannot run once its parameters are discarded"
+            raise BadOptionValue(option="measure", value=measure, reason=reason, expected="False")
         return settings
 
 
@@ -167,7 +183,7 @@ class _Freezing:
         running = Running(methods, make_executors(self._options), finishers)
         running.bind(self._pool, release=self._settings.discards)
         running.prepare()
-        return FrozenModule(
+        frozen = FrozenModule(
             type(self._model).__name__,
             running,
             self._pool,
@@ -177,11 +193,17 @@ class _Freezing:
             unfrozen=self._model if self._settings.on_grad == "original" else None,
             trail=self._trail,
         )
+        if self._settings.measure:
+            frozen.timings = time_methods(self._model, frozen, running.methods, examples)
+        return frozen
 
     def _lower(self, one: Recorded, lasting: frozenset[str]) -> _Lowering:
         dump = Dump(self._options.dump, one.program.name, one.hints, False, None, self._trail)
         constants = frozenset(value.name for value in one.program.inputs[len(one.arguments) :]) - lasting
-        program, asked = simplify(one.program, constants, one.infer, self._passes, self._options, dump, one.hints)
+        contents = self._pool.tensors
+        program, asked = simplify(
+            one.program, constants, one.infer, self._passes, self._options, dump, one.hints, contents
+        )
         unfolded = Unfolded(program, one.plan, asked, len(one.arguments))
         return _Lowering(one, unfolded, dump)
 
@@ -194,6 +216,7 @@ class _Freezing:
             results=one.results,
             guard=one.guard,
             written=one.written,
+            same=one.same,
             unfolded=partial(_given, lowering.unfolded),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +11,17 @@ from typing import Any, Literal
 import torch
 
 from dovetail.artifact.container import Container, open_container
+from dovetail.artifact.descriptions import sizes_for
+from dovetail.artifact.known_results import KnownResults
 from dovetail.artifact.operand_json import operand_from_json
 from dovetail.artifact.plan_json import plan_from_json
 from dovetail.artifact.program_json import program_from_json
+from dovetail.artifact.source_names import checked_size
+from dovetail.artifact.target_text import Allowed
 from dovetail.artifact.tensors import load_tensors
 from dovetail.artifact.tree_json import tree_from_json
-from dovetail.errors import BadOptionValue, FrozenElsewhere, InvalidProgram
+from dovetail.errors import BadOptionValue, FrozenElsewhere
+from dovetail.execute.executors.checked import with_checks
 from dovetail.frontends.freezing.call_form import CallForm, Leaf
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.module import FrozenModule
@@ -27,11 +32,15 @@ from dovetail.frontends.freezing.saving import FORMAT, INDEX, VERSION
 from dovetail.frontends.freezing.variant import Variant
 from dovetail.frontends.freezing.weights import MEMORY, Sources
 from dovetail.frontends.size_guard import SizeGuard
-from dovetail.ir.program import Program, TensorMeta, Value
-from dovetail.ir.sizes import from_json as read_size
-from dovetail.ir.stages import verify_program
+from dovetail.frontends.untested_devices import tell_if_untested
+from dovetail.ir.calling import CallPlan, FromSlot
+from dovetail.ir.plan_inputs import inputs_touched
+from dovetail.ir.program import Phase, Program, Stage, TensorMeta, Value, values_in
+from dovetail.ir.signature import InputMutation
+from dovetail.ir.sizes import Scalar
+from dovetail.ops import prims
+from dovetail.ops.packed import is_packing, takes_packed
 from dovetail.pipeline.compile import make_executors
-from dovetail.pipeline.driver import writes
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.freezing import Folded, Unfolded, finish
 from dovetail.pipeline.options import Options, resolve_options
@@ -56,44 +65,66 @@ def load(
     containers: Mapping[str, type] | None = None,
     any_torch: bool = False,
     prepack: bool = True,
+    allow: Iterable[str] = (),
     **options: Any,
 ) -> FrozenModule:
-    """A frozen module from a file that `FrozenModule.save` wrote, without the code of the model.
+    """Load a frozen module that `FrozenModule.save` wrote, without the model's code.
 
-    Constants are mapped from the file: processes that load it share their pages, and nothing is read before it is
-    used. State is private.
+    Constants are mapped from the file: processes that load it share their pages, and pages are read on first use. State
+    is private.
 
     Args:
+        path: the file.
         verify: "fast": checksums of all bytes. "full": SHA-256 of all bytes as well.
-        containers: classes of results by qualified name, for instance {"package.module.Output": Output}. A result of
-            a class that is not named comes as a read-only `NamedResult` with the same fields.
-        any_torch: accept a file of another version of torch.
-        prepack: pack the weights that the program packs, for this machine. Packed weights are private memory; without,
-            the program runs over the mapped ones.
+        containers: classes of results by qualified name, for instance {"package.module.Output": Output}. Results of
+            other classes are returned as read-only `NamedResult`s with the same fields.
+        any_torch: accept a file of another torch version.
+        prepack: pack weights for this machine, where the program does so. Packed weights are private memory; with
+            False, the program uses the mapped ones.
+        allow: operators of other packages that the file may call, for instance ("torchvision::nms",). The operators of
+            torch that a file may call are a fixed list.
         options: see `dovetail.pipeline.options`: `executors`.
-    Raises: BadArtifact for a file that is damaged or none of dovetail's; FrozenElsewhere when it needs another torch
-        or a device that is not here.
+
+    Returns:
+        A module that is called like the original model.
+
+    Raises:
+        BadArtifact: the file is damaged, was not written by dovetail, or calls what no file may call.
+        FrozenElsewhere: the file needs another torch version or a missing device.
+        BadOptionValue: an option is wrong.
     """
     ensure_supported_torch()
     resolved = resolve_options(options)
     if not isinstance(prepack, bool):
-        raise BadOptionValue(option="prepack", value=prepack, reason="it is a switch", expected="True or False")
+        raise BadOptionValue(option="prepack", value=prepack, reason="it is a flag", expected="True or False")
     container = open_container(path, verify=verify)
-    reader = _Reader(container, dict(containers or {}), any_torch, prepack, resolved)
+    allowed = tuple([allow] if isinstance(allow, str) else allow)
+    Allowed(allowed)  # says at once what is not a name of an operator
+    reader = _Reader(container, dict(containers or {}), any_torch, prepack, allowed, resolved)
     with torch.inference_mode(False):
         return container.decode(INDEX, reader.module)
 
 
 class _Reader:
     def __init__(
-        self, container: Container, containers: Mapping[str, type], any_torch: bool, packs: bool, options: Options
+        self,
+        container: Container,
+        containers: Mapping[str, type],
+        any_torch: bool,
+        packs: bool,
+        allow: tuple[str, ...],
+        options: Options,
     ) -> None:
         self._container = container
         self._containers = containers
         self._any_torch = any_torch
         self._packs = packs
+        self._allow = allow
         self._options = options
-        self._executors = make_executors(options)
+        self._known = KnownResults()
+        self._executors = with_checks(make_executors(options))
+        self._state: frozenset[str] = frozenset()
+        self._weights: frozenset[str] = frozenset()  # names that programs may hold tensors by before folding
 
     def module(self, data: Any) -> FrozenModule:
         """The module. Raises: ValueError, and the errors of `load`."""
@@ -101,8 +132,8 @@ class _Reader:
             raise ValueError(f'it does not say "format": "{FORMAT}"')
         if data.get("version") != VERSION:
             raise ValueError(f"it is of version {data.get('version')}; this dovetail reads version {VERSION}")
-        self._check_torch(_text(data["torch"]))
         try:
+            self._check_torch(_text(data["torch"]))
             return self._module(data)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
@@ -111,8 +142,10 @@ class _Reader:
         state = frozenset(_texts(data["state"]))
         tensors = load_tensors(self._container, private=state)
         origins = {_text(name): tuple(_texts(dotted)) for name, dotted in data["origins"].items()}
-        methods = {_method_name(name): self._method(name, entry, tensors) for name, entry in data["methods"].items()}
         kept = load_tensors(self._container, "sources")
+        self._state = state
+        self._weights = frozenset((*tensors, *origins, *kept))
+        methods = {_method_name(name): self._method(name, entry, tensors) for name, entry in data["methods"].items()}
         sources = Sources(kept, MEMORY, is_complete=data["sources_complete"] is True)
         pool = Pool(tensors, origins, state, frozenset(_texts(data["unused"])))
         finishers = [self._finish for method in methods.values() for _ in method.variants]
@@ -132,20 +165,23 @@ class _Reader:
             )
 
     def _method(self, name: str, entry: Any, tensors: Mapping[str, torch.Tensor]) -> FrozenMethod:
-        leaves = tuple([self._leaf(leaf) for leaf in entry["leaves"]])
+        leaves = tuple([self._leaf(leaf) for leaf in _list(entry["leaves"])])
         structure = Saved(tree_from_json(entry["structure"]), self._containers)
-        signature = inspect.Signature([_parameter(parameter) for parameter in entry["signature"]])
+        signature = inspect.Signature([_parameter(parameter) for parameter in _list(entry["signature"])])
         form = CallForm(name, signature, structure, leaves)
-        variants = tuple([self._variant(variant, form, tensors) for variant in entry["variants"]])
+        variants = tuple([self._variant(variant, form, tensors) for variant in _list(entry["variants"])])
         if not variants or structure.structure.leaves() != len(leaves):
-            raise ValueError(f"method {name} has no program, or other leaves than its structure")
+            raise ValueError(f"method {name} has no program, or its leaves do not match its structure")
         return FrozenMethod(form, variants, tuple(_texts(entry["notes"])))
 
     def _leaf(self, entry: Any) -> Leaf:
         name = _text(entry["name"])
         if "tensor" not in entry:
             return Leaf(name, None, operand_from_json(entry["value"], _no_value))
-        dtype, device = (operand_from_json(item, _no_value) for item in entry["tensor"][:2])
+        kind = [operand_from_json(item, _no_value) for item in _list(entry["tensor"])]
+        dtype, device = kind[:2]
+        if len(kind) != 3:
+            raise ValueError(f"{name} has a description that no tensor can have")
         if not isinstance(dtype, torch.dtype) or not isinstance(device, torch.device):
             raise ValueError(f"{name} has no dtype or no device")
         self._check_device(device)
@@ -153,52 +189,116 @@ class _Reader:
 
     def _check_device(self, device: torch.device) -> None:
         if device.type == "cuda" and not torch.cuda.is_available():
-            hint = "freeze the model on a device that is there where it is loaded"
+            hint = "freeze the model on a device that exists where it is loaded"
             raise FrozenElsewhere(path=self._container.path, wanted=f"device {device}", found="no CUDA", hint=hint)
+        tell_if_untested(device)
 
     def _variant(self, entry: Any, form: CallForm, tensors: Mapping[str, torch.Tensor]) -> Variant:
         stem = _text(entry["program"])
-        arguments = tuple([_number(place, len(form.leaves)) for place in entry["arguments"]])
+        arguments = tuple([_number(place, len(form.leaves)) for place in _list(entry["arguments"])])
         held = tuple(_texts(entry["held"]))
-        program, plan = self._program(f"{stem}.json")
+        facts = [checked_size(fact) for fact in _list(entry["facts"])]
+        program, plan = self._program(f"{stem}.json", facts)
+        _check_packing(program, program.inputs[len(arguments) :])
         asked = frozenset(_texts(entry["asked"]))
         if any(form.leaves[place].kind is None for place in arguments):
-            raise ValueError(f"{stem} takes an argument that is no tensor")
+            raise ValueError(f"{stem} takes an argument that is not a tensor")
         if len(program.inputs) != len(arguments) + len(held):
             raise ValueError(f"{stem} has other inputs than its call")
         for name, value in zip(held, program.inputs[len(arguments) :], strict=True):
             _check_held(name, value, tensors)
-        for value in (*program.inputs, *(value for node in program.nodes for value in node.results())):
-            if isinstance(value.meta, TensorMeta):
-                self._check_device(value.meta.device)
-        guard = SizeGuard.of(program.inputs[: len(arguments)], [read_size(fact) for fact in entry["facts"]])
+        results = tree_from_json(entry["results"])
+        if results.leaves() != len(plan.outputs):
+            raise ValueError(f"{stem} gives {len(plan.outputs)} results for a structure of {results.leaves()}")
+        guard = SizeGuard.of(program.inputs[: len(arguments)], facts)
         return Variant(
             folded=Folded(program, plan, held),
             arguments=arguments,
-            results=Saved(tree_from_json(entry["results"]), self._containers),
+            results=Saved(results, self._containers),
             guard=guard,
-            written=frozenset(_number(place, len(form.leaves)) for place in entry["written"]),
-            unfolded=partial(self._unfolded, f"{stem}.unfolded.json", asked, len(arguments)),
+            written=frozenset(_number(place, len(form.leaves)) for place in _list(entry["written"])),
+            same=tuple([_same(pair, form) for pair in _list(entry["same"])]),
+            unfolded=partial(self._unfolded, f"{stem}.unfolded.json", asked, len(arguments), facts),
         )
 
-    def _unfolded(self, member: str, asked: frozenset[str], arguments: int) -> Unfolded:
-        program, plan = self._program(member)
+    def _unfolded(self, member: str, asked: frozenset[str], arguments: int, facts: Sequence[Scalar]) -> Unfolded:
+        program, plan = self._program(member, facts)
         if len(program.inputs) < arguments:
             raise self._container.refusal(member, "it has fewer inputs than its call")
+        for value in program.inputs[arguments:]:
+            if value.name not in self._weights or not value.is_tensor:
+                raise self._container.refusal(member, f"its input {value.name} is not a weight of the file")
+        touched = inputs_touched(program, plan)
+        for number, value in enumerate(program.inputs[arguments:], start=arguments):
+            if number in touched and value.name not in self._state:
+                raise self._container.refusal(member, f"it writes to {value.name}, which is not state")
         return Unfolded(program, plan, asked, arguments)
 
-    def _program(self, member: str) -> tuple[Program, Any]:
+    def _program(self, member: str, facts: Sequence[Scalar]) -> tuple[Program, Any]:
         def read(data: Any) -> tuple[Program, Any]:
             if not isinstance(data, dict) or set(data) != {"program", "plan"}:
-                raise ValueError("it is no program with its plan")
-            program = program_from_json(data["program"])
-            try:
-                verify_program(program, writes)
-            except InvalidProgram as error:
-                raise ValueError(str(error)) from error
-            return program, plan_from_json(data["plan"], program)
+                raise ValueError("it is not a program with its plan")
+            program = program_from_json(
+                data["program"],
+                allow=self._allow,
+                sizes=lambda program: sizes_for(program, facts),
+                known=self._known,
+            )
+            _check_effects(program)
+            for value in (*program.inputs, *(value for node in program.nodes for value in node.results())):
+                if isinstance(value.meta, TensorMeta):
+                    self._check_device(value.meta.device)
+            plan = plan_from_json(data["plan"], program)
+            if len(plan.differentiable) != len(program.outputs):
+                raise ValueError("its plan has another number of outputs than its program")
+            if plan.extras or plan.packs:
+                raise ValueError("a frozen program takes the arguments of its call, and its plan takes others")
+            _check_writes(program, plan)
+            return program, plan
 
         return self._container.decode(member, read)
+
+
+def _check_effects(program: Program) -> None:
+    """A frozen program draws random numbers; it neither seeds the process's generator nor runs before it is pure."""
+    if program.stage in (Stage.IMPURE, Stage.IN_PLACE):
+        raise ValueError(f"a frozen program is not of the stage {program.stage.value}")
+    seeding = next((node for node in program.nodes if node.target in (prims.SET_RNG_STATE, prims.MANUAL_SEED)), None)
+    if seeding is not None:
+        raise ValueError(f"a frozen program does not set the state of the process's generator ({seeding.target})")
+
+
+def _check_packing(program: Program, held: Collection[Value]) -> None:
+    """Raise ValueError unless constants are packed, for primitives over packed weights only."""
+    packed = {value for node in program.nodes if is_packing(node.target) for value in node.results()}
+    if not packed:
+        return
+    for node in program.nodes:
+        if is_packing(node.target) and node.args[0] not in held:
+            raise ValueError(f"{node.target} packs what is not a constant")
+        operands = list(node.operands())
+        if takes_packed(node.target) and node.args[1] in packed:
+            operands.remove(node.args[1])
+        if not packed.isdisjoint(operands):
+            raise ValueError(f"{node.target} reads a packed weight, which has no plain memory")
+    if not packed.isdisjoint(values_in(program.outputs)):
+        raise ValueError("a packed weight is a result")
+
+
+def _check_writes(program: Program, plan: CallPlan) -> None:
+    """An output becomes the contents of the input that its role names, or is a result; never both."""
+    writes = {
+        (slot, role.input) for slot, role in enumerate(program.signature.outputs) if isinstance(role, InputMutation)
+    }
+    told = [(write.slot, write.input) for write in plan.writes]
+    if len(set(told)) < len(told) or not writes.issuperset(told):
+        raise ValueError("its plan does not write the inputs that its program says")
+    slots = {slot for slot, _ in told}
+    for rule in plan.sources():
+        if isinstance(rule, FromSlot) and rule.slot in slots:
+            raise ValueError(f"output {rule.slot} is written to an input, and is a result")
+    if any(node.phase is not Phase.FORWARD for node in program.nodes):
+        raise ValueError("a frozen program has no backward phase")
 
 
 def _check_held(name: str, value: Value, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -209,36 +309,50 @@ def _check_held(name: str, value: Value, tensors: Mapping[str, torch.Tensor]) ->
         raise ValueError(f"constant {name} is not what the program takes")
 
 
+def _same(pair: Any, form: CallForm) -> tuple[int, int]:
+    place, earlier = (_number(number, len(form.leaves)) for number in _list(pair))
+    kind = form.leaves[place].kind
+    if kind is None or earlier >= place or form.leaves[earlier].kind != kind:
+        raise ValueError(f"arguments {earlier} and {place} cannot be one tensor")
+    return place, earlier
+
+
 def _parameter(entry: Any) -> inspect.Parameter:
-    default = [operand_from_json(item, _no_value) for item in entry["default"]]
+    default = [operand_from_json(item, _no_value) for item in _list(entry["default"])]
+    if len(default) > 1:
+        raise ValueError("a parameter has more than one default")
     kind = _KINDS[_text(entry["kind"])]
     return inspect.Parameter(_text(entry["name"]), kind, default=default[0] if default else inspect.Parameter.empty)
 
 
 def _no_value(name: str) -> Value:
-    raise ValueError(f"value {name!r} stands where no values are")
+    raise ValueError(f"value {name!r} is used where no values are allowed")
 
 
 def _method_name(name: object) -> str:
     text = _text(name)
     if not text.isidentifier() or (text != "forward" and hasattr(FrozenModule, text)):
-        raise ValueError(f"{text!r} is no name of a method")
+        raise ValueError(f"{text!r} is not a name of a method")
     return text
 
 
 def _text(data: object) -> str:
     if not isinstance(data, str):
-        raise ValueError(f"{data!r} is no text")
+        raise ValueError(f"{data!r} is not a text")
     return data
 
 
 def _texts(data: object) -> list[str]:
+    return [_text(item) for item in _list(data)]
+
+
+def _list(data: object) -> list[Any]:
     if not isinstance(data, list):
-        raise ValueError(f"{data!r} is no list")
-    return [_text(item) for item in data]
+        raise ValueError(f"{data!r} is not a list")
+    return data
 
 
 def _number(data: object, below: int = 1 << 16) -> int:
     if type(data) is not int or not 0 <= data < below:
-        raise ValueError(f"{data!r} is no number below {below}")
+        raise ValueError(f"{data!r} is not a number below {below}")
     return data

@@ -65,8 +65,8 @@ class RunnableMethod:
         if argument is not None:
             raise FrozenNeedsNoGrad(name=self.form.method, argument=argument)
         if transform_is_active() or function_mode_is_active():
-            reason = "a transform of torch.func or a function mode is active, which a program does not see"
-            raise mismatch(self.form.method, reason, "call it outside of that, or call the model itself")
+            reason = "a torch.func transform or a function mode is active, and would not see the program's operators"
+            raise mismatch(self.form.method, reason, "call it without them, or call the model itself")
         variant, sizes = self._variant_for(leaves)
         inputs, is_plain = variant.inputs(leaves, sizes)
         if is_plain:
@@ -84,7 +84,7 @@ class RunnableMethod:
                 return variant, sizes
         reason = "; ".join(dict.fromkeys(variant.reason(leaves) for variant in self.variants))
         hint = "name the size in dynamic_shapes when freezing, or give an example of that size"
-        because = "; ".join(self.method.notes) or "sizes that are not free were decided when it was frozen"
+        because = "; ".join(self.method.notes) or "freezing fixed the sizes that are not symbolic"
         raise mismatch(self.form.method, reason, hint, because)
 
 

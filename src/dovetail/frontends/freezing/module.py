@@ -6,10 +6,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
 
+from dovetail.analysis.paired_ratio import PairedRatio
 from dovetail.errors import FrozenIsFixed, NoSources, StaleWeights
 from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.exporting import export
@@ -18,15 +20,22 @@ from dovetail.frontends.freezing.originals import Originals
 from dovetail.frontends.freezing.pool import Pool, copies_of, size_bytes
 from dovetail.frontends.freezing.running import Running
 from dovetail.frontends.freezing.saving import Contents, save
+from dovetail.frontends.freezing.timing import as_text
 from dovetail.frontends.freezing.weights import Sources, refolded
 from dovetail.pipeline.trail import Trail
+from dovetail.torch_compat.modules import calls_only_forward
 
 
 class FrozenModule(torch.nn.Module):
     """A frozen model: an inference program with its weights inside. Made by `dovetail.freeze` and `dovetail.load`.
 
     It is called like the model, and keeps the methods that were frozen. Buffers that the program writes are its own.
+
+    Attributes:
+        timings: the time of each method divided by eager's, measured by `freeze(..., measure=True)`; else empty.
     """
+
+    timings: Mapping[str, PairedRatio] = MappingProxyType({})
 
     def __init__(
         self,
@@ -57,23 +66,34 @@ class FrozenModule(torch.nn.Module):
         self._methods = running.methods
         for key in self._methods:
             if key != "forward":
-                self.__dict__[key] = partial(self._run, key)
+                self.__dict__[key] = partial(self._call, key)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run forward, and hooks where there are some."""
+        if calls_only_forward(self):
+            return self._run("forward", args, kwargs)
+        return super().__call__(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The results of the model's forward, without gradients.
 
-        Raises: FrozenCallMismatch for a call that the program is not for, with the reason; FrozenNeedsNoGrad when
-        gradients are on and an input wants one; StaleWeights when the model has changed since (see `on_stale`).
+        Raises: FrozenCallMismatch for a call that does not match the program, with the reason; FrozenNeedsNoGrad if
+        gradients are enabled and an input requires one; StaleWeights if the model has changed (see `on_stale`).
         """
-        return self._run("forward", *args, **kwargs)
+        return self._run("forward", args, kwargs)
 
-    def _run(self, key: str, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        return self._run(key, args, kwargs)
+
+    def _run(self, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         method = self._methods.get(key)
         if method is None:
             raise FrozenIsFixed(what=f"run {key}, which was not frozen (it has {', '.join(self._methods)})")
         quick = method.quick.find(args, kwargs)
         if quick is not None:
-            self._look_at_originals()
+            originals = self._originals
+            if originals is not None and not (self._on_stale == "ignore" or originals.is_as_before()):
+                self._look_at_originals()
             variant, inputs = quick
             return variant.run(inputs)
         leaves = method.form.bind(args, kwargs)
@@ -100,12 +120,12 @@ class FrozenModule(torch.nn.Module):
     def check_stale(self) -> tuple[str, ...]:
         """Dotted names of the model's tensors that have changed since it was frozen; none once it is gone.
 
-        Not seen: writes through `.data` of a tensor that the model still holds.
+        Unnoticed: writes through `.data` of a tensor that the model still holds.
         """
         return () if self._originals is None else tuple(self._originals.changed())
 
     def refresh(self) -> None:
-        """Take the model's weights as they are now, and fold again. State of the frozen program stays.
+        """Fold again from the model's current weights. The frozen program's state stays.
 
         Raises: BadWeights when their shapes, strides or dtypes have changed or one is gone, and nothing is done.
         """
@@ -113,14 +133,15 @@ class FrozenModule(torch.nn.Module):
             raise FrozenIsFixed(what="be refreshed: the model that it was frozen from is not known")
         now = self._originals.now()
         with torch.inference_mode(False), torch.no_grad():
-            own = self._on_stale == "ignore"
-            self._take(*refolded(self._frozen_methods(), self._pool, self._sources, now, own=own))
+            self._take(
+                *refolded(self._frozen_methods(), self._pool, self._sources, now, own=self._on_stale == "ignore")
+            )
         self._originals = self._originals.renewed()
 
     def swap_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Put other weights in place, by their names in the model, and fold again: as if frozen with them.
+        """Use other weights, by their names in the model, and fold again: as if frozen with them.
 
-        With `keep_sources`, a part of the weights is enough.
+        With `keep_sources`, a subset of the weights is enough.
         Raises: BadWeights for names, shapes or dtypes that do not fit; NoSources for a part without kept sources.
         Nothing is done then.
         """
@@ -147,13 +168,13 @@ class FrozenModule(torch.nn.Module):
     def save(self, path: str | Path) -> None:
         """Write it to a file that `dovetail.load` reads, usually `something.dovetail`. No pickle is used.
 
-        Raises: NotSerializable for what only code can make again (arguments that are objects, sub-programs of control
+        Raises: NotSerializable for what only code can reconstruct (arguments that are objects, subgraphs of control
         flow, containers of the user's own kind), before anything is written; OSError.
         """
         save(Contents(self._name, self._running.frozen, self._pool, self._sources), path)
 
     def export(self, method: str = "forward") -> torch.export.ExportedProgram:
-        """A method as an exported program of torch's, for sizes above 1 where they are free.
+        """A method as a torch.export program, for sizes above 1 where they are symbolic.
 
         Raises: NotExportable when torch cannot express it; FrozenIsFixed for a method that was not frozen.
         """
@@ -167,12 +188,12 @@ class FrozenModule(torch.nn.Module):
         return size_bytes([*self._pool.tensors.values(), *self._running.tensors.values()])
 
     def program_name(self, *args: Any, method: str = "forward", **kwargs: Any) -> str:
-        """The name of the program that a call runs. Raises: FrozenCallMismatch when there is none for it."""
+        """The name of the program that a call runs. Raises: FrozenCallMismatch if there is none."""
         return self._methods[method].name_for(args, kwargs)
 
     @property
     def specialized(self) -> tuple[str, ...]:
-        """What became fixed although it might have been free, and why."""
+        """Sizes that were fixed although they could have been symbolic, and why."""
         return tuple(note for method in self._methods.values() for note in method.method.notes)
 
     @property
@@ -196,10 +217,10 @@ class FrozenModule(torch.nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises FrozenIsFixed: see `swap_weights`."""
-        raise FrozenIsFixed(what="load a state dict by its own names; swap_weights takes one of the model's")
+        raise FrozenIsFixed(what="load a state dict with its own names; swap_weights takes a state dict of the model")
 
     def train(self, mode: bool = True) -> FrozenModule:
-        """Raises FrozenIsFixed for True: training and evaluation were decided when it was frozen."""
+        """Raises FrozenIsFixed for True: the mode was fixed when it was frozen."""
         if mode:
             raise FrozenIsFixed(what="be put into training mode")
         return self
@@ -240,7 +261,8 @@ class FrozenModule(torch.nn.Module):
     def extra_repr(self) -> str:
         """What it was frozen from, and how large it is."""
         lines = [f"{self._name}, {self.constant_bytes():,} bytes of constants, methods: {', '.join(self._methods)}"]
-        return "\n".join([*lines, *self.specialized])
+        timings = [f"{name}: {as_text(ratio)}" for name, ratio in self.timings.items()]
+        return "\n".join([*lines, *timings, *self.specialized])
 
 
 def _listed(names: Sequence[str]) -> str:

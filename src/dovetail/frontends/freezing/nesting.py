@@ -16,10 +16,13 @@ class Nesting(Protocol):
     """Takes apart and puts together what is nested in one way."""
 
     def take_apart(self, value: Any) -> list[Any]:
-        """The leaves. Raises: ValueError with the difference when it is nested otherwise."""
+        """The leaves. Raises: ValueError with the difference when it is nested differently."""
 
     def put_together(self, leaves: Sequence[Any]) -> Any:
         """The whole with these leaves."""
+
+    def is_leaf(self) -> bool:
+        """Whether the whole is its one leaf."""
 
     def tree(self) -> Tree:
         """How it is nested, for a file. Raises: NotSerializable."""
@@ -44,6 +47,10 @@ class Captured:
         """See `Nesting`."""
         return unflatten(list(leaves), self.structure)
 
+    def is_leaf(self) -> bool:
+        """See `Nesting`."""
+        return self.structure == flatten(None, results=self.results)[1]
+
     def tree(self) -> Tree:
         """See `Nesting`."""
         placeholders = [torch.empty(0) for _ in range(self.count)]
@@ -54,7 +61,7 @@ class Captured:
             take_apart(value, self.tree())
         except Exception as error:  # whatever it is, the structures differ
             return str(error)
-        return "it is nested otherwise than the example"
+        return "it is nested differently from the example"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,10 @@ class Saved:
     def put_together(self, leaves: Sequence[Any]) -> Any:
         """See `Nesting`."""
         return put_together(leaves, self.structure, self.containers)
+
+    def is_leaf(self) -> bool:
+        """See `Nesting`."""
+        return self.structure == Tree()
 
     def tree(self) -> Tree:
         """See `Nesting`."""

@@ -1,10 +1,10 @@
 """The model that a program was frozen from: watched for changes.
 
-A watched model is not kept alive. Watched are its tensors (those that it holds as plain attributes or closes over, too)
-and which modules it consists of. What cannot be seen: a write through `.data` of a tensor that is kept elsewhere, a
-write to memory that another library shares, and other Python values.
+A watched model is not kept alive. The checks cover its tensors (also plain attributes and closed-over ones) and the
+modules it consists of. Not noticed: a write through `.data` of a tensor that is kept elsewhere, a write to memory that
+another library shares, and other Python values.
 
-Cost of a look: O(tensors + modules), well below a microsecond for each.
+Cost of a check: O(tensors + modules), some tenths of a microsecond for each.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ import torch
 from dovetail.capture.module_state import TensorSlot
 from dovetail.errors import BadWeights
 from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.guards import SameTensors
 
 _Seen = tuple[int, int, torch.Size, tuple[int, ...]]
 _ATTRIBUTES = "__dict__"
+_MOST_MODES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,9 @@ class _Module:
                 return True
         for place in self.places:
             tensor: Any = place.tensor()
-            is_there = tensor is not None and attributes.get(place.table, {}).get(place.key) is tensor
-            if (not is_there or _seen_of(tensor) != place.seen) and place.has_changed(module):
+            held_now = attributes.get(place.table)
+            is_there = tensor is not None and held_now is not None and held_now.get(place.key) is tensor
+            if (not is_there or _is_other(tensor, place.seen)) and place.has_changed(module):
                 return True
         return False
 
@@ -106,12 +109,84 @@ class _Lone:
         return tensor is not None and _seen_of(tensor) != self.seen
 
 
+def _cannot_tell() -> bool:
+    return False
+
+
+class _LookWriter:
+    """Writes a function that tells fast that nothing has changed. It gives False where it cannot tell.
+
+    For one linear layer:
+
+        def look():
+            m = r0()
+            if m is None: return False
+            d = m.__dict__
+            c = d['_modules']
+            if len(c) != 0: return False
+            t0 = d['_parameters'].get('weight')
+            if t0 is None or r1() is not t0 or t0._version != 3 or t0.data_ptr() != 94: return False
+            return same0(t0)
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._objects: list[Any] = []
+        self._names: dict[int, str] = {}  # of tensors, by identity: tied ones are compared once
+
+    def module(self, watched: _Module) -> None:
+        """Look at a module, and at the tensors in it."""
+        self._lines += [f"m = {self._name(watched.module)}()", "if m is None: return False", "d = m.__dict__"]
+        self._lines += ["c = d['_modules']", f"if len(c) != {len(watched.children)}: return False"]
+        for key, child in watched.children:
+            self._lines.append(f"if c.get({key!r}) is not {self._name(child)}(): return False")
+        for place in watched.places:
+            table = "d" if place.table == _ATTRIBUTES else f"d[{place.table!r}]"
+            self._tensor(f"{table}.get({place.key!r})", place, f"{self._name(place.tensor)}() is not ")
+
+    def lone(self, watched: _Lone) -> None:
+        """Look at a tensor that no module holds."""
+        self._tensor(f"{self._name(watched.tensor)}()", watched)
+
+    def written(self, known: Sequence[SameTensors]) -> Callable[[], bool]:
+        """The function. known: what tells the sizes, strides, classes and so on of the tensors, one for each mode."""
+        tensors = ", ".join(self._names.values())
+        answers = " or ".join([f"same{number}([{tensors}])" for number in range(len(known))])
+        text = "\n    ".join(["def look():", *self._lines, f"return {answers if tensors else True}"])
+        namespace: dict[str, Any] = {f"r{number}": found for number, found in enumerate(self._objects)}
+        namespace |= {f"same{number}": same.are for number, same in enumerate(known)}
+        exec(compile(text, "<dovetail look at a frozen model>", "exec"), namespace)
+        look: Callable[[], bool] = namespace["look"]
+        return look
+
+    def _name(self, found: object) -> str:
+        self._objects.append(found)
+        return f"r{len(self._objects) - 1}"
+
+    def _tensor(self, text: str, watched: _Place | _Lone, is_other: str = "") -> None:
+        version, address, *_ = watched.seen
+        tensor = watched.tensor()
+        name = f"t{len(self._names)}"
+        parts = [f"{name} is None"]
+        if is_other:
+            parts.append(f"{is_other}{name}")
+        if id(tensor) not in self._names:
+            counted = tensor is not None and not tensor.is_inference()
+            parts.append(f"{name}._version != {version}" if counted else f"not {name}.is_inference()")
+            parts.append(f"{name}.data_ptr() != {address}")
+        self._names.setdefault(id(tensor), name)
+        self._lines += [f"{name} = {text}", f"if {' or '.join(parts)}: return False"]
+
+
 class Originals:
     """Watches a model from which constants were taken."""
 
     def __init__(self, modules: Sequence[_Module], lone: Sequence[_Lone]) -> None:
         self._modules = tuple(modules)
         self._lone = tuple(lone)
+        self._known: tuple[SameTensors, ...] = ()
+        # Whether nothing has changed; False also where only `changed` can tell.
+        self.is_as_before: Callable[[], bool] = _cannot_tell
 
     @staticmethod
     def of(
@@ -140,6 +215,32 @@ class Originals:
 
     def changed(self) -> list[str]:
         """Dotted names of what has changed since it was looked at first."""
+        if self.is_as_before():
+            return []
+        found = self._changed()
+        if not found:
+            self._look_fast_from_now_on()
+        return found
+
+    def _look_fast_from_now_on(self) -> None:
+        """Something is gone for ever, or this is the first call in its mode of autograd, autocast and so on."""
+        modules = tuple([module for module in self._modules if module.module() is not None])
+        lone = tuple([one for one in self._lone if one.tensor() is not None])
+        if (len(modules), len(lone)) != (len(self._modules), len(self._lone)):
+            self._modules, self._lone, self._known = modules, lone, ()
+        if len(self._known) == _MOST_MODES:
+            return
+        tensors = list({id(tensor): tensor for _, tensor in self.tensors()}.values())
+        if tensors:
+            self._known = (SameTensors(tensors), *self._known)
+        writer = _LookWriter()
+        for module in self._modules:
+            writer.module(module)
+        for one in self._lone:
+            writer.lone(one)
+        self.is_as_before = writer.written(self._known)
+
+    def _changed(self) -> list[str]:
         found: list[str] = []
         for module in self._modules:
             if module.has_changed():
@@ -211,6 +312,17 @@ def _nothing() -> None:
 
 def _watch(tensor: torch.Tensor) -> tuple[weakref.ref[torch.Tensor], _Seen]:
     return weakref.ref(tensor), _seen_of(tensor)
+
+
+def _is_other(tensor: torch.Tensor, seen: _Seen) -> bool:
+    """Whether `_seen_of` a tensor would give something else; the least work first."""
+    version, address, shape, stride = seen
+    return (
+        tensor.data_ptr() != address
+        or version_of(tensor) != version
+        or tensor.shape != shape
+        or tensor.stride() != stride
+    )
 
 
 def _seen_of(tensor: torch.Tensor) -> _Seen:

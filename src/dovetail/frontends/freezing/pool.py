@@ -1,7 +1,7 @@
 """The tensors that frozen programs hold: constants, and the state that the programs write.
 
-Every tensor has one name, the same in all programs: its dotted name in the model, or the one under which folding made
-it. Tensors that share memory in the model share it here; nothing is copied but state.
+Every tensor has one name, the same in all programs: its dotted name in the model, or the name that folding
+gave it. Tensors that share memory in the model share it here; nothing is copied but state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 from dovetail.capture.module_state import TensorSlot
+from dovetail.ir.program import TensorMeta
 from dovetail.ir.text import identifier
+from dovetail.pipeline.differential import same_bits
 from dovetail.torch_compat.dispatch import storage_key
 
 
@@ -25,9 +27,7 @@ class Packed:
 
     def unpacked(self) -> torch.Tensor:
         """The constant as it was, each bit of it."""
-        plain = self.tensor.to_dense()
-        made = torch.empty_strided(plain.shape, self.stride, dtype=plain.dtype)
-        return plain if plain.stride() == self.stride else made.copy_(plain)
+        return with_strides(self.tensor.to_dense(), self.stride)
 
 
 @dataclass(slots=True)
@@ -110,6 +110,24 @@ def has_storage(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided
 
 
+def with_strides(tensor: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these strides, a copy where it has others; elements may share memory (expanded tensors).
+
+    Raises: ValueError where elements that would share memory differ.
+    """
+    if tensor.stride() == stride:
+        return tensor
+    made = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    if not TensorMeta(tuple(made.shape), stride, 0, made.dtype, made.device, 0).overlaps_itself():
+        return made.copy_(tensor)
+    memory = made.as_strided((1 + sum((size - 1) * step for size, step in zip(made.shape, stride, strict=True)),), (1,))
+    places = torch.arange(len(memory), device=tensor.device).as_strided(made.shape, stride)
+    memory[places.flatten()] = tensor.flatten()
+    if not same_bits(made.contiguous(), tensor.contiguous()):
+        raise ValueError("elements of it that share memory would differ")
+    return made
+
+
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in memory of its own, with the same strides, also where elements of it share memory."""
     (found,) = copies_of({"": tensor}).values()
@@ -120,7 +138,7 @@ def copies_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The tensors in memory of their own, with the same strides. Those that shared a storage share one again."""
     groups: dict[int, list[str]] = {}
     found: dict[str, torch.Tensor] = {}
-    with torch.inference_mode(False), torch.no_grad():  # or nobody could write them outside of that mode
+    with torch.inference_mode(False), torch.no_grad():  # or nobody could write them outside that mode
         for name, tensor in tensors.items():
             if has_storage(tensor):
                 groups.setdefault(storage_key(tensor), []).append(name)

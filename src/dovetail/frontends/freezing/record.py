@@ -17,9 +17,10 @@ from dovetail.analysis.infer import MetaInference
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.python_state import leads_on
 from dovetail.capture.recording import Recording
+from dovetail.capture.recurrent import recorded_whole
 from dovetail.errors import NotFreezable
 from dovetail.frontends.call_kind import Call, checked_name
-from dovetail.frontends.freezing.examples import Example
+from dovetail.frontends.freezing.examples import Example, same_tensors
 from dovetail.frontends.freezing.nesting import Captured, Nesting
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.inputs import size_hints
@@ -41,7 +42,8 @@ class Recorded:
 
     program: functional. arguments: the leaf behind each of its first inputs. results: how what it returns is put
     together. guard: which sizes it is for. hints: a number for each size symbol. lasting: names of tensors of the pool
-    that it writes or hands out. written: leaves that it writes. infer: describes new nodes.
+    that it writes or hands out. written: leaves that it writes. infer: describes new nodes. same: pairs of leaves that
+    are one tensor.
     """
 
     program: Program
@@ -53,6 +55,7 @@ class Recorded:
     lasting: frozenset[str]
     written: frozenset[int]
     infer: MetaInference
+    same: tuple[tuple[int, int], ...]
 
     def called(self, name: str) -> Recorded:
         """The same with another name for the program."""
@@ -71,7 +74,7 @@ class MethodRecorder:
 
         Raises: DovetailError when the method cannot be recorded, or not be frozen.
         """
-        with RECORDING, torch.no_grad():
+        with RECORDING, torch.no_grad(), recorded_whole():
             order = example.order()
             described = self._described(*example.call(leaves))
             recorder = CallRecorder(self._target, described, None)
@@ -82,17 +85,19 @@ class MethodRecorder:
             names = self._held_names(pool, described, recorder.sources, recording)
             one = self._recorded(recording, recorder, len(described.tensors), names)
             arguments = tuple(order[leaf] for leaf in one.arguments)
-            return replace(one, arguments=arguments, written=frozenset(order[leaf] for leaf in one.written))
+            written = frozenset(order[leaf] for leaf in one.written)
+            return replace(one, arguments=arguments, written=written, same=same_tensors(leaves))
 
     def _described(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         leaves, spec = flatten((tuple(args), dict(kwargs)))
-        leaves = [item.detach() if isinstance(item, torch.Tensor) else item for item in leaves]
+        detached = {id(item): item.detach() for item in leaves if isinstance(item, torch.Tensor)}  # one stays one
+        leaves = [detached.get(id(item), item) for item in leaves]
         reach = Reach.of(self._target, [leaf for leaf in leaves if leads_on(leaf)])
         tensors = [slot.read() for slot in reach.slots]
         for place, tensor in enumerate([*tensors, *leaves]):
             name = checked_name(reach.slots, place, tensor)
             if isinstance(tensor, torch.Tensor) and is_wrapper(tensor):
-                reason = f"{name} is a {type(tensor).__name__}, which is made of other tensors"
+                reason = f"{name} is a {type(tensor).__name__}, which wraps other tensors"
                 raise NotFreezable(
                     what=self._method, reason=reason, hint="compile it with torch.compile or dovetail.compile"
                 )
@@ -106,7 +111,7 @@ class MethodRecorder:
         if arrangement != APART:
             what = arrangement.groups and [names[member.argument] for member in arrangement.groups[0].members]
             reason = f"it writes memory that several of its tensors share ({', '.join(what or names[:1])})"
-            hint = "give each of them memory of its own, or write each through one tensor only"
+            hint = "give each its own memory, or write each through one tensor only"
             raise NotFreezable(what=self._method, reason=reason, hint=hint)
 
     def _held_names(self, pool: Pool, described: Call, sources: Sequence[int], recording: Recording) -> dict[int, str]:
@@ -125,7 +130,7 @@ class MethodRecorder:
     def _recorded(self, recording: Recording, recorder: CallRecorder, slots: int, names: Mapping[int, str]) -> Recorded:
         plan = without_gradients(recording.outputs.plan)
         if plan.extras or plan.packs:
-            hint = "pass tensors that are no views of each other"
+            hint = "pass tensors that are not views of each other"
             raise NotFreezable(what=self._method, reason="its inputs are views of one another", hint=hint)
         functional = recording.programs(self._method, tuple(None for _ in plan.differentiable)).functional
         count = len(recording.outputs.values)
@@ -147,6 +152,7 @@ class MethodRecorder:
             lasting=frozenset(name for number, name in names.items() if number in touched),
             written=frozenset(recorder.sources[k] - slots for k in arguments if k in touched.written),
             infer=recording.infer,
+            same=(),
         )
 
 

@@ -55,7 +55,7 @@ class Contents:
 def save(contents: Contents, path: str | Path) -> None:
     """Write what a frozen module consists of to a file. It may be called, not changed, while it is written.
 
-    Raises: NotSerializable for what only code can make again (arguments that are objects, sub-programs of control
+    Raises: NotSerializable for what only code can make again (arguments that are objects, subgraphs of control
     flow, containers of the user's own kind), before anything is written; OSError.
     """
     members: dict[str, Any] = {}
@@ -100,6 +100,7 @@ def _variant(variant: Variant, unfolded: Unfolded, stem: str) -> dict[str, Any]:
         "results": tree_to_json(variant.results.tree()),
         "facts": [size_to_json(fact) for fact in variant.guard.facts],
         "written": sorted(variant.written),
+        "same": [list(pair) for pair in variant.same],
         "asked": sorted(unfolded.asked),
     }
 
@@ -120,7 +121,7 @@ def _form(form: CallForm) -> dict[str, Any]:
 
 
 def _default(parameter: inspect.Parameter, form: CallForm) -> list[Any]:
-    """The default in a list, which is empty where there is none, or where it is no plain value."""
+    """The default in a list, which is empty where there is none, or where it is not a plain value."""
     if parameter.default is inspect.Parameter.empty:
         return []
     return [_plain(parameter.default, f"the default of {parameter.name}")]

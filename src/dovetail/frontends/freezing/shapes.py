@@ -1,4 +1,4 @@
-"""Which sizes of the example inputs stay free: `dynamic_shapes`, read, and the sizes to record with.
+"""Which sizes of the example inputs are symbolic: parsing `dynamic_shapes`, and the sizes to record with.
 
 A free size has a label; sizes with one label are equal in every call. By default the first size of every input is
 free, and those that are equal in the example share a label. To record, each label gets a number of its own: symbols
@@ -58,9 +58,17 @@ class FreeSizes:
         return chosen
 
     def resized(self, leaves: Sequence[Any], numbers: Mapping[Hashable, int]) -> list[Any]:
-        """The leaves with free sizes as `numbers` has them; those of other sizes than the example's hold zeros."""
+        """The leaves with free sizes as `numbers` has them; those of other sizes than the example's hold zeros.
+
+        A tensor that is there twice has the sizes of the first place.
+        """
         found = list(leaves)
+        first: dict[int, int] = {}
         for place, leaf in enumerate(leaves):
+            earlier = first.setdefault(id(leaf), place) if isinstance(leaf, torch.Tensor) else place
+            if earlier != place:
+                found[place] = found[earlier]
+                continue
             wanted = {dim: numbers[self.labels[place, dim]] for dim in self.dims(place)}
             if any(leaf.shape[dim] != size for dim, size in wanted.items()):
                 found[place] = _with_sizes(leaf, wanted)
@@ -110,7 +118,7 @@ def _by_argument(wish: Any, names: Sequence[str]) -> Mapping[str, Any]:
             reason = f"it has {len(wish)} entries for {len(names)} arguments"
             raise BadDynamicShapes(reason=reason, hint="give one entry per argument")
         return dict(zip(names, wish, strict=False))
-    raise BadDynamicShapes(reason=f"a {type(wish).__name__} says nothing of arguments", hint=_SPELLING)
+    raise BadDynamicShapes(reason=f"a {type(wish).__name__} does not describe arguments", hint=_SPELLING)
 
 
 def _per_leaf(spec: Any, argument: Any, count: int, name: str) -> list[Any]:
@@ -124,7 +132,7 @@ def _per_leaf(spec: Any, argument: Any, count: int, name: str) -> list[Any]:
             raise BadDynamicShapes(reason=f"{name} has no entry {unknown[0]!r}", hint=_SPELLING)
         spec = [spec.get(key) for key in argument]
     if not isinstance(parts, tuple | list) or not isinstance(spec, tuple | list) or len(spec) != len(parts):
-        raise BadDynamicShapes(reason=f"the entry for {name} is not built like that argument", hint=_SPELLING)
+        raise BadDynamicShapes(reason=f"the entry for {name} is not nested like that argument", hint=_SPELLING)
     if len(parts) != count:
         raise BadDynamicShapes(
             reason=f"{name} holds containers of containers", hint="name sizes of tensors, and of lists or dicts of them"
@@ -145,7 +153,7 @@ def _read(
         return
     leaf = leaves[place]
     if not isinstance(leaf, torch.Tensor):
-        raise BadDynamicShapes(reason=f"{name} is no tensor", hint="leave it out")
+        raise BadDynamicShapes(reason=f"{name} is not a tensor", hint="leave it out")
     if isinstance(spec, tuple | list):
         spec = dict(enumerate(spec))
     if not isinstance(spec, Mapping):
@@ -158,7 +166,7 @@ def _read(
             continue
         if leaf.shape[dim] == 0 or not _is_dense(leaf):
             reason = f"dimension {dim} of {name} is empty, or elements of it share memory"
-            raise BadDynamicShapes(reason=reason, hint="give an example with elements of its own")
+            raise BadDynamicShapes(reason=reason, hint="give an example whose elements do not share memory")
         labels[place, dim % leaf.dim()] = label
         least, greatest = getattr(wish, "min", None), getattr(wish, "max", None)  # not numbers where there is no bound
         if isinstance(least, int) or isinstance(greatest, int):
@@ -186,11 +194,11 @@ def _check_equal(free: FreeSizes, leaves: Sequence[Any]) -> None:
         size = int(leaves[place].shape[dim])
         if sizes.setdefault(label, size) != size:
             reason = f"{label!r} is {sizes[label]} and {size} in the example inputs"
-            raise BadDynamicShapes(reason=reason, hint="give sizes that differ different names")
+            raise BadDynamicShapes(reason=reason, hint="give different sizes different names")
         least, greatest = free.ranges.get(label, (0, None))
         if size < least or (greatest is not None and size > greatest):
-            reason = f"{label!r} is {size} in the example inputs, which is outside of its range"
-            raise BadDynamicShapes(reason=reason, hint="give an example inside of the range")
+            reason = f"{label!r} is {size} in the example inputs, which is outside its range"
+            raise BadDynamicShapes(reason=reason, hint="give an example inside the range")
 
 
 def _order(tensor: torch.Tensor) -> list[int]:

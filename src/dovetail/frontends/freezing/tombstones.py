@@ -1,4 +1,4 @@
-"""Models whose parameters were handed over to a frozen program: what is in their place, and putting them back."""
+"""Models whose parameters were moved to a frozen program: their replacements, and restoring them."""
 
 from __future__ import annotations
 

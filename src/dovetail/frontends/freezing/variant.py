@@ -31,7 +31,8 @@ class Variant:
 
     folded: functional; its inputs are arguments, and then tensors of the pool. arguments: the leaf behind each of the
     first inputs. results: how what it returns is put together. guard: which shapes it is for. written: leaves that it
-    writes. unfolded: gives what `folded` was made from, for other weights; only then is a file read that far.
+    writes. same: pairs of leaves that are one tensor. unfolded: gives what `folded` was made from, for other weights;
+    only then is a file read that far.
     """
 
     folded: Folded
@@ -39,6 +40,7 @@ class Variant:
     results: Nesting
     guard: SizeGuard
     written: frozenset[int]
+    same: tuple[tuple[int, int], ...]
     unfolded: Callable[[], Unfolded]
 
 
@@ -60,6 +62,7 @@ class RunnableVariant:
         """
         self.variant = variant
         self._method = method
+        self._all_names = list(names)
         self._names = [names[leaf] for leaf in variant.arguments]
         self._written = [k for k, leaf in enumerate(variant.arguments) if leaf in variant.written]
         touched = inputs_touched(variant.folded.program, variant.folded.plan)
@@ -68,13 +71,14 @@ class RunnableVariant:
         names_held = [value.name for value in variant.folded.program.inputs]
         state = {names_held[number] for number in touched.written if number >= count}
         self._written_held = [count + k for k, name in enumerate(packed.held) if name in state]
-        self._writes = bool(self._written or self._written_held)
+        self.writes = bool(self._written or self._written_held)
         self.packed = packed
         self._finish = finish
         self._executors = executors
         self._code: CompiledProgram | None = None
         self._held: dict[str, torch.Tensor] = {}
         self._graph: CompiledGraph | None = None
+        self._returns_one = variant.results.is_leaf()
 
     @property
     def graph(self) -> CompiledGraph:
@@ -104,10 +108,16 @@ class RunnableVariant:
 
     def sizes(self, leaves: Sequence[Any]) -> dict[str, Number] | None:
         """The free sizes of a call; None when it is not for this program."""
+        for place, earlier in self.variant.same:
+            if leaves[place] is not leaves[earlier]:
+                return None
         return self.variant.guard.sizes([leaves[leaf] for leaf in self.variant.arguments])
 
     def reason(self, leaves: Sequence[Any]) -> str:
         """Why a call is not for this program."""
+        for place, earlier in self.variant.same:
+            if leaves[place] is not leaves[earlier]:
+                return f"{self._all_names[place]} is not the same tensor as {self._all_names[earlier]}"
         return self.variant.guard.reason([leaves[leaf] for leaf in self.variant.arguments], self._names)
 
     def inputs(self, leaves: Sequence[Any], sizes: Mapping[str, Number]) -> tuple[list[torch.Tensor], bool]:
@@ -121,9 +131,14 @@ class RunnableVariant:
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Run. Raises: FrozenCallMismatch when the program would write memory that it also has by another name."""
-        if self._writes:
+        if self.writes:
             self._refuse_sharing(inputs)
-        return self.variant.results.put_together(self.graph(*inputs))
+        graph = self._graph or self.graph
+        if graph.direct is not None and not torch.is_grad_enabled():
+            results = graph.direct([*inputs, *graph.constant_list])
+        else:
+            results = graph(*inputs)
+        return results[0] if self._returns_one else self.variant.results.put_together(results)
 
     def _refuse_sharing(self, inputs: Sequence[torch.Tensor]) -> None:
         """Recording took it that what is written shares memory with nothing else."""
@@ -146,7 +161,7 @@ class RunnableVariant:
         return mismatch(self._method, f"{what} share memory", "pass a copy of one of them")
 
     def _laid_out(self, inputs: list[torch.Tensor], sizes: Mapping[str, Number]) -> list[torch.Tensor]:
-        """The inputs as the program wants them: one that lies otherwise is copied, unless it is written."""
+        """The inputs as the program wants them: one that has a different layout is copied, unless it is written."""
         found = []
         for number, (meta, tensor) in enumerate(zip(self.variant.guard.inputs, inputs, strict=True)):
             assert meta is not None, "inputs that are tensors are described"
@@ -161,8 +176,8 @@ class RunnableVariant:
             if number in self._written or number in self._handed_out:
                 does = "writes it" if number in self._written else "returns memory of it"
                 reason = f"{self._names[number]} has strides {given}, and the program {does} with {wanted}"
-                reason += ", its numbers conjugated or negated" if given == wanted else ""
-                raise mismatch(self._method, reason, "lay it out like the example")
+                reason += ", conjugated or negated" if given == wanted else ""
+                raise mismatch(self._method, reason, "give it the example's layout")
             found.append(
                 torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
             )

@@ -1,4 +1,4 @@
-"""Weights of a frozen program: kept as they were before folding, and folded anew."""
+"""Weights of a frozen program: kept unfolded, and folded again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from dovetail.artifact.call import load_call, save_call
 from dovetail.errors import BadWeights, NoSources
 from dovetail.frontends.freezing.method import FrozenMethod
-from dovetail.frontends.freezing.pool import Pool, copies_of, copy_of
+from dovetail.frontends.freezing.pool import Pool, copies_of, copy_of, with_strides
 from dovetail.frontends.size_guard import strides_of
 from dovetail.ir.program import TensorMeta
 from dovetail.pipeline.differential import same_bits
@@ -90,12 +90,27 @@ def refolded(
         elif name in known or name in stored:
             tensors[name] = known[name] if name in known else stored[name]
         else:
-            raise NoSources(what=f"swapping some weights without {pool.origins[name][0]}", hint=", or give all weights")
+            raise NoSources(
+                what=f"swapping some weights without {pool.origins.get(name, (name,))[0]}", hint=", or give all weights"
+            )
     tensors |= copies_of({name: tensors[name] for name in found.keys() & tensors.keys() if own or name in pool.state})
     if sources is not None:
         sources = sources.with_tensors({name: copy_of(tensors[name]) for name in found if name in known})
     fold(unfolded, tensors, pool.state)
+    _check_held(methods, tensors)
     return Pool(tensors, dict(pool.origins), pool.state, pool.unused), sources
+
+
+def _check_held(methods: Sequence[FrozenMethod], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise BadWeights unless folding made what the programs hold."""
+    for variant in [variant for method in methods for variant in method.variants]:
+        folded = variant.folded
+        inputs = folded.program.inputs[len(folded.program.inputs) - len(folded.held) :]
+        for name, value in zip(folded.held, inputs, strict=True):
+            made, meta = tensors.get(name), value.tensor
+            if made is None or (tuple(made.shape), made.dtype, made.device) != (meta.shape, meta.dtype, meta.device):
+                hint = "save it again: dovetail did not write this file"
+                raise BadWeights(reason=f"folding does not give {name}, which a program takes", hint=hint)
 
 
 def _by_name(pool: Pool, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -113,11 +128,11 @@ def _by_name(pool: Pool, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
             raise BadWeights(reason=f"{dotted!r} is a {type(tensor).__name__}", hint="give tensors")
         if tensor.layout is not torch.strided or tensor.device.type == "meta" or is_wrapper(tensor):
             kind = type(tensor).__name__ if is_wrapper(tensor) else f"{tensor.layout} tensor on {tensor.device}"
-            raise BadWeights(reason=f"{dotted!r} is a {kind}", hint="give tensors with numbers in plain memory")
+            raise BadWeights(reason=f"{dotted!r} is a {kind}", hint="give plain strided tensors with data")
         other = found.setdefault(names[dotted], tensor)
         if other is not tensor and not _same(other, tensor):
             tied = " and ".join(pool.origins[names[dotted]])
-            raise BadWeights(reason=f"{tied} are one tensor in the model, and differ here", hint="freeze the new model")
+            raise BadWeights(reason=f"{tied} are one tensor in the model, but differ here", hint="freeze the new model")
     return found
 
 
@@ -136,4 +151,8 @@ def _fitting(name: str, meta: TensorMeta, tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     if tensor.stride() == meta.stride and tensor.device == meta.device:
         return tensor
-    return torch.empty_strided(tensor.shape, strides_of(meta, {}), dtype=meta.dtype, device=meta.device).copy_(tensor)
+    try:
+        return with_strides(tensor.to(meta.device), strides_of(meta, {}))
+    except ValueError as error:
+        hint = "give one whose elements are equal there, or freeze the new model"
+        raise BadWeights(reason=f"{name} was an expanded tensor, and {error}", hint=hint) from error

@@ -1,4 +1,4 @@
-"""Capture one call of a step: look at its world, record it on fakes, compile, and tie the program to its objects."""
+"""Capture one call of a step: inspect its world, record it on fakes, compile, and tie the program to its objects."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ class StepCapture:
 
     def _refuse_world(self) -> None:
         world = self._world
-        another = "what it gives is another thing in each call, and the program would go on with the first"
-        unseen = "whether its contents changed between calls cannot be told in passing"
-        large = "pass what is read as an argument, or make a tensor of it"
+        another = "it gives another value in each call, and the program would keep the first one"
+        unseen = "checking whether its contents changed would be too expensive for each call"
+        large = "pass it as an argument, or convert it to a tensor"
         for labels, line, what, why, hint in (
             (world.iterators, world.line_of_iterator, "draws from the iterator", another, f"{DRAW}, and {PASS}"),
             (world.unwatched, world.line_of_unwatched, "reads", unseen, large),
@@ -190,8 +190,8 @@ class StepCapture:
         if any(not torch.equal(generator.get_state(), state) for generator, state in generators):
             raise UnsupportedStep(
                 what="sets a generator (`manual_seed`, `set_state`)",
-                why="that would be done once, while the step is captured, and not again",
-                hint="set it outside of the step",
+                why="this would happen once, while the step is captured, and never again",
+                hint="set it outside the step",
             )
 
     def _show(self, index: int, traced: Any) -> None:
@@ -261,7 +261,7 @@ class StepCapture:
         self._refuse_sharing(recording, tensors, kept, plan)
         labels = (
             *(recording.tensors[i].label for i in programs.tensors),
-            *("a tensor met in passing" for _ in programs.constants),
+            *("a tensor found while recording" for _ in programs.constants),
             *(self._number_label(i) for i in programs.numbers),
         )
         program = compile_step_programs(programs, plan, labels, name, self._options, recording.size_hints)
@@ -305,5 +305,5 @@ class StepCapture:
         shared = shared_memory(tensors, plan.written)
         if shared is not None:
             written, other = (recording.tensors[kept[index]].label for index in shared)
-            reason = "what one write does to the other is not known to the program of a step"
+            reason = "a step's program does not track how such writes affect each other"
             raise OverlappingMutatedInputs(written=written, other=other, reason=reason)

@@ -42,7 +42,7 @@ class CodeReads:
 
 
 def reads_of(function: FunctionType) -> CodeReads:
-    """What a function's code names, functions defined inside of it included; worked out once for each code."""
+    """What a function's code names, functions defined inside it included; worked out once for each code."""
     return _reads(function.__code__)
 
 

@@ -1,4 +1,4 @@
-"""What one program of a step takes, asks, writes and leaves: `step.explain()`."""
+"""What one program of a step reads, checks, writes and leaves behind: `step.explain()`."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class StepExplanation:
             ("numbers, read in each call", self.numbers),
             ("written in place", self.written),
             ("numbers left in Python objects", self.left),
-            ("called for real", self.host_calls),
-            (f"asked before the first write (operator {self.first_write})", self.questions),
+            ("called in Python", self.host_calls),
+            (f"checked before the first write (operator {self.first_write})", self.questions),
         ):
             if items:
                 yield f"  {title}: {_listed(items)}"
         if self.passing:
-            yield f"  {self.passing} tensors that nothing reachable holds are read; they must not change"
+            yield f"  {self.passing} unreachable tensors are read; they must not change"
         yield f"  gradients: left in .grad of {self.kept} tensors, dropped for {self.dropped}"
         for name, report in self.passes:
             yield f"  {name}: {report}"

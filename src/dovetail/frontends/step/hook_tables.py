@@ -1,7 +1,7 @@
 """Hooks of gradients: tables that a tensor keeps for autograd, where no container of Python's leads to them.
 
-Not seen are hooks of autograd's own nodes, those that add to `.grad` (`AccumulateGrad`) among them: torch lets nobody
-look at them. They are not called by compiled steps.
+Not seen are hooks of autograd's own nodes, those that add to `.grad` (`AccumulateGrad`) among them: torch does
+not expose them. Compiled steps do not call them.
 """
 
 from __future__ import annotations

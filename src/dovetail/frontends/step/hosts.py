@@ -1,8 +1,8 @@
-"""Calls that a step makes and that no program can hold: schedulers, printing, logging, functions that the user names.
+"""Calls of a step that cannot be part of a program: schedulers, printing, logging, functions that the user names.
 
-While a step is recorded they are noted and not made. Each run of the program makes them for real, in their order, with
-the values that the step gives them. They are made after the program, with copies of the tensors they were given; a
-scheduler whose numbers the step reads later on is called before the program instead, and taken back if the program
+While a step is recorded they are noted, not made. Each run of the program makes them, in order, with
+the values that the step passes. They are made after the program, with copies of the tensors they were given; a
+scheduler whose numbers the step reads later on is called before the program instead, and undone if the program
 turns out to be the wrong one.
 """
 
@@ -30,11 +30,10 @@ from dovetail.torch_compat.traced_numbers import handle_of, is_traced
 
 
 def host_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function as one that compiled steps call for real, after each run, with the values they give it.
+    """Mark a function that compiled steps call in Python after each run, with the values of that run.
 
-    The function gets copies of tensors, plain numbers for numbers, and everything else as it is. Its result is not
-    given to the step: there it returns None. Outside of a compiled step it is called as it is. See
-    docs/training-step.md.
+    The function receives copies of tensors, plain numbers for traced numbers, and everything else unchanged. In the
+    step the call returns None. Outside a compiled step the function is called normally. See docs/training-step.md.
     """
 
     @functools.wraps(function)
@@ -177,7 +176,7 @@ class HostCalls:
         """The step asks a scheduler for something. Raises: UnsupportedStep, also when the step swallows it."""
         error = UnsupportedStep(
             what=f"reads {name!r} of a {type(scheduler).__mro__[1].__name__}",
-            why="schedulers change when they are stepped, and the program would go on with what it was captured with",
+            why="schedulers change when they are stepped, and the program would keep using the captured values",
             hint="read it after the step",
             origin=self._recording.origins.here(),
         )
@@ -187,16 +186,16 @@ class HostCalls:
     def _refuse_conversion(self, module: torch.nn.Module) -> None:
         if threading.get_ident() == self._thread:
             raise StateChangedOtherwise(
-                what=f"moves a {type(module).__name__} to another type or device",
-                why="the program works in the memory that tensors had when it was recorded",
+                what=f"moves a {type(module).__name__} to another dtype or device",
+                why="the program uses the memory that tensors had when it was recorded",
                 hint="move the module (net.to(...)) before the step",
                 origin=self._recording.origins.here(),
             )
 
     def _refuse_search(self, *_: Any, **__: Any) -> None:
         raise UnsupportedStep(
-            what="calls LBFGS, which calls the closure as often as the loss tells it to",
-            why="each of its searches runs another number of forward and backward passes",
+            what="calls LBFGS, which calls the closure a number of times that depends on the loss",
+            why="the number of forward and backward passes differs in each search",
             hint="compile the closure and leave the search in eager mode: closure = dovetail.compile_step(closure, "
             "keep_grads=True), with net.zero_grad() in it, then optimizer.step(closure)",
             origin=self._recording.origins.here(),
@@ -223,7 +222,7 @@ class HostCalls:
             if call.is_hook and any(map(self._recording.writes_state, nodes[call.position :])):
                 raise UnsupportedStep(
                     what="runs a hook of an optimizer before the last write to its state",
-                    why="hooks are called after the program, and this one would find what eager mode has not made yet",
+                    why="hooks are called after the program: this one would see later updates than in eager mode",
                     hint="call it at the end of the step",
                     origin=call.origin,
                 )

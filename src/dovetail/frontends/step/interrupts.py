@@ -1,6 +1,6 @@
-"""Ctrl-C while a step is captured: it waits until everything is as it was.
+"""Ctrl-C while a step is captured: it is delayed until everything is restored.
 
-In the middle it could leave a tensor exchanged or a mode of torch's active, some of which are not prepared for it.
+In the middle it could leave a tensor replaced or a torch mode active, and some modes cannot handle that.
 """
 
 from __future__ import annotations

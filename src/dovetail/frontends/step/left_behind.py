@@ -1,4 +1,4 @@
-"""What a step leaves in Python objects: numbers, which its program writes back, and what no program can repeat."""
+"""What a step leaves in Python objects: numbers that its program writes back, and changes no program can repeat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dovetail.ir.program import Origin
 from dovetail.ir.step_plan import PlainResult
 from dovetail.torch_compat.traced_numbers import is_traced
 
-DRAW, PASS = "draw outside of the step", "pass what was drawn"
+DRAW, PASS = "draw outside the step", "pass the drawn numbers"
 _NUMBERS = (bool, int, float)
 _SCALER_STATES = "_per_optimizer_states"  # emptied by every update
 
@@ -89,9 +89,9 @@ class LeftBehind:
         if change.is_draw:
             return StateChangedOtherwise(
                 what=f"draws from {_random_name(change)}",
-                why="the program would go on with what was drawn while the step was captured",
+                why="the program would keep the numbers drawn while the step was captured",
                 hint=f"draw with torch (torch.rand, ...), whose draws are part of the program; or {DRAW}, "
-                "and pass what was drawn",
+                "and pass the drawn numbers",
                 origin=line,
             )
         binds = isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor)
@@ -121,7 +121,7 @@ def refused_change(label: str, *, binds: bool = False, line: Origin | None = Non
     """What to say of something that a step changes in Python. binds: it puts another tensor there."""
     return StateChangedOtherwise(
         what=f"binds {label} to another tensor" if binds else f"changes {label}",
-        why="a program writes tensors in place and leaves numbers; it does not repeat what else Python does",
+        why="a program writes tensors in place and sets numbers; it does not repeat other Python code",
         hint="write it in place (x.copy_(new)), return it, or do it in a function marked with dovetail.host_call",
         origin=line,
     )

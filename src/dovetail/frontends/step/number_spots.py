@@ -8,7 +8,7 @@ from dovetail.frontends.step.places import Path, Place
 
 
 class NumberSpot:
-    """One number. A number inside of a tuple is read and put through the spot that holds the tuple.
+    """One number. A number inside a tuple is read and put through the spot that holds the tuple.
 
     Attributes: place, path, label: of the spot; container, key: of what can be written; name: of the input; shown: what
     the step's code was let read there.

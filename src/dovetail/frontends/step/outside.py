@@ -1,7 +1,7 @@
-"""What a step's code asks of the world outside of Python's objects, or does to it, and no program repeats.
+"""What a step's code reads or changes outside Python's objects, and no program can repeat.
 
-The clock, files, pickles, functions that remember their results: while a step is recorded, calls of such by code of the
-user's are refused, or answered, each with the line that made it. Code of torch's and of Python's own is let through.
+The clock, files, pickles, functions that remember their results: while a step is recorded, such calls by the user's
+code are refused, or answered, each with the line that made it. Calls by torch's and Python's own code are allowed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from dovetail.frontends.step.places import Place
 from dovetail.frontends.step.values import PLAIN, Kind, is_a, kind_of
 from dovetail.ir.provenance import is_library_file
 
-_CLOCK = ("asks for the time", "the program would go on with the answer of its first run", "ask outside of the step")
-_RANDOM = ("asks for random bytes", "the program would go on with those of its first run", "ask outside of the step")
+_CLOCK = ("reads the time", "the program would keep the answer of its first run", "do so outside the step")
+_RANDOM = ("reads random bytes", "the program would keep those of its first run", "do so outside the step")
 _FILE = (
     "opens a file",
-    "it would be opened once, while the step is captured, and not again",
-    "do so outside of the step",
+    "it would be opened once, while the step is captured, and never again",
+    "do so outside the step",
 )
-_SAVE = ("saves or loads objects", "the tensors have no numbers while the step is captured", "do so after the step")
+_SAVE = ("saves or loads objects", "tensors have no data while the step is captured", "do so after the step")
 _REFUSED: tuple[tuple[Any, tuple[str, ...], tuple[str, str, str]], ...] = (
     (
         time,
@@ -130,7 +130,7 @@ class Outside:
             if threading.get_ident() == self._thread and not _remembers(function, args, kwargs):
                 error = UnsupportedStep(
                     what=f"calls {label}, which remembers its results, with arguments that are new in this call",
-                    why="what it would remember are tensors without numbers",
+                    why="it would remember tensors without data",
                     hint="call it once before the step, or without functools.lru_cache",
                     origin=self._origins.here(),
                 )
@@ -174,7 +174,7 @@ def refuse_files_and_dates(places: Iterable[Place], named: Collection[str]) -> N
         if asks_for_files and isinstance(held, io.IOBase) and not place.holder.foreign:
             raise UnsupportedStep(
                 what=f"reads or writes the file {place.label}",
-                why="it would be done once, while the step is captured, and not again",
+                why="this would happen once, while the step is captured, and never again",
                 hint="do it after the step, or in a function marked with dovetail.host_call",
             )
 
@@ -191,7 +191,7 @@ def refuse_new_objects(results: Iterable[Any], known: Callable[[Any], bool]) -> 
         if not (_is_unchanging(item) or known(item)):
             raise UnsupportedStep(
                 what=f"returns an object of class {type(item).__qualname__} that it makes (result {index})",
-                why="the program would return one and the same object in each call",
+                why="the program would return the same object in each call",
                 hint="return tensors and numbers, in tuples, lists, dictionaries or dataclasses",
             )
 

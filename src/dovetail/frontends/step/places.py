@@ -36,7 +36,7 @@ class Holder:
     Attributes: container; owner: the object whose attributes a dictionary holds, else the container; parent and key:
     the spot through which it was first reached; keys, values: what it held; names: by identity, how keys that are no
     plain values are called in a path and in a label; link: how a user writes a spot: "item", "attribute", "table" for a
-    table of a module; unread: keys that no code names; rank: 0 inside of a module, 1 of an optimizer, 2 elsewhere, 3
+    table of a module; unread: keys that no code names; rank: 0 inside a module, 1 of an optimizer, 2 elsewhere, 3
     only a scheduler leads here; foreign: only an installed package leads here.
     """
 
@@ -171,7 +171,7 @@ class Unordered(Holder):
         return self.now()[1][key]
 
     def write(self, key: Any, value: Any) -> None:
-        raise TypeError(f"an element of a set has no spot of its own: {self.title}")
+        raise TypeError(f"an element of a set cannot be assigned: {self.title}")
 
     def put_back(self) -> None:
         if not self.is_as_before():

@@ -1,8 +1,8 @@
 """`dovetail.compile_step(step)`: a whole training step, the user's own code, as one program.
 
 The first call runs in eager mode: optimizers make their state, lazy modules their parameters, and the numbers that the
-code reads off tensors are noted as hints. The second call captures. From then on each call asks whether a program
-that exists is for it, runs it, and captures another one where none is. See docs/training-step.md.
+code reads off tensors are noted as hints. The second call captures. From then on each call runs an existing
+program whose guards hold, or captures another one. See docs/training-step.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
@@ -30,7 +30,7 @@ from dovetail.errors import (
     NothingToExplain,
     StateChangedOtherwise,
 )
-from dovetail.execute.step import NothingWritten
+from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.step.capture import StepCall, StepCapture
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.interrupts import interrupts_wait
@@ -45,6 +45,7 @@ from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
 from dovetail.pipeline.options import Options, refuse_donation, resolve_options
 from dovetail.pipeline.step import STEP_PASS_NAMES
+from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
@@ -69,28 +70,35 @@ def compile_step(step: None = None, **options: Any) -> Callable[[Callable[..., A
 def compile_step(
     step: Callable[..., Any] | None = None, *, state: Any = (), on_unsupported: str = "raise", **options: Any
 ) -> CompiledStep | Callable[[Callable[..., Any]], CompiledStep]:
-    """Compile a training step: forward, loss, backward, clipping, optimizers, all in one program.
+    """Compile a training step (forward, loss, backward, clipping, optimizers) into one program.
 
     Args:
-        step: the function as it is written for eager mode; it is still usable, and may be mixed with the compiled one.
-            Without it, a decorator is returned.
-        state: tensors, modules, optimizers or containers of such that the step writes and does not reach by itself.
-        on_unsupported: "raise", or "eager": run a step that cannot be captured in eager mode, and say so once.
+        step: the function, as written for eager mode. It remains usable, and calls of both may be mixed. Without it, a
+            decorator is returned.
+        state: tensors, modules, optimizers or containers of them that the step writes but that are not within its
+            reach.
+        on_unsupported: "raise", or "eager": run a step that cannot be captured in eager mode, with one warning.
         options: see `dovetail.pipeline.options`; `keep_grads=True` leaves the gradients of every step in `.grad`.
-    Returns: a callable with the step's arguments and results.
-    Raises: DovetailError for an unknown option; when it is called, for a step that cannot be captured. Nothing of the
-        user's has changed then.
+
+    Returns:
+        A callable with the step's arguments and results.
+
+    Raises:
+        DovetailError: an option is unknown; or, in a call, the step cannot be captured, in which case nothing has
+            changed.
     """
     if step is None:
         return functools.partial(compile_step, state=state, on_unsupported=on_unsupported, **options)
     ensure_supported_torch()
     if on_unsupported not in _ON_UNSUPPORTED:
         expected = " or ".join(map(repr, _ON_UNSUPPORTED))
-        raise BadOptionValue(option="on_unsupported", value=on_unsupported, reason="it is a choice", expected=expected)
+        raise BadOptionValue(
+            option="on_unsupported", value=on_unsupported, reason="it must be one of the choices", expected=expected
+        )
     if not callable(step):
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
     resolved = resolve_options(options, STEP_PASS_NAMES)
-    refuse_donation(resolved, "the arguments of a step stay its caller's")
+    refuse_donation(resolved, "a step does not overwrite its arguments")
     return CompiledStep(step, state, on_unsupported == "eager", resolved)
 
 
@@ -109,7 +117,8 @@ class CompiledStep:
         self._step = step
         self._state = state
         self._falls_back = falls_back
-        self._options = options
+        self._trail = options.trail or Trail()
+        self._options = replace(options, trail=self._trail)
         self._name = identifier(getattr(step, "__name__", type(step).__name__))
         self._variants: list[Variant] = []
         self._recent: list[Variant] = []
@@ -203,7 +212,7 @@ class CompiledStep:
             self._recent.insert(0, variant)
 
     def _find_in(self, world: World, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
-        """A variant for a call in a world that was looked at anew: after a checkpoint was loaded, say."""
+        """A variant for a call in a world that was looked at again: after a checkpoint was loaded, say."""
         for variant in self._recent:
             if variant in tried or not variant.arguments.are(call.leaves, call.structure):
                 continue
@@ -283,7 +292,7 @@ class CompiledStep:
                 clears = False
             except NumbersToLift as error:
                 if error.paths <= self._lifted:
-                    raise AssertionError("a number that is an input is no constant") from error
+                    raise AssertionError("a number that is an input is not a constant") from error
                 self._lifted |= error.paths
             except StateChangedOtherwise:
                 if hooks or not capture.has_hooks:
@@ -305,7 +314,7 @@ class CompiledStep:
         if not self._variants:
             return "it is the first"
         if tried:
-            return f"a question got another answer: {self._last_miss}"
+            return f"a check had another outcome: {self._last_miss}"
         newest = self._recent[0]
         told = newest.arguments.difference(call.leaves, call.structure)
         if told:
@@ -326,7 +335,12 @@ class CompiledStep:
     @property
     def program(self) -> Program:
         """The program that ran last, working in place. Raises: NothingToExplain before there is one."""
-        return self._latest().program.program
+        return self.compiled.program
+
+    @property
+    def compiled(self) -> CompiledStepProgram:
+        """What ran last, with what its passes say. Raises: NothingToExplain before there is one."""
+        return self._latest().program
 
     def explain(self) -> StepExplanation:
         """What the program that ran last takes, asks, writes and leaves; print it.
@@ -334,6 +348,16 @@ class CompiledStep:
         Raises: NothingToExplain before there is one.
         """
         return explain_variant(self._name, self._latest())
+
+    @property
+    def options(self) -> Options:
+        """The options that it is compiled with."""
+        return self._options
+
+    @property
+    def trail(self) -> Trail:
+        """What every step of its compilations made; see `dovetail.explain`."""
+        return self._trail
 
     def _latest(self) -> Variant:
         if not self._recent:

@@ -152,7 +152,7 @@ class TensorKinds:
         tensors = self.tensors(state, leaves)
         if self.sizes is not None and tensors is not None and not self.sizes.holds(tensors):
             return self.sizes.reason(tensors, [f"{source.kind} {source.index}" for source in self.sources])
-        return "gradients are held where there were none, or the other way round, or tensors share memory"
+        return "gradients exist where there were none, or the reverse, or tensors share memory"
 
     def _leaves_are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
         """Whether each tensor leaf is the tensor of its source, and of no other."""

@@ -108,7 +108,7 @@ class ValueWalk:
         return any(held is value for holder in self.holders for held in holder.values)
 
     def leads_on(self, value: Any) -> bool:
-        """Whether there are spots inside of a value."""
+        """Whether there are spots inside a value."""
         return self.kind(value) in CONTAINERS or id(value) in self.met
 
     # --- in which order
@@ -229,21 +229,31 @@ class ValueWalk:
             self._container(value, kind, parent, key, late)
         elif kind is Kind.FUNCTION:
             self.function(value, parent)
-        elif kind in (Kind.METHOD, Kind.PARTIAL):
-            names = ("__self__", "__func__") if kind is Kind.METHOD else ("func", "args", "keywords")
-            holder = Fixed(value, parent, key, {name: getattr(value, name) for name in names})
-            holder.link = "attribute"
-            self.enter(value, holder, parent.rank)
+        elif kind is Kind.METHOD:
+            self._fixed(value, parent, key, {"__self__": value.__self__, "__func__": value.__func__})
+        elif kind is Kind.BUILTIN:
+            self._builtin(value, parent, key)
+        elif kind is Kind.PARTIAL:
+            self._fixed(value, parent, key, {name: getattr(value, name) for name in ("func", "args", "keywords")})
         elif kind is Kind.WEAK:
-            holder = Fixed(value, parent, key, {"()": weakref.ref.__call__(value)})
-            holder.link = "attribute"
-            self.enter(value, holder, parent.rank)
+            self._fixed(value, parent, key, {"()": weakref.ref.__call__(value)})
         elif kind is Kind.CLASS:
             self.class_of_user(value, called=True)
         elif kind is Kind.PYTHON_MODULE:
             self.python_module(value)
         elif not self._noted(value, kind, Place(parent, key)):
             self._object(value, kind, parent, key)
+
+    def _builtin(self, function: Any, parent: Holder, key: Any) -> None:
+        """Reach the object that a function of C is bound to. Most are bound to a module or a class, or to nothing."""
+        owner = function.__self__
+        if owner is not None and not is_a(owner, (ModuleType, type)):
+            self._fixed(function, parent, key, {"__self__": owner, "__name__": function.__name__})
+
+    def _fixed(self, value: Any, parent: Holder, key: Any, parts: dict[str, Any]) -> None:
+        holder = Fixed(value, parent, key, parts)
+        holder.link = "attribute"
+        self.enter(value, holder, parent.rank)
 
     def _noted(self, value: Any, kind: Kind, place: Place) -> bool:
         """Whether a value is one of those that are only noted."""

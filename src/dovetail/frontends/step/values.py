@@ -20,7 +20,16 @@ from contextvars import ContextVar
 from enum import Enum, auto
 from functools import lru_cache, partial
 from queue import Queue, SimpleQueue
-from types import FunctionType, MappingProxyType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinMethodType,
+    FunctionType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -67,6 +76,7 @@ class Kind(Enum):
     FROZENSET = auto()
     FUNCTION = auto()
     METHOD = auto()
+    BUILTIN = auto()
     PARTIAL = auto()
     CLASS = auto()
     PYTHON_MODULE = auto()
@@ -99,6 +109,7 @@ _FAMILIES: tuple[tuple[Any, Kind], ...] = (
     (frozenset, Kind.FROZENSET),
     (FunctionType, Kind.FUNCTION),
     (MethodType, Kind.METHOD),
+    ((BuiltinMethodType, MethodWrapperType), Kind.BUILTIN),
     (partial, Kind.PARTIAL),
     (type, Kind.CLASS),
     (ModuleType, Kind.PYTHON_MODULE),

@@ -77,7 +77,8 @@ class Arguments:
             if plain_key(leaves[index]) != key:
                 return f"argument {index} changed: {key} -> {plain_key(leaves[index])}"
         return next(
-            (f"argument {i} is no {kind.__name__}" for i, kind in self.lifted if type(leaves[i]) is not kind), ""
+            (f"argument {i} is not a valid {kind.__name__}" for i, kind in self.lifted if type(leaves[i]) is not kind),
+            "",
         )
 
 

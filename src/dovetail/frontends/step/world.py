@@ -43,7 +43,7 @@ from dovetail.passes.collection import collection_paused
 class Change:
     """A spot that holds another object than before. old, new: MISSING where there was, or is, none.
 
-    place: None for what is no spot: the order of a dictionary, what is in a set, the class of an object, a random
+    place: None for what is not a spot: the order of a dictionary, what is in a set, the class of an object, a random
     generator. item: the container, object or generator then.
     """
 

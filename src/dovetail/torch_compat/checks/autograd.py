@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,7 +63,7 @@ def check_backward_keeps_graph() -> str | None:
 
 
 def check_drop_saved_tensors() -> str | None:
-    """Saved tensors can be released inside of backward."""
+    """Saved tensors can be released inside backward."""
     seen: list[object] = []
     _Dropping.apply(_leaf(), seen).sum().backward()
     return first_difference(("the saved tensors before and after", seen, [1, "released"]))
@@ -101,14 +102,14 @@ def check_next_sequence_number() -> str | None:
 
 
 def check_running_sequence_number() -> str | None:
-    """A backward knows the number that its forward node got, and there is none outside of a backward."""
+    """A backward knows the number that its forward node got, and there is none outside a backward."""
     seen: list[Any] = []
     x = _leaf()
     number = autograd.next_sequence_number()
     _Probe.apply(x, seen).sum().backward()
     return first_difference(
-        ("the number inside of backward", seen[0][1], number),
-        ("the number outside of backward", autograd.running_sequence_number(), None),
+        ("the number inside backward", seen[0][1], number),
+        ("the number outside backward", autograd.running_sequence_number(), None),
     )
 
 
@@ -181,7 +182,7 @@ def check_viewed_tensor() -> str | None:
 
 
 def check_transform_is_active() -> str | None:
-    """Inside of vmap and of a forward-mode level, and nowhere else."""
+    """Inside vmap and of a forward-mode level, and nowhere else."""
     found: list[bool] = [autograd.transform_is_active()]
 
     def note(x: torch.Tensor) -> torch.Tensor:
@@ -255,7 +256,35 @@ def check_backward_within() -> str | None:
     return first_difference(("whether hooks were inside", met, [True, True, False]))
 
 
+def check_frees_arriving_gradients() -> str | None:
+    """A gradient dies where the list that it came in is emptied, if it is said to."""
+    alive: list[bool] = []
+
+    class Empties(torch.autograd.Function):
+        boxed_grads_call = True
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, *arrived: Any) -> torch.Tensor:
+            gradients = arrived[0] if isinstance(arrived[0], list) else list(arrived)
+            watched = weakref.ref(gradients[0])
+            del arrived
+            gradients.clear()
+            alive.append(watched() is not None)
+            return torch.ones(2)
+
+    x = torch.ones(2, requires_grad=True)
+    (Empties.apply(x) * 2).sum().backward()
+    return first_difference(
+        ("whether gradients die", [not one for one in alive], [autograd.frees_arriving_gradients()])
+    )
+
+
 CHECKS = (
+    check_frees_arriving_gradients,
     check_backward_within,
     check_refused_backward,
     check_backward_keeps_graph,

@@ -44,6 +44,23 @@ def check_dispatch_mode() -> str | None:
     )
 
 
+class _Plain(dispatch.PlainMode):
+    def __torch_dispatch__(self, func: object, types: object, args: object = (), kwargs: object = None) -> object:
+        raise ZeroDivisionError
+
+
+def check_plain_mode() -> str | None:
+    """A plain mode sees operators, and torch leaves its method as it was written."""
+    caught = False
+    try:
+        with _Plain():
+            torch.ones(2).exp()
+    except ZeroDivisionError:
+        caught = True
+    is_wrapped = hasattr(_Plain.__torch_dispatch__, "__wrapped__")
+    return first_difference(("the claim that it is asked", caught, True), ("the claim of a wrapper", is_wrapped, False))
+
+
 def check_schema_of() -> str | None:
     """A schema tells names, writes, aliases and defaults."""
     schema = dispatch.schema_of(aten.add_.Tensor)
@@ -150,6 +167,7 @@ def check_without_modes() -> str | None:
 
 CHECKS = (
     check_dispatch_mode,
+    check_plain_mode,
     check_schema_of,
     check_tags_of,
     check_is_composite,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from dovetail.torch_compat import fake_layouts, fakes
@@ -11,7 +13,7 @@ _aten = torch.ops.aten
 
 
 def check_as_laid_out() -> str | None:
-    """Eval batch norm is laid out as its kernel does, over inputs of every order of dimensions."""
+    """Results are laid out as kernels do: eval batch norm over every order of dimensions, paddings, zeros."""
     found = []
     for x in (torch.ones(2, 5, 4).transpose(1, 2), torch.ones(2, 4, 5, 3).permute(0, 3, 1, 2), torch.ones(3, 2).t()):
         channels = x.shape[1]
@@ -23,7 +25,24 @@ def check_as_laid_out() -> str | None:
                 _aten.native_batch_norm.default, twins, _aten.native_batch_norm.default(*twins)
             )
         found.append((f"strides {x.stride()}", made[0].stride(), _aten.native_batch_norm.default(*given)[0].stride()))
-    return first_difference(*found)
+    return first_difference(*found, *_layouts_of_one_result())
+
+
+def _layouts_of_one_result() -> list[tuple[str, object, object]]:
+    found: list[tuple[str, object, object]] = []
+    image = torch.ones(2, 4, 5, 3).permute(0, 3, 1, 2)
+    calls: list[tuple[Any, torch.Tensor, tuple[Any, ...]]] = [
+        (_aten.reflection_pad2d.default, image, ([1, 1, 2, 1],)),
+        (_aten.replication_pad2d.default, image, ([1, 1, 2, 1],)),
+        (_aten.zero.default, torch.ones(4, 6).t()[:, ::2], ()),
+    ]
+    for op, x, others in calls:
+        mode = fakes.new_fake_mode()
+        twin = mode.from_tensor(x)
+        with mode:
+            made = fake_layouts.as_laid_out(op, (twin, *others), op(twin, *others))
+        found.append((f"strides of {op}", made.stride(), op(x, *others).stride()))
+    return found
 
 
 def check_right_layouts() -> str | None:
@@ -36,4 +55,18 @@ def check_right_layouts() -> str | None:
     return first_difference(("strides", made[0].stride(), _aten.native_batch_norm.default(x, *given)[0].stride()))
 
 
-CHECKS = (check_as_laid_out, check_right_layouts)
+def check_as_on_cpu() -> str | None:
+    """Eval batch norm on the meta device, put right, is described as its kernel's results are."""
+    found = []
+    for x in (torch.ones(2, 4, 5), torch.ones(2, 5, 4).transpose(1, 2)):
+        given = (None, None, torch.zeros(4), torch.ones(4), False, 0.1, 1e-5)
+        op = _aten.native_batch_norm.default
+        on_meta = [item.to("meta") if isinstance(item, torch.Tensor) else item for item in given]
+        twin = torch.empty_strided(x.shape, x.stride(), device="meta")
+        made = fake_layouts.as_on_cpu(op, (twin, *on_meta), op(twin, *on_meta))
+        wanted = [(tuple(one.shape), one.stride()) for one in op(x, *given)]
+        found.append((f"strides {x.stride()}", [(tuple(one.shape), one.stride()) for one in made], wanted))
+    return first_difference(*found)
+
+
+CHECKS = (check_as_laid_out, check_as_on_cpu, check_right_layouts)

@@ -22,6 +22,13 @@ def check_new_fake_mode() -> str | None:
     )
 
 
+def check_new_symbolic_fake_mode() -> str | None:
+    """The number of elements that data tells is a symbol; dtype and rank are known."""
+    with fakes.new_symbolic_fake_mode():
+        places = torch.ops.aten.nonzero.default(torch.ones(2, 3))
+    return first_difference(("the places of what is not 0", (places.dtype, places.dim()), (torch.int64, 2)))
+
+
 def check_is_fake() -> str | None:
     """Fake and real tensors are told apart, through Parameter as well."""
     mode = fakes.new_fake_mode()
@@ -256,6 +263,7 @@ CHECKS = (
     check_device_of_fake,
     check_symbolic_fake_of,
     check_new_fake_mode,
+    check_new_symbolic_fake_mode,
     check_is_fake,
     check_fake_of,
     check_data_dependent_errors,

@@ -51,4 +51,14 @@ def check_has_function_mode() -> str | None:
     return first_difference(("answers", (before, *during), (False, True, False)))
 
 
-CHECKS = (check_has_function_mode, check_function_mode_is_active, check_surroundings)
+def check_autocast_is_active() -> str | None:
+    """Autocast of any kind of device is seen while it is on."""
+    found = [modes.autocast_is_active()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found.append(modes.autocast_is_active())
+        with torch.autocast("cpu", enabled=False):
+            found.append(modes.autocast_is_active())
+    return first_difference(("off, on, off", found, [False, True, False]))
+
+
+CHECKS = (check_autocast_is_active, check_has_function_mode, check_function_mode_is_active, check_surroundings)

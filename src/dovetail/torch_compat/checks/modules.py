@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.modules import module as _module
 from torch.nn.modules import module as registering
 
 from dovetail.torch_compat import modules
@@ -52,4 +53,39 @@ def check_noticed_conversions() -> str | None:
     )
 
 
-CHECKS = (check_global_hook_tables, check_noticed_conversions)
+def check_forward_pre_hooks() -> str | None:
+    """Hooks come in order, each as it was given."""
+    net = torch.nn.Identity()
+    hooks = [lambda *_: None, lambda *_: None]
+    for hook in hooks:
+        net.register_forward_pre_hook(hook)
+    found = modules.forward_pre_hooks(net)
+    return first_difference(("the hooks of a module", found == hooks, True))
+
+
+def check_calls_only_forward() -> str | None:
+    """A plain module only calls forward; one with hooks of its own, of all modules, or compiled does more."""
+    registrations = (
+        "register_forward_pre_hook",
+        "register_forward_hook",
+        "register_full_backward_pre_hook",
+        "register_full_backward_hook",
+    )
+    wrong = [] if modules.calls_only_forward(torch.nn.Identity()) else ["a plain module"]
+    for name in registrations:
+        net = torch.nn.Identity()
+        getattr(net, name)(lambda *_: None)
+        wrong += [name] if modules.calls_only_forward(net) else []
+        everywhere = getattr(_module, name.replace("register_", "register_module_"))(lambda *_: None)
+        wrong += [f"{name} of all modules"] if modules.calls_only_forward(torch.nn.Identity()) else []
+        everywhere.remove()
+    net = torch.nn.Identity()
+    net.__dict__["forward"] = net.forward
+    wrong += ["a forward of the object"] if modules.calls_only_forward(net) else []
+    net = torch.nn.Identity()
+    net._compiled_call_impl = lambda x: x
+    wrong += ["Module.compile"] if modules.calls_only_forward(net) else []
+    return first_difference(("modules that are told wrong", wrong, []))
+
+
+CHECKS = (check_global_hook_tables, check_forward_pre_hooks, check_noticed_conversions, check_calls_only_forward)

@@ -1,4 +1,4 @@
-"""Complex results may round otherwise where they lie on an operand: made in an input, or in memory that has just
+"""Complex results may round differently where they lie on an operand: made in an input, or in memory that has just
 died."""
 
 import torch

@@ -1,4 +1,4 @@
-"""What is no part of a donated input is not given away, and was written through a shared copy of it."""
+"""What is not part of a donated input is not given away, and was written through a shared copy of it."""
 
 import torch
 

@@ -106,6 +106,15 @@ def _read(kind: str) -> Twin:
         "a computed attribute": (lambda: computed.anything, lambda: setattr(computed, "_scale", 2.0)),
         "a thread's variable": (lambda: local.scale, lambda: setattr(local, "scale", 2.0)),
         "a context variable": (variable.get, lambda: variable.set(2.0)),
+        "a bound method of a list": (functools.partial(box.__getitem__, 0), lambda: box.__setitem__(0, 2.0)),
+        "a bound method of a dictionary": (
+            functools.partial(held["default"].get, "x"),
+            lambda: held["default"].update(x=2.0),
+        ),
+        "a bound method of an object": (
+            functools.partial(slots.__getattribute__, "scale"),
+            lambda: setattr(slots, "scale", 2.0),
+        ),
         "nested containers": (lambda: held["a"]["b"][0], held["a"]["b"].reverse),
         "an enumeration": (lambda: held["level"].value, lambda: held.update(level=_Level.HIGH)),
         "a frozen dataclass": (lambda: held["frozen"].scale, lambda: held.update(frozen=_Frozen(2.0))),
@@ -148,6 +157,7 @@ def _read(kind: str) -> Twin:
 READ = (
     "a module of the interpreter's", "a class", "an instance before its class", "slots", "a property",
     "a computed attribute", "a thread's variable", "a context variable", "nested containers",
+    "a bound method of a list", "a bound method of a dictionary", "a bound method of an object",
     "an enumeration", "a frozen dataclass", "a frozen dataclass, forced", "a word", "a whole number",
     "a whole number that becomes true", "a large number", "a decimal", "a fraction", "a set", "bytes", "a bytearray",
     "a number of numpy", "an array", "a long array", "a deque", "a default dictionary", "a range", "a counter",

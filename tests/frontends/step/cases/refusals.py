@@ -347,6 +347,6 @@ REFUSALS = (
     Refusal("tensors are appended to a list", _appended),
     Refusal("a tensor under a new key", _new_key),
     Refusal("numbers are appended to a list", _number_appended),
-    Refusal("a write to overlapping arguments", _overlapping_write, "argument 0 is written by the program"),
+    Refusal("a write to overlapping arguments", _overlapping_write, "argument 0 shares memory with"),
     Refusal("rows are selected by their losses", _selected_rows),
 )

@@ -16,7 +16,7 @@ _BATCHES = 3
 
 
 class Training:
-    """A model, its optimizers and its batches, made anew. Steps read the first two; the loop has the batches."""
+    """A model, its optimizers and its batches, made again. Steps read the first two; the loop has the batches."""
 
     def __init__(self, model: Model, recipe: Recipe) -> None:
         self.model = model.entry.build().train()

@@ -1,0 +1,42 @@
+"""Checks of `torch_compat.recurrent`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dovetail.torch_compat import dispatch, recurrent
+from dovetail.torch_compat.checks.difference import first_difference
+
+
+class _Watch(dispatch.DispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[object] = []
+
+    def __torch_dispatch__(
+        self, func: dispatch.Overload, types: object, args: Sequence[object] = (), kwargs: object = None
+    ) -> object:
+        self.seen.append(func)
+        return func(*args)
+
+
+def check_functions_below_autograd() -> str | None:
+    """A GRU is one operator for modes, with the same results, and none of it is left afterwards."""
+    with torch.random.fork_rng(devices=[]):  # weights are drawn
+        layer, x = torch.nn.GRU(2, 2), torch.ones(3, 1, 2)
+    spaces = [dict(vars(torch)), dict(vars(torch._VF))]
+    with torch.no_grad():
+        wanted = layer(x)[0]
+        with recurrent.functions_below_autograd(("gru",), lambda args: True), _Watch() as watch:
+            found = layer(x)[0]
+    same = torch.equal(wanted, found)
+    return first_difference(
+        ("the claim that the operator is seen", torch.ops.aten.gru.input in watch.seen, True),
+        ("the claim of equal results", same, True),
+        ("the claim that all is as before", spaces == [vars(torch), vars(torch._VF)], True),
+    )
+
+
+CHECKS = (check_functions_below_autograd,)

@@ -1,0 +1,91 @@
+"""Kernels that trust their operands get only operands that were looked at; and honest ones give what torch gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dovetail.errors import RefusedOperands
+from dovetail.ops.preconditions import checked
+
+aten = torch.ops.aten
+
+
+def test_kernels_that_trust_indices_are_checked() -> None:
+    far = torch.full((1, 1, 2, 2), 1 << 40)
+    pool = checked(aten.max_pool2d_with_indices_backward.default)
+    assert pool is not None
+    given = (torch.ones(1, 1, 2, 2), torch.ones(1, 1, 4, 4), [2, 2], [2, 2], [0, 0], [1, 1], False)
+    with pytest.raises(RefusedOperands, match="not within 16"):
+        pool(*given, far)
+    _, indices = aten.max_pool2d_with_indices.default(given[1], [2, 2])
+    assert torch.equal(pool(*given, indices), aten.max_pool2d_with_indices_backward.default(*given, indices))
+    embedding = checked(aten.embedding_dense_backward.default)
+    assert embedding is not None
+    with pytest.raises(RefusedOperands, match="not within 5"):
+        embedding(torch.ones(2, 3), torch.tensor([0, 1 << 40]), 5, -1, False)
+    assert embedding(torch.ones(2, 3), torch.tensor([0, 4]), 5, -1, False).shape == (5, 3)
+
+
+def test_embedding_bags_are_checked() -> None:
+    bag = checked(aten._embedding_bag.default)
+    assert bag is not None
+    weight, indices = torch.rand(5, 3), torch.tensor([0, 4, 2])
+    for offsets, last in (([0, 1], False), ([0, 3, 3], True), ([0, 0, 3], False)):
+        found = bag(weight, indices, torch.tensor(offsets), False, 0, False, None, last)
+        assert torch.equal(
+            found[0], aten._embedding_bag(weight, indices, torch.tensor(offsets), False, 0, False, None, last)[0]
+        )
+    assert bag(weight, indices[:0], torch.tensor([0]), False, 0, False, None, True)[0].shape == (0, 3)
+    for wrong in (torch.tensor([0, 1 << 40, 2]), torch.tensor([0, -1, 2]), indices[None], indices.float()):
+        with pytest.raises(RefusedOperands):
+            bag(weight, wrong, torch.tensor([0]))
+    for offsets, last in (([], False), ([0], True), ([1], False), ([0, 4], False), ([0, 2, 1], False), ([0, -5], True)):
+        with pytest.raises(RefusedOperands, match="bag"):
+            bag(weight, indices, torch.tensor(offsets, dtype=torch.int64), False, 0, False, None, last)
+    with pytest.raises(RefusedOperands, match="one weight for each index"):
+        bag(weight, indices, torch.tensor([0]), False, 0, False, torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm", "rnn_tanh"])
+def test_recurrent_layers_are_checked(kind: str) -> None:
+    layer = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM, "rnn_tanh": torch.nn.RNN}[kind](4, 3, 2, bidirectional=True)
+    op = getattr(aten, kind).input
+    run = checked(op)
+    assert run is not None
+    x, state = torch.rand(5, 2, 4), torch.rand(4, 2, 3)
+    hidden = [state, state.clone()] if kind == "lstm" else state
+    weights = [parameter.detach() for parameter in layer.parameters()]
+    flags = (True, 2, 0.0, False, True, False)
+    for a, b in zip(run(x, hidden, weights, *flags), op(x, hidden, weights, *flags), strict=True):
+        assert torch.equal(a, b)
+    short = [state[:1]] * 2 if kind == "lstm" else state[:1]
+    for given in (
+        (x, hidden, [weights[0][:1], *weights[1:]], *flags),
+        (x, hidden, weights[:-1], *flags),
+        (x, hidden, [w.double() for w in weights], *flags),
+        (x[..., :3], hidden, weights, *flags),
+        (x[0], hidden, weights, *flags),
+        (x, short, weights, *flags),
+        (x, hidden, weights, True, 1 << 40, *flags[2:]),
+        (x, hidden, [], *flags),
+    ):
+        with pytest.raises(RefusedOperands):
+            run(*given)
+
+
+def test_kernels_that_trust_shapes_are_checked() -> None:
+    norm = checked(aten.native_layer_norm_backward.default)
+    softmax = checked(aten._log_softmax_backward_data.default)
+    fourier = checked(aten._fft_c2r.default)
+    assert norm is not None
+    assert softmax is not None
+    assert fourier is not None
+    x = torch.ones(4, 3)
+    with pytest.raises(RefusedOperands, match="mean does not have 4"):
+        norm(x, x, [3], torch.ones(1), torch.ones(4, 1), None, None, [True, False, False])
+    with pytest.raises(RefusedOperands, match="other shapes"):
+        softmax(torch.ones(1000, 1000), x, 1, torch.float32)
+    with pytest.raises(RefusedOperands, match="another size"):
+        fourier(torch.ones(4, 3, dtype=torch.complex64), [1], 0, 1 << 20)
+    assert fourier(torch.ones(4, 3, dtype=torch.complex64), [1], 0, 4).shape == (4, 4)
