@@ -290,6 +290,39 @@ def test_a_plan_that_takes_other_arguments_is_refused(tmp_path: Path, members: d
         dovetail.load(tmp_path / "forged.dovetail")
 
 
+class _Sum(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.add_(1) * y
+
+
+@pytest.mark.parametrize("name", ["arguments", "held"])
+def test_one_tensor_for_two_inputs_is_refused(name: str, tmp_path: Path, members: dict[str, bytes]) -> None:
+    path = tmp_path / "honest.dovetail"
+    if name == "arguments":
+        dovetail.freeze(_Sum(), (torch.randn(3), torch.randn(3))).save(path)
+    else:
+        write_container(path, members)
+    file = open_container(path)
+    data = json.loads(file.read("frozen.json"))
+    places = data["methods"]["forward"]["variants"][0][name]
+    places[1] = places[0]
+    changed = {member: file.read(member) for member in file.names}
+    write_container(tmp_path / "forged.dovetail", {**changed, "frozen.json": json_bytes(data)})
+    with pytest.raises(
+        BadArtifact, match="for two of its inputs" if name == "arguments" else "two of its inputs|is not what"
+    ):
+        dovetail.load(tmp_path / "forged.dovetail")
+
+
+def test_a_size_that_nothing_gives_a_number_is_refused(tmp_path: Path, members: dict[str, bytes]) -> None:
+    def edit(program: dict[str, Any]) -> None:
+        value = next(value for value in program["values"] if value["name"] == program["nodes"][0]["outputs"][0])
+        value["shape"][0] = ["symbol", "s99"]
+
+    with pytest.raises(BadArtifact, match="which nothing gives a number"):
+        dovetail.load(_forged(tmp_path, members, edit))
+
+
 def _of_cuda(data: dict[str, Any]) -> None:
     for value in data["program"]["values"]:
         value["device"] = "cuda"

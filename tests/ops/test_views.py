@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from dovetail.ir.convert import describe
 from dovetail.ir.prim import Prim
+from dovetail.ir.program import TensorMeta
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops.prims import clone_with_strides
-from dovetail.ops.views import BASE, SOURCE, WriteThrough, replayed_args, write_through
+from dovetail.ops.views import BASE, SOURCE, WriteThrough, replayed_args, viewed_meta, write_through
+from dovetail.torch_compat.dispatch import Overload
 
 aten = torch.ops.aten
 _COUNT = 24
@@ -166,3 +169,20 @@ def test_addresses_move_with_the_base() -> None:
     assert replayed_args(aten.select.int, (None, 0, 7), -3) == (None, 0, 7)
     late = replayed_args(aten.as_strided.default, (None, [2], [1], symbol("s0")), 2)
     assert late[3] == SizeExpr("add", (symbol("s0"), 2))
+
+
+@pytest.mark.parametrize(
+    ("view", "args", "shape"),
+    [
+        (aten.slice.Tensor, (0, 0, 2), (4,)),
+        (aten.slice.Tensor, (0, 0, 2), (1, 4)),
+        (aten.slice.Tensor, (0, 0, 2), (2, 1)),
+        (aten.select.int, (0, 1), (1,)),
+        (aten.as_strided.default, ([4], [1]), (2, 2)),
+    ],
+)
+def test_a_tensor_of_another_shape_is_no_such_view(
+    view: Overload, args: tuple[object, ...], shape: tuple[int, ...]
+) -> None:
+    base = TensorMeta((3, 4), (4, 1), 0, torch.float32, torch.device("cpu"), 0)
+    assert viewed_meta(view, None, args, base, replace(base, shape=shape, stride=(1,) * len(shape))) is None

@@ -133,6 +133,8 @@ class _Run:
         is_known = is_known and all(map(self._has, node.symbols()))
         if is_known and _depends_on_data(node) and _is_torchs(node.target):
             self._ask_for_kinds(node)
+        elif is_known and not _is_not_run(node):
+            self._refuse_new_symbols(node)
         if not is_known or not all(self._is_known(value.meta) for value in node.results()) or _is_not_run(node):
             self._believe(node)
             return
@@ -146,6 +148,13 @@ class _Run:
                 return
         self._ask_fakes(node)
         self._believe(node)
+
+    def _refuse_new_symbols(self, node: Node) -> None:
+        """Sizes of results follow from the operands, unless data tells them. Raises: _Lie."""
+        for value in node.results():
+            unknown = next((name for name in meta_symbols(value.meta) if not self._has(name)), None)
+            if value.is_tensor and unknown is not None:
+                raise _Lie(f"{value.name} is described with the size {unknown}, which nothing gives a number")
 
     def _ran(self, node: Node) -> list[Any] | None:
         """What the node gives on tensors without memory; None where fakes are to be asked."""
@@ -337,7 +346,8 @@ def _takes_device(node: Node) -> bool:
 
 
 def _depends_on_data(node: Node) -> bool:
-    return isinstance(node.target, Overload) and not _OF_DATA.isdisjoint(tags_of(node.target))
+    op = _operator_of(node)
+    return isinstance(op, Overload) and not _OF_DATA.isdisjoint(tags_of(op))
 
 
 def _is_torchs(op: Any) -> bool:

@@ -163,17 +163,22 @@ def _argument(args: Sequence[Operand], place: int, default: Operand) -> Any:
 
 def _sliced(args: Sequence[Operand], base: TensorMeta, like: TensorMeta) -> _Laid | None:
     dim, start, step = _argument(args, 0, 0), _argument(args, 1, None), _argument(args, 3, 1)
+    if len(like.shape) != len(base.shape):
+        return None
     dim %= len(base.shape)
     start = 0 if start is None else start
+    size, end = base.shape[dim], _argument(args, 2, None)
     if isinstance(start, int) and start < 0:
-        size = base.shape[dim]
         if not isinstance(size, int):
             return None
         start = max(0, start + size)
-    strides = list(base.stride)
+    shape, strides = list(base.shape), list(base.stride)
+    shape[dim] = like.shape[dim]
+    if isinstance(size, int) and isinstance(start, int) and isinstance(step, int) and isinstance(end, int | None):
+        shape[dim] = len(range(*slice(start, end, step).indices(size)))
     offset = shifted(base.offset, product((start, strides[dim])))
     strides[dim] = product((strides[dim], step))
-    return like.shape, tuple(strides), offset
+    return tuple(shape), tuple(strides), offset
 
 
 def _selected(args: Sequence[Operand], base: TensorMeta, like: TensorMeta) -> _Laid | None:
@@ -184,15 +189,18 @@ def _selected(args: Sequence[Operand], base: TensorMeta, like: TensorMeta) -> _L
         if not isinstance(size, int):
             return None
         index += size
-    strides = list(base.stride)
+    shape, strides = list(base.shape), list(base.stride)
+    del shape[dim]
     step = strides.pop(dim)
-    return like.shape, tuple(strides), shifted(base.offset, product((index, step)))
+    return tuple(shape), tuple(strides), shifted(base.offset, product((index, step)))
 
 
 def _strided(args: Sequence[Operand], base: TensorMeta, like: TensorMeta) -> _Laid | None:
     offset = _argument(args, 2, None)
     stride = args[1]
     assert isinstance(stride, list | tuple), "as_strided takes a list of strides"
+    if len(stride) != len(like.shape):
+        return None
     return like.shape, tuple(stride), base.offset if offset is None else offset
 
 

@@ -203,6 +203,8 @@ class _Reader:
         asked = frozenset(_texts(entry["asked"]))
         if any(form.leaves[place].kind is None for place in arguments):
             raise ValueError(f"{stem} takes an argument that is not a tensor")
+        if len(set(arguments)) < len(arguments) or len(set(held)) < len(held):
+            raise ValueError(f"{stem} takes one tensor for two of its inputs, which it was not recorded for")
         if len(program.inputs) != len(arguments) + len(held):
             raise ValueError(f"{stem} has other inputs than its call")
         for name, value in zip(held, program.inputs[len(arguments) :], strict=True):
