@@ -51,8 +51,8 @@ def cheapest_call(names: Names, node: Node) -> str:
         return f"{names.constant(node.target, node.target.name)}({names.arguments(node)})"
     if not isinstance(node.target, Overload):
         return plain_call(names, node)
-    if node.target is _ITEM and isinstance(node.args[0], Value):
-        return f"{node.args[0].name}.item()"  # a third of the time, and nothing else
+    if node.target is _ITEM and isinstance(node.args[0], Value) and all(n == 1 for n in node.args[0].tensor.shape):
+        return f"{node.args[0].name}.item()"  # a third of the time, and nothing else: it refuses several elements
     binding = _binding_for(node, node.target)
     name = schema_of(node.target).name
     if binding is None:
