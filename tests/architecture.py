@@ -34,7 +34,7 @@ SIBLINGS = frozenset({"capture", "joint", "passes", "partition", "memory"})
 ROOT = "__init__"
 
 _TO_ANALYSIS = frozenset({"errors", "torch_compat", "ir", "ops", "analysis"})
-_TO_ARTIFACT = _TO_ANALYSIS | SIBLINGS | {"execute", "artifact"}
+_TO_ARTIFACT = _TO_ANALYSIS | SIBLINGS | {"reach", "execute", "artifact"}
 _TO_FRONTENDS = _TO_ARTIFACT | {"pipeline", "frontends"}
 _TO_ROOT = _TO_FRONTENDS | {"inspect", "compat", ROOT}
 
@@ -45,7 +45,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "ir": frozenset({"errors", "torch_compat"}),
     "ops": frozenset({"errors", "torch_compat", "ir"}),
     "analysis": _TO_ANALYSIS - {"analysis"},
-    **dict.fromkeys(sorted(SIBLINGS), _TO_ANALYSIS),
+    "reach": _TO_ANALYSIS,
+    **dict.fromkeys(sorted(SIBLINGS - {"capture"}), _TO_ANALYSIS),
+    "capture": _TO_ANALYSIS | {"reach"},
     "execute": _TO_ANALYSIS | {"memory.problem"},
     "artifact": frozenset({"errors", "torch_compat", "ir", "ops"}),
     "pipeline": _TO_ARTIFACT,

@@ -13,7 +13,6 @@ import argparse
 import dis
 import functools
 import numbers
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from dovetail.ir.provenance import is_library_file
+from dovetail.reach.libraries import is_library_class, is_library_module
 from dovetail.torch_compat.modes import surroundings
 
 _PLAIN = (bool, int, float, complex, str, bytes, range, type(None), torch.dtype, torch.device)
@@ -35,8 +35,6 @@ _MAX_FUNCTIONS = 200
 _MAX_ITEMS = 200
 _MAX_DEPTH = 4
 _MISSING = object()
-_SCRIPTS = ("__main__", "__mp_main__")
-_LIBRARIES = sys.stdlib_module_names | {"torch", "dovetail"}
 _REACHED = (torch.nn.Module, FunctionType, MethodType, functools.partial)
 
 
@@ -186,26 +184,6 @@ def is_user_object(item: object) -> bool:
         return True
     kind = type(item)
     return (hasattr(item, "__dict__") or hasattr(kind, "__slots__")) and not is_library_class(kind)
-
-
-def is_library_class(kind: type) -> bool:
-    """Whether a class is of torch, dovetail or Python itself, not of the user."""
-    return is_library_module(type.__getattribute__(kind, "__module__"))
-
-
-@functools.cache
-def is_library_module(name: object) -> bool:
-    """Whether a module of this name is of torch, dovetail or Python itself.
-
-    One without a file is the user's unless its name says otherwise: `__main__` of a notebook, code made at run time. A
-    script always is: whoever runs it (`python -m cProfile`, a debugger) may stand in the table of modules in its place.
-    """
-    if name in _SCRIPTS:
-        return False
-    file = getattr(sys.modules.get(str(name)), "__file__", None)
-    if isinstance(file, str):
-        return is_library_file(file)
-    return str(name).partition(".")[0] in _LIBRARIES
 
 
 def _attributes(item: object) -> Iterator[tuple[str, Any]]:

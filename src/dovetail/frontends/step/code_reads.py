@@ -12,9 +12,9 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from dovetail.capture.python_state import is_library_module
-from dovetail.frontends.step.values import attributes_of, is_a, module_of
 from dovetail.ir.provenance import is_library_file
+from dovetail.reach.libraries import is_library_module
+from dovetail.reach.values import attributes_of, is_a, module_of
 
 _GLOBAL = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"))
 # what can read an attribute that the code does not name; the first four do not, if they are given a text

@@ -21,9 +21,9 @@ import torch
 
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
-from dovetail.frontends.step.values import HOST_CALL
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.program import Origin, Value
+from dovetail.reach.values import HOST_CALL
 from dovetail.torch_compat.modules import noticed_conversions
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from dovetail.frontends.step.values import PLAIN, attributes_of, dict_methods, has_attributes, is_a, mro_of, own_of
 from dovetail.ir.program import Origin
+from dovetail.reach.values import PLAIN, attributes_of, dict_methods, has_attributes, is_a, mro_of, own_of
 
 _MUTATORS = frozenset(
     (

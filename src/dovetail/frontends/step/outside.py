@@ -30,8 +30,8 @@ import torch
 from dovetail.capture.origins import OriginTracker
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.step.places import Place
-from dovetail.frontends.step.values import PLAIN, Kind, is_a, kind_of
 from dovetail.ir.provenance import is_library_file
+from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
 
 _CLOCK = ("reads the time", "the program would keep the answer of its first run", "do so outside the step")
 _RANDOM = ("reads random bytes", "the program would keep those of its first run", "do so outside the step")

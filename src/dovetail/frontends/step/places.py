@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any
 
-from dovetail.frontends.step.values import dict_methods, is_plain_key, name_of, own_of
+from dovetail.reach.values import dict_methods, is_plain_key, name_of, own_of
 
 Path = tuple[Hashable, ...]
 

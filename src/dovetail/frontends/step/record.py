@@ -16,7 +16,7 @@ from typing import Any
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.places import MISSING, Fixed, Holder, Named, Path, Sequential, Unordered
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER, ValueWalk
-from dovetail.frontends.step.values import PLAIN, Kind, fingerprint, is_a, plain_key
+from dovetail.reach.values import PLAIN, Kind, fingerprint, is_a, plain_key
 
 _BY_VALUE = (Kind.TUPLE, Kind.FROZENSET, Kind.METHOD)
 _ONLY_TEXT = {str}

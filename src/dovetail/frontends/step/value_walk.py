@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.python_state import is_library_class
 from dovetail.frontends.step.hook_tables import tables_of
 from dovetail.frontends.step.places import MISSING, Fixed, Holder, Named, Place, Sequential, Unordered, slot_access
-from dovetail.frontends.step.values import (
+from dovetail.reach.libraries import is_library_class
+from dovetail.reach.values import (
     CONTAINERS,
     PLAIN,
     Kind,

@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-from dovetail.capture.python_state import is_library_class, is_library_module
 from dovetail.frontends.step.code_reads import home_of, imported_names, is_in_packages, is_users, reads_of
 from dovetail.frontends.step.hook_tables import global_tables
 from dovetail.frontends.step.places import (
@@ -40,7 +39,8 @@ from dovetail.frontends.step.places import (
     Path,
 )
 from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, USERS, Found, ValueWalk
-from dovetail.frontends.step.values import HOST_CALL, Kind, attributes_of, is_a, module_of, mro_of, name_of, own_of
+from dovetail.reach.libraries import is_library_class, is_library_module
+from dovetail.reach.values import HOST_CALL, Kind, attributes_of, is_a, module_of, mro_of, name_of, own_of
 
 _OF_ENVIRONMENT = frozenset(("environ", "environb", "getenv", "getenvb"))
 _WHEN_MADE = ("__init__", "__new__", "__post_init__", "__repr__")

@@ -29,7 +29,7 @@ from dovetail.frontends.step.places import (
     Unordered,
 )
 from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
-from dovetail.frontends.step.values import dict_methods, fingerprint, is_a, is_same, own_of
+from dovetail.reach.values import dict_methods, fingerprint, is_a, is_same, own_of
 
 _BUILT_IN = (dict, OrderedDict, defaultdict, list, deque, set)
 _contents = attrgetter("cell_contents")

@@ -21,7 +21,11 @@ from dovetail.capture.python_state import ambient_modes
 from dovetail.frontends.step.lines import Lines
 from dovetail.frontends.step.places import MISSING, Fixed, Holder, Path, Place, leaf_places
 from dovetail.frontends.step.record import Record, record_of
-from dovetail.frontends.step.values import (
+from dovetail.frontends.step.walk import Walk
+from dovetail.frontends.step.watch import Watch
+from dovetail.ir.program import Origin
+from dovetail.passes.collection import collection_paused
+from dovetail.reach.values import (
     PLAIN,
     RANDOM_SOURCES,
     Kind,
@@ -33,10 +37,6 @@ from dovetail.frontends.step.values import (
     random_state,
     set_random_state,
 )
-from dovetail.frontends.step.walk import Walk
-from dovetail.frontends.step.watch import Watch
-from dovetail.ir.program import Origin
-from dovetail.passes.collection import collection_paused
 
 
 @dataclass(frozen=True, slots=True)

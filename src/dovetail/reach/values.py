@@ -38,7 +38,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from dovetail.capture.python_state import is_library_class
+from dovetail.reach.libraries import is_library_class
 
 _EXACT = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
 PLAIN = frozenset((*_EXACT, float, complex, range))

@@ -1,0 +1,1 @@
+"""Which Python state a recorded call read."""

@@ -1,0 +1,31 @@
+"""What belongs to torch, to dovetail or to Python itself, and what to the user."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+from dovetail.ir.provenance import is_library_file
+
+_SCRIPTS = ("__main__", "__mp_main__")
+_LIBRARIES = sys.stdlib_module_names | {"torch", "dovetail"}
+
+
+def is_library_class(kind: type) -> bool:
+    """Whether a class is of torch, dovetail or Python itself, not of the user."""
+    return is_library_module(type.__getattribute__(kind, "__module__"))
+
+
+@functools.cache
+def is_library_module(name: object) -> bool:
+    """Whether a module of this name is of torch, dovetail or Python itself.
+
+    One without a file is the user's unless its name says otherwise: `__main__` of a notebook, code made at run time. A
+    script always is: whoever runs it (`python -m cProfile`, a debugger) may stand in the table of modules in its place.
+    """
+    if name in _SCRIPTS:
+        return False
+    file = getattr(sys.modules.get(str(name)), "__file__", None)
+    if isinstance(file, str):
+        return is_library_file(file)
+    return str(name).partition(".")[0] in _LIBRARIES
