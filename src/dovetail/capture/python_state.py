@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import dis
 import functools
-import numbers
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -65,26 +63,6 @@ class PythonState:
     def reached(self) -> tuple[int, ...]:
         """Equal for two states that reach the same objects."""
         return tuple(map(id, self._kept))
-
-    def snapshot(self, met: list[object] | None = None) -> tuple[object, ...]:
-        """Everything readable, as a hashable key: equal snapshots mean nothing visible changed.
-
-        met: gets the objects that the key knows by identity; it holds for as long as they live.
-        """
-        key: list[object] = [id(self), ambient_modes()]
-        for module in self._children:
-            key.append(_module_key(module, met))
-        for function in self.functions:
-            key.append(function.__code__)
-            key.extend(_function_key(function, met))
-        for _, item in self.objects:
-            here = [(k, id(v) if id(v) in self._seen else plain_key(v, met=met)) for k, v in _attributes(item)]
-            key.append(tuple(here))
-        for partial in self._partials:
-            key.append(plain_key([*partial.args, partial.keywords], met=met))
-        for owner, name in self._class_attributes:
-            key.append(plain_key(vars(owner).get(name), met=met))
-        return tuple(key)
 
     def _reach(self, item: Any, name: str) -> None:
         if id(item) in self._seen or len(self._kept) > _MAX_FUNCTIONS + len(self.modules):
@@ -150,23 +128,6 @@ class PythonState:
     def _note(self, item: object) -> None:
         self._seen.add(id(item))
         self._kept.append(item)
-
-
-class Alive:
-    """Whether all of some objects still live, so that no other object can be taken for one of them."""
-
-    def __init__(self, objects: Iterable[object]) -> None:
-        """Watch these; those that cannot be watched are kept alive."""
-        self.holds = True
-        self._kept: list[object] = []
-        for item in {id(item): item for item in objects}.values():
-            try:
-                self._kept.append(weakref.ref(item, self._died))
-            except TypeError:
-                self._kept.append(item)
-
-    def _died(self, _: object) -> None:
-        self.holds = False
 
 
 def leads_on(argument: object) -> bool:
@@ -257,59 +218,6 @@ def reads_attribute(function: FunctionType, name: str) -> bool:
         return False
     instructions = (i for code in _codes(function.__code__) for i in dis.get_instructions(code))
     return any(i.opname == "LOAD_ATTR" and i.argval == name and "NULL" not in i.argrepr for i in instructions)
-
-
-def _function_key(function: FunctionType, met: list[object] | None) -> Iterable[object]:
-    for name, value in readable(function):
-        if not isinstance(value, ModuleType | type):
-            yield (name, plain_key(value, met=met))
-
-
-def plain_key(value: Any, depth: int = _MAX_DEPTH, met: list[object] | None = None) -> object:
-    """A hashable key of a value: by value when it is plain, item by item for containers, else by identity.
-
-    met: see `PythonState.snapshot`.
-    """
-    if isinstance(value, _PLAIN):
-        return (
-            (type(value).__name__, repr(value)) if isinstance(value, float | complex) else (type(value).__name__, value)
-        )
-    if isinstance(value, torch.Tensor):
-        return ("tensor", id(value), value.requires_grad, value.shape, value.stride(), value.dtype)
-    if depth and isinstance(value, _CONTAINERS) and len(value) <= _MAX_ITEMS:
-        items = value if not isinstance(value, dict) else [part for pair in value.items() for part in pair]
-        keys = [plain_key(item, depth - 1, met) for item in items]
-        return (type(value).__name__, frozenset(keys) if isinstance(value, set | frozenset) else tuple(keys))
-    if isinstance(value, slice):
-        return ("slice", *(plain_key(part, depth, met) for part in (value.start, value.stop, value.step)))
-    if isinstance(value, MethodType):
-        return ("method", plain_key(value.__self__, 0, met), plain_key(value.__func__, 0, met))
-    if isinstance(value, numbers.Number):  # of NumPy, for instance
-        return (type(value).__name__, repr(value))
-    if met is not None:
-        met.append(value)
-    if depth > 1 and is_user_object(value):
-        held = dict(_attributes(value))
-        if len(held) <= _MAX_ITEMS:
-            return ("object", id(value), plain_key(held, depth - 1, met))
-    return ("object", id(value))
-
-
-def _module_key(module: torch.nn.Module, met: list[object] | None) -> object:
-    held = module.__dict__
-    plain = tuple([(k, plain_key(v, _MAX_DEPTH, met)) for k, v in held.items() if k not in _OWN])
-    # whose values are tensors, and read as such: how many there are, and which are None
-    tensors = tuple([tuple(map(type, held[table].values())) for table in _TABLES if held.get(table)])
-    others = tuple([tuple(map(id, held[table].values())) for table in _OTHER_TABLES if held.get(table)])
-    if met is not None:
-        for table in _OTHER_TABLES:
-            met += held.get(table, {}).values()
-    return (id(module), plain, tensors, others)
-
-
-def without_modes(snapshot: tuple[object, ...]) -> tuple[object, ...]:
-    """What a snapshot says of Python values, without the modes."""
-    return (snapshot[0], *snapshot[2:])
 
 
 def ambient_modes() -> tuple[object, ...]:

@@ -40,6 +40,7 @@ from dovetail.ops.facts import (
 )
 from dovetail.ops.prims import EXPECT
 from dovetail.ops.sub_programs import run_with_sub_programs
+from dovetail.reach.frames import unfollowed
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.dispatch import (
     DispatchMode,
@@ -183,6 +184,12 @@ class Recorder(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if isinstance(func, HigherOrder):
+            return self._record(func, types, args, kwargs)  # it runs code of the user's
+        with unfollowed():
+            return self._record(func, types, args, kwargs)
+
+    def _record(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         if isinstance(types, Sequence) and any(map(is_wrapper_type, types)):
             self._refuse_leaves(args)
             return NotImplemented  # the wrapper's own class takes the operator apart; its parts come here

@@ -160,6 +160,16 @@ class PythonSideEffect(DovetailError):
     way_out = 'keep such state in a buffer and update it in place, or use torch.compile(backend="dovetail")'
 
 
+class OutsideRead(DovetailError):
+    """The program asks for something outside Python's objects, and a compiled program would keep the first answer."""
+
+    code = "DT-CAPTURE-012"
+    summary = "the program calls {function}, which {why}."
+    because = "the compiled program would keep the answer that it got while it was recorded"
+    way_out = "call it before, and pass the answer as an argument"
+    rows = ("origin",)
+
+
 class BackwardInside(DovetailError):
     """The program calls backward() itself, which accumulates gradients in the `.grad` of leaf tensors."""
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from dovetail.capture.module_state import TensorSlot
-from dovetail.capture.python_state import plain_key
 from dovetail.frontends.inputs import check_tensor
 from dovetail.frontends.reach import Reach
 from dovetail.frontends.structure import Structure
 from dovetail.ir.text import identifier
+from dovetail.reach.contents import value_key
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 
@@ -21,7 +21,7 @@ from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 def leaf_key(item: Any, first: dict[int, int], place: int, dynamic: bool) -> object:
     """What a kind says of one argument. first: where each tensor, by identity, was met first; it is added to."""
     if not isinstance(item, torch.Tensor):
-        return plain_key(item)
+        return value_key(item)
     return (
         first.setdefault(id(item), place),
         item.dim() if dynamic else (item.shape, item.stride()),
@@ -44,16 +44,16 @@ def _parts_key(wrapper: torch.Tensor) -> object:
 class SameKind:
     """Recognises calls of the kind of one call, for a part of what the key costs."""
 
-    def __init__(self, spec: Structure, everything: Sequence[Any], snapshot: object) -> None:
+    def __init__(self, spec: Structure, everything: Sequence[Any], modes: object) -> None:
         """Remember a call. everything: its tensors and other arguments; see `can_tell`."""
         self._spec = spec
-        self._snapshot = snapshot
+        self._modes = modes
         self._places = [place for place, item in enumerate(everything) if isinstance(item, torch.Tensor)]
         tensors = [everything[place] for place in self._places]
         self._same = SameTensors(tensors)
         self._ids = list(map(id, tensors))
         self._leaves = [(place, x.is_leaf) for place, x in zip(self._places, tensors, strict=True) if _may_be_both(x)]
-        self._plain = [(k, plain_key(x)) for k, x in enumerate(everything) if not isinstance(x, torch.Tensor)]
+        self._plain = [(k, value_key(x)) for k, x in enumerate(everything) if not isinstance(x, torch.Tensor)]
 
     @staticmethod
     def can_tell(everything: Sequence[Any]) -> bool:
@@ -61,7 +61,7 @@ class SameKind:
         tensors = [item for item in everything if isinstance(item, torch.Tensor)]
         return len(set(map(id, tensors))) == len(tensors) and not any(map(is_wrapper, tensors))
 
-    def holds(self, spec: Structure, everything: Sequence[Any], snapshot: object) -> bool:
+    def holds(self, spec: Structure, everything: Sequence[Any], modes: object) -> bool:
         """Whether a call is of this kind. False may be wrong."""
         if len(everything) != len(self._places) + len(self._plain):
             return False
@@ -79,9 +79,9 @@ class SameKind:
             if everything[place].is_leaf is not is_leaf:
                 return False
         for place, key in self._plain:
-            if plain_key(everything[place]) != key:
+            if value_key(everything[place]) != key:
                 return False
-        return bool(snapshot == self._snapshot and spec == self._spec)
+        return bool(modes == self._modes and spec == self._spec)
 
 
 def _may_be_both(tensor: torch.Tensor) -> bool:
@@ -91,14 +91,14 @@ def _may_be_both(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """leaves: the arguments, flat. tensors: what the modules hold. snapshot: of the Python values that can be read."""
+    """leaves: the arguments, flat. tensors: what the modules hold. modes: of torch, that decide what a program is."""
 
     reach: Reach
     leaves: list[Any]
     spec: Structure
     tensors: list[torch.Tensor]
     everything: list[Any]
-    snapshot: tuple[object, ...]
+    modes: tuple[object, ...]
 
     def key(self, dynamic: bool) -> tuple[object, ...]:
         """The kind of call. dynamic: sizes do not matter. Raises: DovetailError for tensors that are not supported."""
@@ -109,7 +109,7 @@ class Call:
             for place, item in enumerate(self.everything):
                 checked_name(self.reach.slots, place, item)
             raise
-        return (self.spec, described, self.snapshot, self.held_gradients())
+        return (self.spec, described, (id(self.reach), self.modes), self.held_gradients())
 
     def held_gradients(self) -> tuple[int, ...]:
         """Tensors with a gradient, by place, when the code reads `.grad`: stand-ins have none."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from dovetail.capture.exclusive import RECORDING
-from dovetail.capture.python_state import Alive
+from dovetail.capture.python_state import ambient_modes
 from dovetail.capture.recording import Recording
 from dovetail.errors import (
     DataDependentControlFlow,
@@ -39,6 +39,7 @@ from dovetail.ir.text import identifier
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, decompositions, resolve_options
 from dovetail.pipeline.variants import GraphVariants
+from dovetail.reach.guard import ReadGuards
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
@@ -82,7 +83,7 @@ class _Variant:
     has_wrappers: bool
     output_spec: Structure
     guard: SizeGuard | None
-    alive: Alive
+    reads: ReadGuards
 
 
 _OWN_ATTRIBUTES = frozenset({"_target", "_options", "_name", "_reaches", "_variants", "_last", "_warned", "_donation"})
@@ -120,7 +121,7 @@ class CompiledFunction:
         """The graph for a call, compiled when it is new, and its inputs; None when the limit is reached."""
         call = self._describe(args, kwargs)
         last = self._last
-        if last is not None and last[1].alive.holds and last[0].holds(call.spec, call.everything, call.snapshot):
+        if last is not None and last[0].holds(call.spec, call.everything, call.modes) and last[1].reads.holds():
             variant = last[1]
         else:
             found, call = self._variant_for(call, args, kwargs)
@@ -151,7 +152,7 @@ class CompiledFunction:
             self._variants.setdefault(key, []).append(variant)
         reads_gradients = call.reach.state.reads_gradients
         if not (self._options.dynamic or reads_gradients) and SameKind.can_tell(call.everything):
-            self._last = SameKind(call.spec, call.everything, call.snapshot), variant
+            self._last = SameKind(call.spec, call.everything, call.modes), variant
         return variant, call
 
     @property
@@ -213,13 +214,15 @@ class CompiledFunction:
         if any(not isinstance(tensor, torch.Tensor) for tensor in tensors):
             reach = self._reaches.anew(leaves, reach)
             tensors = [slot.read() for slot in reach.slots]
-        return Call(reach, leaves, spec, tensors, [*tensors, *leaves], reach.state.snapshot())
+        return Call(reach, leaves, spec, tensors, [*tensors, *leaves], ambient_modes())
 
     def _find(self, key: tuple[object, ...], everything: list[Any]) -> _Variant | None:
         self._variants = {
-            k: alive for k, found in self._variants.items() if (alive := [v for v in found if v.alive.holds])
+            k: alive for k, found in self._variants.items() if (alive := [v for v in found if v.reads.is_alive])
         }
         for variant in self._variants.get(key, ()):
+            if not variant.reads.holds():
+                continue
             if variant.guard is None or variant.guard.holds([everything[i] for i in variant.sources]):
                 return variant
         return None
@@ -229,10 +232,12 @@ class CompiledFunction:
         if not self._variants:
             return "it is the first call"
         newest = list(self._variants)[-1]
+        if newest == key:
+            return self._variants[key][-1].reads.why() or "no program fits these sizes"
         labels = (
             "the structure of the arguments",
             "a tensor or argument",
-            "a Python value that the function reads",
+            "what the function reaches, or a mode of torch,",
             "which tensors have a gradient",
         )
         for label, old, new in zip(labels, newest, key, strict=True):
@@ -274,8 +279,6 @@ class CompiledFunction:
         args, kwargs = unflatten(described.leaves, described.spec)
         given = self._donation.places(args, kwargs, described.everything)
         recorder = CallRecorder(self._target, described, decompositions(self._options))
-        met: list[object] = []
-        described.reach.state.snapshot(met)
         inputs = [described.everything[i] for i in recorder.sources]
         dims = all_dims if self._options.dynamic else None
         recording = recorder.record(inputs, dims=dims, unknown_sizes=unknown_sizes)
@@ -286,4 +289,4 @@ class CompiledFunction:
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         guard = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
         has_wrappers = any(map(is_wrapper, inputs))
-        return _Variant(graphs, recorder.sources, has_wrappers, recorder.output_spec, guard, Alive(met))
+        return _Variant(graphs, recorder.sources, has_wrappers, recorder.output_spec, guard, recorder.reads)

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.capture.module_state import TensorSlot, tensor_slots
-from dovetail.capture.python_state import PythonState, leads_on, without_modes
-from dovetail.errors import DoubleBackwardUnsupported
-from dovetail.execute.second_order import HINT
+from dovetail.capture.python_state import PythonState, leads_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,14 +22,6 @@ class Reach:
         """Look at what can be reached now, from arguments as well."""
         state = PythonState(target, arguments)
         return Reach(state, tensor_slots(state.modules))
-
-    def refuse_changes(self, snapshot: tuple[object, ...]) -> None:
-        """Raise when a Python value has changed since a snapshot, so that running the code again is another program.
-
-        Raises: DoubleBackwardUnsupported.
-        """
-        if without_modes(self.state.snapshot()) != without_modes(snapshot):
-            raise DoubleBackwardUnsupported(reason="a Python value that it reads has changed since", hint=HINT)
 
     def is_same_as(self, other: Reach) -> bool:
         """Whether both reach the same objects, and tensors in the same places."""

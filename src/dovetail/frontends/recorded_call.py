@@ -19,11 +19,15 @@ from dovetail.capture.module_state import replaced_tensors
 from dovetail.capture.origins import module_names
 from dovetail.capture.python_effects import no_tensors_left
 from dovetail.capture.recording import Recording
-from dovetail.errors import PythonSideEffect, UnsupportedTensor
+from dovetail.errors import DoubleBackwardUnsupported, PythonSideEffect, UnsupportedTensor
+from dovetail.execute.second_order import HINT
 from dovetail.frontends.call_kind import Call, checked_name
 from dovetail.frontends.inputs import specs_with_parts
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import UserInput
+from dovetail.reach.contents import identified
+from dovetail.reach.guard import ReadGuards
+from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.decompositions import Decompositions
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.subclasses import is_wrapper
@@ -41,17 +45,25 @@ class CallRecorder:
     """Records one kind of call, for inputs that share memory in one way or another.
 
     sources: for each input of a recording, its place among the tensors of the modules and the leaves of the arguments.
+    reads: whether all that the code read, while it was recorded, is as it was.
     """
 
-    def __init__(self, target: Callable[..., Any], described: Call, taken_apart: Decompositions | None) -> None:
-        """Look at a call. Raises: UnsupportedTensor when the target reads a gradient that one of its tensors holds."""
+    def __init__(
+        self, target: Callable[..., Any], described: Call, taken_apart: Decompositions | None, *, watches: bool = True
+    ) -> None:
+        """Look at a call. watches: what the code reads while it is recorded is noted in `reads`.
+
+        Raises: UnsupportedTensor when the target reads a gradient that one of its tensors holds.
+        """
         everything, slots = described.everything, described.reach.slots
         for place in described.held_gradients():
             name = f"the gradient (`.grad`) of {checked_name(slots, place, everything[place])}"
             raise UnsupportedTensor(name=name, kind="read by the function", hint="pass it as a separate argument")
         self._target = target
         self._taken_apart = taken_apart
-        self._reach, self._snapshot, self._spec = described.reach, described.snapshot, described.spec
+        self.reads = ReadGuards()
+        self._watches = watches
+        self._reach, self._spec = described.reach, described.spec
         self.sources = tuple(described.distinct_tensors())
         place_of = {id(everything[source]): place for place, source in enumerate(self.sources)}
         self._leaf_places = [place_of[id(x)] if isinstance(x, torch.Tensor) else None for x in described.leaves]
@@ -88,7 +100,8 @@ class CallRecorder:
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the target in eager mode with these inputs. Raises: DoubleBackwardUnsupported when it has changed."""
-        self._reach.refuse_changes(self._snapshot)
+        if not self.reads.holds():
+            raise DoubleBackwardUnsupported(reason=f"{self.reads.why()} since it was recorded", hint=HINT)
         slots = self._reach.slots
         with RECORDING, replaced_tensors(slots, [inputs[place] for place in self._slot_places]):
             return self._call(inputs)
@@ -108,8 +121,22 @@ class CallRecorder:
             no_tensors_left(self._target, self._arguments),
             replaced_tensors(self._reach.slots, [recording.stand_ins[place].seen for place in self._slot_places]),
             module_names(recording.origins, self._reach.state.modules),
+            self._watched(),
         ):
             yield
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While active, what the code reads is noted."""
+        if not self._watches:
+            yield
+            return
+        watcher = Watcher()
+        roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
+        with watcher.watched(roots):
+            yield
+        if watcher.guard is not None:
+            self.reads.add(watcher.guard)
 
     def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any, dims: SymbolicDims | None) -> InputSpec:
         slots = self._reach.slots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from pathlib import Path
 
 from dovetail.ir.provenance import is_library_file
 
@@ -29,3 +30,12 @@ def is_library_module(name: object) -> bool:
     if isinstance(file, str):
         return is_library_file(file)
     return str(name).partition(".")[0] in _LIBRARIES
+
+
+@functools.cache
+def is_installed(module: str) -> bool:
+    """Whether a module of this name was installed, as far as the folder says that it lies in."""
+    if module == "__main__":  # whoever runs the script may stand there in its place
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return isinstance(file, str) and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)

@@ -1,12 +1,18 @@
-"""Asking many tensors at once whether they are as they were, in C++: what Dynamo's guards do."""
+"""Asking many tensors, or many dictionaries, whether they are as they were, in C++: what Dynamo's guards do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C._dynamo import guards
 from torch._C._dynamo.guards import TensorGuards
+
+# A number that changes whenever another object is put into a dictionary, or one is taken out. None from Python 3.12 on,
+# which does not keep one.
+version_of_dict: Callable[[dict[str, Any]], int] | None = guards.dict_version if sys.version_info < (3, 12) else None
 
 
 class SameTensors:

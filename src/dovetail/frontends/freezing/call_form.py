@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.python_state import plain_key
 from dovetail.errors import FrozenCallMismatch, NotFreezable
 from dovetail.frontends.freezing.nesting import Captured, Nesting
 from dovetail.frontends.structure import flatten
+from dovetail.reach.contents import value_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CallForm:
             raise mismatch(self.method, f"its arguments are nested differently: {error}", hint) from None
         for leaf, given in zip(self.leaves, found, strict=True):
             if leaf.kind is None:
-                if given is not leaf.value and plain_key(given) != plain_key(leaf.value):
+                if given is not leaf.value and value_key(given) != value_key(leaf.value):
                     raise self._refusal(leaf, f"{_short(leaf.value)}", _short(given))
             elif not isinstance(given, torch.Tensor):
                 raise self._refusal(leaf, "a tensor", _short(given))

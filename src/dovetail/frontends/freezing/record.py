@@ -15,7 +15,7 @@ import torch
 from dovetail.analysis.arrangement import APART, arrange
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.exclusive import RECORDING
-from dovetail.capture.python_state import leads_on
+from dovetail.capture.python_state import ambient_modes, leads_on
 from dovetail.capture.recording import Recording
 from dovetail.capture.recurrent import recorded_whole
 from dovetail.errors import NotFreezable
@@ -77,7 +77,7 @@ class MethodRecorder:
         with RECORDING, torch.no_grad(), recorded_whole():
             order = example.order()
             described = self._described(*example.call(leaves))
-            recorder = CallRecorder(self._target, described, None)
+            recorder = CallRecorder(self._target, described, None, watches=False)
             inputs = [described.everything[source] for source in recorder.sources]
             given_dims = None if dims is None else lambda place: dims(order[place])
             recording = recorder.record(inputs, dims=given_dims, unknown_sizes=dims is None)
@@ -101,7 +101,7 @@ class MethodRecorder:
                 raise NotFreezable(
                     what=self._method, reason=reason, hint="compile it with torch.compile or dovetail.compile"
                 )
-        return Call(reach, leaves, spec, tensors, [*tensors, *leaves], reach.state.snapshot())
+        return Call(reach, leaves, spec, tensors, [*tensors, *leaves], ambient_modes())
 
     def _refuse_sharing(self, recording: Recording, inputs: Sequence[Any]) -> None:
         """The program must be right for any arguments that share no memory: other sharing is not looked for."""

@@ -12,7 +12,6 @@ import torch
 
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
-from dovetail.capture.python_state import plain_key
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
@@ -34,6 +33,7 @@ from dovetail.ir.text import identifier
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
+from dovetail.reach.contents import value_key
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
@@ -274,7 +274,7 @@ class StepCapture:
             program=program,
             arguments=Arguments(
                 call.structure,
-                tuple((i, plain_key(x)) for i, x in plain if i not in self._lifted_leaves),
+                tuple((i, value_key(x)) for i, x in plain if i not in self._lifted_leaves),
                 tuple((i, type(x)) for i, x in plain if i in self._lifted_leaves),
             ),
             kinds=kinds,

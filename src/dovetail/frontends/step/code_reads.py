@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dis
 import importlib.util
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -64,15 +62,6 @@ def home_of(code: Any) -> str:
     else:
         name = attributes_of(code).get("__module__") if not is_a(code, type) else module_of(code)
     return name if isinstance(name, str) else ""
-
-
-@cache
-def is_in_packages(module: str) -> bool:
-    """Whether a module of this name was installed, as far as the folder says that it lies in."""
-    if module == "__main__":  # whoever runs the script may stand there in its place
-        return False
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return isinstance(file, str) and not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def imported_names(function: FunctionType) -> Iterator[str]:

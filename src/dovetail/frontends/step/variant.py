@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.python_state import plain_key
 from dovetail.capture.step_recorder import Question
 from dovetail.errors import FreedGraph, GuardMiss
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
@@ -27,6 +26,7 @@ from dovetail.frontends.step.watch import Watch
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, unflatten
 from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject
+from dovetail.reach.contents import value_key
 from dovetail.torch_compat.autograd import version_of, viewed_tensor
 
 
@@ -57,7 +57,7 @@ class Arguments:
         if structure != self.structure:
             return False
         for index, key in self.plain:
-            if plain_key(leaves[index]) != key:
+            if value_key(leaves[index]) != key:
                 return False
         return all(type(leaves[index]) is kind for index, kind in self.lifted)
 
@@ -66,7 +66,7 @@ class Arguments:
         return frozenset(
             index
             for index, key in self.plain
-            if type(leaves[index]) is float and plain_key(leaves[index]) != key and key[0] == "float"
+            if type(leaves[index]) is float and value_key(leaves[index]) != key and key[0] is float
         )
 
     def difference(self, leaves: Sequence[Any], structure: Structure) -> str:
@@ -74,8 +74,8 @@ class Arguments:
         if structure != self.structure:
             return "the structure of the arguments changed"
         for index, key in self.plain:
-            if plain_key(leaves[index]) != key:
-                return f"argument {index} changed: {key} -> {plain_key(leaves[index])}"
+            if value_key(leaves[index]) != key:
+                return f"argument {index} changed: {key} -> {value_key(leaves[index])}"
         return next(
             (f"argument {i} is not a valid {kind.__name__}" for i, kind in self.lifted if type(leaves[i]) is not kind),
             "",

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-from dovetail.frontends.step.code_reads import home_of, imported_names, is_in_packages, is_users, reads_of
+from dovetail.frontends.step.code_reads import home_of, imported_names, is_users, reads_of
 from dovetail.frontends.step.hook_tables import global_tables
 from dovetail.frontends.step.places import (
     CLASS,
@@ -39,7 +39,7 @@ from dovetail.frontends.step.places import (
     Path,
 )
 from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, USERS, Found, ValueWalk
-from dovetail.reach.libraries import is_library_class, is_library_module
+from dovetail.reach.libraries import is_installed, is_library_class, is_library_module
 from dovetail.reach.values import HOST_CALL, Kind, attributes_of, is_a, module_of, mro_of, name_of, own_of
 
 _OF_ENVIRONMENT = frozenset(("environ", "environb", "getenv", "getenvb"))
@@ -115,7 +115,7 @@ class Walk(ValueWalk):
 
     def is_installed(self, code: Any) -> bool:
         home = home_of(code)
-        return is_in_packages(home) and _package(home) != self._own
+        return is_installed(home) and _package(home) != self._own
 
     def group(self, code: Any) -> str:
         return _package(home_of(code)) if self.is_installed(code) else USERS

@@ -36,4 +36,19 @@ def _without_gradients(same: guards.SameTensors) -> bool:
         return same.are([torch.ones(2, 3)])
 
 
-CHECKS = (check_same_tensors,)
+def check_version_of_dict() -> str | None:
+    """A dictionary has another version after each change, and the same one where nothing changed."""
+    version_of = guards.version_of_dict
+    if version_of is None:
+        return None
+    one: dict[str, object] = {"a": 1}
+    before = version_of(one)
+    found = [version_of(one) == before]
+    for change in (lambda: one.update(a=2), lambda: one.update(b=1), lambda: one.pop("a"), one.clear):
+        change()
+        found.append(version_of(one) != before)
+        before = version_of(one)
+    return first_difference(("what is said of a dictionary that changes", found, [True] * 5))
+
+
+CHECKS = (check_same_tensors, check_version_of_dict)

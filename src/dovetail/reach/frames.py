@@ -1,0 +1,166 @@
+"""What runs while a call is recorded: the user's code, and the functions of C that it calls.
+
+Frames are told apart by the file of their code. A library of Python (`pathlib`, `logging`) works on behalf of whoever
+calls it; what only serves Python itself (imports, warnings, tracebacks) does not count.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from enum import Enum, auto
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from dovetail.ir.program import Origin
+from dovetail.ir.provenance import is_library_file
+from dovetail.reach.libraries import is_library_class, is_library_module
+from dovetail.reach.outside import Verdict, judge
+from dovetail.reach.values import is_a
+
+_TORCH = torch.__file__.rpartition("/")[0]
+_NUMPY = np.__file__.rpartition("/")[0]
+_DOVETAIL = __file__.rpartition("/reach/")[0]
+_MACHINERY = frozenset(
+    (
+        *("warnings", "inspect", "traceback", "linecache", "tokenize", "contextlib", "functools", "typing", "enum"),
+        *("abc", "_py_abc", "dis", "_weakrefset", "copyreg", "re", "sre_compile", "sre_parse", "copy", "dataclasses"),
+        *("codecs", "reprlib", "textwrap", "string", "keyword", "ast", "opcode", "importlib", "pkgutil"),
+    )
+)
+_OF_TORCH = ("sympy.", "mpmath.")  # torch works out symbolic sizes with them
+_QUIET = ("logging", "threading")  # whose calls of C serve themselves: locks, the time of a message
+_CAN_PAUSE = sys.version_info < (3, 12)
+_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+
+
+class Role(Enum):
+    """Whose code a frame runs."""
+
+    USERS = auto()
+    ON_BEHALF = auto()
+    MACHINERY = auto()
+    LIBRARY = auto()
+    OURS = auto()
+
+
+class Frames:
+    """Follows the frames of this thread."""
+
+    def __init__(self) -> None:
+        self._roles: dict[CodeType, Role] = {}
+        self._verdicts: dict[Any, Verdict] = {}
+        self._thread = threading.get_ident()
+
+    def is_counted(self, item: Any, frame: FrameType) -> bool:
+        """Whether a read of an object is one of the call's, as far as the frame tells that reads."""
+        if threading.get_ident() != self._thread:
+            return False
+        role = self._role_of(frame)
+        if role is Role.USERS:
+            return True
+        if role is Role.OURS:
+            return False
+        return is_a(item, _FOLLOWED) or (item is not None and not is_library_class(type(item)))
+
+    def followed(
+        self,
+        stack: ExitStack,
+        on_code: Callable[[CodeType, dict[str, Any]], None],
+        on_call: Callable[[Any, Verdict, Origin], None],
+    ) -> None:
+        """Report code of the user's that runs, and calls of functions of C that are not simply fine.
+
+        A profiler that is active goes on to get its events.
+        """
+        before: Any = sys.getprofile()
+
+        def profile(frame: FrameType, event: str, argument: Any) -> None:
+            if before is not None:
+                before(frame, event, argument)
+            if event == "call":
+                if self._role_of(frame) is Role.USERS:
+                    on_code(frame.f_code, frame.f_globals)
+            elif event == "c_call" and self._role_of(frame) is Role.USERS and not _is_quiet(frame):
+                verdict = self._judged(argument)
+                if verdict.why or verdict.ask is not None:
+                    on_call(argument, verdict, _origin_of(frame, self._is_users_own))
+
+        stack.callback(sys.setprofile, before)
+        sys.setprofile(profile)
+
+    def _judged(self, function: Any) -> Verdict:
+        owner = function.__self__
+        kind = owner if is_a(owner, type) else type(owner)
+        key = (kind, function.__name__, function.__module__)
+        found = self._verdicts.get(key)
+        if found is None:
+            found = judge(function)
+            if not (found.why or found.ask is not None or kind.__module__ == "_io"):
+                self._verdicts[key] = found
+        return found
+
+    def _role_of(self, frame: FrameType) -> Role:
+        """Whose code a frame runs; of one on behalf of others, theirs."""
+        at: FrameType | None = frame
+        while at is not None:
+            role = self._roles.get(at.f_code)
+            if role is None:
+                role = self._roles[at.f_code] = _role(at)
+            if role is not Role.ON_BEHALF:
+                return role
+            at = at.f_back
+        return Role.LIBRARY
+
+    def _is_users_own(self, frame: FrameType) -> bool:
+        return self._roles.get(frame.f_code) is Role.USERS
+
+
+class unfollowed:
+    """While active, code that runs is not followed: a recorder's own work, some thousand calls for each operator.
+
+    Before Python 3.12; from there on, stopping costs more than going on.
+    """
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before: Any = sys.getprofile() if _CAN_PAUSE else None
+        if self._before is not None:
+            sys.setprofile(None)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            sys.setprofile(self._before)
+
+
+def _role(frame: FrameType) -> Role:
+    file, home = frame.f_code.co_filename, frame.f_globals.get("__name__")
+    if file.startswith("<frozen") or frame.f_code.co_name == "<module>":
+        return Role.MACHINERY
+    if file.startswith(_DOVETAIL) and is_library_file(file):
+        return Role.OURS
+    if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).startswith(_OF_TORCH):
+        return Role.LIBRARY
+    if file.startswith("<"):
+        return Role.LIBRARY if is_library_module(home) else Role.USERS
+    if not is_library_file(file):
+        return Role.USERS
+    return Role.MACHINERY if str(home).partition(".")[0] in _MACHINERY else Role.ON_BEHALF
+
+
+def _is_quiet(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _QUIET
+
+
+def _origin_of(frame: FrameType, is_users: Callable[[FrameType], bool]) -> Origin:
+    at: FrameType | None = frame
+    while at is not None and not is_users(at):
+        at = at.f_back
+    at = at or frame
+    return Origin(at.f_code.co_filename, at.f_lineno, at.f_code.co_name, "")

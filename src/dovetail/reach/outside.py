@@ -1,0 +1,165 @@
+"""Functions of C that code calls: which of them depend on their arguments alone, and which read the outside.
+
+Deny by default: a function is known to depend only on its arguments, or is asked again before each call, or it is refused
+by its name. What a library of Python calls on its way is judged like a call by the user's own code.
+"""
+
+from __future__ import annotations
+
+import _random
+import sys
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+from dovetail.reach.values import is_a, mro_of, own_of
+
+_CLOCK = "reads the clock"
+_RANDOM = "draws random numbers outside torch"
+_FILES = "asks the operating system"
+_HIDDEN = "reads state that cannot be compared"
+
+# Modules of C whose functions, and methods of whose classes, depend on their arguments alone.
+_PURE = frozenset(
+    (
+        *("builtins", "math", "cmath", "_operator", "operator", "itertools", "_functools", "functools", "_collections"),
+        *(
+            "collections",
+            "_abc",
+            "_weakref",
+            "_struct",
+            "_json",
+            "_sre",
+            "re",
+            "_bisect",
+            "_heapq",
+            "_string",
+            "_codecs",
+        ),
+        *("unicodedata", "zlib", "binascii", "_decimal", "decimal", "_pickle", "_stat", "_ast", "_typing", "_warnings"),
+        *(
+            "_statistics",
+            "_imp",
+            "marshal",
+            "_tracemalloc",
+            "types",
+            "_csv",
+            "_md5",
+            "_sha1",
+            "_sha256",
+            "_sha512",
+            "_sha2",
+        ),
+        *(
+            "_blake2",
+            "_hashlib",
+            "_bz2",
+            "_lzma",
+            "array",
+            "_locale",
+            "_symtable",
+            "_opcode",
+            "fractions",
+            "_contextvars",
+        ),
+        *("_thread", "gc", "_py_warnings", "_datetime", "datetime", "_elementtree", "_suggestions", "mappingproxy"),
+    )
+)
+_PURE_PACKAGES = ("torch", "numpy", "scipy", "dovetail", "safetensors", "tokenizers", "_operator", "regex", "_regex")
+_OUTSIDE: dict[str, str] = {
+    "time": _CLOCK,
+    "posix": _FILES,
+    "nt": _FILES,
+    "_io": _FILES,
+    "_random": _RANDOM,
+    "_socket": _FILES,
+    "select": _FILES,
+    "_ssl": _FILES,
+    "fcntl": _FILES,
+    "mmap": _FILES,
+    "resource": _FILES,
+    "_posixsubprocess": _FILES,
+    "_uuid": _RANDOM,
+    "_queue": _HIDDEN,
+    "_ctypes": _HIDDEN,
+}
+_OUTSIDE_PACKAGES = {"numpy.random": _RANDOM}
+_OF_TEXT = frozenset(("StringIO", "BytesIO", "IncrementalNewlineDecoder"))
+_DATES = frozenset(("now", "utcnow", "today"))
+_HARMLESS = frozenset(
+    (
+        *("posix.fspath", "posix.getpid", "posix.cpu_count", "posix.register_at_fork", "posix._path_normpath"),
+        *("time.sleep", "time.gmtime", "time.mktime", "time.strptime", "_io.text_encoding"),
+    )
+)
+_ASKED: tuple[Callable[[], Any], ...] = (
+    *(sys.getrecursionlimit, sys.getswitchinterval, torch.get_num_threads, torch.get_num_interop_threads),
+    *(torch.get_float32_matmul_precision, threading.get_ident),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be done about a call. why: it is refused. ask: it is asked again before each call."""
+
+    why: str = ""
+    ask: Callable[[], Any] | None = None
+
+
+_FINE = Verdict()
+
+
+def judge(function: Any) -> Verdict:
+    """What is to be done about a call of a function of C. function: as a profiler gets it."""
+    owner = getattr(function, "__self__", None)
+    if owner is None or isinstance(owner, ModuleType):
+        home = str(getattr(function, "__module__", None) or getattr(owner, "__name__", ""))
+        return _judge_function(function, home)
+    if isinstance(owner, torch.Tensor):
+        return _FINE
+    if isinstance(owner, ContextVar):
+        return Verdict(ask=owner.get) if function.__name__ == "get" else _FINE
+    kind = owner if isinstance(owner, type) else type(owner)
+    base = next((base for base in mro_of(kind) if _is_of_c(own_of(base).get(function.__name__))), kind)
+    if isinstance(owner, _random.Random):
+        return Verdict(why=_RANDOM)
+    if base.__module__ in ("_datetime", "datetime") and function.__name__ in _DATES:
+        return Verdict(why=_CLOCK)
+    if base.__module__ == "_io" and (base.__name__ in _OF_TEXT or owner is sys.stdout or owner is sys.stderr):
+        return _FINE
+    return _judge_home(str(base.__module__), function.__name__)
+
+
+def _is_of_c(attribute: Any) -> bool:
+    return attribute is not None and not is_a(attribute, (FunctionType, property, classmethod))
+
+
+def _judge_function(function: Any, home: str) -> Verdict:
+    name = function.__name__
+    if function in _ASKED:
+        return Verdict(ask=function)
+    if home == "sys":
+        return _FINE
+    if home == "_io" and name == "open":
+        return Verdict(why="opens a file")
+    if home == "builtins" and name == "input":
+        return Verdict(why=_FILES)
+    return _judge_home(home, name)
+
+
+def _judge_home(home: str, name: str) -> Verdict:
+    if f"{home}.{name}" in _HARMLESS:
+        return _FINE
+    if home in _OUTSIDE:
+        return Verdict(why=_OUTSIDE[home])
+    package = next((package for package in _OUTSIDE_PACKAGES if home.startswith(package)), None)
+    if package is not None:
+        return Verdict(why=_OUTSIDE_PACKAGES[package])
+    if home in _PURE or not home or home.partition(".")[0] in _PURE_PACKAGES:
+        return _FINE
+    return Verdict(why="is a function of C of which nothing is known")

@@ -1,0 +1,309 @@
+"""What the code of a recorded call reads: the places, and what they held before the call.
+
+A place is an entry of a namespace (global variables, attributes of an object, of a class, of a module), a slot, a closure
+cell, or a function without arguments that is asked. Who reports reads is in `dovetail.reach.spies` and
+`dovetail.reach.frames`; what follows from the places is a `dovetail.reach.guard.ReadGuard`. A place that the call writes
+counts as read before: a program that does not repeat the write is not used after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from typing import Any
+
+import torch
+
+from dovetail.ir.provenance import is_library_file
+from dovetail.reach.codes import codes_inside, names_of
+from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
+from dovetail.reach.libraries import is_installed, is_library_class, is_library_module
+from dovetail.reach.values import PLAIN, attributes_of, has_attributes, is_a, mro_of, name_of, own_of
+
+_HEAP_TYPE = 1 << 9
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
+_WHOLE = frozenset(("__dict__", "__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__"))
+_REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
+_NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *_REPORTING))
+
+
+class Reads:
+    """The places that were read, as they were before.
+
+    namespaces: entries of dictionaries, each with its dictionary and value. attributes: of objects, in their `__dict__`.
+    class_attributes, slots, cells: the same for those. owners: objects whose attributes were read. functions: of the
+    user's, by their code.
+    """
+
+    def __init__(self, install: Callable[[type], None]) -> None:
+        """install: gets each class whose objects may be read."""
+        self._install = install
+        self.snapshot = Snapshot()
+        self.owners: dict[int, Any] = {}
+        self.attributes: dict[tuple[int, str], Any] = {}
+        self.namespaces: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
+        self.class_attributes: dict[tuple[int, str], tuple[type, Any]] = {}
+        self.slots: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
+        self.cells: dict[int, tuple[Any, str, Any]] = {}
+        self.asked: dict[Callable[[], Any], Any] = {}
+        self.labels: dict[int, str] = {}
+        self.roots: list[Any] = []
+        self._met: dict[int, Any] = {}
+        self._functions: dict[CodeType, list[FunctionType]] = {}
+        self._codes: dict[CodeType, None] = {}
+        self._inside: set[CodeType] = set()
+        self._named: set[str] = set()
+        self._classes: dict[int, type] = {}
+        self._modules: dict[int, ModuleType] = {}
+
+    # --- values ---------------------------------------------------------------------------------------------------
+
+    def root(self, value: Any) -> None:
+        """The call begins with a value: the function, or an argument that holds more than its own value."""
+        self.roots.append(value)
+        self.meet(value)
+
+    def meet(self, value: Any) -> None:
+        """Code may hold a value now, and read what it holds."""
+        left = [value]
+        while left:
+            item = left.pop()
+            kind = type(item)
+            if kind in PLAIN or id(item) in self._met:
+                continue
+            self._met[id(item)] = item
+            if issubclass(kind, torch.Tensor):
+                continue
+            if issubclass(kind, type):
+                self._meet_class(item)
+            elif issubclass(kind, ModuleType):
+                self._meet_module(item)
+            elif is_compared_by_contents(item):
+                left += self.snapshot.take(item)
+            if kind is FunctionType and not is_library_file(item.__code__.co_filename):
+                self._functions.setdefault(item.__code__, []).append(item)
+                if item.__code__ in self._codes:
+                    self._read_cells(item)
+            self._meet_kind(kind)
+
+    def has_met(self, item: Any) -> bool:
+        """Whether a value was met."""
+        return id(item) in self._met
+
+    def _meet_kind(self, kind: type) -> None:
+        if id(kind) in self._met or not kind.__flags__ & _HEAP_TYPE:
+            return
+        self._met[id(kind)] = kind
+        self._install(kind)
+        for owner in mro_of(kind):
+            if not is_library_class(owner):
+                self._meet_class(owner)
+                for name, value in list(own_of(owner).items()):
+                    if name.startswith("__") and is_a(value, FunctionType) and name not in _NEVER_COMPARED:
+                        self.class_attribute(owner, name)
+
+    def _meet_class(self, kind: type) -> None:
+        if id(kind) in self._classes or is_library_class(kind):
+            return
+        self._classes[id(kind)] = kind
+        self._meet_kind(type(kind))
+        self._name_class(kind, self._named)
+
+    def _meet_module(self, module: ModuleType) -> None:
+        home = str(vars(module).get("__name__"))
+        if id(module) not in self._modules and not (is_library_module(home) or is_installed(home)):
+            self._modules[id(module)] = module
+            self._name_module(module, self._named)
+
+    def _name_class(self, kind: type, names: set[str]) -> None:
+        for name in names:
+            if any(name in own_of(owner) for owner in mro_of(kind)):
+                self.of_class(kind, name)
+
+    def _name_module(self, module: ModuleType, names: set[str]) -> None:
+        known = vars(module)
+        for name in names:
+            if name in known:
+                self.entry(known, name, str(known.get("__name__")))
+
+    # --- code -----------------------------------------------------------------------------------------------------
+
+    def code(self, code: CodeType, known: dict[str, Any]) -> None:
+        """Code of the user's runs. known: its global variables."""
+        if code in self._codes:
+            return
+        self._codes[code] = None
+        self._inside |= codes_inside(code)
+        names = names_of(code)
+        for chain in names.chains:
+            self._follow(known, chain)
+        for name in names.imports:
+            module = sys.modules.get(name)
+            if module is not None:
+                self.meet(module)
+        new = names.attributes - self._named
+        if new:
+            self._named |= new
+            for kind in list(self._classes.values()):
+                self._name_class(kind, set(new))
+            for module in list(self._modules.values()):
+                self._name_module(module, set(new))
+        for function in self._functions.get(code, ()):
+            self._read_cells(function)
+
+    def lost_codes(self) -> list[CodeType]:
+        """Code with variables of enclosing functions that ran, though no function with it was met."""
+        return [c for c in self._codes if c.co_freevars and c not in self._functions and c not in self._inside]
+
+    def _follow(self, known: dict[str, Any], chain: tuple[str, ...]) -> None:
+        value = self.entry(known, chain[0], "")
+        for name in chain[1:]:
+            if is_a(value, ModuleType):
+                value = self.entry(vars(value), name, str(vars(value).get("__name__")))
+            elif is_a(value, type):
+                value = self.of_class(value, name)
+            else:
+                return
+
+    def _read_cells(self, function: FunctionType) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if id(cell) not in self.cells:
+                try:
+                    value = cell.cell_contents
+                except ValueError:
+                    value = MISSING
+                self.cells[id(cell)] = (cell, name, value)
+                self.meet(value)
+
+    # --- places ---------------------------------------------------------------------------------------------------
+
+    def entry(self, known: dict[str, Any], name: str, label: str) -> Any:
+        """An entry of a namespace is read. label: of the namespace."""
+        key = (id(known), name)
+        if key not in self.namespaces:
+            value = dict.get(known, name, MISSING)
+            self.namespaces[key] = (known, value)
+            self.labels[id(known)] = label
+            self.meet(value)
+        return self.namespaces[key][1]
+
+    def every_entry(self, known: dict[str, Any], label: str) -> None:
+        """A whole namespace is read."""
+        for name in list(known):
+            self.entry(known, name, label)
+
+    def class_attribute(self, owner: type, name: str) -> Any:
+        """What a class itself holds by a name is read."""
+        if name in _REPORTING:  # it is not the class's own now
+            return MISSING
+        key = (id(owner), name)
+        if key not in self.class_attributes:
+            value = own_of(owner).get(name, MISSING)
+            self.class_attributes[key] = (owner, value)
+            self.meet(value)
+        return self.class_attributes[key][1]
+
+    def of_class(self, kind: type, name: str) -> Any:
+        """An attribute of a class is read: its own, or one of a class that it derives from."""
+        for owner in (*mro_of(kind), *mro_of(type(kind))):
+            value = (
+                self.class_attribute(owner, name) if owner.__flags__ & _HEAP_TYPE else own_of(owner).get(name, MISSING)
+            )
+            if value is not MISSING:
+                return value
+        return MISSING
+
+    def attribute(self, item: Any, name: str) -> None:
+        """An attribute of an object is read, or about to be written."""
+        key = (id(item), name)
+        if key in self.attributes:
+            return
+        if name == "_cache" and is_a(item, logging.Logger):
+            self._levels(item)
+            return
+        self.owners[id(item)] = item
+        if is_a(item, type):
+            self.attributes[key] = MISSING
+            self.of_class(item, name)
+            return
+        value = self._in_dict(item, name)
+        self.attributes[key] = value
+        found = MISSING
+        for owner in mro_of(type(item)):
+            if owner.__flags__ & _HEAP_TYPE:
+                found = self.class_attribute(owner, name)
+            if found is not MISSING:
+                break
+        if type(found) is MemberDescriptorType:
+            self._slot(item, name, found)
+        if value is MISSING and found is MISSING and is_a(item, torch.nn.Module):
+            self._of_tables(item, name)
+        self.meet(value)
+        if name in _WHOLE:
+            self.whole(item)
+
+    def whole(self, item: Any) -> None:
+        """Every attribute of an object is read."""
+        if is_a(item, type):
+            for owner in mro_of(item):
+                for name in list(own_of(owner)) if not is_library_class(owner) else ():
+                    self.class_attribute(owner, name)
+            return
+        for name in list(attributes_of(item)) if has_attributes(type(item)) else ():
+            self.attribute(item, name)
+        for owner in mro_of(type(item)):
+            for name, value in list(own_of(owner).items()):
+                if type(value) is MemberDescriptorType:
+                    self.attribute(item, name)
+        self.asked.setdefault(_NamesOf(item), _NamesOf(item)())
+
+    def ask(self, function: Callable[[], Any]) -> None:
+        """A function without arguments is asked, whose answer may change."""
+        if function not in self.asked:
+            self.asked[function] = function()
+
+    def _levels(self, logger: logging.Logger | None) -> None:
+        """What a logger's remembered levels are worked out from."""
+        while logger is not None:
+            for name in ("level", "disabled", "parent", "propagate"):
+                self.attribute(logger, name)
+            self.attribute(logger.manager, "_disable")
+            logger = logger.parent
+
+    def _in_dict(self, item: Any, name: str) -> Any:
+        return dict.get(attributes_of(item), name, MISSING) if has_attributes(type(item)) else MISSING
+
+    def _slot(self, item: Any, name: str, descriptor: Any) -> None:
+        try:
+            value = descriptor.__get__(item)
+        except AttributeError:
+            value = MISSING
+        self.slots[id(item), name] = (item, descriptor, value)
+        self.meet(value)
+
+    def _of_tables(self, module: torch.nn.Module, name: str) -> None:
+        held = attributes_of(module)
+        for table in _MODULE_TABLES:
+            entries: Any = held.get(table)
+            if is_a(entries, dict):
+                self.entry(entries, name, name_of(type(module)))
+                if name in entries:
+                    return
+
+
+class _NamesOf:
+    """Asks which attributes an object has."""
+
+    def __init__(self, item: Any) -> None:
+        self._item = item
+
+    def __call__(self) -> tuple[str, ...]:
+        return tuple(attributes_of(self._item)) if has_attributes(type(self._item)) else ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _NamesOf) and other._item is self._item
+
+    def __hash__(self) -> int:
+        return id(self._item)

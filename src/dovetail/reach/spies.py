@@ -1,0 +1,144 @@
+"""Classes that report, for a while, which attributes of their objects are read and written.
+
+A class of Python's (not of C) gets a `__getattribute__`, a `__setattr__` and a `__delattr__` that report and then do what
+they did before. `getattr` and its like are replaced as well: nothing else shows which attributes of classes and modules
+are read by a computed name. All is put back when the recording ends.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, TypeAlias
+
+import torch
+
+from dovetail.reach.reads import Reads
+from dovetail.reach.values import has_attributes, is_a, module_of, mro_of, own_of
+
+IsCounted: TypeAlias = "Callable[[Any, FrameType], bool]"
+
+_MISSING = object()
+_IMMUTABLE_TYPE = 1 << 8
+_HEAP_TYPE = 1 << 9
+_ALONE = (
+    *("dovetail", "torch._", "torch.fx", "torch.overrides", "torch.utils._", "sympy", "mpmath", "_pytest", "pluggy"),
+    *("functools", "contextlib", "typing", "re", "inspect", "importlib", "_frozen_importlib", "abc"),
+)
+# where `__dict__` is read for one attribute
+_OF_ONE_NAME = (torch.nn.Module.__getattr__.__code__.co_filename, functools.__file__)
+_SPY = "_dovetail_spy"
+
+
+class Spies:
+    """Makes classes report to `reads`."""
+
+    def __init__(self, stack: ExitStack, is_counted: IsCounted) -> None:
+        """stack: gets what puts everything back. is_counted: whether a read of an object, from a frame, is reported."""
+        self._stack = stack
+        self._is_counted = is_counted
+        self.reads = Reads(self.install)
+
+    def install(self, kind: type) -> None:
+        """Let the objects of a class report."""
+        if kind.__flags__ & _IMMUTABLE_TYPE or not kind.__flags__ & _HEAP_TYPE:
+            return
+        if issubclass(kind, torch.Tensor | ModuleType) or module_of(kind).startswith(_ALONE):
+            return
+        own = _found(kind, "__getattribute__")
+        if _SPY not in getattr(own, "__dict__", ()):
+            self._replace(kind, "__getattribute__", self._reading(own))
+            self._replace(kind, "__setattr__", self._writing(_found(kind, "__setattr__")))
+            self._replace(kind, "__delattr__", self._writing(_found(kind, "__delattr__")))
+
+    def install_builtins(self) -> None:
+        """Let `getattr` and its like report what classes and modules are asked for."""
+        for name in ("getattr", "hasattr", "setattr", "delattr"):
+            self._replace_builtin(name, self._named(getattr(builtins, name)))
+        self._replace_builtin("vars", self._whole(builtins.vars))
+        self._replace_builtin("dir", self._whole(builtins.dir))
+        self._replace_builtin("globals", self._globals)
+
+    def _replace_builtin(self, name: str, function: Callable[..., Any]) -> None:
+        self._stack.callback(setattr, builtins, name, getattr(builtins, name))
+        setattr(builtins, name, function)
+
+    def _replace(self, kind: type, name: str, function: Any) -> None:
+        before = own_of(kind).get(name, _MISSING)
+        type.__setattr__(kind, name, function)
+        if before is _MISSING:
+            self._stack.callback(type.__delattr__, kind, name)
+        else:
+            self._stack.callback(type.__setattr__, kind, name, before)
+
+    def _reading(self, own: Any) -> Any:
+        reads, is_counted, frame = self.reads, self._is_counted, sys._getframe
+        is_users = is_a(own, FunctionType)
+
+        def __getattribute__(item: Any, name: str) -> Any:
+            caller = frame(1)
+            if name != "__class__" and is_counted(item, caller):
+                if is_users:
+                    reads.whole(item)
+                if name != "__dict__" or caller.f_code.co_filename not in _OF_ONE_NAME:
+                    reads.attribute(item, name)
+            return own(item, name)
+
+        vars(__getattribute__)[_SPY] = True
+        return __getattribute__
+
+    def _writing(self, own: Any) -> Any:
+        reads, is_counted, frame = self.reads, self._is_counted, sys._getframe
+
+        def write(item: Any, name: str, *value: Any) -> Any:
+            if is_counted(item, frame(1)):
+                reads.attribute(item, name)
+            return own(item, name, *value)
+
+        return write
+
+    def _named(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        reads, is_counted, frame = self.reads, self._is_counted, sys._getframe
+
+        def call(item: Any, name: str, *rest: Any) -> Any:
+            kind = type(item)
+            if kind is type:
+                if is_counted(item, frame(1)):
+                    reads.of_class(item, name)
+            elif kind is ModuleType and is_counted(item, frame(1)):
+                known = vars(item)
+                reads.entry(known, name, str(known.get("__name__")))
+            return own(item, name, *rest)
+
+        return call
+
+    def _whole(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        reads, is_counted, frame = self.reads, self._is_counted, sys._getframe
+
+        def call(*items: Any) -> Any:
+            if not items:
+                return frame(1).f_locals if own.__name__ == "vars" else sorted(frame(1).f_locals)
+            item = items[0]
+            if is_counted(item, frame(1)):
+                if is_a(item, ModuleType):
+                    reads.every_entry(vars(item), str(vars(item).get("__name__")))
+                elif is_a(item, type) or has_attributes(type(item)):
+                    reads.whole(item)
+            return own(*items)
+
+        return call
+
+    def _globals(self) -> dict[str, Any]:
+        caller = sys._getframe(1)
+        if self._is_counted(None, caller):
+            self.reads.every_entry(caller.f_globals, str(caller.f_globals.get("__name__")))
+        return caller.f_globals
+
+
+def _found(kind: type, name: str) -> Any:
+    """What objects of a class find by the name of a special method."""
+    return next(own_of(owner)[name] for owner in mro_of(kind) if name in own_of(owner))

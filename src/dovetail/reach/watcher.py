@@ -1,0 +1,78 @@
+"""Watching what the code of a call reads while it is recorded."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import CodeType, FunctionType
+from typing import Any
+
+from dovetail.errors import OutsideRead
+from dovetail.ir.program import Origin
+from dovetail.reach.frames import Frames
+from dovetail.reach.guard import ReadGuard
+from dovetail.reach.outside import Verdict
+from dovetail.reach.reads import Reads
+from dovetail.reach.spies import Spies
+
+
+class Watcher:
+    """What is read while it is active, and what of the outside was asked for."""
+
+    def __init__(self) -> None:
+        self.refusals: list[OutsideRead] = []
+        self.guard: ReadGuard | None = None
+
+    @contextmanager
+    def watched(self, roots: list[Any]) -> Iterator[None]:
+        """While active, reads are noted; then `guard` tells whether they would give the same again.
+
+        roots: what the call begins with: the function, and arguments that hold more than their own value.
+        Raises: OutsideRead, by the code that runs and again at the end, for a call of C that cannot be repeated.
+        """
+        frames = Frames()
+        was_frozen = gc.get_freeze_count() > 0
+        known = {id(item) for item in gc.get_objects()} if was_frozen else set[int]()
+        if not was_frozen:
+            gc.freeze()  # what is not frozen afterwards was made meanwhile
+        try:
+            with ExitStack() as stack:
+                spies = Spies(stack, frames.is_counted)
+                reads = spies.reads
+                for root in roots:
+                    reads.root(root)
+                spies.install_builtins()
+
+                def on_call(function: Any, verdict: Verdict, origin: Origin) -> None:
+                    if verdict.ask is not None:
+                        reads.ask(verdict.ask)
+                        return
+                    self.refusals.append(_refusal(function, verdict, origin))
+                    raise self.refusals[-1]
+
+                frames.followed(stack, reads.code, on_call)
+                yield
+            if self.refusals:
+                raise self.refusals[0]
+            _find_lost_functions(reads)
+            made = {id(item) for item in gc.get_objects()} - known
+            self.guard = ReadGuard(reads, lambda item: id(item) in made)
+        finally:
+            if not was_frozen:
+                gc.unfreeze()
+
+
+def _find_lost_functions(reads: Reads) -> None:
+    """Meet functions that code ran as, though nothing that was read led to them."""
+    lost = reads.lost_codes()
+    if lost:
+        for function in gc.get_referrers(*lost):
+            if isinstance(function, FunctionType) and isinstance(function.__code__, CodeType):
+                reads.meet(function)
+
+
+def _refusal(function: Any, verdict: Verdict, origin: Origin) -> OutsideRead:
+    home = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return OutsideRead(function=f"{home}.{name}".removeprefix("builtins."), why=verdict.why, origin=origin)
