@@ -1,8 +1,8 @@
 """Values compared level by level: a guard asks built-in iterators about thousands of them at once.
 
-A level holds values side by side: plain ones, which count by value, containers, which count by what they hold, and other
-objects, of which only the identity counts. What the containers of one level hold is the next level. On the usual path a
-level is one comparison of identities; only where an identity differs are values compared one by one.
+A level holds values side by side: plain ones, which count by value, containers, which count by what they hold, and
+other objects, of which only the identity counts. What the containers of one level hold is the next level. A level is
+usually one comparison of identities; only where an identity differs are values compared one by one.
 """
 
 from __future__ import annotations
@@ -174,9 +174,7 @@ class _Group:
         self.tags = [tag[0] for tag, _ in held if tag is not None]
         self._parts = [_parts_of(item) for item in containers] if base is None else []
         self.is_table = base is dict or base is OrderedDict
-        self._is_empty = (
-            base is not None and not any(self.counts) and all(t.__len__ is base.__len__ for t in self.types)
-        )
+        self._is_empty = set(self.types) == {base} and not any(self.counts)
 
     def look(self, found: Sequence[Any]) -> list[Any] | None:
         """What the containers hold now; None where that is not as many things of the same kinds."""
@@ -216,7 +214,7 @@ class Level:
     """
 
     def __init__(self, values: Sequence[Any], roots: Sequence[int], snapshot: Snapshot, seen: set[int]) -> None:
-        """Expect these. roots: for each, the number of what leads to it. seen: containers that are compared elsewhere."""
+        """Expect these. roots: the number of what leads to each. seen: containers that are compared elsewhere."""
         groups: dict[Any, list[int]] = {}
         leaves: list[int] = []
         for place, value in enumerate(values):
@@ -310,7 +308,7 @@ def _is_equal(expected: Any, now: Any) -> bool:
 
 
 def value_key(item: Any) -> Hashable:
-    """A key of a value: of plain ones and sets of such by what they are, of methods by their parts, else by identity."""
+    """A key of a value: plain ones and sets of such count by value, methods by their parts, others by identity."""
     if type(item) in PLAIN or is_a(item, np.generic):
         return plain_key(item)
     if type(item) in (tuple, frozenset, set, slice):

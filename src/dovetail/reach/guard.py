@@ -170,12 +170,12 @@ class ReadGuard:
 class _Attributes:
     """Entries of the `__dict__` of objects.
 
-    Of most of them only the value counts. They need not be looked at while the dictionaries are as they were in the last
-    call, which takes one question for each. Containers and tensors are looked at in each call.
+    Of most of them only the value counts. They need not be looked at while the dictionaries are as they were in the
+    last call, which takes one question for each. Containers and tensors are looked at in each call.
     """
 
     def __init__(self, places: Sequence[tuple[int, str, Any]], kinds: Sequence[str], snapshot: Snapshot) -> None:
-        """places: the number of the dictionary, the name, and the value. kinds: of each dictionary, its object's class."""
+        """places: the number of the dictionary, the name, the value. kinds: of each dictionary, its object's class."""
         lasting = [place for place in places if not (snapshot.has(place[2]) or isinstance(place[2], torch.Tensor))]
         others = [place for place in places if snapshot.has(place[2]) or isinstance(place[2], torch.Tensor)]
         self._labels = [f"{kinds[number]}.{name}" for number, name, _ in lasting]

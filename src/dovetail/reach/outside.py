@@ -1,7 +1,7 @@
 """Functions of C that code calls: which of them depend on their arguments alone, and which read the outside.
 
-Deny by default: a function is known to depend only on its arguments, or is asked again before each call, or it is refused
-by its name. What a library of Python calls on its way is judged like a call by the user's own code.
+Deny by default: a function is known to depend only on its arguments, or is asked again before each call, or it is
+refused by its name. What a library of Python calls on its way is judged like a call by the user's own code.
 """
 
 from __future__ import annotations

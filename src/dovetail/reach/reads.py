@@ -1,9 +1,9 @@
 """What the code of a recorded call reads: the places, and what they held before the call.
 
-A place is an entry of a namespace (global variables, attributes of an object, of a class, of a module), a slot, a closure
-cell, or a function without arguments that is asked. Who reports reads is in `dovetail.reach.spies` and
-`dovetail.reach.frames`; what follows from the places is a `dovetail.reach.guard.ReadGuard`. A place that the call writes
-counts as read before: a program that does not repeat the write is not used after it.
+A place is an entry of a namespace (global variables, attributes of an object, of a class, of a module), a slot, a
+closure cell, or a function without arguments that is asked. `dovetail.reach.spies` and `dovetail.reach.frames` report
+reads; what follows from the places is a `dovetail.reach.guard.ReadGuard`. A place that the call writes counts as read
+before: a program that does not repeat the write is not used after it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass
 class Reads:
     """The places that were read, as they were before.
 
-    namespaces: entries of dictionaries, each with its dictionary and value. attributes: of objects, in their `__dict__`.
-    class_attributes, slots, cells: the same for those. owners: objects whose attributes were read. functions: of the
-    user's, by their code.
+    namespaces: entries of dictionaries, each with its dictionary and value. attributes: of objects, in their
+    `__dict__`. class_attributes, slots, cells: the same for those. asked: functions, with their answers. owners:
+    objects whose attributes were read. labels: of namespaces. roots: see `root`.
     """
 
     def __init__(self, install: Callable[[type], None]) -> None:

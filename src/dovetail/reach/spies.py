@@ -1,8 +1,8 @@
 """Classes that report, for a while, which attributes of their objects are read and written.
 
-A class of Python's (not of C) gets a `__getattribute__`, a `__setattr__` and a `__delattr__` that report and then do what
-they did before. `getattr` and its like are replaced as well: nothing else shows which attributes of classes and modules
-are read by a computed name. All is put back when the recording ends.
+A class of Python's (not of C) gets a `__getattribute__`, a `__setattr__` and a `__delattr__` that report and then do
+what they did before. `getattr` and its like are replaced as well: nothing else shows which attributes of classes and
+modules are read by a computed name. All is put back when the recording ends.
 """
 
 from __future__ import annotations
