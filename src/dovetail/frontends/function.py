@@ -36,6 +36,7 @@ from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.frontends.targets import as_callable, default_options
 from dovetail.ir.text import identifier
+from dovetail.pipeline.doors import COMPILE
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, decompositions, resolve_options
 from dovetail.pipeline.variants import GraphVariants
@@ -68,7 +69,7 @@ def compile(
         DovetailError: an option is unknown, or the target cannot be recorded.
     """
     ensure_supported_torch()
-    resolved = resolve_options({**default_options(target), **options}, PASS_NAMES)
+    resolved = resolve_options({**default_options(target), **options}, PASS_NAMES, COMPILE)
     compiled = CompiledFunction(as_callable(target), resolved)
     if example_inputs is not None:
         compiled.prepare(*example_inputs)
@@ -161,6 +162,7 @@ class CompiledFunction:
 
     def with_options(self, **changes: Any) -> CompiledFunction:
         """The same target, nothing compiled yet. changes: fields of `Options` with other values."""
+        COMPILE.refuse_unread(changes)
         return CompiledFunction(self._target, replace(self._options, **changes))
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:

@@ -43,7 +43,8 @@ from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import flatten
 from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
-from dovetail.pipeline.options import Options, refuse_donation, resolve_options
+from dovetail.pipeline.doors import COMPILE_STEP
+from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.step import STEP_PASS_NAMES
 from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.autograd import transform_is_active
@@ -97,9 +98,7 @@ def compile_step(
         )
     if not callable(step):
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
-    resolved = resolve_options(options, STEP_PASS_NAMES)
-    refuse_donation(resolved, "a step does not overwrite its arguments")
-    return CompiledStep(step, state, on_unsupported == "eager", resolved)
+    return CompiledStep(step, state, on_unsupported == "eager", resolve_options(options, STEP_PASS_NAMES, COMPILE_STEP))
 
 
 @dataclass(frozen=True, slots=True)
