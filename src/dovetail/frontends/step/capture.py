@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,16 +20,17 @@ from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.left_behind import DRAW, PASS, LeftBehind, StateToMake, refused_change
+from dovetail.frontends.step.memory import Accesses, shared_memory
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.outside import Outside, refuse_files_and_dates, refuse_new_objects
 from dovetail.frontends.step.places import Path
-from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
+from dovetail.frontends.step.tensor_kinds import Source, TensorKinds
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.program import Value
 from dovetail.ir.signature import Parameter, StateTensor, UserInput
-from dovetail.ir.step_plan import StepPlan, moved_plan
+from dovetail.ir.step_plan import moved_plan
 from dovetail.ir.text import identifier
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
@@ -244,6 +245,8 @@ class StepCapture:
         kept = [i for i, source in enumerate(sources) if source.kind != "gradient" or source.index not in cleared]
         moved = {index: place for place, index in enumerate(kept)}
         plan = moved_plan(programs.plan, moved)
+        whole = frozenset(moved[i] for i in recording.addressed() if i in moved)
+        accesses = Accesses(frozenset(plan.written), frozenset(moved[i] for i in programs.tensors), whole)
         kinds = TensorKinds(
             [sources[i] for i in kept],
             [
@@ -252,13 +255,13 @@ class StepCapture:
                 if isinstance(leaf, torch.Tensor)
             ],
             [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
-            list(plan.written),
+            accesses,
             SizeGuard(tuple(recording.description_of(i) for i in kept), tuple(recording.size_conditions))
             if self._options.dynamic
             else None,
         )
         tensors = [recording.tensors[i].tensor for i in kept]
-        self._refuse_sharing(recording, tensors, kept, plan)
+        self._refuse_sharing(recording, [*tensors, *programs.constants], kept, accesses)
         labels = (
             *(recording.tensors[i].label for i in programs.tensors),
             *("a tensor found while recording" for _ in programs.constants),
@@ -300,10 +303,12 @@ class StepCapture:
         return f"argument {sorted(self._lifted_leaves)[index - len(self._numbers)]}"
 
     def _refuse_sharing(
-        self, recording: StepRecording, tensors: Sequence[torch.Tensor], kept: Sequence[int], plan: StepPlan
+        self, recording: StepRecording, tensors: Sequence[torch.Tensor], kept: Sequence[int], accesses: Accesses
     ) -> None:
-        shared = shared_memory(tensors, plan.written)
+        met = range(len(kept), len(tensors))
+        shared = shared_memory(tensors, replace(accesses, taken=(accesses.taken or frozenset()).union(met)))
         if shared is not None:
-            written, other = (recording.tensors[kept[index]].label for index in shared)
+            labels = [*(recording.tensors[i].label for i in kept), *("a tensor found while recording" for _ in met)]
+            written, other = (labels[index] for index in shared)
             reason = "a step's program does not track how such writes affect each other"
             raise OverlappingMutatedInputs(written=written, other=other, reason=reason)
