@@ -18,8 +18,10 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.left_behind import DRAW, PASS, LeftBehind, StateToMake, refused_change
+from dovetail.frontends.step.lifting import Numbers
 from dovetail.frontends.step.memory import Accesses, shared_memory
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.outside import Outside, refuse_files_and_dates, refuse_new_objects
@@ -53,12 +55,12 @@ class StepCapture:
     """One capture; `variant` makes the result. See the module docstring."""
 
     def __init__(
-        self, call: StepCall, world: World, lifted: frozenset[Path], lifted_leaves: frozenset[int], options: Options
+        self, call: StepCall, world: World, lifted: Numbers, options: Options, guarded: frozenset[Path] = frozenset()
     ) -> None:
         """Prepare.
 
-        lifted: spots of the world whose numbers are inputs; hyperparameters of optimizers are in any case.
-        lifted_leaves: leaves of the arguments that are.
+        lifted: spots of the world and leaves of the arguments that are inputs, where they hold numbers; hyperparameters
+        of optimizers are as well, but for `guarded` ones.
         Raises: UnsupportedStep for a world that no program can follow.
         """
         self._call = call
@@ -66,9 +68,12 @@ class StepCapture:
         self._options = options
         self._refuse_world()
         self._names: set[str] = set()
-        self._numbers = self._find_numbers(lifted)
-        self.lifted = lifted | {spot.path for spot in self._numbers}
-        self._lifted_leaves = lifted_leaves
+        self.hyperparameters: set[Path] = set()
+        self._numbers = self._find_numbers(lifted.spots, guarded)
+        self.lifted = frozenset(spot.path for spot in self._numbers)
+        self._lifted_leaves = lifted.leaves
+        self._blamed: Callable[[], frozenset[str]] = frozenset
+        self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
 
@@ -95,15 +100,18 @@ class StepCapture:
         self._names.add(name)
         return name
 
-    def _find_numbers(self, lifted: frozenset[Path]) -> list[NumberSpot]:
+    def _find_numbers(self, lifted: frozenset[Path], guarded: frozenset[Path]) -> list[NumberSpot]:
         groups = self._groups_of(optimizer for _, optimizer in self._world.optimizers)
         found = []
         for place in self._world.places:
             spot = NumberSpot.at(place)
-            is_hyperparameter = id(spot.container) in groups and type(place.read()) is float
-            if place.path in lifted or is_hyperparameter:
-                spot.name = self._name(place.label)
-                found.append(spot)
+            kind = type(place.read())
+            if id(spot.container) in groups and kind is float and place.path not in guarded:
+                self.hyperparameters.add(place.path)
+            elif place.path not in lifted or kind not in (int, float):
+                continue
+            spot.name = self._name(place.label)
+            found.append(spot)
         return found
 
     @staticmethod
@@ -152,11 +160,13 @@ class StepCapture:
         leaves = self._call.leaves
         numbers = [StepNumber(spot.name, spot.read(), spot.put) for spot in self._numbers]
         for index in sorted(self._lifted_leaves):
-            numbers.append(StepNumber(self._name(f"argument_{index}"), leaves[index], partial(self._show, index)))
+            self._leaf_names[index] = self._name(f"argument_{index}")
+            numbers.append(StepNumber(self._leaf_names[index], leaves[index], partial(self._show, index)))
         dynamic = self._options.dynamic
         recording = StepRecording(
             tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic, line_of=self._world.line_naming
         )
+        self._blamed = lambda: recording.recorder.blamed
         optimizers = [optimizer for _, optimizer in self._world.optimizers]
         schedulers = [scheduler for _, scheduler in self._world.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
@@ -290,11 +300,25 @@ class StepCapture:
             host_calls=host_calls,
             result_structure=self._result_structure,
             questions=tuple(recording.recorder.questions),
+            early=EarlyQuestions(
+                programs.functional,
+                [k for k, n in enumerate(programs.numbers) if n in leaf_of or self._is_changing(self._numbers[n].path)],
+            ),
             ties=NO_TIES,
         )
         kinds.learn(tensors)
         variant.ties = ties_to(world, variant)
         return variant
+
+    def _is_changing(self, path: Path) -> bool:
+        return path not in self.hyperparameters
+
+    @property
+    def blamed(self) -> Numbers:
+        """The numbers that the step's code had no use for as inputs, as far as that is known."""
+        names = self._blamed()
+        leaves = {i for i, name in self._leaf_names.items() if name in names}
+        return Numbers(frozenset(spot.path for spot in self._numbers if spot.name in names), frozenset(leaves))
 
     def _number_label(self, index: int) -> str:
         """What a user would call a number that is an input."""

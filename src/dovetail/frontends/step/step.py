@@ -35,7 +35,7 @@ from dovetail.frontends.step.capture import StepCall, StepCapture
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.left_behind import NumbersToLift, StateToMake
-from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.statistics import StepStats, VariantStats
 from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
@@ -121,8 +121,7 @@ class CompiledStep:
         self._name = identifier(getattr(step, "__name__", type(step).__name__))
         self._variants: list[Variant] = []
         self._recent: list[Variant] = []
-        self._lifted: frozenset[Path] = frozenset()
-        self._lifted_leaves: frozenset[int] = frozenset()
+        self._lifting = Lifting()
         self._hints: Mapping[tuple[str, int], Sequence[Plain]] = {}
         self._missed = self._failed = False
         self._calls_hooks = False
@@ -147,6 +146,7 @@ class CompiledStep:
             self._eager_calls += 1
             return self._step(*args, **kwargs)
         if self._calls == 1:
+            self._lifting.see(*flatten((args, kwargs), results=True))
             return self._run_eager(args, kwargs)
         tried: list[Variant] = []
         while True:
@@ -240,7 +240,8 @@ class CompiledStep:
             )
             return None
         reason = self._why(world, call, tried)
-        self._lift(world, call, tried)
+        known = [variant for variant in self._variants if variant not in tried]
+        self._lifting.learn(call.leaves, call.structure, world, known)
         logger.info("%s: variant %d, because %s", self._name, len(self._variants), reason)
         start = time.process_time()
         try:
@@ -280,34 +281,32 @@ class CompiledStep:
 
     def _captured(self, world: World, call: StepCall, reason: str) -> Variant:
         clears = any(gradient.is_cleared for v in self._variants for gradient in v.program.plan.gradients)
+        left_out, first = Numbers(), None
         while True:
-            floats = frozenset(i for i, x in enumerate(call.leaves) if type(x) is float)  # of this structure
-            capture = StepCapture(call, world, self._lifted, self._lifted_leaves & floats, self._options)
+            lifted = self._lifting.numbers(call.leaves, world) - left_out
+            guarded = (self._lifting.guarded | left_out).spots
+            capture = StepCapture(call, world, lifted, self._options, guarded)
             hints, hooks = ItemHints(self._hints), self._calls_hooks
             try:
                 with interrupts_wait():
-                    return capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
+                    variant = capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
+                self._lifting.guarded |= left_out
+                return variant
             except GradientsNotCleared:
                 clears = False
             except NumbersToLift as error:
-                if error.paths <= self._lifted:
-                    raise AssertionError("a number that is an input is not a constant") from error
-                self._lifted |= error.paths
-            except StateChangedOtherwise:
-                if hooks or not capture.has_hooks:
-                    raise
-                self._calls_hooks = True  # it may be a hook that does what cannot be recorded
-
-    def _lift(self, world: World, call: StepCall, tried: Sequence[Variant]) -> None:
-        """Let floats that differ from those of earlier variants be inputs from now on."""
-        for variant in self._variants:
-            if variant in tried:
-                continue
-            for found in difference(variant.record, world.record(variant.lifted)):
-                if type(found.old) is float and type(found.new) is float:
-                    self._lifted |= {found.path}
-            if variant.arguments.structure == call.structure:
-                self._lifted_leaves |= variant.arguments.changed_floats(call.leaves)
+                if first is not None and error.paths & left_out.spots:
+                    raise first from first.__cause__
+                self._lifting.writes(error.paths)
+            except (DovetailError, StateToMake) as error:
+                if isinstance(error, StateChangedOtherwise) and not hooks and capture.has_hooks:
+                    self._calls_hooks = True  # it may be a hook that does what cannot be recorded
+                    continue
+                first = first or error
+                fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
+                if fewer is None:  # it is not because of numbers that are inputs
+                    raise first from first.__cause__
+                left_out |= fewer
 
     def _why(self, world: World, call: StepCall, tried: Sequence[Variant]) -> str:
         if not self._variants:
@@ -322,6 +321,9 @@ class CompiledStep:
         if differences:
             first = differences[0]
             return f"{first.label} changed: {_short(first.old)} -> {_short(first.new)}"
+        question = newest.answered_otherwise(call.leaves)
+        if question:
+            return f"a check had another outcome: {question}"
         return newest.kinds.difference([tensor for _, tensor in world.tensors], call.leaves)
 
     def _warn(self, text: str) -> None:
