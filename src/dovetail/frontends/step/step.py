@@ -31,16 +31,17 @@ from dovetail.errors import (
     StateChangedOtherwise,
 )
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
+from dovetail.frontends.patience import Patience, Walks
+from dovetail.frontends.statistics import Counts, Stats, VariantStats
 from dovetail.frontends.step.capture import StepCall, StepCapture
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.left_behind import NumbersToLift, StateToMake
 from dovetail.frontends.step.lifting import Lifting, Numbers
-from dovetail.frontends.step.record import difference
-from dovetail.frontends.step.statistics import StepStats, VariantStats
+from dovetail.frontends.step.reasons import what_differs
 from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
 from dovetail.frontends.step.world import World
-from dovetail.frontends.structure import flatten
+from dovetail.frontends.structure import Structure, flatten
 from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
 from dovetail.pipeline.doors import COMPILE_STEP
@@ -128,9 +129,11 @@ class CompiledStep:
         self._rounds = 0
         self._last_miss: Question | None = None
         self._given_up: DovetailError | None = None
-        self._calls = self._eager_calls = self._captures = self._misses = 0
-        self._seconds = 0.0
+        self._counts = Counts()
+        self._patience = Patience()
+        self._walks = Walks()
         self._warned: set[str] = set()
+        self._is_warned = False
         functools.update_wrapper(self, step)
 
     # --- calling ------------------------------------------------------------------------------------------------
@@ -141,11 +144,11 @@ class CompiledStep:
 
         Raises: what the step raises; StepInterrupted when it fails after it has begun to write.
         """
-        self._calls += 1
-        if self._given_up is not None or _is_looked_at():
-            self._eager_calls += 1
+        self._counts.calls += 1
+        if self._given_up is not None or self._patience.waits() or _is_looked_at():
+            self._counts.eager_calls += 1
             return self._step(*args, **kwargs)
-        if self._calls == 1:
+        if self._counts.calls == 1:
             self._lifting.see(*flatten((args, kwargs), results=True))
             return self._run_eager(args, kwargs)
         tried: list[Variant] = []
@@ -155,18 +158,22 @@ class CompiledStep:
             if chosen is None:
                 return self._run_eager(args, kwargs)
             try:
-                return chosen.variant.run(chosen.tensors, chosen.leaves)
+                results = chosen.variant.run(chosen.tensors, chosen.leaves)
+                self._patience.found()
+                return results
             except GuardMiss as miss:
                 self._last_miss = chosen.variant.questions[miss.number]
                 chosen.variant.misses += 1
-                self._misses += 1
+                self._counts.guard_misses += 1
                 tried.append(chosen.variant)
             except NothingWritten:  # eager raises what is to be raised
                 return self._run_eager(args, kwargs)
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
-        """Run the step in eager mode, and note the numbers that it reads off tensors."""
-        self._eager_calls += 1
+        """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
+        self._counts.eager_calls += 1
+        if self._is_full:
+            return self._step(*args, **kwargs)
         log = ItemLog()
         try:
             with log:
@@ -191,9 +198,16 @@ class CompiledStep:
             if tensors is not None:
                 self._prefer(variant)
                 return _Chosen(variant, tensors, leaves)
+        self._counts.misses += not tried
+        if self._is_full and not self._may_fit_again(leaves, structure, tried):
+            self._patience.missed()
+            self._warn_of_limit(lambda: self._why(self._world(leaves), StepCall(self._step, leaves, structure), tried))
+            return None
         call = StepCall(self._step, leaves, structure)
         world = self._world(leaves)
         found = self._find_in(world, call, tried)
+        if self._is_full:
+            self._walks.was(self._counts.calls, fruitful=found is not None)
         if found is not None:
             return found
         if tried and not self._missed:
@@ -201,6 +215,16 @@ class CompiledStep:
             return None
         self._missed = False
         return self._capture(world, call, tried)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether no more programs may be made."""
+        return len(self._variants) >= self._options.max_variants
+
+    def _may_fit_again(self, leaves: Sequence[Any], structure: Structure, tried: Sequence[Variant]) -> bool:
+        """Whether looking at everything that the step reaches may show that a variant fits."""
+        others = [variant for variant in self._variants if variant not in tried]
+        return self._walks.may_be(self._counts.calls) and any(v.is_kept_by_world(leaves, structure) for v in others)
 
     def _world(self, leaves: Sequence[Any]) -> World:
         return World(self._step, [leaf for leaf in leaves if not isinstance(leaf, _LEADS_NOWHERE)], self._state)
@@ -233,11 +257,9 @@ class CompiledStep:
     # --- capturing ----------------------------------------------------------------------------------------------
 
     def _capture(self, world: World, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
-        if len(self._variants) >= self._options.max_variants:
-            self._warn(
-                f"{self._name} was captured for {self._options.max_variants} kinds of calls; further kinds run in "
-                f"eager mode. The last reason: {self._why(world, call, tried)}. Raise max_variants, or see step.stats."
-            )
+        if self._is_full:
+            self._patience.missed()
+            self._warn_of_limit(lambda: self._why(world, call, tried))
             return None
         reason = self._why(world, call, tried)
         known = [variant for variant in self._variants if variant not in tried]
@@ -262,9 +284,9 @@ class CompiledStep:
             self._give_up(error)
             return None
         finally:
-            self._seconds += time.process_time() - start
+            self._counts.seconds += time.process_time() - start
         self._failed, self._rounds = False, 0
-        self._captures += 1
+        self._counts.captures += 1
         self._variants.append(variant)
         self._recent.insert(0, variant)
         self._let_go(variant)
@@ -313,18 +335,15 @@ class CompiledStep:
             return "it is the first"
         if tried:
             return f"a check had another outcome: {self._last_miss}"
-        newest = self._recent[0]
-        told = newest.arguments.difference(call.leaves, call.structure)
-        if told:
-            return told
-        differences = difference(newest.record, world.record(newest.lifted))
-        if differences:
-            first = differences[0]
-            return f"{first.label} changed: {_short(first.old)} -> {_short(first.new)}"
-        question = newest.answered_otherwise(call.leaves)
-        if question:
-            return f"a check had another outcome: {question}"
-        return newest.kinds.difference([tensor for _, tensor in world.tensors], call.leaves)
+        return what_differs(self._recent[0], world, call.leaves, call.structure)
+
+    def _warn_of_limit(self, why: Callable[[], str]) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            self._warn(
+                f"{self._name} was captured for {self._options.max_variants} kinds of calls; further kinds run in "
+                f"eager mode. The last reason: {why()}. Raise max_variants, or see step.stats."
+            )
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -367,23 +386,11 @@ class CompiledStep:
         return self._recent[0]
 
     @property
-    def stats(self) -> StepStats:
+    def stats(self) -> Stats:
         """What happened so far."""
-        return StepStats(
-            self._calls,
-            self._eager_calls,
-            self._captures,
-            self._misses,
-            tuple(VariantStats(v.reason, v.calls, v.misses) for v in self._variants),
-            self._seconds,
-        )
+        return self._counts.stats(VariantStats(v.reason, v.calls, v.misses) for v in self._variants)
 
 
 def _is_looked_at() -> bool:
     """Whether something around the call changes what operators do, or looks at each of them."""
     return transform_is_active() or function_mode_is_active() or torch.is_anomaly_enabled()
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -126,6 +126,12 @@ class Variant:
             return None
         return tensors
 
+    def is_kept_by_world(self, leaves: Sequence[Any], structure: Structure) -> bool:
+        """Whether it is not the arguments that keep a call from this variant, but what else the step reaches."""
+        if not (self.arguments.are(leaves, structure) and self.kinds.are_leaves_like(leaves)):
+            return False
+        return self.ties is NO_TIES or not self.ties.watch.holds()
+
     def answered_otherwise(self, leaves: Sequence[Any]) -> str:
         """The question about known numbers that has another answer in a call, "" where there is none."""
         if self.ties is NO_TIES or not self.early:
