@@ -43,6 +43,7 @@ from dovetail.torch_compat.traced_numbers import (
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 # Where an operator takes a tensor, Python may give it a number.
+_SHAPED_BY_NUMBERS = frozenset({"arange", "range"})
 _NUMBER_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor", "Optional[Tensor]"})
 
 
@@ -65,7 +66,7 @@ class StepRecorder(Recorder):
 
     Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
     the line that made each tensor object which is another one for a known value, by its identity; refusals, every error
-    that was raised.
+    that was raised; blamed, the input numbers that were turned into text.
     """
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
@@ -80,6 +81,8 @@ class StepRecorder(Recorder):
         self._tracker = origins
         self._from_data: set[Value] = set()
         self._tokens: dict[float, Any] = {}
+        self._roots: dict[Value, frozenset[str]] = {}
+        self.blamed: frozenset[str] = frozenset()
 
     def trace_number(self, value: Value, now: Plain) -> Any:
         """A symbolic number for an input that is a number, which is `now` in this call."""
@@ -88,7 +91,9 @@ class StepRecorder(Recorder):
     def add_traced(self, name: str, now: Plain) -> Value:
         """Declare an input number that is traced."""
         self.numbers_now[name] = now
-        return Value(name, ScalarMeta(symbol(name)))
+        value = Value(name, ScalarMeta(symbol(name)))
+        self._roots[value] = frozenset((name,))
+        return value
 
     def token_for(self, number: Any) -> float:
         """A plain float that no code computes with by chance; where an operator gets it, it gets the traced number.
@@ -159,7 +164,8 @@ class StepRecorder(Recorder):
         """The arguments, with traced numbers fixed wherever the operator takes no operand that is a number."""
         if not (_has_traced(args) or _has_traced(tuple(keywords.values()))):
             return args, keywords
-        types = {a.name: a.type for a in schema_of(func).arguments}
+        is_shaped_by = schema_of(func).name in _SHAPED_BY_NUMBERS
+        types = {a.name: "int" if is_shaped_by else a.type for a in schema_of(func).arguments}
         kinds = list(types.values())
         is_token = set(map(id, self._tokens.values()))
         settled = [a if kinds[i] in _NUMBER_TYPES or id(a) in is_token else _fixed(a) for i, a in enumerate(args)]
@@ -193,8 +199,10 @@ class StepRecorder(Recorder):
     def apply(self, function: Callable[..., Any], operands: tuple[Any, ...], result: Plain) -> Any:
         """See `NumberTrace`."""
         made = self._number_node(function, operands, getattr(function, "__name__", "number").strip("_"), result)
-        if any(operand in self._from_data for operand in operands if isinstance(operand, Value)):
+        values = [operand for operand in operands if isinstance(operand, Value)]
+        if any(value in self._from_data for value in values):
             self._from_data.add(made)
+        self._roots[made] = frozenset().union(*(self._roots.get(value, frozenset()) for value in values))
         return made
 
     def decide(self, handle: Any, answer: bool) -> None:
@@ -216,6 +224,7 @@ class StepRecorder(Recorder):
 
     def refuse_text(self, handle: Any) -> None:
         """See `NumberTrace`. Raises: UnsupportedStep."""
+        self.blamed |= self._roots.get(handle, frozenset()) if isinstance(handle, Value) else frozenset()
         self._refuse(
             what="turns a number that it computes into text",
             why="the text would be created once, while the step is captured, and never again",

@@ -32,6 +32,7 @@ from dovetail.ir.signature import (
 from dovetail.ir.sizes import Number, Scalar
 from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
+from dovetail.ops.layouts import is_absolute
 from dovetail.torch_compat.autograd import backward_within
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, parameter_of_fake, symbolic_fake_of
 from dovetail.torch_compat.modes import has_function_mode
@@ -298,6 +299,12 @@ class StepRecording:
     def description_of(self, index: int) -> TensorMeta:
         """What is known of a tensor, its sizes in symbols."""
         return self._values[index].tensor
+
+    def addressed(self) -> list[int]:
+        """The tensors in whose storage recorded nodes name places."""
+        nodes = filter(is_absolute, self.recorder.nodes)
+        storages = {value.tensor.storage for node in nodes for value in node.operands() if value.is_tensor}
+        return [index for index, value in enumerate(self._values) if value.tensor.storage in storages]
 
     def writes_state(self, node: Node) -> bool:
         """Whether a recorded node writes memory of an input."""

@@ -23,6 +23,7 @@ from dovetail.frontends.backend import compile_graph
 from dovetail.frontends.function import CompiledFunction
 from dovetail.frontends.function import compile as compile_function
 from dovetail.partition.problem import Problem
+from dovetail.pipeline.doors import AOT
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import resolve_options
 from dovetail.torch_compat.boxed import boxed
@@ -70,6 +71,7 @@ def aot_function(
         UnusableDonation: in a call, a donated tensor is passed twice, or shares its storage with another argument.
     """
     joint = options.pop("joint", None)
+    resolve_options(options, PASS_NAMES, AOT)
     chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate, joint)
     return compile_function(fn, **{**options, **chosen})
 
@@ -133,6 +135,7 @@ def aot_module_simplified(
         DovetailError: as for `aot_function`.
     """
     joint = options.pop("joint", None)
+    resolve_options(options, PASS_NAMES, AOT)
     chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate, joint)
     is_bare = isinstance(mod, fx.GraphModule) and not [*mod.parameters(), *mod.buffers()]
     if isinstance(mod, fx.GraphModule) and is_bare:  # what Dynamo makes: everything is an argument

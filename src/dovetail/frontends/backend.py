@@ -25,8 +25,9 @@ from dovetail.errors import (
 from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
 from dovetail.ir.text import identifier
+from dovetail.pipeline.doors import BACKEND
 from dovetail.pipeline.driver import PASS_NAMES
-from dovetail.pipeline.options import Options, decompositions, refuse_donation, resolve_options
+from dovetail.pipeline.options import Options, decompositions, resolve_options
 from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, is_fake, new_fake_mode
 from dovetail.torch_compat.subclasses import is_wrapper
@@ -59,9 +60,7 @@ def dovetail_backend(
     """
     if mode not in (None, "default"):
         raise BadOptionValue(option="mode", value=mode, reason="modes are for inductor", expected="no mode")
-    resolved = resolve_options(options, PASS_NAMES)
-    refuse_donation(resolved, "Dynamo chooses the inputs of its graphs, which can be parameters")
-    return compile_graph(gm, example_inputs, resolved)
+    return compile_graph(gm, example_inputs, resolve_options(options, PASS_NAMES, BACKEND))
 
 
 def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: Options) -> Callable[..., Any]:
@@ -74,8 +73,8 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: O
         raise BadOptionValue(
             option="dynamic",
             value=True,
-            reason="Dynamo chooses which sizes are dynamic",
-            expected="torch.compile(dynamic=True)",
+            reason=BACKEND.reasons["dynamic"],
+            expected=BACKEND.instead["dynamic"],
         )
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     fake_mode = graph_fake_mode(node.meta.get("example_value") for node in placeholders) or new_fake_mode()

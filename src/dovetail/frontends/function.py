@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,12 +31,15 @@ from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_kind import Call, SameKind
 from dovetail.frontends.donation import Donation
 from dovetail.frontends.inputs import size_hints, with_parts
+from dovetail.frontends.patience import Patience
 from dovetail.frontends.reach import Reach, Reaches
 from dovetail.frontends.recorded_call import CallRecorder, all_dims
 from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.statistics import Counts, Stats, VariantStats
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.frontends.targets import as_callable, default_options
 from dovetail.ir.text import identifier
+from dovetail.pipeline.doors import COMPILE
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, decompositions, resolve_options
 from dovetail.pipeline.variants import GraphVariants
@@ -69,14 +73,14 @@ def compile(
         DovetailError: an option is unknown, or the target cannot be recorded.
     """
     ensure_supported_torch()
-    resolved = resolve_options({**default_options(target), **options}, PASS_NAMES)
+    resolved = resolve_options({**default_options(target), **options}, PASS_NAMES, COMPILE)
     compiled = CompiledFunction(as_callable(target), resolved)
     if example_inputs is not None:
         compiled.prepare(*example_inputs)
     return compiled
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Variant:
     graphs: GraphVariants
     sources: tuple[int, ...]
@@ -84,9 +88,16 @@ class _Variant:
     output_spec: Structure
     guard: SizeGuard | None
     reads: ReadGuards
+    reason: str = ""
+    calls: int = 0
 
 
-_OWN_ATTRIBUTES = frozenset({"_target", "_options", "_name", "_reaches", "_variants", "_last", "_warned", "_donation"})
+_OWN_ATTRIBUTES = frozenset(
+    {
+        *("_target", "_options", "_name", "_reaches", "_variants", "_last", "_warned", "_donation"),
+        *("_counts", "_patience"),
+    }
+)
 
 
 class CompiledFunction:
@@ -101,14 +112,20 @@ class CompiledFunction:
         self._variants: dict[tuple[object, ...], list[_Variant]] = {}
         self._last: tuple[SameKind, _Variant] | None = None
         self._warned = False
+        self._counts = Counts()
+        self._patience = Patience()
 
     @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
+        self._counts.calls += 1
         if transform_is_active() or function_mode_is_active():  # the program would not see what they do to tensors
+            self._counts.eager_calls += 1
             return self._target(*args, **kwargs)
-        with RECORDING:
-            chosen = self._choose(args, kwargs)
+        chosen = None
+        if not self._patience.waits():
+            with RECORDING:
+                chosen = self._choose(args, kwargs)
         if chosen is None:
             for tensor, _ in self._donation.tensors(args, kwargs):
                 torch.autograd.graph.increment_version(tensor)
@@ -119,7 +136,14 @@ class CompiledFunction:
 
     def _choose(self, args: Any, kwargs: Any) -> tuple[CompiledGraph, list[Any], Structure] | None:
         """The graph for a call, compiled when it is new, and its inputs; None when the limit is reached."""
-        call = self._describe(args, kwargs)
+        chosen = self._chosen(self._describe(args, kwargs), args, kwargs)
+        if chosen is None:
+            self._patience.missed()
+        else:
+            self._patience.found()
+        return chosen
+
+    def _chosen(self, call: Call, args: Any, kwargs: Any) -> tuple[CompiledGraph, list[Any], Structure] | None:
         last = self._last
         if last is not None and last[0].holds(call.spec, call.everything, call.modes) and last[1].reads.holds():
             variant = last[1]
@@ -133,6 +157,7 @@ class CompiledFunction:
         if variant.has_wrappers:
             inputs = with_parts(inputs)
         graph = variant.graphs.select(inputs)
+        variant.calls += graph is not None
         return None if graph is None else (graph, inputs, variant.output_spec)
 
     def _variant_for(self, call: Call, args: Any, kwargs: Any) -> tuple[_Variant | None, Call]:
@@ -144,11 +169,13 @@ class CompiledFunction:
             key = call.key(self._options.dynamic)
             variant = self._find(key, call.everything)
         if variant is None:
+            self._counts.misses += 1
             count = sum(map(len, self._variants.values()))
             if count >= self._options.max_variants:
                 return None, call
-            logger.info("%s: variant %d, because %s", self._name, count, self._what_changed(key))
-            variant = self._compile(call)
+            reason = self._what_changed(key)
+            logger.info("%s: variant %d, because %s", self._name, count, reason)
+            variant = self._compile(call, reason)
             self._variants.setdefault(key, []).append(variant)
         reads_gradients = call.reach.state.reads_gradients
         if not (self._options.dynamic or reads_gradients) and SameKind.can_tell(call.everything):
@@ -162,6 +189,7 @@ class CompiledFunction:
 
     def with_options(self, **changes: Any) -> CompiledFunction:
         """The same target, nothing compiled yet. changes: fields of `Options` with other values."""
+        COMPILE.refuse_unread(changes)
         return CompiledFunction(self._target, replace(self._options, **changes))
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
@@ -174,7 +202,7 @@ class CompiledFunction:
         call = self._describe(args, kwargs, self._reaches.anew(call.leaves, call.reach))
         key, everything = call.key(self._options.dynamic), call.everything
         if self._find(key, everything) is None:
-            self._variants.setdefault(key, []).append(self._compile(call))
+            self._variants.setdefault(key, []).append(self._compile(call, self._what_changed(key)))
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""
@@ -204,6 +232,12 @@ class CompiledFunction:
         """The compiled graph of each variant, oldest first."""
         variants = [variant for variants in self._variants.values() for variant in variants]
         return tuple(graph for variant in variants for graph in variant.graphs.graphs)
+
+    @property
+    def stats(self) -> Stats:
+        """What happened so far."""
+        variants = [variant for variants in self._variants.values() for variant in variants]
+        return self._counts.stats(VariantStats(variant.reason, variant.calls) for variant in variants)
 
     # --- describing a call ----------------------------------------------------------------------------------
 
@@ -247,6 +281,7 @@ class CompiledFunction:
         return "no program fits these sizes"
 
     def _call_eager(self, args: Any, kwargs: Any) -> Any:
+        self._counts.eager_calls += 1
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -259,15 +294,21 @@ class CompiledFunction:
 
     # --- capturing ------------------------------------------------------------------------------------------
 
-    def _compile(self, call: Call) -> _Variant:
+    def _compile(self, call: Call, reason: str) -> _Variant:
         """A variant with its graph for a call."""
+        start = time.process_time()
         try:
-            return self._capture_and_select(call)
+            variant = self._capture_and_select(call)
         except DataDependentControlFlow as error:
             try:  # with symbols for sizes that depend on data, which costs more to record
-                return self._capture_and_select(call, unknown_sizes=True)
+                variant = self._capture_and_select(call, unknown_sizes=True)
             except DovetailError:
                 raise error from None
+        finally:
+            self._counts.seconds += time.process_time() - start
+        self._counts.captures += 1
+        variant.reason = reason
+        return variant
 
     def _capture_and_select(self, call: Call, *, unknown_sizes: bool = False) -> _Variant:
         variant = self._capture(call, unknown_sizes)

@@ -31,7 +31,7 @@ from dovetail.passes.prepack import prepack
 from dovetail.passes.remove_dropout import remove_dropout
 from dovetail.pipeline.copies_back import carry_out_writes
 from dovetail.pipeline.differential import verify_same_results
-from dovetail.pipeline.driver import StepRecord, run_half_passes, run_passes, writes
+from dovetail.pipeline.driver import PASSES, StepRecord, run_half_passes, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.options import Options
 
@@ -61,6 +61,7 @@ FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (
 )
 """Name, tier and function of each, in order."""
 
+_FIRST = frozenset(name for name, _ in PASSES)
 _BY_NAME = frozenset({"merge_linears"})  # does not pay on every machine; see its page
 
 
@@ -101,7 +102,7 @@ def simplify(
     program, _ = run_passes(program, options, dump, hints)
     asked: set[str] = set()
     for name, tier, function in FREEZING_PASSES:
-        if name not in passes or name in options.skip:
+        if name not in passes or name in options.skip or options.stop_after in _FIRST:
             continue
         start = time.perf_counter_ns()
         result, report = function(program, constants, infer, contents)
@@ -114,6 +115,8 @@ def simplify(
         asked.update(set(report.asked) - set(getattr(report, "opaque", ())))
         program = result
         dump.step(name, program, record)
+        if name == options.stop_after:
+            break
     return program, frozenset(asked)
 
 
@@ -147,6 +150,8 @@ def finish(folded: Folded, options: Options, dump: Dump, hints: Mapping[str, Num
     written = carry_out_writes(split.forward, folded.plan)
     if written is not split.forward:
         dump.step("write_inputs-forward", written, part=FORWARD)
+    if options.stop_after in freezing_pass_names():
+        return written
     return run_half_passes(written, options, dump, hints, FORWARD)
 
 

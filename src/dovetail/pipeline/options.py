@@ -1,22 +1,25 @@
 """Options of a compilation. Frozen and keyword-only; the environment is read when they are created.
 
-| option | environment | meaning |
-|---|---|---|
-| dump | DOVETAIL_DUMP | folder for the text of the program after every pass |
-| dump_calls | DOVETAIL_DUMP_CALLS | also the tensors of the first call of each program |
-| verify | DOVETAIL_VERIFY | 0: nothing; 1: stage rules and purity of every pass; 2: also run both sides of every pass |
-| skip | DOVETAIL_SKIP | names of passes to leave out, separated by commas |
-| stop_after | DOVETAIL_STOP_AFTER | name of the last pass to run |
-| partition | DOVETAIL_PARTITION | auto: recompute cheap values; min_cut: save least; default: save all; or a function |
-| recompute | DOVETAIL_RECOMPUTE | what may be recomputed: cheap (views, copies, pointwise; the default) or all |
-| max_variants | - | limit on kinds of calls of a function, and on programs of each kind; default: 8 |
-| dynamic | - | `dovetail.compile` only: one program for all sizes above 1 of the arguments |
-| double_backward | - | keep the inputs of each call, so that backward works with create_graph=True |
-| donate | - | arguments, by name or position, whose memory each call may overwrite; see docs/inplace.md |
-| keep_grads | - | `dovetail.compile_step` only: keep `.grad` even if the step begins by clearing it |
-| executors | - | executors, or names of them, in order of preference |
-| trail | - | a `pipeline.trail.Trail` that keeps the result of every pass; see `dovetail.explain` |
-| compilers | - | user-supplied `Compilers`, called instead of executors; see `dovetail.aot_function` |
+| option | environment | read by | meaning |
+|---|---|---|---|
+| dump | DOVETAIL_DUMP | all but load | folder for the text of the program after every pass |
+| dump_calls | DOVETAIL_DUMP_CALLS | graphs | also the tensors of the first call of each program |
+| verify | DOVETAIL_VERIFY | all but load | 1: stage rules and purity of every pass; 2: also run both sides of each |
+| skip | DOVETAIL_SKIP | all | names of passes to leave out, separated by commas |
+| stop_after | DOVETAIL_STOP_AFTER | all | name of the last pass to run |
+| partition | DOVETAIL_PARTITION | graphs | auto, min_cut: save least; default: save all; or a function |
+| recompute | DOVETAIL_RECOMPUTE | graphs | what may be recomputed: cheap (views, copies, pointwise) or all |
+| max_variants | - | graphs, step | limit on kinds of calls of a function, and on programs of each kind; default: 8 |
+| dynamic | - | compile, step, aot | one program for all sizes above 1 of the arguments |
+| double_backward | - | graphs | keep the inputs of each call, so that backward works with create_graph=True |
+| donate | - | compile, aot | arguments, by name or position, that calls may overwrite; see docs/inplace.md |
+| keep_grads | - | step | keep `.grad` even if the step begins by clearing it |
+| executors | - | all but aot | executors, or names of them, in order of preference |
+| trail | - | all but load | a `pipeline.trail.Trail` that keeps the result of every pass; see `dovetail.explain` |
+| compilers | - | compile, backend | user-supplied `Compilers`, called instead of executors |
+
+Graphs: `dovetail.compile`, the backend, and `dovetail.aot_function` with its relatives. `pipeline.doors` says the same
+in code: an option that is given where nothing reads it is refused. Variables are for all doors.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from dovetail.errors import BadOptionValue, NotYetSupported, UnknownOption
 from dovetail.execute.foreign import Compilers
 from dovetail.execute.protocol import Executor
 from dovetail.partition.problem import Problem
+from dovetail.pipeline.doors import Door
 from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.decompositions import Decompositions
 
@@ -67,8 +71,10 @@ class Options:
     trail: Trail | None = None
 
 
-def resolve_options(given: Mapping[str, object] | None, pass_names: tuple[str, ...] = ()) -> Options:
-    """Options from the environment, overridden by what the user gives.
+def resolve_options(
+    given: Mapping[str, object] | None, pass_names: tuple[str, ...] = (), door: Door | None = None
+) -> Options:
+    """Options from the environment, overridden by what the user gives. door: the way in that they are given to.
 
     Raises: UnknownOption, BadOptionValue, NotYetSupported, before anything else happens.
     """
@@ -81,6 +87,8 @@ def resolve_options(given: Mapping[str, object] | None, pass_names: tuple[str, .
             close = difflib.get_close_matches(name, known, n=1)
             suggestion = f"did you mean {close[0]!r}?" if close else "remove it"
             raise UnknownOption(option=name, known=", ".join(sorted(known)), suggestion=suggestion)
+    if door is not None:
+        door.refuse_unread(given or {})
     values: dict[str, object] = {**_from_environment(), **(given or {})}
     for name in ("skip", "executors"):
         if isinstance(values.get(name), str):
@@ -92,13 +100,6 @@ def resolve_options(given: Mapping[str, object] | None, pass_names: tuple[str, .
     options = Options(**values)  # type: ignore[arg-type]
     _check(options, pass_names)
     return options
-
-
-def refuse_donation(options: Options, reason: str) -> None:
-    """Raise BadOptionValue where arguments are donated and cannot be."""
-    if options.donate:
-        expected = "dovetail.compile(fn, donate=...), or none"
-        raise BadOptionValue(option="donate", value=options.donate, reason=reason, expected=expected)
 
 
 def decompositions(options: Options) -> Decompositions | None:

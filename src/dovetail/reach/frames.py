@@ -22,6 +22,7 @@ from dovetail.ir.provenance import is_library_file
 from dovetail.reach.libraries import is_library_class, is_library_module
 from dovetail.reach.outside import Verdict, judge
 from dovetail.reach.values import is_a
+from dovetail.torch_compat.control_flow import GIVES_TO_DYNAMO
 
 _TORCH = torch.__file__.rpartition("/")[0]
 _NUMPY = np.__file__.rpartition("/")[0]
@@ -47,6 +48,7 @@ class Role(Enum):
     MACHINERY = auto()
     LIBRARY = auto()
     OURS = auto()
+    COMPILER = auto()
 
 
 class Frames:
@@ -73,22 +75,35 @@ class Frames:
         stack: ExitStack,
         on_code: Callable[[CodeType, dict[str, Any]], None],
         on_call: Callable[[Any, Verdict, Origin], None],
+        on_compiler: Callable[[FrameType | None], None],
     ) -> None:
         """Report code of the user's that runs, and calls of functions of C that are not simply fine.
+
+        on_compiler: gets the frame in which Dynamo begins to work, and None when it ends.
 
         A profiler that is active goes on to get its events.
         """
         before: Any = sys.getprofile()
 
+        compiling: FrameType | None = None
+
         def profile(frame: FrameType, event: str, argument: Any) -> None:
+            nonlocal compiling
             if before is not None:
                 before(frame, event, argument)
             if event == "call":
-                if self._role_of(frame) is Role.USERS:
+                role = self._role_of(frame)
+                if role is Role.USERS:
                     on_code(frame.f_code, frame.f_globals)
+                elif role is Role.COMPILER and compiling is None:
+                    compiling = frame
+                    on_compiler(frame)
+            elif event == "return" and frame is compiling:
+                compiling = None
+                on_compiler(None)
             elif event == "c_call" and self._role_of(frame) is Role.USERS and not _is_quiet(frame):
                 verdict = self._judged(argument)
-                if verdict.why or verdict.ask is not None:
+                if (verdict.why or verdict.ask is not None) and not _is_importing(frame):
                     on_call(argument, verdict, _origin_of(frame, self._is_users_own))
 
         stack.callback(sys.setprofile, before)
@@ -143,6 +158,8 @@ def _role(frame: FrameType) -> Role:
     file, home = frame.f_code.co_filename, frame.f_globals.get("__name__")
     if file.startswith("<frozen") or frame.f_code.co_name == "<module>":
         return Role.MACHINERY
+    if (file, frame.f_code.co_name) in GIVES_TO_DYNAMO:
+        return Role.COMPILER
     if file.startswith(_DOVETAIL) and is_library_file(file):
         return Role.OURS
     if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).startswith(_OF_TORCH):
@@ -156,6 +173,16 @@ def _role(frame: FrameType) -> Role:
 
 def _is_quiet(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _QUIET
+
+
+def _is_importing(frame: FrameType) -> bool:
+    """Whether a module is being imported, which happens once in a process, recorded or not."""
+    at: FrameType | None = frame
+    while at is not None:
+        if at.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        at = at.f_back
+    return False
 
 
 def _origin_of(frame: FrameType, is_users: Callable[[FrameType], bool]) -> Origin:

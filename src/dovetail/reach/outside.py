@@ -25,51 +25,14 @@ _FILES = "asks the operating system"
 _HIDDEN = "reads state that cannot be compared"
 
 # Modules of C whose functions, and methods of whose classes, depend on their arguments alone.
-_PURE = frozenset(
-    (
-        *("builtins", "math", "cmath", "_operator", "operator", "itertools", "_functools", "functools", "_collections"),
-        *(
-            "collections",
-            "_abc",
-            "_weakref",
-            "_struct",
-            "_json",
-            "_sre",
-            "re",
-            "_bisect",
-            "_heapq",
-            "_string",
-            "_codecs",
-        ),
-        *("unicodedata", "zlib", "binascii", "_decimal", "decimal", "_pickle", "_stat", "_ast", "_typing", "_warnings"),
-        *(
-            "_statistics",
-            "_imp",
-            "marshal",
-            "_tracemalloc",
-            "types",
-            "_csv",
-            "_md5",
-            "_sha1",
-            "_sha256",
-            "_sha512",
-            "_sha2",
-        ),
-        *(
-            "_blake2",
-            "_hashlib",
-            "_bz2",
-            "_lzma",
-            "array",
-            "_locale",
-            "_symtable",
-            "_opcode",
-            "fractions",
-            "_contextvars",
-        ),
-        *("_thread", "gc", "_py_warnings", "_datetime", "datetime", "_elementtree", "_suggestions", "mappingproxy"),
-    )
-)
+_PURE_NAMES = """
+_abc _ast _bisect _blake2 _bz2 _codecs _collections _contextvars _csv _datetime _decimal _elementtree
+_functools _hashlib _heapq _imp _json _locale _lzma _md5 _opcode _operator _pickle _py_warnings _sha1 _sha2
+_sha256 _sha512 _sre _stat _statistics _string _struct _suggestions _symtable _thread _tracemalloc _typing
+_warnings _weakref array binascii builtins cmath collections datetime decimal fractions functools gc itertools
+mappingproxy marshal math operator re types unicodedata weakref zlib
+"""
+_PURE = frozenset(_PURE_NAMES.split())
 _PURE_PACKAGES = ("torch", "numpy", "scipy", "dovetail", "safetensors", "tokenizers", "_operator", "regex", "_regex")
 _OUTSIDE: dict[str, str] = {
     "time": _CLOCK,

@@ -88,9 +88,18 @@ class Reads:
                     self._read_cells(item)
             self._meet_kind(kind)
 
-    def has_met(self, item: Any) -> bool:
-        """Whether a value was met."""
-        return id(item) in self._met
+    def everything(self, values: list[Any]) -> None:
+        """All that can be reached from values, as far as code names it, is read: nothing tells what really is."""
+        known = 0
+        self.meet(values)
+        while known < len(self._met):
+            new = list(self._met.values())[known:]
+            known = len(self._met)
+            for item in new:
+                if is_a(item, FunctionType) and not is_library_file(item.__code__.co_filename):
+                    self.code(item.__code__, item.__globals__)
+                elif is_a(item, torch.nn.Module) or not (is_library_class(type(item)) or is_a(item, type | ModuleType)):
+                    self.whole(item)
 
     def _meet_kind(self, kind: type) -> None:
         if id(kind) in self._met or not kind.__flags__ & _HEAP_TYPE:

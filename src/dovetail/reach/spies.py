@@ -12,6 +12,7 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
@@ -39,8 +40,12 @@ class Spies:
 
     def __init__(self, stack: ExitStack, is_counted: IsCounted) -> None:
         """stack: gets what puts everything back. is_counted: whether a read of an object, from a frame, is reported."""
-        self._stack = stack
+        self._put_in: list[Callable[[], None]] = []
+        self._take_out: list[Callable[[], None]] = []
+        self._is_out = False
+        self._installed: set[int] = set()
         self._is_counted = is_counted
+        stack.callback(self.take_out)
         self.reads = Reads(self.install)
 
     def install(self, kind: type) -> None:
@@ -50,7 +55,8 @@ class Spies:
         if issubclass(kind, torch.Tensor | ModuleType) or module_of(kind).startswith(_ALONE):
             return
         own = _found(kind, "__getattribute__")
-        if _SPY not in getattr(own, "__dict__", ()):
+        if _SPY not in getattr(own, "__dict__", ()) and id(kind) not in self._installed:
+            self._installed.add(id(kind))
             self._replace(kind, "__getattribute__", self._reading(own))
             self._replace(kind, "__setattr__", self._writing(_found(kind, "__setattr__")))
             self._replace(kind, "__delattr__", self._writing(_found(kind, "__delattr__")))
@@ -63,17 +69,37 @@ class Spies:
         self._replace_builtin("dir", self._whole(builtins.dir))
         self._replace_builtin("globals", self._globals)
 
+    def take_out(self) -> None:
+        """Let everything be as it was before, for a while: for a compiler that looks at the same classes."""
+        if not self._is_out:
+            for act in reversed(self._take_out):
+                act()
+            self._is_out = True
+
+    def put_in(self) -> None:
+        """Go on after `take_out`."""
+        if self._is_out:
+            for act in self._put_in:
+                act()
+            self._is_out = False
+
+    def _changed(self, put_in: Callable[[], None], take_out: Callable[[], None]) -> None:
+        self._put_in.append(put_in)
+        self._take_out.append(take_out)
+        if not self._is_out:
+            put_in()
+
     def _replace_builtin(self, name: str, function: Callable[..., Any]) -> None:
-        self._stack.callback(setattr, builtins, name, getattr(builtins, name))
-        setattr(builtins, name, function)
+        self._changed(
+            partial(setattr, builtins, name, function), partial(setattr, builtins, name, getattr(builtins, name))
+        )
 
     def _replace(self, kind: type, name: str, function: Any) -> None:
         before = own_of(kind).get(name, _MISSING)
-        type.__setattr__(kind, name, function)
+        put_back = partial(type.__setattr__, kind, name, before)
         if before is _MISSING:
-            self._stack.callback(type.__delattr__, kind, name)
-        else:
-            self._stack.callback(type.__setattr__, kind, name, before)
+            put_back = partial(type.__delattr__, kind, name)
+        self._changed(partial(type.__setattr__, kind, name, function), put_back)
 
     def _reading(self, own: Any) -> Any:
         reads, is_counted, frame = self.reads, self._is_counted, sys._getframe

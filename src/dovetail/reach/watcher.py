@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from dovetail.errors import OutsideRead
@@ -51,7 +51,14 @@ class Watcher:
                     self.refusals.append(_refusal(function, verdict, origin))
                     raise self.refusals[-1]
 
-                frames.followed(stack, reads.code, on_call)
+                def on_compiler(frame: FrameType | None) -> None:
+                    if frame is None:
+                        spies.put_in()
+                    else:  # it reads in its own ways, and would take spies for code of the user's
+                        spies.take_out()
+                        reads.everything(list(frame.f_locals.values()))
+
+                frames.followed(stack, reads.code, on_call, on_compiler)
                 yield
             if self.refusals:
                 raise self.refusals[0]

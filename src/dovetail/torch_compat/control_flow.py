@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from os.path import dirname
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -205,6 +206,13 @@ def _captured(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[F
     finally:
         if is_locked:
             dynamo.convert_frame.compile_lock.release()
+
+
+# Code that gives functions of the user's to Dynamo: from here, and where `torch.compile` was asked for.
+GIVES_TO_DYNAMO = (
+    (__file__, _captured.__name__),
+    (f"{dirname(torch.__file__)}/_dynamo/eval_frame.py", "compile_wrapper"),
+)
 
 
 def _rely_on(shape_env: ShapeEnv, frame: FrameInfo) -> None:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 
 Plain: TypeAlias = "int | float | bool"
@@ -202,7 +203,7 @@ def traced_maths() -> Iterator[None]:
     Functions of `math`, `max` and `min` are noted, and so are all operators as Python has them: torch's symbolic ones
     make `math.floor(a / b)` of `a // b`, which is another number, refuse negative bases of powers, and do not compute
     with truth values. Code outside torch that asks whether a traced number is a float, say, is told so.
-    Turning one into text is refused by its trace.
+    Turning one into text is refused by its trace. NumPy, and tables, ask for the plain number. Copies are the number.
     """
     changed: list[tuple[Any, str, Any]] = []
 
@@ -221,6 +222,11 @@ def traced_maths() -> Iterator[None]:
                 change(symbolic, f"__{name}__", functools.partial(_unary, of_one))
             change(symbolic, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
             change(symbolic, "__format__", _format)
+            change(symbolic, "__hash__", _hash)
+            change(symbolic, "__copy__", lambda _: lambda self: self)
+            change(symbolic, "__deepcopy__", lambda _: lambda self, memo: self)
+            change(symbolic, "__array_ufunc__", lambda _: _plain_function)
+            change(symbolic, "__array__", lambda _: _plain_array)
         for name in _MATHS:
             change(math, name, _traced_function)
         for name in ("max", "min"):
@@ -255,6 +261,21 @@ def _format(before: Callable[..., str]) -> Callable[..., str]:
         return str(self) if is_traced(self) else before(self, spec)
 
     return text
+
+
+def _hash(before: Callable[[Any], int]) -> Callable[[Any], int]:
+    return lambda self: hash(fixed_number(self)) if is_traced(self) else before(self)
+
+
+def _plain_function(self: Any, function: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    """What NumPy does with traced numbers: as with plain ones."""
+    given = [fixed_number(argument) if is_traced(argument) else argument for argument in args]
+    named = {name: fixed_number(argument) if is_traced(argument) else argument for name, argument in kwargs.items()}
+    return getattr(function, method)(*given, **named)
+
+
+def _plain_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    return np.array(fixed_number(self), dtype)
 
 
 def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:

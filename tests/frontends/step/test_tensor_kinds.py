@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
+from dovetail.frontends.step.memory import Accesses, shared_memory
+from dovetail.frontends.step.tensor_kinds import Source, TensorKinds
 
 
 def _state(number: int) -> Source:
@@ -19,14 +20,19 @@ def _given(number: int) -> Source:
     return Source("argument", number)
 
 
+def _writing(*written: int) -> Accesses:
+    return Accesses(frozenset(written))
+
+
 def _kinds(
     sources: Sequence[Source],
     state: Sequence[torch.Tensor],
     leaves: Sequence[Any],
     leaf_sources: Sequence[tuple[int, int]],
     written: Sequence[int] = (0,),
+    accesses: Accesses | None = None,
 ) -> TensorKinds:
-    kinds = TensorKinds(list(sources), list(leaf_sources), [], list(written))
+    kinds = TensorKinds(list(sources), list(leaf_sources), [], accesses or _writing(*written))
     tensors = kinds.tensors(state, leaves)
     assert tensors is not None
     kinds.learn(tensors)
@@ -129,13 +135,13 @@ def test_an_argument_with_hooks_is_not_as_expected() -> None:
 
 def test_gradients_must_be_there_or_not() -> None:
     weight = torch.nn.Parameter(torch.ones(4))
-    kinds = TensorKinds([_state(0), Source("gradient", 0)], [], [], [0])
+    kinds = TensorKinds([_state(0), Source("gradient", 0)], [], [], _writing(0))
     assert kinds.tensors([weight], []) is None
     weight.grad = torch.ones(4)
     found = kinds.tensors([weight], [])
     assert found is not None
     assert found[1] is weight.grad
-    without = TensorKinds([_state(0)], [], [0], [0])
+    without = TensorKinds([_state(0)], [], [0], _writing(0))
     assert without.tensors([weight], []) is None
     weight.grad = None
     assert without.tensors([weight], []) == [weight]
@@ -156,14 +162,55 @@ def test_a_gradient_in_other_memory_is_as_expected_unless_it_is_shared() -> None
 def test_shared_memory() -> None:
     whole = torch.ones(12)
     left, right, middle = whole[:6], whole[6:], whole[4:8]
-    assert shared_memory([left, right], [0, 1]) is None
-    assert shared_memory([left, middle], [0]) == (0, 1)
-    assert shared_memory([left, middle], [1]) == (1, 0)
-    assert shared_memory([left, middle], []) is None
-    assert shared_memory([left, left], [0]) is None  # one object
-    assert shared_memory([left, whole[:6]], [0]) == (0, 1)
-    assert shared_memory([torch.ones(0), torch.ones(0)], [0, 1]) is None
-    assert shared_memory([whole.view(3, 4)[:, 0], whole[4:5]], [1]) == (1, 0)
+    matrix = whole.view(3, 4)
+    for tensors, written, expected in (
+        ([left, right], (0, 1), None),
+        ([left, middle], (0,), (0, 1)),
+        ([left, middle], (1,), (1, 0)),
+        ([left, middle], (), None),
+        ([left, left], (0,), None),  # one object
+        ([left, whole[:6]], (0,), (0, 1)),
+        ([torch.ones(0), torch.ones(0)], (0, 1), None),
+        ([matrix[:, 0], whole[4:5]], (1,), (1, 0)),
+        ([matrix[:, 0], matrix[:, 1]], (0, 1), None),
+        ([whole[::2], whole[1::2], whole[3:4]], (0,), None),
+        ([whole[::2], whole[1::2], whole[3:4]], (1,), (1, 2)),
+    ):
+        assert shared_memory(tensors, _writing(*written)) == expected
+
+
+def test_what_the_program_does_not_take_may_share_memory() -> None:
+    whole = torch.ones(8, 2)
+    assert shared_memory([whole, whole[:, 0]], Accesses(frozenset({1}), frozenset({1}))) is None
+    assert shared_memory([whole, whole[:, 0]], Accesses(frozenset({1}), frozenset({0, 1}))) == (1, 0)
+
+
+def test_a_tensor_whose_storage_is_addressed_is_all_of_it() -> None:
+    whole = torch.ones(8, 2)
+    one, other = whole[:, 0], whole[:, 1]
+    assert shared_memory([one, other], Accesses(frozenset({0}), whole=frozenset({1}))) == (0, 1)
+    assert shared_memory([one, other.clone()], Accesses(frozenset({0}), whole=frozenset({1}))) is None
+
+
+def test_columns_as_arguments_are_apart_until_they_are_not() -> None:
+    matrix = torch.ones(6, 4)
+    state = [matrix[:, 0]]
+    kinds = _kinds([_state(0), _given(0), _given(1)], state, [matrix[:, 1], matrix[:, 2]], [(0, 1), (1, 2)], (0, 1))
+    assert _are(kinds, state, [matrix[:, 3], matrix[:, 1]])
+    assert not _are(kinds, state, [matrix[:, 3], matrix[:, 3]])
+    assert not _are(kinds, state, [matrix[:, 0], matrix[:, 1]])
+    assert not _are(kinds, state, [matrix[:, 1], matrix[:, 0]])
+    assert _are(kinds, state, [matrix[:, 1], matrix[:, 2]])
+
+
+def test_state_that_is_bound_to_the_next_column_is_apart() -> None:
+    matrix = torch.ones(6, 4)
+    state = [torch.nn.Parameter(matrix[:, column]) for column in (0, 1)]
+    kinds = _kinds([_state(0), _state(1)], state, [], [])
+    state[1].data = matrix[:, 2]
+    assert _are(kinds, state, [])
+    state[1].data = matrix[:, 0]
+    assert not _are(kinds, state, [])
 
 
 def test_the_difference_is_told() -> None:

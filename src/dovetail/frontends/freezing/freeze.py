@@ -28,10 +28,11 @@ from dovetail.frontends.targets import as_callable
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.doors import FREEZE
 from dovetail.pipeline.driver import PASS_NAMES, StepRecord
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, freezing_pass_names, simplify
-from dovetail.pipeline.options import Options, refuse_donation, resolve_options
+from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.version import ensure_supported_torch
 
@@ -87,8 +88,7 @@ def freeze(
     """
     ensure_supported_torch()
     settings = _Settings.checked(discard_originals, keep_sources, on_stale, on_grad, measure)
-    resolved = resolve_options(options, (*PASS_NAMES, *freezing_pass_names()))
-    refuse_donation(resolved, "a frozen program does not overwrite its arguments")
+    resolved = resolve_options(options, (*PASS_NAMES, *freezing_pass_names()), FREEZE)
     names = chosen_passes(passes)
     target = as_callable(model)
     if not isinstance(target, torch.nn.Module):

@@ -41,8 +41,10 @@ from dovetail.ir.sizes import Scalar
 from dovetail.ops import prims
 from dovetail.ops.packed import is_packing, takes_packed
 from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.doors import LOAD
+from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.dump import Dump
-from dovetail.pipeline.freezing import Folded, Unfolded, finish
+from dovetail.pipeline.freezing import Folded, Unfolded, finish, freezing_pass_names
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.torch_compat.version import ensure_supported_torch, installed_torch_version
 
@@ -83,7 +85,7 @@ def load(
             False, the program uses the mapped ones.
         allow: operators of other packages that the file may call, for instance ("torchvision::nms",). The operators of
             torch that a file may call are a fixed list.
-        options: see `dovetail.pipeline.options`: `executors`.
+        options: see `dovetail.pipeline.options`: `executors`, `skip`, `stop_after`.
 
     Returns:
         A module that is called like the original model.
@@ -94,7 +96,7 @@ def load(
         BadOptionValue: an option is wrong.
     """
     ensure_supported_torch()
-    resolved = resolve_options(options)
+    resolved = resolve_options(options, (*PASS_NAMES, *freezing_pass_names()), LOAD)
     if not isinstance(prepack, bool):
         raise BadOptionValue(option="prepack", value=prepack, reason="it is a flag", expected="True or False")
     container = open_container(path, verify=verify)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,18 +17,21 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.left_behind import DRAW, PASS, LeftBehind, StateToMake, refused_change
+from dovetail.frontends.step.lifting import Numbers
+from dovetail.frontends.step.memory import Accesses, shared_memory
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.outside import Outside, refuse_files_and_dates, refuse_new_objects
 from dovetail.frontends.step.places import Path
-from dovetail.frontends.step.tensor_kinds import Source, TensorKinds, shared_memory
+from dovetail.frontends.step.tensor_kinds import Source, TensorKinds
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.program import Value
 from dovetail.ir.signature import Parameter, StateTensor, UserInput
-from dovetail.ir.step_plan import StepPlan, moved_plan
+from dovetail.ir.step_plan import moved_plan
 from dovetail.ir.text import identifier
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
@@ -52,12 +55,12 @@ class StepCapture:
     """One capture; `variant` makes the result. See the module docstring."""
 
     def __init__(
-        self, call: StepCall, world: World, lifted: frozenset[Path], lifted_leaves: frozenset[int], options: Options
+        self, call: StepCall, world: World, lifted: Numbers, options: Options, guarded: frozenset[Path] = frozenset()
     ) -> None:
         """Prepare.
 
-        lifted: spots of the world whose numbers are inputs; hyperparameters of optimizers are in any case.
-        lifted_leaves: leaves of the arguments that are.
+        lifted: spots of the world and leaves of the arguments that are inputs, where they hold numbers; hyperparameters
+        of optimizers are as well, but for `guarded` ones.
         Raises: UnsupportedStep for a world that no program can follow.
         """
         self._call = call
@@ -65,9 +68,12 @@ class StepCapture:
         self._options = options
         self._refuse_world()
         self._names: set[str] = set()
-        self._numbers = self._find_numbers(lifted)
-        self.lifted = lifted | {spot.path for spot in self._numbers}
-        self._lifted_leaves = lifted_leaves
+        self.hyperparameters: set[Path] = set()
+        self._numbers = self._find_numbers(lifted.spots, guarded)
+        self.lifted = frozenset(spot.path for spot in self._numbers)
+        self._lifted_leaves = lifted.leaves
+        self._blamed: Callable[[], frozenset[str]] = frozenset
+        self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
 
@@ -94,15 +100,18 @@ class StepCapture:
         self._names.add(name)
         return name
 
-    def _find_numbers(self, lifted: frozenset[Path]) -> list[NumberSpot]:
+    def _find_numbers(self, lifted: frozenset[Path], guarded: frozenset[Path]) -> list[NumberSpot]:
         groups = self._groups_of(optimizer for _, optimizer in self._world.optimizers)
         found = []
         for place in self._world.places:
             spot = NumberSpot.at(place)
-            is_hyperparameter = id(spot.container) in groups and type(place.read()) is float
-            if place.path in lifted or is_hyperparameter:
-                spot.name = self._name(place.label)
-                found.append(spot)
+            kind = type(place.read())
+            if id(spot.container) in groups and kind is float and place.path not in guarded:
+                self.hyperparameters.add(place.path)
+            elif place.path not in lifted or kind not in (int, float):
+                continue
+            spot.name = self._name(place.label)
+            found.append(spot)
         return found
 
     @staticmethod
@@ -151,11 +160,13 @@ class StepCapture:
         leaves = self._call.leaves
         numbers = [StepNumber(spot.name, spot.read(), spot.put) for spot in self._numbers]
         for index in sorted(self._lifted_leaves):
-            numbers.append(StepNumber(self._name(f"argument_{index}"), leaves[index], partial(self._show, index)))
+            self._leaf_names[index] = self._name(f"argument_{index}")
+            numbers.append(StepNumber(self._leaf_names[index], leaves[index], partial(self._show, index)))
         dynamic = self._options.dynamic
         recording = StepRecording(
             tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic, line_of=self._world.line_naming
         )
+        self._blamed = lambda: recording.recorder.blamed
         optimizers = [optimizer for _, optimizer in self._world.optimizers]
         schedulers = [scheduler for _, scheduler in self._world.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
@@ -244,6 +255,8 @@ class StepCapture:
         kept = [i for i, source in enumerate(sources) if source.kind != "gradient" or source.index not in cleared]
         moved = {index: place for place, index in enumerate(kept)}
         plan = moved_plan(programs.plan, moved)
+        whole = frozenset(moved[i] for i in recording.addressed() if i in moved)
+        accesses = Accesses(frozenset(plan.written), frozenset(moved[i] for i in programs.tensors), whole)
         kinds = TensorKinds(
             [sources[i] for i in kept],
             [
@@ -252,13 +265,13 @@ class StepCapture:
                 if isinstance(leaf, torch.Tensor)
             ],
             [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
-            list(plan.written),
+            accesses,
             SizeGuard(tuple(recording.description_of(i) for i in kept), tuple(recording.size_conditions))
             if self._options.dynamic
             else None,
         )
         tensors = [recording.tensors[i].tensor for i in kept]
-        self._refuse_sharing(recording, tensors, kept, plan)
+        self._refuse_sharing(recording, [*tensors, *programs.constants], kept, accesses)
         labels = (
             *(recording.tensors[i].label for i in programs.tensors),
             *("a tensor found while recording" for _ in programs.constants),
@@ -287,11 +300,25 @@ class StepCapture:
             host_calls=host_calls,
             result_structure=self._result_structure,
             questions=tuple(recording.recorder.questions),
+            early=EarlyQuestions(
+                programs.functional,
+                [k for k, n in enumerate(programs.numbers) if n in leaf_of or self._is_changing(self._numbers[n].path)],
+            ),
             ties=NO_TIES,
         )
         kinds.learn(tensors)
         variant.ties = ties_to(world, variant)
         return variant
+
+    def _is_changing(self, path: Path) -> bool:
+        return path not in self.hyperparameters
+
+    @property
+    def blamed(self) -> Numbers:
+        """The numbers that the step's code had no use for as inputs, as far as that is known."""
+        names = self._blamed()
+        leaves = {i for i, name in self._leaf_names.items() if name in names}
+        return Numbers(frozenset(spot.path for spot in self._numbers if spot.name in names), frozenset(leaves))
 
     def _number_label(self, index: int) -> str:
         """What a user would call a number that is an input."""
@@ -300,10 +327,12 @@ class StepCapture:
         return f"argument {sorted(self._lifted_leaves)[index - len(self._numbers)]}"
 
     def _refuse_sharing(
-        self, recording: StepRecording, tensors: Sequence[torch.Tensor], kept: Sequence[int], plan: StepPlan
+        self, recording: StepRecording, tensors: Sequence[torch.Tensor], kept: Sequence[int], accesses: Accesses
     ) -> None:
-        shared = shared_memory(tensors, plan.written)
+        met = range(len(kept), len(tensors))
+        shared = shared_memory(tensors, replace(accesses, taken=(accesses.taken or frozenset()).union(met)))
         if shared is not None:
-            written, other = (recording.tensors[kept[index]].label for index in shared)
+            labels = [*(recording.tensors[i].label for i in kept), *("a tensor found while recording" for _ in met)]
+            written, other = (labels[index] for index in shared)
             reason = "a step's program does not track how such writes affect each other"
             raise OverlappingMutatedInputs(written=written, other=other, reason=reason)

@@ -31,12 +31,14 @@ class CodeReads:
     """globals: names of global variables. attributes: every other name, and text of the code that could be one.
 
     imports: dotted names with levels, as `import` takes them. any_attribute: it may use names that it computes.
+    asks_types: it asks for the exact type of something else than its object.
     """
 
     globals: tuple[str, ...]
     attributes: frozenset[str]
     imports: tuple[tuple[str, int], ...]
     any_attribute: bool
+    asks_types: bool
 
 
 def reads_of(function: FunctionType) -> CodeReads:
@@ -81,12 +83,15 @@ def _reads(code: CodeType) -> CodeReads:
     known: dict[str, None] = {}
     imports: dict[tuple[str, int], None] = {}
     attributes: set[str] = set()
-    computed = False
+    computed = asks_types = False
     for part in _codes(code):
         attributes.update(part.co_names)
         attributes.update(text for text in _texts(part.co_consts) if text.isidentifier())
         instructions = list(dis.get_instructions(part))
         computed = computed or any(map(_is_of_any_name, instructions, instructions[1:], instructions[2:]))
+        asks_types = asks_types or any(
+            map(_is_of_a_type, [None, *instructions], instructions, [*instructions[1:], None])
+        )
         before: list[dis.Instruction] = []
         for instruction in instructions:
             if instruction.opname in _GLOBAL:
@@ -95,7 +100,7 @@ def _reads(code: CodeType) -> CodeReads:
                 level = before[-2].argval if len(before) > 1 else 0
                 imports[instruction.argval, level if isinstance(level, int) else 0] = None
             before = [*before[-1:], instruction]
-    return CodeReads(tuple(known), frozenset(attributes), tuple(imports), computed)
+    return CodeReads(tuple(known), frozenset(attributes), tuple(imports), computed, asks_types)
 
 
 def _is_of_any_name(instruction: dis.Instruction, second: dis.Instruction, third: dis.Instruction) -> bool:
@@ -105,6 +110,19 @@ def _is_of_any_name(instruction: dis.Instruction, second: dis.Instruction, third
     if instruction.argval in _OF_A_NAME:
         return not (second.opname in _SIMPLE and third.opname == "LOAD_CONST" and isinstance(third.argval, str))
     return instruction.argval in _OF_ANY_NAME
+
+
+def _is_of_a_type(before: dis.Instruction | None, instruction: dis.Instruction, after: dis.Instruction | None) -> bool:
+    """Whether an instruction asks for a type: `type(x)` or `x.__class__`, of something else than `self` or `cls`."""
+    if instruction.opname in _GLOBAL and instruction.argval == "type":
+        return after is None or not _is_own_object(after)
+    if instruction.opname == "LOAD_ATTR" and instruction.argval == "__class__":
+        return before is None or not _is_own_object(before)
+    return False
+
+
+def _is_own_object(instruction: dis.Instruction) -> bool:
+    return instruction.opname.startswith("LOAD_FAST") and instruction.argval in ("self", "cls")
 
 
 def _texts(constants: tuple[object, ...]) -> Iterator[str]:

@@ -71,7 +71,8 @@ class LeftBehind:
                 if type(change.old) in (int, float):
                     lift.add(place.path)
                 else:
-                    yield self._writable(place), recording.leave(PlainResult(change.new))
+                    new = change.new if is_traced(change.new) else PlainResult(change.new)
+                    yield self._writable(place), recording.leave(new)
             elif (change.old is MISSING and place is not None and place.kind == "dict") or (
                 change.old is None or (place is not None and isinstance(place.holder, HookTable))
             ):

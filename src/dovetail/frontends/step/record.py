@@ -44,6 +44,9 @@ class Lifted:
 
     kind: type
 
+    def __repr__(self) -> str:
+        return f"any {self.kind.__name__}"
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:

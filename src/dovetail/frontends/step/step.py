@@ -31,19 +31,21 @@ from dovetail.errors import (
     StateChangedOtherwise,
 )
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
+from dovetail.frontends.patience import Patience, Walks
+from dovetail.frontends.statistics import Counts, Stats, VariantStats
 from dovetail.frontends.step.capture import StepCall, StepCapture
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.left_behind import NumbersToLift, StateToMake
-from dovetail.frontends.step.places import Path
-from dovetail.frontends.step.record import difference
-from dovetail.frontends.step.statistics import StepStats, VariantStats
+from dovetail.frontends.step.lifting import Lifting, Numbers
+from dovetail.frontends.step.reasons import what_differs
 from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
 from dovetail.frontends.step.world import World
-from dovetail.frontends.structure import flatten
+from dovetail.frontends.structure import Structure, flatten
 from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
-from dovetail.pipeline.options import Options, refuse_donation, resolve_options
+from dovetail.pipeline.doors import COMPILE_STEP
+from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.step import STEP_PASS_NAMES
 from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.autograd import transform_is_active
@@ -97,9 +99,7 @@ def compile_step(
         )
     if not callable(step):
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
-    resolved = resolve_options(options, STEP_PASS_NAMES)
-    refuse_donation(resolved, "a step does not overwrite its arguments")
-    return CompiledStep(step, state, on_unsupported == "eager", resolved)
+    return CompiledStep(step, state, on_unsupported == "eager", resolve_options(options, STEP_PASS_NAMES, COMPILE_STEP))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +122,18 @@ class CompiledStep:
         self._name = identifier(getattr(step, "__name__", type(step).__name__))
         self._variants: list[Variant] = []
         self._recent: list[Variant] = []
-        self._lifted: frozenset[Path] = frozenset()
-        self._lifted_leaves: frozenset[int] = frozenset()
+        self._lifting = Lifting()
         self._hints: Mapping[tuple[str, int], Sequence[Plain]] = {}
         self._missed = self._failed = False
         self._calls_hooks = False
         self._rounds = 0
         self._last_miss: Question | None = None
         self._given_up: DovetailError | None = None
-        self._calls = self._eager_calls = self._captures = self._misses = 0
-        self._seconds = 0.0
+        self._counts = Counts()
+        self._patience = Patience()
+        self._walks = Walks()
         self._warned: set[str] = set()
+        self._is_warned = False
         functools.update_wrapper(self, step)
 
     # --- calling ------------------------------------------------------------------------------------------------
@@ -143,11 +144,12 @@ class CompiledStep:
 
         Raises: what the step raises; StepInterrupted when it fails after it has begun to write.
         """
-        self._calls += 1
-        if self._given_up is not None or _is_looked_at():
-            self._eager_calls += 1
+        self._counts.calls += 1
+        if self._given_up is not None or self._patience.waits() or _is_looked_at():
+            self._counts.eager_calls += 1
             return self._step(*args, **kwargs)
-        if self._calls == 1:
+        if self._counts.calls == 1:
+            self._lifting.see(*flatten((args, kwargs), results=True))
             return self._run_eager(args, kwargs)
         tried: list[Variant] = []
         while True:
@@ -156,18 +158,22 @@ class CompiledStep:
             if chosen is None:
                 return self._run_eager(args, kwargs)
             try:
-                return chosen.variant.run(chosen.tensors, chosen.leaves)
+                results = chosen.variant.run(chosen.tensors, chosen.leaves)
+                self._patience.found()
+                return results
             except GuardMiss as miss:
                 self._last_miss = chosen.variant.questions[miss.number]
                 chosen.variant.misses += 1
-                self._misses += 1
+                self._counts.guard_misses += 1
                 tried.append(chosen.variant)
             except NothingWritten:  # eager raises what is to be raised
                 return self._run_eager(args, kwargs)
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
-        """Run the step in eager mode, and note the numbers that it reads off tensors."""
-        self._eager_calls += 1
+        """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
+        self._counts.eager_calls += 1
+        if self._is_full:
+            return self._step(*args, **kwargs)
         log = ItemLog()
         try:
             with log:
@@ -192,9 +198,16 @@ class CompiledStep:
             if tensors is not None:
                 self._prefer(variant)
                 return _Chosen(variant, tensors, leaves)
+        self._counts.misses += not tried
+        if self._is_full and not self._may_fit_again(leaves, structure, tried):
+            self._patience.missed()
+            self._warn_of_limit(lambda: self._why(self._world(leaves), StepCall(self._step, leaves, structure), tried))
+            return None
         call = StepCall(self._step, leaves, structure)
         world = self._world(leaves)
         found = self._find_in(world, call, tried)
+        if self._is_full:
+            self._walks.was(self._counts.calls, fruitful=found is not None)
         if found is not None:
             return found
         if tried and not self._missed:
@@ -202,6 +215,16 @@ class CompiledStep:
             return None
         self._missed = False
         return self._capture(world, call, tried)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether no more programs may be made."""
+        return len(self._variants) >= self._options.max_variants
+
+    def _may_fit_again(self, leaves: Sequence[Any], structure: Structure, tried: Sequence[Variant]) -> bool:
+        """Whether looking at everything that the step reaches may show that a variant fits."""
+        others = [variant for variant in self._variants if variant not in tried]
+        return self._walks.may_be(self._counts.calls) and any(v.is_kept_by_world(leaves, structure) for v in others)
 
     def _world(self, leaves: Sequence[Any]) -> World:
         return World(self._step, [leaf for leaf in leaves if not isinstance(leaf, _LEADS_NOWHERE)], self._state)
@@ -234,14 +257,13 @@ class CompiledStep:
     # --- capturing ----------------------------------------------------------------------------------------------
 
     def _capture(self, world: World, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
-        if len(self._variants) >= self._options.max_variants:
-            self._warn(
-                f"{self._name} was captured for {self._options.max_variants} kinds of calls; further kinds run in "
-                f"eager mode. The last reason: {self._why(world, call, tried)}. Raise max_variants, or see step.stats."
-            )
+        if self._is_full:
+            self._patience.missed()
+            self._warn_of_limit(lambda: self._why(world, call, tried))
             return None
         reason = self._why(world, call, tried)
-        self._lift(world, call, tried)
+        known = [variant for variant in self._variants if variant not in tried]
+        self._lifting.learn(call.leaves, call.structure, world, known)
         logger.info("%s: variant %d, because %s", self._name, len(self._variants), reason)
         start = time.process_time()
         try:
@@ -262,9 +284,9 @@ class CompiledStep:
             self._give_up(error)
             return None
         finally:
-            self._seconds += time.process_time() - start
+            self._counts.seconds += time.process_time() - start
         self._failed, self._rounds = False, 0
-        self._captures += 1
+        self._counts.captures += 1
         self._variants.append(variant)
         self._recent.insert(0, variant)
         self._let_go(variant)
@@ -281,49 +303,47 @@ class CompiledStep:
 
     def _captured(self, world: World, call: StepCall, reason: str) -> Variant:
         clears = any(gradient.is_cleared for v in self._variants for gradient in v.program.plan.gradients)
+        left_out, first = Numbers(), None
         while True:
-            floats = frozenset(i for i, x in enumerate(call.leaves) if type(x) is float)  # of this structure
-            capture = StepCapture(call, world, self._lifted, self._lifted_leaves & floats, self._options)
+            lifted = self._lifting.numbers(call.leaves, world) - left_out
+            guarded = (self._lifting.guarded | left_out).spots
+            capture = StepCapture(call, world, lifted, self._options, guarded)
             hints, hooks = ItemHints(self._hints), self._calls_hooks
             try:
                 with interrupts_wait():
-                    return capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
+                    variant = capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
+                self._lifting.guarded |= left_out
+                return variant
             except GradientsNotCleared:
                 clears = False
             except NumbersToLift as error:
-                if error.paths <= self._lifted:
-                    raise AssertionError("a number that is an input is not a constant") from error
-                self._lifted |= error.paths
-            except StateChangedOtherwise:
-                if hooks or not capture.has_hooks:
-                    raise
-                self._calls_hooks = True  # it may be a hook that does what cannot be recorded
-
-    def _lift(self, world: World, call: StepCall, tried: Sequence[Variant]) -> None:
-        """Let floats that differ from those of earlier variants be inputs from now on."""
-        for variant in self._variants:
-            if variant in tried:
-                continue
-            for found in difference(variant.record, world.record(variant.lifted)):
-                if type(found.old) is float and type(found.new) is float:
-                    self._lifted |= {found.path}
-            if variant.arguments.structure == call.structure:
-                self._lifted_leaves |= variant.arguments.changed_floats(call.leaves)
+                if first is not None and error.paths & left_out.spots:
+                    raise first from first.__cause__
+                self._lifting.writes(error.paths)
+            except (DovetailError, StateToMake) as error:
+                if isinstance(error, StateChangedOtherwise) and not hooks and capture.has_hooks:
+                    self._calls_hooks = True  # it may be a hook that does what cannot be recorded
+                    continue
+                first = first or error
+                fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
+                if fewer is None:  # it is not because of numbers that are inputs
+                    raise first from first.__cause__
+                left_out |= fewer
 
     def _why(self, world: World, call: StepCall, tried: Sequence[Variant]) -> str:
         if not self._variants:
             return "it is the first"
         if tried:
             return f"a check had another outcome: {self._last_miss}"
-        newest = self._recent[0]
-        told = newest.arguments.difference(call.leaves, call.structure)
-        if told:
-            return told
-        differences = difference(newest.record, world.record(newest.lifted))
-        if differences:
-            first = differences[0]
-            return f"{first.label} changed: {_short(first.old)} -> {_short(first.new)}"
-        return newest.kinds.difference([tensor for _, tensor in world.tensors], call.leaves)
+        return what_differs(self._recent[0], world, call.leaves, call.structure)
+
+    def _warn_of_limit(self, why: Callable[[], str]) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            self._warn(
+                f"{self._name} was captured for {self._options.max_variants} kinds of calls; further kinds run in "
+                f"eager mode. The last reason: {why()}. Raise max_variants, or see step.stats."
+            )
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
@@ -366,23 +386,11 @@ class CompiledStep:
         return self._recent[0]
 
     @property
-    def stats(self) -> StepStats:
+    def stats(self) -> Stats:
         """What happened so far."""
-        return StepStats(
-            self._calls,
-            self._eager_calls,
-            self._captures,
-            self._misses,
-            tuple(VariantStats(v.reason, v.calls, v.misses) for v in self._variants),
-            self._seconds,
-        )
+        return self._counts.stats(VariantStats(v.reason, v.calls, v.misses) for v in self._variants)
 
 
 def _is_looked_at() -> bool:
     """Whether something around the call changes what operators do, or looks at each of them."""
     return transform_is_active() or function_mode_is_active() or torch.is_anomaly_enabled()
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

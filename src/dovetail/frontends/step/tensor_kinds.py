@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.step.memory import Accesses, Memory, extent
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.swapping import hook_tables
 
@@ -29,22 +30,23 @@ class Source:
 class TensorKinds:
     """What is expected of the tensors. sources: one for each. leaves: for each tensor leaf, its place and its source.
 
-    without_gradient: sources whose `.grad` must be None. written: sources whose memory the program writes. sizes: for
-    arguments of symbolic sizes, which they may be.
+    without_gradient: sources whose `.grad` must be None. accesses: what the program does to the memory of the sources.
+    sizes: for arguments of symbolic sizes, which they may be.
     """
 
     sources: list[Source]
     leaves: list[tuple[int, int]]
     without_gradient: list[int]
-    written: list[int]
+    accesses: Accesses
     sizes: SizeGuard | None = None
     kinds: list[tuple[Any, ...]] = field(default_factory=list)
     _same: SameTensors | None = None
     _state_ids: dict[int, int] = field(default_factory=dict)
     _hookable: list[int] = field(default_factory=list)
     _passing: list[int] = field(default_factory=list)
+    _given: list[int] = field(default_factory=list)
     _checked: list[Any] = field(default_factory=list)
-    _storages: dict[int, bool] = field(default_factory=dict)
+    _memory: Memory | None = None
 
     def tensors(self, state: Sequence[torch.Tensor], leaves: Sequence[Any]) -> list[torch.Tensor] | None:
         """The tensors of a call; None where one is missing, or a gradient is where none may be."""
@@ -67,6 +69,9 @@ class TensorKinds:
     def learn(self, tensors: Sequence[torch.Tensor]) -> None:
         """Expect tensors like these."""
         self.kinds = self._kinds_of(tensors)
+        lasting = [i for i, source in enumerate(self.sources) if source.kind != "argument"]
+        known = lasting if self.sizes is not None else range(len(tensors))
+        self._memory = Memory(self.accesses, lasting, {i: extent(tensors[i]) for i in known})
         self.tie(tensors)
 
     def _kinds_of(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
@@ -87,19 +92,14 @@ class TensorKinds:
 
     def tie(self, tensors: Sequence[torch.Tensor]) -> bool:
         """From now on, these are the state; whether they are as expected."""
-        if self.kinds != self._kinds_of(tensors) or shared_memory(tensors, self.written) or not self._fit(tensors):
+        assert self._memory is not None, "it has learned"
+        if self.kinds != self._kinds_of(tensors) or not self._fit(tensors) or self._memory.shared(tensors):
             return False
         self._same = SameTensors(self._fixed(tensors))
         self._passing = [i for i, source in enumerate(self.sources) if source.kind != "state"]
-        given = [i for i, source in enumerate(self.sources) if source.kind == "argument"]
-        self._hookable = [i for i in given if tensors[i].requires_grad]
+        self._given = [i for i, source in enumerate(self.sources) if source.kind == "argument"]
+        self._hookable = [i for i in self._given if tensors[i].requires_grad]
         self._state_ids = {id(t): i for i, t in enumerate(tensors) if self.sources[i].kind == "state"}
-        written = set(self.written)
-        self._storages = {}
-        for index, (tensor, source) in enumerate(zip(tensors, self.sources, strict=True)):
-            if source.kind != "argument" and tensor.numel():
-                key = tensor.untyped_storage().data_ptr()
-                self._storages[key] = self._storages.get(key, False) or index in written
         self._checked = self._marks(tensors)
         return True
 
@@ -126,12 +126,24 @@ class TensorKinds:
             return self._leaves_are(tensors, leaves)
         if not self._leaves_are(tensors, leaves):
             return False
-        for index, (source, now, before) in enumerate(zip(self.sources, ids, self._checked, strict=True)):
-            if now != before and source.kind != "argument":
-                return self.tie(tensors)
-            if now != before and not self._lies_apart(index, tensors):
-                return False
+        moved = [index for index, (now, before) in enumerate(zip(ids, self._checked, strict=True)) if now != before]
+        if any(self.sources[index].kind != "argument" for index in moved):
+            return self.tie(tensors)
+        assert self._memory is not None, "it has learned"
+        if not self._memory.are_apart(tensors, moved, self._given):
+            return False
         self._checked = ids
+        return True
+
+    def are_leaves_like(self, leaves: Sequence[Any]) -> bool:
+        """Whether the tensors among arguments are of the kinds that are expected, whatever memory they are in."""
+        for place, index in self.leaves:
+            leaf, known = leaves[place], self.kinds[index]
+            if self.sources[index].kind != "argument":
+                continue
+            now = kind_of(leaf) if isinstance(leaf, torch.Tensor) else ()
+            if now != known and (self.sizes is None or (*now[:3], *now[5:]) != known):
+                return False
         return True
 
     def difference(self, state: Sequence[torch.Tensor], leaves: Sequence[Any]) -> str:
@@ -165,21 +177,6 @@ class TensorKinds:
             return len({id(leaves[place]) for place, _ in self.leaves}) == len(distinct)
         return True
 
-    def _lies_apart(self, index: int, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether an argument shares no memory that is written."""
-        tensor = tensors[index]
-        if tensor.requires_grad and not tensor.is_leaf:
-            return False
-        if not tensor.numel():
-            return True
-        key = tensor.untyped_storage().data_ptr()
-        is_written = index in self.written
-        if self._storages.get(key, False) or (is_written and key in self._storages):
-            return False
-        others = [i for i, s in enumerate(self.sources) if s.kind == "argument" and i != index]
-        near = [i for i in others if tensors[i].numel() and tensors[i].untyped_storage().data_ptr() == key]
-        return not any(is_written or i in self.written for i in near)
-
 
 _ASPECTS = ("class", "requires_grad", "is_leaf", "shape", "strides", "dtype", "device", "conjugation", "negation")
 
@@ -193,27 +190,3 @@ def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Equal for tensors that one program can take."""
     layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
     return (type(tensor), tensor.requires_grad, tensor.is_leaf, *layout)
-
-
-def shared_memory(tensors: Sequence[torch.Tensor], written: Sequence[int]) -> tuple[int, int] | None:
-    """Two tensors that share bytes, of which the first is written; None where there are none."""
-    by_storage: dict[int, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        if tensor.numel():
-            by_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(index)
-    wanted = set(written)
-    for indices in by_storage.values():
-        for index in indices if len(indices) > 1 else ():
-            if index not in wanted:
-                continue
-            first, end = _extent(tensors[index])
-            for other in indices:
-                start, stop = _extent(tensors[other])
-                if other != index and start < end and first < stop and tensors[other] is not tensors[index]:
-                    return index, other
-    return None
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

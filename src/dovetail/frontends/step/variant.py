@@ -17,6 +17,7 @@ import torch
 from dovetail.capture.step_recorder import Question
 from dovetail.errors import FreedGraph, GuardMiss
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
+from dovetail.frontends.step.early_questions import EarlyQuestions, question_at
 from dovetail.frontends.step.hosts import HostCall, SchedulerState
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.places import Path
@@ -61,12 +62,12 @@ class Arguments:
                 return False
         return all(type(leaves[index]) is kind for index, kind in self.lifted)
 
-    def changed_floats(self, leaves: Sequence[Any]) -> frozenset[int]:
-        """Leaves that are other floats than expected."""
+    def changed_numbers(self, leaves: Sequence[Any]) -> frozenset[int]:
+        """Leaves that are other numbers than expected, of the same type."""
         return frozenset(
             index
             for index, key in self.plain
-            if type(leaves[index]) is float and value_key(leaves[index]) != key and key[0] is float
+            if type(leaves[index]) in (int, float) and value_key(leaves[index]) != key and key[0] is type(leaves[index])
         )
 
     def difference(self, leaves: Sequence[Any], structure: Structure) -> str:
@@ -86,10 +87,10 @@ class Arguments:
 class Variant:
     """See the module docstring.
 
-    reason: why it was captured. questions: that the program asks, by number. record, lifted: the world it was captured
-    in, and the spots that are inputs. takes: the source of each tensor input of the program; constants follow, with the
-    versions that they must have, then numbers: leaves of the arguments or spots. writes: spots, and which value that
-    the step leaves is put there.
+    reason: why it was captured. questions: that the program asks, by number. early: those that are asked beforehand.
+    record, lifted: the world it was captured in, and the spots that are inputs. takes: the source of each tensor input
+    of the program; constants follow, with the versions that they must have, then numbers: leaves of the arguments or
+    spots. writes: spots, and which value that the step leaves is put there.
     """
 
     reason: str
@@ -105,6 +106,7 @@ class Variant:
     host_calls: tuple[HostCall, ...]
     result_structure: Structure
     questions: Sequence[Question]
+    early: EarlyQuestions
     ties: Ties
     calls: int = 0
     misses: int = 0
@@ -118,7 +120,22 @@ class Variant:
         tensors = self.kinds.tensors(self.ties.tensors, leaves)
         if tensors is None or not self.kinds.are(tensors, leaves) or not self.ties.watch.holds():
             return None
+        if self.early and self.early.missed([read(leaves) for read in self.ties.reads]) is not None:
+            return None
         return tensors
+
+    def is_kept_by_world(self, leaves: Sequence[Any], structure: Structure) -> bool:
+        """Whether it is not the arguments that keep a call from this variant, but what else the step reaches."""
+        if not (self.arguments.are(leaves, structure) and self.kinds.are_leaves_like(leaves)):
+            return False
+        return self.ties is NO_TIES or not self.ties.watch.holds()
+
+    def answered_otherwise(self, leaves: Sequence[Any]) -> str:
+        """The question about known numbers that has another answer in a call, "" where there is none."""
+        if self.ties is NO_TIES or not self.early:
+            return ""
+        which = self.early.missed([read(leaves) for read in self.ties.reads])
+        return "" if which is None else question_at(self.questions, which)
 
     def tie(self, ties: Ties, leaves: Sequence[Any]) -> bool:
         """Tie it to another world, whose record is the same; whether its tensors are as expected."""

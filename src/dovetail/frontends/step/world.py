@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from dovetail.capture.python_state import ambient_modes
+from dovetail.frontends.step.code_reads import reads_of
 from dovetail.frontends.step.lines import Lines
 from dovetail.frontends.step.places import MISSING, Fixed, Holder, Path, Place, leaf_places
 from dovetail.frontends.step.record import Record, record_of
@@ -81,6 +82,7 @@ class World:
         with collection_paused():
             walk = self._walk = Walk(self._target, self._arguments, self._extra)
         self.__dict__.pop("_lines", None)
+        self.__dict__.pop("asks_types", None)
         self._modes: Hashable = ambient_modes()
         first = sorted((min(spots, key=lambda spot: spot[:2]), key) for key, spots in walk.spots.items())
         self.tensors = [(spot[2], walk.tensors[key]) for spot, key in first]
@@ -105,6 +107,11 @@ class World:
     def named_by_code(self) -> Set[str]:
         """Attributes that code of the user's names."""
         return self._walk.named_by_code
+
+    @cached_property
+    def asks_types(self) -> bool:
+        """Whether code of the user's asks for the exact type of something, which a traced number does not have."""
+        return any(reads_of(function).asks_types for function in self._walk.functions)
 
     def knows(self, item: object) -> bool:
         """Whether an object was reached when this was made."""

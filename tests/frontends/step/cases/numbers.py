@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import math
 import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.frontends.step.agreement import Case
 from tests.frontends.step.cases.changes import Parts
-from tests.frontends.step.twins import Twin
+from tests.frontends.step.twins import Call, Twin
 
 
 def _caught(x: float) -> float:
@@ -95,6 +97,7 @@ def _of_loss(function: Callable[[float], Any], is_word: bool = False) -> Twin:
 class _Settings:
     def __init__(self) -> None:
         self.value = 1.0
+        self.count = 0
 
 
 def _of_setting(function: Callable[[float], Any], is_word: bool = False) -> Twin:
@@ -131,6 +134,85 @@ def _of_counter(function: Callable[[Any], Any], is_word: bool = False) -> Twin:
         return found
 
     return p.twin(step, attributes=lambda: vars(settings))
+
+
+# Each takes a whole number that is another one in each call.
+OF_INTEGERS: dict[str, Callable[[int], Any]] = {
+    "every fourth": lambda i: 2.0 if (i + 1) % 4 == 0 else 3.0,
+    "warm-up": lambda i: min(1.0, (i + 1) / 3),
+    "arithmetic": lambda i: ((3 * i + 1) // 2 - i % 3) / 7 + 2**i - (-i) ** 3,
+    "bits": lambda i: float((i << 2 | 1) ^ (i & 3)) + (i >> 1),
+    "the other bits": lambda i: float(~i & 7),
+    "its length in bits": lambda i: float(i.bit_length()),
+    "a place": lambda i: [1.0, 2.0, 3.0][i % 3],
+    "a place from the end": lambda i: list(range(20))[-i - 1] / 3,
+    "a part": lambda i: float(len([1, 2, 3, 4, 5][: i % 4])),
+    "a key": lambda i: {k: k / 2 for k in range(30)}[i],
+    "a key that may be missing": lambda i: {2: 3.0, 5: 4.0}.get(i, 1.0),
+    "in a set": lambda i: 2.0 if i in {1, 4, 6} else 3.0,
+    "a loop": lambda i: sum(1.0 for _ in range(i)),
+    "a size": lambda i: torch.ones(i + 1).sum().item(),
+    "a range of a tensor": lambda i: torch.arange(i).sum().item() / 3,
+    "a part of a tensor": lambda i: torch.arange(20.0)[: i + 1].sum().item(),
+    "a row": lambda i: torch.arange(40.0).view(20, 2)[i].sum().item(),
+    "a factor": lambda i: (torch.ones(3) * i).sum().item(),
+    "an exponent": lambda i: (torch.full((3,), 1.1) ** i).sum().item(),
+    "an alpha": lambda i: torch.add(torch.ones(2), torch.ones(2), alpha=i).sum().item(),
+    "a filled tensor": lambda i: torch.full((2,), i).sum().item() / 3,
+    "its type": lambda i: float(torch.full((2,), i).dtype is torch.int64),
+    "repeated": lambda i: float(len("ab" * i + "c")),
+    "rolled": lambda i: torch.arange(5.0).roll(i)[0].item(),
+    "a kind": lambda i: 2.0 if isinstance(i, int) and not isinstance(i, float) else 3.0,
+    "text": lambda i: float(str(i)),
+    "text of digits": lambda i: float(f"{i:03d}"),
+    "old text": lambda i: float("%d" % i),  # noqa: UP031
+    "JSON": lambda i: json.loads(json.dumps([i]))[0] / 2,
+    "NumPy": lambda i: float(np.sqrt(i)) + float(np.arange(3)[i % 3]),
+    "an array": lambda i: float(np.array([i, 2]).sum()),
+    "copied": lambda i: copy.deepcopy([i])[0] + copy.copy(i) / 2,
+    "factorial": lambda i: math.factorial(i) / 100 + math.gcd(i, 6) + math.hypot(i, 2),
+    "divided with remainder": lambda i: float(divmod(i, 4)[1] + divmod(100, i + 1)[0]),
+    "to the power, of a remainder": lambda i: pow(3, i, 7) / 2,
+    "sorted": lambda i: float(sorted([3, i, 5])[0]),
+    "hashed": lambda i: float(hash(i) % 5),
+    "an exact kind": lambda i: 2.0 if type(i) is int else 3.0,
+    "larger than any": lambda i: ((i + 7) * 6364136223846793005 + 1) % 2**31 / 2**31,
+}
+
+
+def _of_integer(function: Callable[[int], Any], is_word: bool = False) -> Twin:
+    """With an argument."""
+    del is_word
+    p = Parts()
+    net, opt = p.net, p.opt
+
+    def step(number: int, rows: Tensor, labels: Tensor) -> Any:
+        opt.zero_grad()
+        found = function(number)
+        (F.cross_entropy(net(rows), labels) * found).backward()
+        opt.step()
+        return found, number + 1
+
+    return p.twin(step, call=lambda k: Call((k, *p.batch(k))))
+
+
+def _of_counted(function: Callable[[int], Any], is_word: bool = False) -> Twin:
+    """With a number that the loop raises."""
+    del is_word
+    p = Parts()
+    net, opt, settings = p.net, p.opt, _Settings()
+
+    def step(rows: Tensor, labels: Tensor) -> Any:
+        opt.zero_grad()
+        found = function(settings.count)
+        (F.cross_entropy(net(rows), labels) * found).backward()
+        opt.step()
+        return found
+
+    def before(number: int) -> None:
+        settings.count = number
+
+    return p.twin(step, before=before)
 
 
 # --- what tensors are asked -------------------------------------------------------------------------------------------
@@ -210,13 +292,30 @@ def _warned() -> Twin:
     return p.twin(step, attributes=lambda: {"seen": seen})
 
 
-def _cases(kind: str, make: Callable[..., Twin], table: dict[str, Any], words: dict[str, Any]) -> list[Case]:
-    more: dict[str, Any] = {"captures": None, "eager_calls": None, "at_most": 30, "may_refuse": True}
+def _cases(
+    kind: str, make: Callable[..., Twin], table: dict[str, Any], words: dict[str, Any], *, knows: bool = False
+) -> list[Case]:
+    """knows: the number is known before the call. Then nothing is refused: code gets it where it cannot be an input."""
+    more: dict[str, Any] = {
+        "captures": None,
+        "eager_calls": None,
+        "at_most": 30,
+    }
     rows = [(name, functools.partial(make, it)) for name, it in table.items()]
     rows += [(name, functools.partial(make, it, True)) for name, it in words.items()]
-    return [Case(f"{kind}: {name}", build, known=_KNOWN.get(name, ""), **more) for name, build in rows]
+    return [
+        Case(
+            f"{kind}: {name}",
+            build,
+            known="" if knows else _KNOWN.get(name, ""),
+            may_refuse=not knows or name in _OF_DATA,
+            **more,
+        )
+        for name, build in rows
+    ]
 
 
+_OF_DATA = frozenset({"a size"})  # what it reads off a tensor is turned into a plain number
 _KNOWN = {
     "an exact kind": "type() of a traced number",
     "the name of its type": "type() of a traced number",
@@ -227,8 +326,10 @@ _KNOWN = {
 
 NUMBERS = (
     *_cases("number of a tensor", _of_loss, OF_NUMBERS, WORDS_OF_NUMBERS),
-    *_cases("number that changes", _of_setting, OF_NUMBERS, WORDS_OF_NUMBERS),
+    *_cases("number that changes", _of_setting, OF_NUMBERS, WORDS_OF_NUMBERS, knows=True),
     *_cases("number that the step raises", _of_counter, OF_NUMBERS, WORDS_OF_NUMBERS),
+    *_cases("whole number", _of_integer, OF_INTEGERS, {}, knows=True),
+    *_cases("count", _of_counted, OF_INTEGERS, {}, knows=True),
     *_cases("tensor", _of_output, OF_TENSORS, WORDS_OF_TENSORS),
     Case("a warning", _warned, captures=None, eager_calls=None),
 )

@@ -1,0 +1,98 @@
+"""Which Python numbers are inputs of a step's next program, and which are guarded.
+
+A number is guarded until it differs between two calls; then it becomes an input. Where code has no use for a traced
+number (NumPy, text, a formula of torch's that asks for a plain one), it is guarded from then on, whatever it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.record import difference
+from dovetail.frontends.step.variant import Variant
+from dovetail.frontends.step.world import World
+from dovetail.frontends.structure import Structure
+from dovetail.reach.contents import value_key
+
+_NUMBERS = (int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Spots of a world, and leaves of the arguments, that hold numbers."""
+
+    spots: frozenset[Path] = frozenset()
+    leaves: frozenset[int] = frozenset()
+
+    def __or__(self, other: Numbers) -> Numbers:
+        return Numbers(self.spots | other.spots, self.leaves | other.leaves)
+
+    def __sub__(self, other: Numbers) -> Numbers:
+        return Numbers(self.spots - other.spots, self.leaves - other.leaves)
+
+    def __and__(self, other: Numbers) -> Numbers:
+        return Numbers(self.spots & other.spots, self.leaves & other.leaves)
+
+    def __bool__(self) -> bool:
+        return bool(self.spots or self.leaves)
+
+
+class Lifting:
+    """What the calls of one step have shown so far. guarded: numbers that code cannot take as inputs."""
+
+    def __init__(self) -> None:
+        self.guarded = Numbers()
+        self._changed = Numbers()
+        self._written: frozenset[Path] = frozenset()
+        self._before: tuple[Structure, list[Any]] | None = None
+
+    def see(self, leaves: Sequence[Any], structure: Structure) -> None:
+        """Note the arguments of a call that no program was captured for."""
+        self._before = structure, [value_key(x) if type(x) in _NUMBERS else None for x in leaves]
+
+    def learn(self, leaves: Sequence[Any], structure: Structure, world: World, variants: Iterable[Variant]) -> None:
+        """Note what differs in a call from earlier ones. variants: that did not fit for such a reason, perhaps."""
+        changed = set[int]()
+        if self._before is not None and self._before[0] == structure:
+            changed.update(
+                index
+                for index, (x, key) in enumerate(zip(leaves, self._before[1], strict=True))
+                if type(x) in _NUMBERS and key is not None and key[0] is type(x) and value_key(x) != key
+            )
+        spots = set[Path]()
+        for variant in variants:
+            for found in difference(variant.record, world.record(variant.lifted)):
+                if type(found.old) in _NUMBERS and type(found.old) is type(found.new):
+                    spots.add(found.path)
+            if variant.arguments.structure == structure:
+                changed |= variant.arguments.changed_numbers(leaves)
+        self._changed |= Numbers(frozenset(spots), frozenset(changed))
+
+    def writes(self, spots: frozenset[Path]) -> None:
+        """Note spots that the step itself changes: a program must have them as inputs."""
+        assert not spots <= self._written, "a number that is an input is not a constant"
+        self._written |= spots
+        self.guarded -= Numbers(spots)
+
+    def numbers(self, leaves: Sequence[Any], world: World) -> Numbers:
+        """The inputs of a program for these arguments, hyperparameters apart.
+
+        Code that asks for exact types would see those of traced numbers: it gets plain ones, where it can.
+        """
+        found = Numbers() if world.asks_types else self._changed - self.guarded
+        found |= Numbers(self._written)
+        return Numbers(
+            found.spots, frozenset(i for i in found.leaves if i < len(leaves) and type(leaves[i]) in _NUMBERS)
+        )
+
+    def fewer(self, tried: Numbers, blamed: Numbers, hyperparameters: Collection[Path]) -> Numbers | None:
+        """What to guard in the next attempt, when one with these inputs has failed; None when there is nothing left.
+
+        blamed: numbers that the failure is about, where that is known.
+        """
+        optional = tried - Numbers(self._written)
+        about = blamed & (optional | Numbers(frozenset(hyperparameters)))
+        return about or optional or None

@@ -1,0 +1,31 @@
+"""Why a call does not fit a program, in the words of a log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dovetail.frontends.step.record import difference
+from dovetail.frontends.step.variant import Variant
+from dovetail.frontends.step.world import World
+from dovetail.frontends.structure import Structure
+
+
+def what_differs(variant: Variant, world: World, leaves: Sequence[Any], structure: Structure) -> str:
+    """The first thing that keeps a call, with what can be reached now, from a variant."""
+    told = variant.arguments.difference(leaves, structure)
+    if told:
+        return told
+    differences = difference(variant.record, world.record(variant.lifted))
+    if differences:
+        first = differences[0]
+        return f"{first.label} changed: {_short(first.old)} -> {_short(first.new)}"
+    question = variant.answered_otherwise(leaves)
+    if question:
+        return f"a check had another outcome: {question}"
+    return variant.kinds.difference([tensor for _, tensor in world.tensors], leaves)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,84 @@
+"""Which options each way into the compiler reads; every other one that a user gives to it is refused.
+
+The environment is for all of them: a variable whose option a door does not read is no mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dovetail.errors import BadOptionValue
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Door:
+    """One way in.
+
+    name: as a user writes it. reads: options that have an effect there. reasons: why others have none, where there is
+    more to say than that. instead: what to give in their place.
+    """
+
+    name: str
+    reads: frozenset[str]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+    def refuse_unread(self, given: Mapping[str, object]) -> None:
+        """Raises: BadOptionValue for an option that has no effect here, with the doors where it has one."""
+        for option, value in given.items():
+            if option not in self.reads:
+                reason = self.reasons.get(option, f"{self.name} does not read it")
+                readers = [door.name for door in DOORS if option in door.reads]
+                expected = self.instead.get(option) or f"it to {_either(readers)}; leave it out here"
+                raise BadOptionValue(option=option, value=value, reason=reason, expected=expected)
+
+
+def _either(names: Iterable[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+_EVERYWHERE = frozenset({"dump", "verify", "skip", "stop_after", "executors", "trail"})
+_GRAPHS = frozenset({"dump_calls", "partition", "recompute", "max_variants", "double_backward"})
+
+COMPILE = Door("dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"})
+BACKEND = Door(
+    'torch.compile(backend="dovetail")',
+    _EVERYWHERE | _GRAPHS | {"compilers"},
+    reasons={
+        "donate": "Dynamo chooses the inputs of its graphs, which can be parameters",
+        "dynamic": "Dynamo chooses which sizes are dynamic",
+    },
+    instead={"dynamic": "torch.compile(dynamic=True)"},
+)
+COMPILE_STEP = Door(
+    "dovetail.compile_step",
+    _EVERYWHERE | {"max_variants", "dynamic", "keep_grads"},
+    reasons={
+        "donate": "a step does not overwrite its arguments",
+        **dict.fromkeys(("partition", "recompute"), "a step's program runs forward and backward: it is not split"),
+        "dump_calls": "calls of steps are not written down",
+        "double_backward": "backward runs within the step",
+    },
+)
+FREEZE = Door(
+    "dovetail.freeze",
+    _EVERYWHERE,
+    reasons={
+        "donate": "a frozen program does not overwrite its arguments",
+        **dict.fromkeys(("partition", "recompute", "double_backward"), "a frozen program has no backward"),
+        "max_variants": "a frozen module has the programs that its example needs, and gets no others",
+    },
+    instead={"dynamic": "dynamic_shapes=, by which sizes are symbolic"},
+)
+LOAD = Door("dovetail.load", frozenset({"executors", "skip", "stop_after"}))
+AOT = Door(
+    "dovetail.aot_function",
+    COMPILE.reads - {"executors", "compilers"},
+    reasons={
+        "executors": "your compilers make the code, in place of executors",
+        "compilers": "it creates them of its arguments",
+    },
+)
+DOORS = (COMPILE, BACKEND, COMPILE_STEP, FREEZE, LOAD, AOT)
