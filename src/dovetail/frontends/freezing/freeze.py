@@ -30,8 +30,9 @@ from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import PASS_NAMES, StepRecord
 from dovetail.pipeline.dump import Dump
-from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, freezing_pass_names, simplify
+from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, simplify
 from dovetail.pipeline.options import Options, refuse_donation, resolve_options
+from dovetail.pipeline.passes import Context
 from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.version import ensure_supported_torch
 
@@ -87,7 +88,7 @@ def freeze(
     """
     ensure_supported_torch()
     settings = _Settings.checked(discard_originals, keep_sources, on_stale, on_grad, measure)
-    resolved = resolve_options(options, (*PASS_NAMES, *freezing_pass_names()))
+    resolved = resolve_options(options, PASS_NAMES)
     refuse_donation(resolved, "a frozen program does not overwrite its arguments")
     names = chosen_passes(passes)
     target = as_callable(model)
@@ -179,7 +180,7 @@ class _Freezing:
             method: FrozenMethod(examples[method].form, tuple(next(variants) for _ in recorded), notes)
             for method, (recorded, notes) in found.items()
         }
-        finishers = [partial(_finish, self._options, one.dump, one.recorded.hints) for one in lowerings]
+        finishers = [partial(_finish, self._options, one.recorded.hints, one.dump) for one in lowerings]
         running = Running(methods, make_executors(self._options), finishers)
         running.bind(self._pool, release=self._settings.discards)
         running.prepare()
@@ -200,10 +201,8 @@ class _Freezing:
     def _lower(self, one: Recorded, lasting: frozenset[str]) -> _Lowering:
         dump = Dump(self._options.dump, one.program.name, one.hints, False, None, self._trail)
         constants = frozenset(value.name for value in one.program.inputs[len(one.arguments) :]) - lasting
-        contents = self._pool.tensors
-        program, asked = simplify(
-            one.program, constants, one.infer, self._passes, self._options, dump, one.hints, contents
-        )
+        context = Context(self._options, one.hints, constants=constants, infer=one.infer, contents=self._pool.tensors)
+        program, asked = simplify(one.program, self._passes, context, dump)
         unfolded = Unfolded(program, one.plan, asked, len(one.arguments))
         return _Lowering(one, unfolded, dump)
 
@@ -270,6 +269,6 @@ def _given(unfolded: Unfolded) -> Unfolded:
     return unfolded
 
 
-def _finish(options: Options, dump: Dump, hints: Mapping[str, Number], folded: Folded) -> Program:
+def _finish(options: Options, hints: Mapping[str, Number], dump: Dump, folded: Folded) -> Program:
     """What runs. It knows nothing of the model, which it would keep alive."""
-    return finish(folded, options, dump, hints)
+    return finish(folded, Context(options, hints), dump)

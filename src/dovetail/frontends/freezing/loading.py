@@ -44,6 +44,7 @@ from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.freezing import Folded, Unfolded, finish
 from dovetail.pipeline.options import Options, resolve_options
+from dovetail.pipeline.passes import Context
 from dovetail.torch_compat.version import ensure_supported_torch, installed_torch_version
 
 _KINDS = {
@@ -154,7 +155,7 @@ class _Reader:
         return FrozenModule(_text(data["name"]), running, pool, sources=sources)
 
     def _finish(self, folded: Folded) -> Program:
-        return finish(folded, self._options, Dump(None, folded.program.name, {}, False, None, None), {})
+        return finish(folded, Context(self._options), Dump(None, folded.program.name, {}))
 
     def _check_torch(self, wanted: str) -> None:
         found = installed_torch_version()

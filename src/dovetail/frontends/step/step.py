@@ -43,8 +43,8 @@ from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import flatten
 from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
+from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, refuse_donation, resolve_options
-from dovetail.pipeline.step import STEP_PASS_NAMES
 from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
@@ -97,7 +97,7 @@ def compile_step(
         )
     if not callable(step):
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
-    resolved = resolve_options(options, STEP_PASS_NAMES)
+    resolved = resolve_options(options, PASS_NAMES)
     refuse_donation(resolved, "a step does not overwrite its arguments")
     return CompiledStep(step, state, on_unsupported == "eager", resolved)
 
