@@ -21,10 +21,10 @@ import torch
 
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.known_numbers import KnownNumbers
-from dovetail.capture.known_results import KnownResults
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import DovetailError, UnsupportedStep
+from dovetail.ir.known_results import KnownResults
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
