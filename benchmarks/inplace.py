@@ -323,7 +323,7 @@ def _views(nodes: int) -> Captured:
 
 def _trained(nodes: int) -> Captured:
     """Forward and backward of a deep network, traced on fakes: its nodes have `meta["val"]`."""
-    samples = [torch.empty(4, 8), *(torch.empty(shape) for _ in range(nodes // 33) for shape in ((8, 8), (8,)))]
+    samples = [torch.empty(4, 8), *(torch.empty(shape) for _ in range(max(1, nodes // 33)) for shape in ((8, 8), (8,)))]
 
     def step(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         held = [weight.detach().requires_grad_() for weight in weights]

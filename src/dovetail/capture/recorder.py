@@ -29,6 +29,7 @@ from dovetail.errors import (
     UnsupportedTensor,
 )
 from dovetail.ir.convert import QUANTIZED, describe, scalar_of, unsupported_kind
+from dovetail.ir.known_results import KnownResults
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ir.sizes import Scalar, SizeExpr
@@ -36,6 +37,7 @@ from dovetail.ops.facts import (
     counts_writes_in_its_kernel,
     counts_writes_one_by_one,
     facts_of,
+    is_recurrent_layer,
     may_resize,
 )
 from dovetail.ops.prims import EXPECT
@@ -57,7 +59,10 @@ from dovetail.torch_compat.dispatch import (
 from dovetail.torch_compat.fake_layouts import as_laid_out
 from dovetail.torch_compat.fakes import (
     DATA_DEPENDENT_ERRORS,
+    DEVICE_QUESTION,
     NO_FAKE_KERNEL_ERRORS,
+    FakeMode,
+    device_of_fake,
     is_fake,
     kernels_for_symbolic_sizes,
 )
@@ -83,7 +88,8 @@ class Recorder(DispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor], mode: FakeMode) -> None:
+        """fake_of: makes the fake twin of a real tensor. mode: of all fakes."""
         super().__init__()
         self._fake_of = fake_of
         self.nodes: list[Node] = []
@@ -97,6 +103,7 @@ class Recorder(DispatchMode):
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
         self._values: dict[int, Value] = {}
+        self._known_results = KnownResults(mode, self._values)
         self._tensors: dict[Value, list[torch.Tensor]] = {}
         self._twins: dict[Value, torch.Tensor] = {}
         self._alive: list[object] = []
@@ -183,6 +190,8 @@ class Recorder(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
+            return device_of_fake(args[0])
         if isinstance(types, Sequence) and any(map(is_wrapper_type, types)):
             self._refuse_leaves(args)
             return NotImplemented  # the wrapper's own class takes the operator apart; its parts come here
@@ -223,7 +232,9 @@ class Recorder(DispatchMode):
         return result
 
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        return result_of(func, args, keywords)
+        if is_recurrent_layer(func):
+            return result_of(func, args)
+        return self._known_results.run(func, args, keywords)
 
     def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
         args = [self._without_real(argument) for argument in args]

@@ -8,7 +8,7 @@ apart it would be three times slower.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,10 +70,8 @@ def stays_whole(func: Overload, args: Sequence[Any]) -> bool:
     return is_recurrent_layer(func) and _suits(args) and _is_on_cpu(args) and not (args[_TRAIN] and args[_DROPOUT] > 0)
 
 
-def result_of(func: Overload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an operator gives on fakes; for a recurrent one at the cost of one time step, whatever the length."""
-    if not is_recurrent_layer(func):
-        return func(*args, **kwargs)
+def result_of(func: Overload, args: Sequence[Any]) -> Any:
+    """What a recurrent layer gives on fakes, at the cost of one time step, whatever the length."""
     x, states = args[0], args[1]
     time = 1 if args[_BATCH_FIRST] else 0
     if all(isinstance(size, int) for size in x.shape):

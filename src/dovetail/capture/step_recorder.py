@@ -24,13 +24,12 @@ from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import DovetailError, UnsupportedStep
-from dovetail.ir.known_results import KnownResults
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.dispatch import Overload, schema_of
-from dovetail.torch_compat.fakes import DEVICE_QUESTION, FakeMode, device_of_fake, fake_apart, is_fake
+from dovetail.torch_compat.fakes import FakeMode, fake_apart
 from dovetail.torch_compat.traced_numbers import (
     Plain,
     fixed_number,
@@ -69,8 +68,7 @@ class StepRecorder(Recorder):
     """
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
-        super().__init__(origins, partial(fake_apart, mode))
-        self._known_results = KnownResults(mode, self._values)
+        super().__init__(origins, partial(fake_apart, mode), mode)
         self.questions: list[Question] = []
         self.numbers_now: dict[str, Plain] = {}
         self.renamed: dict[int, Origin] = {}
@@ -105,8 +103,6 @@ class StepRecorder(Recorder):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
-            return device_of_fake(args[0])
         try:
             return self._dispatched(func, types, args, kwargs)
         except DovetailError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -107,10 +106,11 @@ class DescribedFakes:
         layout, base = plain_layout(meta), self._bases.get(meta.storage)
         if meta.device.type not in ("cpu", "cuda") or meta.dtype.is_complex:
             return None
+        if base is None and layout.offset == 0:
+            self._bases[meta.storage] = blank_fake(self.mode, layout)
+            return self._bases[meta.storage]
         if base is None:
-            last = sum((size - 1) * step for size, step in zip(layout.shape, layout.stride, strict=True))
-            extent = 0 if 0 in layout.shape else layout.offset + last + 1
-            base = self._bases[meta.storage] = blank_fake(self.mode, replace(layout, shape=(extent,), stride=(1,)))
+            return None
         is_plain = has_plain_bytes(base) and base.dtype is meta.dtype
         return view_of_fake(self.mode, base, layout) if is_plain else None
 

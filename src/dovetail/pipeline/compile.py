@@ -113,7 +113,7 @@ class _GraphCompiler:
             sources=frozenset(k for k, name in enumerate(split.residuals) if name in split.sources),
             backward_for=self._backward_for if trains else None,
             late_constants=self._constant,
-            any_layout=not self._recording.is_symbolic,
+            any_layout=not self._recording.is_symbolic and self._options.compilers is None,
             unreached=self._unreached(split.backward),
             residual_inputs=_residual_inputs(split.forward, plan),
             counted_only=counted_only(split.forward, plan),
