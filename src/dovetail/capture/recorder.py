@@ -33,13 +33,7 @@ from dovetail.ir.known_results import KnownResults
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ir.sizes import Scalar, SizeExpr
-from dovetail.ops.facts import (
-    counts_writes_in_its_kernel,
-    counts_writes_one_by_one,
-    facts_of,
-    is_recurrent_layer,
-    may_resize,
-)
+from dovetail.ops.facts import counts_writes_in_its_kernel, counts_writes_one_by_one, facts_of, may_resize
 from dovetail.ops.prims import EXPECT
 from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.torch_compat.autograd import version_of
@@ -175,11 +169,7 @@ class Recorder(DispatchMode):
             self._note_symbols(argument)
             return scalar_of(argument)
         if isinstance(argument, tuple | list):
-            return (
-                type(argument)(map(self.operand_of, argument))
-                if type(argument) in (tuple, list)
-                else [self.operand_of(item) for item in argument]
-            )
+            return (type(argument) if type(argument) in (tuple, list) else list)(map(self.operand_of, argument))
         if isinstance(argument, torch.dtype) and argument in QUANTIZED:  # fakes would carry on with floats
             what, instead = "a quantized tensor", "dequantize it first"
             raise UnsupportedTensor(name=str(argument), kind=what, hint=instead, origin=self._origins.here())
@@ -232,9 +222,7 @@ class Recorder(DispatchMode):
         return result
 
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        if is_recurrent_layer(func):
-            return result_of(func, args)
-        return self._known_results.run(func, args, keywords)
+        return result_of(func, args, keywords, self._known_results)
 
     def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
         args = [self._without_real(argument) for argument in args]

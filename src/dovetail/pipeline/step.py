@@ -27,7 +27,7 @@ from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import run_passes
-from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.dump import JOINT, Dump
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
 from dovetail.pipeline.trail import STEP_STATE
@@ -57,7 +57,8 @@ def compile_step_programs(
     reports = [(record.name, record.report) for record in (*simplified, *records)]
     code = CompiledProgram(program, make_executors(options))
     eager = simulate_peak(programs.recorded, hints).peak_bytes
-    compiled = CompiledStepProgram(code, plan, labels, tuple(reports), dict(hints), eager)
+    run = dump.watched(code, JOINT)
+    compiled = CompiledStepProgram(code, plan, labels, tuple(reports), dict(hints), eager, run)
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)

@@ -11,6 +11,8 @@ import torch
 
 from dovetail.capture.module_state import TensorSlot, tensor_slots
 from dovetail.errors import BadOptionValue, NotFreezable
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.examples import Example, examples_of
 from dovetail.frontends.freezing.free_recording import record_method
 from dovetail.frontends.freezing.freezable import refuse_not_freezable
@@ -25,11 +27,10 @@ from dovetail.frontends.freezing.tombstones import Discarded, discard
 from dovetail.frontends.freezing.variant import Variant
 from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
 from dovetail.frontends.targets import as_callable
-from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import PASS_NAMES, StepRecord
-from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.dump import FORWARD, Dump
 from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, simplify
 from dovetail.pipeline.options import Options, refuse_donation, resolve_options
 from dovetail.pipeline.passes import Context
@@ -199,7 +200,7 @@ class _Freezing:
         return frozen
 
     def _lower(self, one: Recorded, lasting: frozenset[str]) -> _Lowering:
-        dump = Dump(self._options.dump, one.program.name, one.hints, False, None, self._trail)
+        dump = Dump(self._options.dump, one.program.name, one.hints, self._options.dump_calls, None, self._trail)
         constants = frozenset(value.name for value in one.program.inputs[len(one.arguments) :]) - lasting
         context = Context(self._options, one.hints, constants=constants, infer=one.infer, contents=self._pool.tensors)
         program, asked = simplify(one.program, self._passes, context, dump)
@@ -269,6 +270,9 @@ def _given(unfolded: Unfolded) -> Unfolded:
     return unfolded
 
 
-def _finish(options: Options, hints: Mapping[str, Number], dump: Dump, folded: Folded) -> Program:
+def _finish(
+    options: Options, hints: Mapping[str, Number], dump: Dump, folded: Folded, executors: ExecutorList
+) -> RunnableProgram:
     """What runs. It knows nothing of the model, which it would keep alive."""
-    return finish(folded, Context(options, hints), dump)
+    program = finish(folded, Context(options, hints), dump)
+    return dump.watched(CompiledProgram(program, executors), FORWARD)

@@ -21,7 +21,9 @@ from dovetail.artifact.target_text import Allowed
 from dovetail.artifact.tensors import load_tensors
 from dovetail.artifact.tree_json import tree_from_json
 from dovetail.errors import BadOptionValue, FrozenElsewhere
+from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.checked import with_checks
+from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.call_form import CallForm, Leaf
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.module import FrozenModule
@@ -154,8 +156,9 @@ class _Reader:
         running.bind(pool)
         return FrozenModule(_text(data["name"]), running, pool, sources=sources)
 
-    def _finish(self, folded: Folded) -> Program:
-        return finish(folded, Context(self._options), Dump(None, folded.program.name, {}))
+    def _finish(self, folded: Folded, executors: ExecutorList) -> RunnableProgram:
+        program = finish(folded, Context(self._options), Dump(None, folded.program.name, {}))
+        return CompiledProgram(program, executors)
 
     def _check_torch(self, wanted: str) -> None:
         found = installed_torch_version()
