@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from functorch.compile import aot_module_simplified, make_boxed_func
 from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.reinplace import reinplace as torch_reinplace
 
 from benchmarks.measure import describe_error
@@ -83,13 +84,14 @@ class GraphCost:
 
 @dataclass(frozen=True, slots=True)
 class ScaleCost:
-    """A long graph. shapes_s: dovetail's run on fake tensors. pass_s: plan, rewrite and report. torch_s: all of it."""
+    """A long graph. shapes_s: to read it. pass_s: plan, rewrite and report. whole_s: `reinplace`. torch_s: its pass."""
 
     family: str
     nodes: int
     in_place: int
     shapes_s: float
     pass_s: float
+    whole_s: float
     torch_s: float | None = None
 
 
@@ -319,11 +321,27 @@ def _views(nodes: int) -> Captured:
     return made.finished(*(made.call(aten.mul.Tensor, part, 2) for part in parts))
 
 
+def _trained(nodes: int) -> Captured:
+    """Forward and backward of a deep network, traced on fakes: its nodes have `meta["val"]`."""
+    samples = [torch.empty(4, 8), *(torch.empty(shape) for _ in range(max(1, nodes // 33)) for shape in ((8, 8), (8,)))]
+
+    def step(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        held = [weight.detach().requires_grad_() for weight in weights]
+        with torch.enable_grad():
+            for weight, bias in zip(held[::2], held[1::2], strict=True):
+                x = x + torch.tanh(torch.nn.functional.layer_norm(x, (8,)) @ weight.t() + bias) * 0.5
+            gradients = torch.autograd.grad(x.sum(), held)
+        return x.detach(), *(old - 0.1 * gradient for old, gradient in zip(held, gradients, strict=True))
+
+    return Captured("", make_fx(step, tracing_mode="fake")(*samples), list(samples))
+
+
 FAMILIES: dict[str, Callable[[int], Captured]] = {
     "pointwise chain": _chain,
     "parts of a buffer": _parts,
     "Adam, copied back": _adam,
     "views of a buffer": _views,
+    "trained network": _trained,
 }
 
 
@@ -344,9 +362,10 @@ def measure_scaling(
 def _scaled(family: str, made: Captured, repeats: int, asks_torch: bool) -> ScaleCost:
     shapes_s, lifted = _timed(lambda: lift(made.graph, made.inputs))
     passed = [_timed(lambda: _planned_and_rewritten(lifted.program)) for _ in range(repeats)]
+    whole_s = min(_timed(lambda: reinplace(made.graph, *made.inputs))[0] for _ in range(repeats))
     torch_s = _timed(lambda: torch_reinplace(made.graph, *made.inputs))[0] if asks_torch else None
     pass_s = min(seconds for seconds, _ in passed)
-    return ScaleCost(family, len(lifted.program.nodes), passed[0][1].in_place, shapes_s, pass_s, torch_s)
+    return ScaleCost(family, len(lifted.program.nodes), passed[0][1].in_place, shapes_s, pass_s, whole_s, torch_s)
 
 
 def _planned_and_rewritten(program: Program) -> InplaceReport:

@@ -130,11 +130,13 @@ def _scale_table(rows: Sequence[ScaleCost]) -> _Table:
             _number(row.shapes_s, 1, 2),
             _number(row.pass_s, 1, 2),
             "within" if row.pass_s <= LIMIT_S else "beyond",
+            _number(row.whole_s, 1, 2),
             _number(row.torch_s, 1, 2),
         ]
         for row in rows
     ]
-    return ["graph", "nodes", "in place", "shapes, s", "pass, s", f"limit {LIMIT_S:g} s", "torch's, all, s"], cells
+    head = ["graph", "nodes", "in place", "shapes, s", "pass, s", f"limit {LIMIT_S:g} s", "all, s", "torch's, all, s"]
+    return head, cells
 
 
 def _number(value: float | None, scale: float, digits: int) -> str:

@@ -1,8 +1,8 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
-Subcommands: first-step, step, step-capture, step-memory, small-calls, overlap, overhead, inplace, artifact, freeze.
-Without one every benchmark runs with its defaults. Each measurement of a first step, a step, of decoding or of a frozen
-model has a fresh process with empty caches.
+Subcommands: aot-capture, first-step, step, step-capture, step-memory, small-calls, overlap, overhead, inplace, artifact
+and freeze. Without one every benchmark runs with its defaults. Each measurement of a first step, a step, of decoding or
+of a frozen model has a fresh process with empty caches.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 import typer
 from rich.console import Console
 
+from benchmarks.aot_capture import aot_capture
 from benchmarks.arguments import DEFAULT_OUT, Backends, Device, Models, Out, Threads, Timeout, split_names
 from benchmarks.artifact import measure_files, write_artifact_report
 from benchmarks.decode import BACKENDS as DECODE_BACKENDS
@@ -48,6 +49,7 @@ _DEFAULT_BACKENDS = ",".join(BACKENDS)
 _TORCH_PASS_S = 120.0
 _DECODE_S = 600.0
 _ARTIFACT_S = 600.0
+app.command()(aot_capture)
 app.command()(small_calls)
 app.command()(step_capture)
 app.command()(step_memory)

@@ -41,7 +41,7 @@ def test_tables_of_graphs_steps_and_scaling(tmp_path: Path) -> None:
     assert all(row["missed_bytes"] == 0 for row in record["graphs"])
     assert len(record["steps"]) == 2 * 3
     assert all(row["equal"] for row in record["steps"] if row["backend"] != "eager")
-    assert len(record["scales"]) == 4 * 2
+    assert len(record["scales"]) == 5 * 2
     assert [row["torch_s"] is None for row in record["scales"][:2]] == [False, True]
     table = (tmp_path / "inplace.md").read_text()
     assert "| SGD foreach |" in table

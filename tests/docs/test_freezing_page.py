@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.pipeline.freezing import FREEZING_PASSES, chosen_passes
+from dovetail.pipeline.freezing import chosen_passes
+from dovetail.pipeline.passes import PASSES
 
 _PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "freezing.md"
 
@@ -19,10 +20,10 @@ _PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "freezing.md"
 def test_the_page_has_every_pass_option_and_error() -> None:
     text = _PAGE.read_text(encoding="utf-8")
     fast = chosen_passes("fast")
-    for name, tier, _ in FREEZING_PASSES:
-        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
-        assert tier in row
-        assert ("by name only" in row) == (name not in fast)
+    for spec in PASSES["frozen"].specs:
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| `{spec.name}` |")]
+        assert spec.tier in row
+        assert ("by name only" in row) == (spec.name not in fast)
     for function in (dovetail.freeze, dovetail.load):
         for option, parameter in inspect.signature(function).parameters.items():
             if parameter.kind is inspect.Parameter.KEYWORD_ONLY:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import dovetail
+from dovetail.capture.recording import Recording
 from dovetail.compat.functorch import debug_nop
 from dovetail.errors import BadCompiledResult, BadCompiler, BadOptionValue
 from dovetail.ir.graph_signature import GraphSignature
@@ -443,3 +444,31 @@ def test_a_compiler_that_raises() -> None:
     with pytest.raises(ZeroDivisionError, match="mine"):
         dovetail.aot_function(torch.Tensor.add_, broken)(x, 1)
     assert torch.equal(x, torch.ones(2))
+
+
+def test_backward_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient that `sum` gives is expanded; compilers get graphs for gradients that lie as the outputs do."""
+    recorded: list[str] = []
+    programs = Recording.programs
+
+    def noted(self: Recording, name: str, pattern: Any) -> Any:
+        recorded.append(name)
+        return programs(self, name, pattern)
+
+    monkeypatch.setattr(Recording, "programs", noted)
+    graphs: list[fx.GraphModule] = []
+
+    def compiler(gm: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(gm)
+        return gm
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(x @ w) * 2
+
+    inputs = [torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)]
+    run = dovetail.aot_function(function, compiler, partition="min_cut")
+    for reduced in (Tensor.sum, lambda y: y.t().contiguous().sum(), lambda y: (y * y).mean()):
+        expected = torch.autograd.grad(reduced(function(*inputs)), inputs)
+        assert all(map(torch.equal, torch.autograd.grad(reduced(run(*inputs)), inputs), expected))
+    assert len(recorded) == 1
+    assert len(graphs) == 2

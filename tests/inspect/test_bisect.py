@@ -17,11 +17,10 @@ from dovetail import cli
 from dovetail.inspect.bisect import bisect
 from dovetail.ir.program import Node, Program
 from dovetail.ir.text import Names, plain_call
-from dovetail.pipeline import driver
-from dovetail.pipeline.driver import HALF_PASSES, PASSES, Pass
+from dovetail.pipeline.passes import PASSES, Context, PassSpec
 
 aten = torch.ops.aten
-ALL_PASSES = [name for name, _ in (*PASSES, *HALF_PASSES)]
+ALL_PASSES = [spec.name for spec in (*PASSES["joint"].specs, *PASSES["forward"].specs)]
 
 
 class _Net(torch.nn.Module):
@@ -43,25 +42,24 @@ def _dump(folder: Path) -> Path:
     return folder
 
 
-def _with_fault(function: Pass, swap: dict[Any, Any]) -> Pass:
+def _with_fault(spec: PassSpec, swap: dict[Any, Any]) -> PassSpec:
     """The pass, and then the first operator that is in `swap` is replaced."""
 
-    def wrong(program: Program, *more: object) -> tuple[Program, object]:
-        made, report = function(program, *more)
+    def wrong(program: Program, context: Context) -> tuple[Program, Any]:
+        made, report = spec.run(program, context)
         nodes = list(made.nodes)
         place = next((i for i, node in enumerate(nodes) if node.target in swap), None)
         if place is not None:
             nodes[place] = replace(nodes[place], target=swap[nodes[place].target])
         return replace(made, nodes=tuple(nodes)), report
 
-    return wrong
+    return replace(spec, run=wrong)
 
 
 def _plant(monkeypatch: pytest.MonkeyPatch, name: str, swap: dict[Any, Any]) -> None:
-    for attribute in ("PASSES", "HALF_PASSES"):
-        passes = getattr(driver, attribute)
-        wrong = tuple((n, _with_fault(f, swap) if n == name else f) for n, f in passes)
-        monkeypatch.setattr(driver, attribute, wrong)
+    for kind, passes in PASSES.items():
+        wrong = tuple(_with_fault(spec, swap) if spec.name == name else spec for spec in passes.specs)
+        monkeypatch.setitem(PASSES, kind, replace(passes, specs=wrong))
 
 
 FAULTS: dict[str, tuple[dict[Any, Any], str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dovetail.errors import (
@@ -21,7 +23,8 @@ from dovetail.errors import (
     NotFunctional,
     SampleMismatch,
 )
-from dovetail.passes import InplaceReport, plan_inplace, reinplace, verify_inplace
+from dovetail.passes import InplaceReport, plan_inplace, reinplace, remove_dropout, verify_inplace
+from dovetail.torch_compat.fakes import is_fake
 
 aten = torch.ops.aten
 
@@ -251,3 +254,87 @@ def test_a_report_says_why_with_bytes_and_lines() -> None:
     assert (report.copied_bytes, report.missed_bytes) == (48, 0)
     (line,) = [line for line in report.explain().splitlines() if "select_scatter" in line]
     assert re.search(r"copy, because .*; 48 bytes copied .*model\.py:7 in forward", line)
+
+
+# --- what it costs, and what is believed ----------------------------------------------------------------------------
+
+
+def _layers(x: Tensor, *weights: Tensor) -> Tensor:
+    for weight in weights:
+        x = torch.tanh(x @ weight.t() + 1) * x
+    return x
+
+
+def _fakes_run(monkeypatch: pytest.MonkeyPatch, call: Callable[[], Any]) -> tuple[int, Any]:
+    """How many operators run on fakes during a call, and its result."""
+    count = 0
+    dispatch = FakeTensorMode.dispatch
+
+    def counted(self: Any, func: Any, *more: Any) -> Any:
+        nonlocal count
+        count += isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+        return dispatch(self, func, *more)
+
+    monkeypatch.setattr(FakeTensorMode, "dispatch", counted)
+    made = call()
+    monkeypatch.undo()
+    return count, made
+
+
+@pytest.mark.parametrize("with_samples", [False, True])
+def test_equal_layers_are_looked_at_once(monkeypatch: pytest.MonkeyPatch, with_samples: bool) -> None:
+    counts = []
+    for layers in (2, 40):
+        inputs = [torch.randn(4, 4) for _ in range(layers + 1)]
+        graph = make_fx(_layers, tracing_mode="fake")(*inputs)
+        count, made = _fakes_run(
+            monkeypatch, lambda graph=graph, inputs=inputs: reinplace(graph, *(inputs if with_samples else ()))
+        )
+        counts.append(count)
+        assert torch.equal(made(*[x.clone() for x in inputs]), _layers(*inputs))
+        described = [node.meta["val"] for node in made.graph.nodes if node.op == "call_function"]
+        assert all(is_fake(val) and val.shape == (4, 4) for val in described)
+    assert counts[0] == counts[1]
+
+
+def test_descriptions_that_are_there_are_kept() -> None:
+    graph = make_fx(lambda x: (x.sin() + 1).exp(), tracing_mode="fake")(torch.randn(3))
+    said = {node.name: node.meta.get("val") for node in graph.graph.nodes}
+    again = remove_dropout(graph)
+    kept = [
+        said[node.name] is node.meta["val"]
+        for node in again.graph.nodes
+        if node.name in said and said[node.name] is not None
+    ]
+    assert kept.count(True) >= 1  # of the first of each kind, the fake was made again
+
+
+def test_descriptions_that_are_wrong_are_not_believed() -> None:
+    graph = make_fx(lambda x: (x.t().sin() + 1, x.t().sin() * 2), tracing_mode="fake")(torch.randn(3, 4))
+    for node in graph.graph.nodes:
+        if node.target in (aten.sin.default, aten.t.default):
+            node.meta["val"] = node.meta["val"].new_empty((5, 7))  # another shape, on other memory
+    made = reinplace(graph)
+    for node in made.graph.nodes:
+        if node.target in (aten.t.default, aten.sin.default, aten.mul.Tensor):
+            assert node.meta["val"].shape == (4, 3)
+    views = [node.meta["val"] for node in made.graph.nodes if node.target is aten.t.default]
+    (x,) = [node.meta["val"] for node in made.graph.nodes if node.op == "placeholder"]
+    assert {val.untyped_storage()._cdata for val in views} == {x.untyped_storage()._cdata}
+
+
+def test_memory_that_is_said_to_be_shared_is_not_believed() -> None:
+    graph = make_fx(lambda x: (x.sin() * 1, x.sin() * 2), tracing_mode="fake")(torch.randn(3))
+    first, second = [node for node in graph.graph.nodes if node.target is aten.sin.default]
+    second.meta["val"] = first.meta["val"]  # as careless passes leave it
+    x = torch.randn(3)
+    for got, expected in zip(reinplace(graph)(x), (x.sin(), x.sin() * 2), strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_generated_functions_say_how_they_are_called() -> None:
+    assert list(inspect.signature(reinplace).parameters) == ["gm", "sample_inputs", "donate", "commit_point"]
+    assert inspect.signature(plan_inplace) != inspect.signature(reinplace)  # they give something else
+    assert plan_inplace.__name__ == "plan_inplace"
+    with pytest.raises(TypeError, match="donated"):
+        reinplace(make_fx(_step)(*_two()), *_two(), donated=(0,))

@@ -10,22 +10,26 @@ import torch
 
 import dovetail
 from dovetail.errors import InvalidProgram, PassChangedMeaning
-from dovetail.ir.program import Program
+from dovetail.ir.program import Program, Stage
 from dovetail.pipeline.differential import same_bits, verify_same_results
-from dovetail.pipeline.driver import PASSES, run_passes
+from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.options import Options
+from dovetail.pipeline.passes import PASSES, Context, PassSpec
+from dovetail.pipeline.trail import Trail
 from tests.passes.programs import Builder, body
 
 aten = torch.ops.aten
 
 
-def _run(program: Program, **options: Any) -> tuple[Program, tuple[Any, ...]]:
-    return run_passes(program, Options(**options), Dump(None, "test", {}), {})
+def _run(program: Program, kind: str = "joint", **options: Any) -> tuple[Program, tuple[Any, ...]]:
+    return run_passes(kind, program, Context(Options(**options)), Dump(None, "test", {}))
 
 
-def _plant(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
-    monkeypatch.setattr("dovetail.pipeline.driver.PASSES", (("planted", function),))
+def _plant(monkeypatch: pytest.MonkeyPatch, function: Any, kind: str = "joint", **facts: Any) -> None:
+    told = {"tier": "bitwise", "accepts": frozenset(Stage), "yields": None, **facts}
+    spec = PassSpec("planted", run=lambda program, context: function(program), **told)
+    monkeypatch.setitem(PASSES, kind, dataclasses.replace(PASSES[kind], specs=(spec,)))
 
 
 def _small() -> Program:
@@ -52,7 +56,7 @@ def _redundant() -> Program:
 
 def test_all_passes_run_in_order_and_say_what_they_did() -> None:
     result, records = _run(_redundant(), verify=2)
-    assert [r.name for r in records] == [name for name, _ in PASSES]
+    assert [r.name for r in records] == [spec.name for spec in PASSES["joint"].specs]
     assert [(r.nodes_before, r.nodes_after) for r in records] == [(5, 4), (4, 3), (3, 2)]
     assert records[0].report == "removed 1 unread nodes"
     assert all(r.reason == "" and r.time_us >= 0 for r in records)
@@ -143,6 +147,90 @@ def test_a_planted_pass_is_caught_in_a_whole_compilation(monkeypatch: pytest.Mon
         dovetail.compile(lambda x, y: (x - y).exp(), (torch.ones(2), torch.ones(2)), verify=2)
 
 
+def test_a_pass_says_which_stages_it_takes_and_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    _plant(monkeypatch, lambda p: (p, "nothing"), accepts=frozenset({Stage.SPLIT}))
+    with pytest.raises(InvalidProgram, match="a pass is given a stage that it accepts"):
+        _run(_small(), verify=1)
+    _plant(monkeypatch, lambda p: (dataclasses.replace(p, stage=Stage.IN_PLACE), "another stage"))
+    with pytest.raises(InvalidProgram, match="a pass makes a program of the stage that it says"):
+        _run(_small(), verify=1)
+
+
+# --- every kind of program ------------------------------------------------------------------------------
+
+
+def _sgd(options: dict[str, Any]) -> tuple[Any, torch.Tensor]:
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = (weight * x).sin().sum()
+        (gradient,) = torch.autograd.grad(loss, [weight])
+        with torch.no_grad():
+            weight.sub_(gradient * 0.1)
+        return loss.detach()
+
+    return dovetail.compile_step(step, **options), weight
+
+
+def _freeze(options: dict[str, Any]) -> Any:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5)).eval()
+    return dovetail.freeze(model, (torch.ones(2, 3),), **options)
+
+
+def _passes_run(trail: Any) -> list[str]:
+    return [step.record.name for lowering in trail.lowerings for step in lowering.steps if step.record is not None]
+
+
+def _run_kind(kind: str, **options: Any) -> Any:
+    """Compile something that has programs of a kind; what it left in its trail."""
+    trail = Trail()
+    options["trail"] = trail
+    if kind == "step":
+        step, _ = _sgd(options)
+        for _ in range(2):
+            step(torch.ones(3))
+    elif kind in ("frozen", "packed"):
+        _freeze(options)
+    else:
+        dovetail.compile(lambda x: (x.sin() * 2).sum(), **options)(torch.ones(3, requires_grad=True)).backward()
+    return trail
+
+
+@pytest.mark.parametrize("kind", list(PASSES))
+def test_every_kind_of_program_goes_through_the_same_loop(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    def edits(program: Program) -> tuple[Program, str]:
+        operands = next(node.args for node in program.nodes if len(node.args) > 1)
+        object.__setattr__(program.nodes[0], "args", (*operands, 7))
+        return program, "edited its input"
+
+    _plant(monkeypatch, edits, kind)
+    with pytest.raises(InvalidProgram, match="a pass does not edit its input"):
+        _run_kind(kind, verify=1)
+
+
+@pytest.mark.parametrize("kind", list(PASSES))
+def test_passes_of_every_kind_can_be_left_out_and_be_the_last(kind: str) -> None:
+    name = PASSES[kind].specs[0].name
+    assert name in _passes_run(_run_kind(kind))
+    assert name not in _passes_run(_run_kind(kind, skip=name))
+    later = {spec.name for other in PASSES.values() if other.after == kind for spec in other.specs}
+    ran = _passes_run(_run_kind(kind, stop_after=name))
+    assert name in ran
+    assert not ({spec.name for spec in PASSES[kind].specs[1:]} | later - {name}) & set(ran)
+
+
+def test_what_a_step_writes_is_compared_at_level_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(program: Program) -> tuple[Program, str]:
+        swap = {aten.sub.Tensor: aten.add.Tensor}
+        nodes = [dataclasses.replace(n, target=swap.get(n.target, n.target)) for n in program.nodes]
+        return program.replace_nodes(tuple(nodes)), "another sign"
+
+    _run_kind("step", verify=2)
+    _plant(monkeypatch, wrong, "step")
+    with pytest.raises(PassChangedMeaning, match="input variable_weight is left with other contents"):
+        _run_kind("step", verify=2)
+
+
 # --- peaks ----------------------------------------------------------------------------------------------
 
 
@@ -173,7 +261,7 @@ def test_decisions_made_before_hold() -> None:
     program = _stretched()
     for keep, count in ((True, 6), (False, 7)):
         decisions = {"common_subexpressions": keep}
-        result, records = run_passes(program, Options(), Dump(None, "test", {}), {}, decisions)
+        result, records = run_passes("joint", program, Context(Options()), Dump(None, "test", {}), decisions=decisions)
         assert len(result.nodes) == count
         assert records[-1].reason == ("" if keep else "DECIDED-BEFORE: dropped for the first pattern")
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.pipeline.driver import HALF_PASSES, PASSES
+from dovetail.pipeline.passes import PASSES
 
-PASS_NAMES = [name for name, _ in PASSES]
-LATE = [f"{name}-{half}" for half in ("forward", "backward") for name, _ in HALF_PASSES]
+PASS_NAMES = [spec.name for spec in PASSES["joint"].specs]
+LATE = [f"{spec.name}-{half}" for half in ("forward", "backward") for spec in PASSES[half].specs]
 STEPS = ["recorded", "functional", *PASS_NAMES, "forward", "backward", "write_inputs-forward", *LATE]
 _RUN_ALL = """
 import runpy, sys, torch

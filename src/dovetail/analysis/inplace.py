@@ -85,7 +85,7 @@ class _Planner:
         self.actions: dict[Node, Action] = {}
         self.kept: dict[Node, Kept] = {}
         self.moved: dict[Node, Kept] = {}
-        self.escaping = program.output_storages()
+        self.given, self.escaping = program.input_storages(), program.output_storages()
         self.postponed: dict[Node, int] = {}
         self.just_died: list[Value] = []
         self.lying: dict[Value, TensorMeta] = {}  # where a value lies that is laid out differently from it says
@@ -201,7 +201,7 @@ class _Planner:
         while maker is not None and isinstance(copied := self.actions.get(maker), Share):
             new = copied.source
             maker = self.producers.get(new)
-        is_given = new.tensor.storage in self.program.input_storages()
+        is_given = new.tensor.storage in self.given
         if maker is None or is_given or new.tensor.storage in self.escaping:
             return Kept(Reason.IS_NEW, new.name)
         if new.tensor.layout() != target.tensor.layout():

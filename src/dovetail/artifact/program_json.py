@@ -53,6 +53,7 @@ FORMAT = "dovetail program"
 VERSION = 1
 
 _MAX_SIZE = 1 << 63
+_MAX_LABEL = 1000
 _PROGRAM_NAME = re.compile(r"[\w .<>-]{0,300}")
 _FIELDS: Mapping[str, Coding] = {**PLAIN, "WrapperLayout | None": optional(refused("wrappers of tensors"))}
 _INPUT_ROLES = Records(
@@ -60,10 +61,19 @@ _INPUT_ROLES = Records(
     (
         *(roles.Parameter, roles.Buffer, roles.UserInput, roles.Constant, roles.SizeInput),
         *(roles.Tangent, roles.Residual, roles.SharedBytes, roles.GradientBase),
+        *(roles.StateTensor, roles.HeldGradient, roles.NumberInput),
     ),
     _FIELDS,
 )
-_OUTPUT_ROLES = Records("role", (roles.UserOutput, roles.InputMutation, roles.Gradient, roles.Residual), _FIELDS)
+_OUTPUT_ROLES = Records(
+    "role",
+    (
+        *(roles.UserOutput, roles.InputMutation, roles.Gradient, roles.Residual),
+        *(roles.GradientLeft, roles.NumberLeft),
+    ),
+    _FIELDS,
+)
+_OF_STEPS = (roles.StateTensor, roles.HeldGradient, roles.NumberInput, roles.GradientLeft, roles.NumberLeft)
 
 
 def program_to_json(program: Program) -> dict[str, Any]:
@@ -85,6 +95,7 @@ def program_from_json(
     allow: Iterable[str] = (),
     sizes: Callable[[Program], Mapping[str, Number] | None] | None = None,
     believe_descriptions: bool = False,
+    may_be_step: bool = False,
     known: KnownResults | None = None,
 ) -> Program:
     """The program that `program_to_json` wrote, equal in everything but the identity of its values.
@@ -95,6 +106,7 @@ def program_from_json(
             is checked for these numbers only, and not at all without them.
         believe_descriptions: do not check what the program says of its values: for readers that only run it operator by
             operator, or look for a pass that has made a wrong program. Nothing may be decided by the descriptions.
+        may_be_step: it may be a whole training step, of which only dumps have programs.
         known: what was found out about other programs of the same file.
     Raises: ValueError that says what is wrong with the data: among that, targets that no file may name, names that
     could mean anything else in generated source, descriptions that are not true, and entries that would not be written
@@ -107,6 +119,10 @@ def program_from_json(
         raise ValueError(f"it is of version {data.get('version')}; this dovetail reads version {VERSION}")
     try:
         program = _Reader(data, allowed).program()
+        signature = program.signature
+        _check_step_roles(signature)
+        if not may_be_step and any(isinstance(role, _OF_STEPS) for role in (*signature.inputs, *signature.outputs)):
+            raise ValueError("it is a training step, which only dumps may hold")
         if _text(_Writer(program).written()) != _text(data):
             raise ValueError("it is not written as dovetail writes it")
         verify_program(program, lambda node: bool(writes_of(node)))
@@ -137,6 +153,7 @@ class _Writer:
         if len(names) < len(values):
             raise ValueError("two of its values have one name")
         _check_names(program, values)
+        _check_step_roles(program.signature)
         nodes = [self._node(node) for node in program.nodes]
         return {
             "format": FORMAT,
@@ -202,6 +219,16 @@ def _check_names(program: Program, values: list[Value]) -> None:
         checked_name(value.name)
         if value.name in symbols and value.meta != ScalarMeta(symbol(value.name)):
             raise ValueError(f"{value.name!r} is the name of a value and of a size")
+
+
+def _check_step_roles(signature: Signature) -> None:
+    """What roles of training steps say is bounded: labels are shown, and places count numbers."""
+    for role in (*signature.inputs, *signature.outputs):
+        if isinstance(role, roles.NumberLeft):
+            if not 0 <= role.place < MAX_VALUES:
+                raise ValueError(f"{role.place} is not a place of a number that is left")
+        elif isinstance(role, _OF_STEPS) and (len(role.name) > _MAX_LABEL or not role.name.isprintable()):
+            raise ValueError(f"{role.name[:80]!r} is not a label of a tensor or a number")
 
 
 class _Reader:

@@ -29,15 +29,11 @@ from dovetail.errors import (
     UnsupportedTensor,
 )
 from dovetail.ir.convert import QUANTIZED, describe, scalar_of, unsupported_kind
+from dovetail.ir.known_results import KnownResults
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ir.sizes import Scalar, SizeExpr
-from dovetail.ops.facts import (
-    counts_writes_in_its_kernel,
-    counts_writes_one_by_one,
-    facts_of,
-    may_resize,
-)
+from dovetail.ops.facts import counts_writes_in_its_kernel, counts_writes_one_by_one, facts_of, may_resize
 from dovetail.ops.prims import EXPECT
 from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.reach.frames import unfollowed
@@ -58,7 +54,10 @@ from dovetail.torch_compat.dispatch import (
 from dovetail.torch_compat.fake_layouts import as_laid_out
 from dovetail.torch_compat.fakes import (
     DATA_DEPENDENT_ERRORS,
+    DEVICE_QUESTION,
     NO_FAKE_KERNEL_ERRORS,
+    FakeMode,
+    device_of_fake,
     is_fake,
     kernels_for_symbolic_sizes,
 )
@@ -84,7 +83,8 @@ class Recorder(DispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor], mode: FakeMode) -> None:
+        """fake_of: makes the fake twin of a real tensor. mode: of all fakes."""
         super().__init__()
         self._fake_of = fake_of
         self.nodes: list[Node] = []
@@ -98,6 +98,7 @@ class Recorder(DispatchMode):
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
         self._values: dict[int, Value] = {}
+        self._known_results = KnownResults(mode, self._values)
         self._tensors: dict[Value, list[torch.Tensor]] = {}
         self._twins: dict[Value, torch.Tensor] = {}
         self._alive: list[object] = []
@@ -169,11 +170,7 @@ class Recorder(DispatchMode):
             self._note_symbols(argument)
             return scalar_of(argument)
         if isinstance(argument, tuple | list):
-            return (
-                type(argument)(map(self.operand_of, argument))
-                if type(argument) in (tuple, list)
-                else [self.operand_of(item) for item in argument]
-            )
+            return (type(argument) if type(argument) in (tuple, list) else list)(map(self.operand_of, argument))
         if isinstance(argument, torch.dtype) and argument in QUANTIZED:  # fakes would carry on with floats
             what, instead = "a quantized tensor", "dequantize it first"
             raise UnsupportedTensor(name=str(argument), kind=what, hint=instead, origin=self._origins.here())
@@ -186,6 +183,8 @@ class Recorder(DispatchMode):
     ) -> Any:
         if isinstance(func, HigherOrder):
             return self._record(func, types, args, kwargs)  # it runs code of the user's
+        if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
+            return device_of_fake(args[0])
         with unfollowed():
             return self._record(func, types, args, kwargs)
 
@@ -230,7 +229,7 @@ class Recorder(DispatchMode):
         return result
 
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        return result_of(func, args, keywords)
+        return result_of(func, args, keywords, self._known_results)
 
     def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
         args = [self._without_real(argument) for argument in args]

@@ -84,7 +84,7 @@ class Recording:
         self._around = around
         self.origins = OriginTracker()
         self.arrangement = arrangement
-        self.recorder = Recorder(self.origins, self._twin)
+        self.recorder = Recorder(self.origins, self._twin, self.mode)
         self.infer = MetaInference(mode, self.recorder.symbols)
         self.specs = list(inputs)
         maker = InputMaker(mode, self.recorder, self.specs, arrangement, constants)
@@ -144,7 +144,7 @@ class Recording:
 
     def fresh_inputs(self) -> list[Any]:
         """Fake inputs that lie and count versions like those that were recorded, and have seen nothing yet."""
-        maker = InputMaker(self.mode, Recorder(self.origins, self._twin), self.specs, self.arrangement, ())
+        maker = InputMaker(self.mode, Recorder(self.origins, self._twin, self.mode), self.specs, self.arrangement, ())
         return [stand_in.seen for stand_in in maker.make()[: len(self.specs)]]
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,6 @@ import torch
 
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.known_numbers import KnownNumbers
-from dovetail.capture.known_results import KnownResults
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import DovetailError, UnsupportedStep
@@ -30,7 +29,7 @@ from dovetail.ir.sizes import symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.dispatch import Overload, schema_of
-from dovetail.torch_compat.fakes import DEVICE_QUESTION, FakeMode, device_of_fake, fake_apart, is_fake
+from dovetail.torch_compat.fakes import FakeMode, fake_apart
 from dovetail.torch_compat.traced_numbers import (
     Plain,
     fixed_number,
@@ -70,8 +69,7 @@ class StepRecorder(Recorder):
     """
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
-        super().__init__(origins, partial(fake_apart, mode))
-        self._known_results = KnownResults(mode, self._values)
+        super().__init__(origins, partial(fake_apart, mode), mode)
         self.questions: list[Question] = []
         self.numbers_now: dict[str, Plain] = {}
         self.renamed: dict[int, Origin] = {}
@@ -110,8 +108,6 @@ class StepRecorder(Recorder):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
-            return device_of_fake(args[0])
         try:
             return self._dispatched(func, types, args, kwargs)
         except DovetailError as error:

@@ -13,9 +13,10 @@ from dovetail.cli.progress import spinner
 from dovetail.errors import BadCheck, BadOptionValue, DoesNotFail, OutputInTheWay
 from dovetail.inspect.minify import Minified, minify
 from dovetail.inspect.minify_isolated import Isolated
-from dovetail.inspect.minify_oracles import BUILT_IN, Agrees, CheckFile, Compiles, NamedOracle
+from dovetail.inspect.minify_oracles import BUILT_IN, Agrees, CheckFile, Compiles, NamedOracle, Passes
 from dovetail.inspect.minify_script import Reproducer, write_reproducer
 from dovetail.inspect.minify_source import Source, read_source
+from dovetail.inspect.states import is_step
 
 _DOES_NOT_FAIL = 1
 _NOT_CONFIRMED = 3
@@ -34,8 +35,12 @@ _Inputs = Annotated[
     ),
 ]
 _Kind = Annotated[
-    Literal["compiles", "agrees"],
-    typer.Option("--oracle", help="compiles: fails if compiling or running it raises. agrees: also if results differ."),
+    Literal["compiles", "agrees", "passes"],
+    typer.Option(
+        "--oracle",
+        help="compiles: fails if compiling or running it raises. agrees: also if results differ. passes: results of "
+        "the passes for its kind differ; always so for a training step.",
+    ),
 ]
 _Check = Annotated[
     str | None,
@@ -94,7 +99,7 @@ def minify_command(  # noqa: PLR0913 (each is an option of the command)
         reason = f"it cannot be created: {error.strerror or error}"
         raise BadOptionValue(option="--out", value=str(out), reason=reason, expected="a new folder") from error
     source = read_source(program, inputs, allow=allow or ())
-    oracle = _oracle(kind, check, tolerance)
+    oracle = _oracle("passes" if is_step(source.program) else kind, check, tolerance)
     asked = Isolated(oracle, time_limit) if isolate else oracle
     try:
         with spinner("minify", quiet=as_json) as show:
@@ -129,7 +134,9 @@ def _oracle(name: str, check: str | None, tolerance: float) -> NamedOracle:
         if not colon:
             raise BadCheck(check=check, reason="it does not name a function", known=" and ".join(BUILT_IN))
         return CheckFile(path, function)
-    return Compiles() if name == "compiles" else Agrees(tolerance)
+    if name == "compiles":
+        return Compiles()
+    return Agrees(tolerance) if name == "agrees" else Passes(tolerance)
 
 
 def _facts(source: Source, found: Minified, written: Reproducer) -> dict[str, object]:

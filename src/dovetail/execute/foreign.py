@@ -14,7 +14,8 @@ compiler returns the graph module unchanged, its strides are not repaired: they 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +74,7 @@ class ForeignProgram:
         self._is_boxed = is_boxed(self._run)
         is_graph = getattr(self._run, "__wrapped__", self._run) is gm and gm.code == self._source
         self._mends_strides = not is_graph  # which eager's own operators gave, whatever fakes of them say
-        self._expected = [_Expected.of(program, place) for place in range(len(program.outputs))]
+        self._expected = _Expected.all_of(program)
 
     @property
     def program(self) -> Program:
@@ -148,7 +149,15 @@ class _Expected:
     is_constant: bool
 
     @staticmethod
-    def of(program: Program, place: int) -> _Expected:
+    def all_of(program: Program) -> list[_Expected]:
+        held = list(program.input_storages())
+        held += [o.tensor.storage for o in program.outputs if isinstance(o, Value) and o.is_tensor]
+        holders = Counter(held)
+        return [_Expected.of(program, place, holders) for place in range(len(program.outputs))]
+
+    @staticmethod
+    def of(program: Program, place: int, holders: Mapping[int, int]) -> _Expected:
+        """holders: by storage, how many inputs and outputs lie there."""
         operand: Operand = program.outputs[place]
         role = program.signature.outputs[place]
         is_saved = isinstance(role, Residual)
@@ -157,9 +166,7 @@ class _Expected:
             return _Expected(place, None, None, False, is_saved, operand, is_constant)
         meta = operand.tensor
         known = tuple(step for step in meta.stride if isinstance(step, int))
-        others = [o for i, o in enumerate(program.outputs) if i != place]
-        shared = program.input_storages() | {o.tensor.storage for o in others if isinstance(o, Value) and o.is_tensor}
-        is_fresh = isinstance(role, UserOutput | Gradient) and meta.storage not in shared
+        is_fresh = isinstance(role, UserOutput | Gradient) and holders[meta.storage] == 1
         return _Expected(
             place, meta, known if len(known) == len(meta.stride) else None, is_fresh, is_saved, None, False
         )

@@ -6,7 +6,7 @@ another way. After it, what was written stays, as in eager, and the error says w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,7 +33,8 @@ class CompiledStepProgram:
     """code: of the program that works in place. plan: what is done around it. labels: of its inputs, for messages.
 
     reports: what each pass says of itself, by name. hints: a number for each size symbol. recorded_peak_bytes: the
-    simulated peak of the program as it was recorded.
+    simulated peak of the program as it was recorded. run: runs the code, and notes something besides; the code itself
+    if None.
     """
 
     code: CompiledProgram
@@ -42,6 +43,7 @@ class CompiledStepProgram:
     reports: tuple[tuple[str, str], ...] = ()
     hints: Mapping[str, Number] = field(default_factory=dict)
     recorded_peak_bytes: int = -1
+    run: Callable[[list[Any]], Sequence[Any]] | None = None
 
     @property
     def program(self) -> Program:
@@ -95,7 +97,7 @@ class CompiledStepProgram:
                 for kind in ("cpu", "cuda"):
                     if torch.is_autocast_enabled(kind):  # casts are nodes of the program
                         stack.enter_context(torch.autocast(kind, enabled=False))
-                return self.code(inputs)
+                return (self.run or self.code)(inputs)
         except Exception as error:
             at = self.code.failed_at(error)
             if at is not None and at >= self.first_write:

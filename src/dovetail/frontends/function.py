@@ -202,7 +202,8 @@ class CompiledFunction:
         call = self._describe(args, kwargs, self._reaches.anew(call.leaves, call.reach))
         key, everything = call.key(self._options.dynamic), call.everything
         if self._find(key, everything) is None:
-            self._variants.setdefault(key, []).append(self._compile(call, self._what_changed(key)))
+            variant = self._compile(call, self._what_changed(key))
+            self._variants.setdefault(key, []).append(variant)
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""

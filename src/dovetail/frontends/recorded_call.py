@@ -101,7 +101,8 @@ class CallRecorder:
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the target in eager mode with these inputs. Raises: DoubleBackwardUnsupported when it has changed."""
         if not self.reads.holds():
-            raise DoubleBackwardUnsupported(reason=f"{self.reads.why()} since it was recorded", hint=HINT)
+            reason = f"a Python value that it reads has changed since: {self.reads.why()}"
+            raise DoubleBackwardUnsupported(reason=reason, hint=HINT)
         slots = self._reach.slots
         with RECORDING, replaced_tensors(slots, [inputs[place] for place in self._slot_places]):
             return self._call(inputs)

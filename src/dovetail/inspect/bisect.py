@@ -21,9 +21,10 @@ from dovetail.execute.protocol import Executor, ExecutorList
 from dovetail.inspect.dump_folder import Compilation, read_dump
 from dovetail.inspect.plain_run import Difference, compare, largest_error
 from dovetail.inspect.replay import DIFFERS, FAILED, replay_calls
-from dovetail.inspect.states import Outcome, State, World, difference, run_state, states_of, world_of
+from dovetail.inspect.states import Outcome, State, World, difference, run_state, series_of, states_of, world_of
 from dovetail.ir.program import Node, Value, values_in
 from dovetail.ir.text import Names, plain_call
+from dovetail.ops.facts import written_values
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.options import Options
 
@@ -128,7 +129,7 @@ def bisect(
     """
     found = []
     claiming = None if executors is None else with_checks(make_executors(Options(executors=tuple(executors))))
-    for compilation in read_dump(path, allow=allow):
+    for compilation in (series for whole in read_dump(path, allow=allow) for series in series_of(whole)):
         states = states_of(compilation, claiming)
         if states:
             found.append(bisect_states(compilation, states, rtol, progress))
@@ -217,6 +218,11 @@ def _first_cause(state: State, compared: Mapping[str, Difference | None]) -> tup
     program count, through values that differ too.
     """
     needed = {value.name for program in state.programs for value in values_in(program.outputs)}
+    for program in state.programs:
+        outside = program.input_storages()
+        for node in program.nodes:
+            if any(value.tensor.storage in outside for value in written_values(node)):
+                needed.update(value.name for value in node.results())
     cause: tuple[Node | None, Value | None] = (None, None)
     for program in reversed(state.programs):
         for node in reversed(program.nodes):

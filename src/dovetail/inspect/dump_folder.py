@@ -109,7 +109,9 @@ def read_step(path: Path, *, allow: Iterable[str] = ()) -> DumpedStep:
         if not _FOLDER_NAME.fullmatch(facts.get("forward_call_in", "")):
             raise ValueError(f"{facts['forward_call_in']!r} is not a name of a folder beside it")
         held = facts.get("program")
-        program = None if held is None else program_from_json(held, allow=allow, believe_descriptions=True)
+        program = (
+            None if held is None else program_from_json(held, allow=allow, believe_descriptions=True, may_be_step=True)
+        )
         return DumpedStep(path.stem.partition("-")[2] or path.stem, facts.get("part", JOINT), program, facts, path)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadArtifact(path=path, expected="a step of a compilation", reason=error, hint=_HINT) from error

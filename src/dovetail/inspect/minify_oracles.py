@@ -22,12 +22,17 @@ from dovetail.inspect.minify_failure import Failure, FailureKind, raised, worst
 from dovetail.inspect.minify_recording import repeatable, size_numbers
 from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.fx_write import to_graph_module
-from dovetail.ir.program import Program, meta_symbols
+from dovetail.ir.program import Program, Stage, meta_symbols
 from dovetail.pipeline.differential import plain_function
+from dovetail.pipeline.driver import run_passes
+from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.options import Options
+from dovetail.pipeline.passes import Context
 
 Run: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
-BUILT_IN = ("compiles", "agrees")
+BUILT_IN = ("compiles", "agrees", "passes")
+_KINDS = {Stage.FUNCTIONAL: "joint", Stage.WHOLE: "joint", Stage.SPLIT: "forward", Stage.IN_PLACE: "step"}
 
 
 def has_open_sizes(program: Program) -> bool:
@@ -113,6 +118,48 @@ class Agrees:
         return {"oracle": self.name, "tolerance": self.tolerance, "options": dict(self.options)}
 
 
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The passes for a program of its stage raise, or make one that gives other results or leaves other inputs behind.
+
+    For whole training steps, which `dovetail.compile` does not take, and for a pass that is suspected. Programs of a
+    dump can be given: `functional`, `forward`, and `write_state` of a step. tolerance: as in `Agrees`.
+    """
+
+    tolerance: float = 0.0
+    name: ClassVar[str] = "passes"
+
+    def __call__(self, program: Program, inputs: list[Any]) -> Failure | None:
+        """How the program fails."""
+        kind = _KINDS.get(program.stage)
+        if kind is None:
+            return None
+        try:
+            before = plain_function(program)
+            hints = size_numbers(zip(program.inputs, inputs, strict=True))
+            given, left = clone_together(inputs), list(inputs)
+            with repeatable(program), torch.no_grad():
+                expected = before(list(given))
+        except Exception:
+            return None
+        try:
+            made, _ = run_passes(kind, program, Context(Options(), hints), Dump(None, program.name, {}))
+            with repeatable(program), torch.no_grad():
+                actual = plain_function(made)(inputs)
+        except Exception as error:
+            return raised(error)
+        return worst([*zip(expected, actual, strict=True), *zip(given, left, strict=True)], self.tolerance)
+
+    @property
+    def identity(self) -> str:
+        """Equal for checks that give equal verdicts."""
+        return json.dumps(self.to_json())
+
+    def to_json(self) -> dict[str, object]:
+        """As plain values, for `oracle_from_json`."""
+        return {"oracle": self.name, "tolerance": self.tolerance}
+
+
 def _compiled(run: Run, dynamic: bool, options: Mapping[str, Any]) -> Callable[..., Any]:
     def program(*inputs: Any) -> Sequence[Any]:
         return run(list(inputs))
@@ -184,7 +231,7 @@ def _function_of(path: Path, function: str, name: str) -> Callable[..., object]:
     return check
 
 
-NamedOracle: TypeAlias = "Compiles | Agrees | CheckFile"
+NamedOracle: TypeAlias = "Compiles | Agrees | Passes | CheckFile"
 
 
 def oracle_from_json(data: Mapping[str, Any]) -> NamedOracle:
@@ -196,4 +243,6 @@ def oracle_from_json(data: Mapping[str, Any]) -> NamedOracle:
         return Compiles(data["options"])
     if kind == "agrees":
         return Agrees(data["tolerance"], data["options"])
+    if kind == "passes":
+        return Passes(data["tolerance"])
     raise BadCheck(check=kind, reason="there is no such check", known=" and ".join(BUILT_IN))

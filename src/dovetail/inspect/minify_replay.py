@@ -12,7 +12,7 @@ import torch
 from dovetail.artifact.json_text import read_json_file
 from dovetail.artifact.program_json import program_from_json
 from dovetail.inspect.minify_failure import Failure, SameFailure
-from dovetail.inspect.minify_oracles import CheckFile, Run, oracle_from_json
+from dovetail.inspect.minify_oracles import CheckFile, Passes, Run, oracle_from_json
 from dovetail.inspect.minify_recording import SEED
 
 FAILS_AS_IT_SHOULD = 1
@@ -39,8 +39,9 @@ def replay(
     where = {"path": str(folder / oracle["path"])} if "path" in oracle else {}
     check = oracle_from_json({**oracle, **where})
     torch.manual_seed(SEED)
-    if isinstance(check, CheckFile):
-        program = program_from_json(read_json_file(folder / "program.json"), allow=allow, believe_descriptions=True)
+    if isinstance(check, CheckFile | Passes):
+        data = read_json_file(folder / "program.json")
+        program = program_from_json(data, allow=allow, believe_descriptions=True, may_be_step=True)
         found = check(program, inputs)
     else:
         found = check.of_function(run, inputs, dynamic=dynamic)

@@ -15,6 +15,7 @@ from dovetail.inspect.dump_folder import Call, read_dump, read_step
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.differential import sample_inputs
+from dovetail.pipeline.trail import STEP_STATE
 
 _HINT = "give a .json that DOVETAIL_DUMP or program_to_json wrote, or the folder of a dump"
 
@@ -30,6 +31,8 @@ class Source:
 
 def read_source(path: Path, inputs: Path | None = None, *, allow: Iterable[str] = ()) -> Source:
     """The program in a file; of a dump, the first one whose call was recorded, or else the first one.
+    Of a training step it is the one that writes the state, which its passes take.
+
 
     inputs: a file that `save_call` wrote; without it, the call that was recorded, or else random numbers.
     allow: operators of other packages that the program may call, as in `dovetail.load`.
@@ -57,6 +60,10 @@ def _of_folder(path: Path, allow: tuple[str, ...]) -> _Found:
     if not found:
         reason = f"its programs could not be written: {compilations[0].steps[0].reason}"
         raise BadArtifact(path=path, expected="a dump", reason=reason, hint=_HINT)
+    written = next((s for c in compilations for s in c.steps if s.name == STEP_STATE and s.program is not None), None)
+    if written is not None and written.program is not None:  # the whole step, as its passes are given it
+        call = next(c.calls.get(written.part) for c in compilations if written in c.steps)
+        return written.program, written.hints, call
     return next((entry for entry in found if entry[2] is not None), found[0])
 
 
@@ -64,7 +71,7 @@ def _of_file(path: Path, allow: tuple[str, ...]) -> _Found:
     try:
         data = read_json_file(path)
         if isinstance(data, dict) and data.get("format") == FORMAT:
-            return program_from_json(data, allow=allow, believe_descriptions=True), {}, None
+            return program_from_json(data, allow=allow, believe_descriptions=True, may_be_step=True), {}, None
     except (OSError, ValueError) as error:
         raise BadArtifact(path=path, expected="a program", reason=error, hint=_HINT) from error
     step = read_step(path, allow=allow)

@@ -45,7 +45,9 @@ def work(folder: Path, what: str) -> None:
     """Do what was asked for, here."""
     allowed = folder / "allow.json"
     allow = read_json_file(allowed) if allowed.exists() else ()
-    program = program_from_json(read_json_file(folder / "program.json"), allow=allow, believe_descriptions=True)
+    program = program_from_json(
+        read_json_file(folder / "program.json"), allow=allow, believe_descriptions=True, may_be_step=True
+    )
     inputs = load_call(folder / "inputs.safetensors")
     if what == "reach":
         _run_plainly(program, inputs, folder / "reach")

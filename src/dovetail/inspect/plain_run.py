@@ -47,16 +47,20 @@ def run_program(
     *,
     state: torch.Tensor | None = None,
     keep: dict[str, Any] | None = None,
+    left: list[Any] | None = None,
     executors: ExecutorList | None = None,
 ) -> tuple[Any, ...]:
     """The outputs of a program, run on copies of its inputs.
 
     inputs: one per input of the program; those that share memory share it in the copies as well. state: of the random
     generator (`torch.get_rng_state()`); a fixed seed when not given. keep: gets each value when it is made, by name.
-    executors: call operators as these do; else each by its full name, where it does not trust its operands.
+    left: gets the copies of the inputs, as they are afterwards. executors: call operators as these do; else each by its
+    full name, where it does not trust its operands.
     Raises: what an operator raises. The random generator is as it was afterwards.
     """
     given = clone_together(inputs)
+    if left is not None:
+        left += given
     before = torch.get_rng_state()
     if state is None:
         torch.manual_seed(_SEED)

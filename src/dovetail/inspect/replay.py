@@ -11,9 +11,9 @@ from dovetail.artifact.call import load_call
 from dovetail.execute.protocol import ExecutorList
 from dovetail.inspect.dump_folder import Compilation, calls_in, read_dump, read_step
 from dovetail.inspect.plain_run import Difference, compare, run_program, with_threads
-from dovetail.inspect.states import State, difference, random_inputs, run_state, states_of, world_of
+from dovetail.inspect.states import State, difference, random_inputs, run_state, series_of, states_of, world_of
 from dovetail.ir.program import Program
-from dovetail.pipeline.dump import BACKWARD, FORWARD
+from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
 
 EQUAL, RAN, DIFFERS, FAILED, SKIPPED = "equal", "ran", "differs", "failed", "skipped"
 
@@ -49,7 +49,8 @@ def replay(
     rows = [_replay_file(file, rtol, told, allowed) for file in files]
     if not files:
         for compilation in read_dump(place, allow=allowed):
-            rows += _replay_compilation(compilation, rtol, told)
+            for series in series_of(compilation):
+                rows += _replay_compilation(series, rtol, told)
     return rows
 
 
@@ -89,7 +90,8 @@ def replay_calls(compilation: Compilation, last: State, rtol: float | None) -> l
     Nothing for a compilation whose calls were not kept.
     """
     rows = []
-    for part, program in zip((FORWARD, BACKWARD), last.programs, strict=False):
+    parts = (FORWARD, BACKWARD) if len(last.programs) > 1 else (JOINT,)
+    for part, program in zip(parts, last.programs, strict=True):
         call = compilation.calls.get(part)
         if call is not None and call.results is not None:
             with with_threads(compilation.steps[0].facts.get("threads")):

@@ -1,7 +1,8 @@
 """The whole program at each step of a compilation, run on the same inputs so that results can be compared.
 
 Before the split a state is one program; after it, two halves that pass values as the runtime does. Results are
-identified by their role (`UserOutput(0)`, `Gradient(1)`), which stay the same from the first step to the last.
+identified by their role (`UserOutput(0)`, `Gradient(1)`), which stay the same from the first step to the last. Of a
+whole training step, which is one program all the way, what it leaves in its inputs counts as well.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dovetail.execute.protocol import ExecutorList
 from dovetail.inspect.dump_folder import Call, Compilation, DumpedStep
 from dovetail.inspect.plain_run import Difference, compare, in_float64, run_program, widened
 from dovetail.ir.program import Program
-from dovetail.ir.signature import Residual
-from dovetail.pipeline.differential import sample_inputs
+from dovetail.ir.signature import HeldGradient, InputMutation, InputRole, NumberInput, Residual, StateTensor
+from dovetail.pipeline.differential import sample_inputs, without_questions
 from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
 
 
@@ -88,8 +89,41 @@ def world_of(compilation: Compilation, states: list[State]) -> World:
     for part, call in calls.items():
         given = zip(names.get(part, ()), call.inputs, strict=False)
         values.update((name, item) for name, item in given if name in values)
-    forward = calls.get(FORWARD)
+    forward = calls.get(JOINT, calls.get(FORWARD))
+    if forward is None:
+        for role, value in zip(first.signature.inputs, first.inputs, strict=True):
+            values[value.name] = _likely(role, values[value.name], is_step(first))
     return World(values, None if forward is None else forward.state, forward is not None)
+
+
+def _likely(role: InputRole, item: Any, is_of_step: bool) -> Any:
+    """What the state of a step may hold: moments and counts of steps are not negative, rates and decays below 1."""
+    if isinstance(role, NumberInput):
+        return 0.5
+    return item.abs() if is_of_step and isinstance(item, torch.Tensor) and item.is_floating_point() else item
+
+
+def series_of(compilation: Compilation) -> list[Compilation]:
+    """The compilation in parts whose programs take the same inputs: folding and packing give a frozen one others."""
+    found: list[list[DumpedStep]] = []
+    known: set[str] = set()
+    for step in compilation.steps:
+        if step.program is not None:
+            pairs = zip(step.program.signature.inputs, step.program.inputs, strict=True)
+            names = {value.name for role, value in pairs if not isinstance(role, Residual)}
+            if not found or (names - known and step.part != BACKWARD):
+                found.append([])
+                known = names
+        if found:
+            found[-1].append(step)
+    if len(found) <= 1:
+        return [compilation]
+    return [replace(compilation, steps=tuple(steps)) for steps in found]
+
+
+def is_step(program: Program) -> bool:
+    """Whether it is a whole training step."""
+    return any(isinstance(role, StateTensor | HeldGradient | NumberInput) for role in program.signature.inputs)
 
 
 def run_state(state: State, world: World, *, keep: bool = False, wide: bool = False) -> Outcome:
@@ -104,13 +138,19 @@ def run_state(state: State, world: World, *, keep: bool = False, wide: bool = Fa
                 handed[role.name] if isinstance(role, Residual) else world.values[value.name]
                 for role, value in zip(roles, program.inputs, strict=True)
             ]
+            if is_step(program) and not world.is_recorded:
+                program = without_questions(program)
             if wide:
                 program, inputs = in_float64(program), widened(inputs)
-            kept = values if keep else None
-            outputs = run_program(program, inputs, state=world.state, keep=kept, executors=state.executors)
+            kept, left = values if keep else None, list[Any]()
+            outputs = run_program(program, inputs, state=world.state, keep=kept, left=left, executors=state.executors)
+            if is_step(program):
+                results.update((f"input {value.name}", x) for value, x in zip(program.inputs, left, strict=True))
             for role, result in zip(program.signature.outputs, outputs, strict=True):
                 if isinstance(role, Residual):
                     handed[role.name] = result
+                elif is_step(program) and isinstance(role, InputMutation):
+                    results[f"input {program.inputs[role.input].name}"] = result
                 else:
                     results[str(role)] = result
     except Exception as error:  # whatever an operator raises is the finding

@@ -28,14 +28,12 @@ from dovetail.ir.program import Node, Origin, Program, meta_symbols
 from dovetail.ir.signature import NumberInput, Residual
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import Names
-from dovetail.ops.prims import GUARD, GUARD_NUMBER, REACHED
-from dovetail.pipeline.differential import sample_inputs
+from dovetail.pipeline.differential import sample_inputs, without_questions
 
 _ROUNDS = 9
 _LEAST_ROUNDS = 3
 _SECONDS = 20.0  # of rounds, when the least number of them is done
 _NUMBER = 0.5  # for learning rates and the like, which powers and roots must stay real numbers for
-_ASKS = frozenset({GUARD, GUARD_NUMBER, REACHED})  # whose answers random inputs would not give
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def _values(programs: Sequence[Program], hints: Mapping[str, Number]) -> dict[st
             for value, item in zip(program.inputs, sample_inputs(program, known, largest), strict=True):
                 values.setdefault(value.name, _without_sign(item))
         try:
-            run_program(_without_questions(programs[0]), [values[value.name] for value in programs[0].inputs])
+            run_program(without_questions(programs[0]), [values[value.name] for value in programs[0].inputs])
             break
         except (IndexError, RuntimeError):
             if not largest:
@@ -121,10 +119,6 @@ def _without_sign(item: Any) -> Any:
         whole = torch.empty(0, dtype=item.dtype, device=item.device).set_(memory)
         whole.abs_()
     return item
-
-
-def _without_questions(program: Program) -> Program:
-    return program.replace_nodes(tuple(node for node in program.nodes if node.target not in _ASKS))
 
 
 def _run(eager: _Side, compiled: _Side, values: Mapping[str, Any]) -> None:
@@ -151,7 +145,7 @@ class _Side:
         self._codes = [self._timed(program, executors, name) for program in programs]
 
     def _timed(self, program: Program, executors: ExecutorList, name: str) -> CompiledProgram:
-        program = _without_questions(program)
+        program = without_questions(program)
         origins = node_origins(program)
         for node in program.nodes:
             self._nodes.append(node)

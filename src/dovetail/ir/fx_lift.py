@@ -1,11 +1,12 @@
 """From a `torch.fx.GraphModule` to a program, on the way into a pass; `ir.fx_lower` has the way back.
 
-Shapes, strides and storages come from running the graph once on fake tensors, node by node: two values share a storage
-where their fakes do, and inputs that are views of one sample share one as well. Tensor attributes become inputs of role
-`Constant`, graph modules (the bodies of `cond` and its kind) become operands. Nodes that compute sizes stay nodes
-whose results are numbers. The module is never edited.
+Shapes, strides and storages are those of fake tensors: two values share a storage where their fakes do, and inputs that
+are views of one sample share one as well. Of calls of one operator on tensors that look alike, one is run on fakes. The
+others give the fakes that the graph has for them (`meta["val"]`) where those agree, or new ones. Tensor attributes
+become inputs of role `Constant`, graph modules (the bodies of `cond` and its kind) become operands. Nodes that compute
+sizes stay nodes whose results are numbers. The module is never edited.
 
-Cost: that of one run on fake tensors, which dwarfs the rest.
+Cost: 0.3 ms for each kind of call that is run, and 40 us for each that is not.
 """
 
 from __future__ import annotations
@@ -25,8 +26,20 @@ from dovetail.ir.fx_attributes import attribute_of
 from dovetail.ir.fx_samples import Faker, InputFakes, fakes_running, input_fakes
 from dovetail.ir.fx_targets import check_target, gives_fresh_results, is_primitive, may_depend_on_data, moves_tensors
 from dovetail.ir.fx_values import NUMBERS, ValueMaker
+from dovetail.ir.known_results import KnownResults
 from dovetail.ir.prim import flat_results, flattened, places_in
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Stage, Target, TensorMeta, Value, values_in
+from dovetail.ir.program import (
+    Node,
+    Operand,
+    Program,
+    ScalarMeta,
+    Stage,
+    Target,
+    TensorMeta,
+    Value,
+    meta_symbols,
+    values_in,
+)
 from dovetail.ir.provenance import origin_of
 from dovetail.ir.signature import Constant, InputRole, Signature, SizeInput, UserInput, UserOutput
 from dovetail.ir.sizes import Number, SizeExpr
@@ -87,6 +100,8 @@ class Lifted:
         """What stands for each size symbol when operators run on fakes: a number, or a symbolic one of the mode."""
         found: dict[str, Any] = {}
         for value, fake in self.fakes.items():
+            if not any(True for _ in meta_symbols(value.meta)):
+                continue
             for described, real in _sizes_of(value, fake):
                 if isinstance(described, SizeExpr) and described.op == "symbol":
                     found.setdefault(str(described), real)
@@ -140,6 +155,10 @@ class _Lifter:
     def __post_init__(self) -> None:
         self.faker = Faker(self.given.mode)
         self.maker = ValueMaker(self.module.graph)
+        self.values: dict[int, Value] = {}  # by what operators run on
+        self.known = KnownResults(self.given.mode, self.values, self.maker.storages)
+        targets = {node.target for node in self.module.graph.nodes if node.op == "call_function"}
+        self.moves = any(map(moves_tensors, targets))
 
     def lifted(self, name: str) -> Lifted:
         inputs = self.placeholders + self.constants
@@ -205,7 +224,9 @@ class _Lifter:
     def _input(self, node: fx.Node, held: Any) -> Value:
         value = self.maker.value(node, node.name, held)
         self.fakes[value] = held  # which may be the placeholder's own, and is not to change
-        self.live[value] = keep_number(held, held.detach()) if isinstance(held, torch.Tensor) else held
+        may_change = isinstance(held, torch.Tensor) and (self.moves or held.requires_grad)
+        self.live[value] = keep_number(held, held.detach()) if may_change else held
+        self.values[id(self.live[value])] = value
         self.operands[node] = value
         self.made_by[value] = self.called_by[value] = node
         return value
@@ -239,6 +260,7 @@ class _Lifter:
         for (value, by), item in zip(made, flattened(result), strict=bool(made)):
             if value is not None:
                 self.fakes[value] = self.live[value] = item
+                self.values[id(item)] = value
                 self.called_by[value], self.made_by[value] = node, by
         self.operands[node] = _shaped(result, iter(outputs)) if outputs or unpack else None
         if moves:
@@ -256,7 +278,7 @@ class _Lifter:
         try:
             given = [self._live(operand) for operand in args]
             named = {name: self._live(operand) for name, operand in kwargs}
-            result = as_laid_out(target, given, target(*given, **named))
+            result = as_laid_out(target, given, self._result(node, target, given, named))
         except (*DATA_DEPENDENT_ERRORS, *NO_FAKE_KERNEL_ERRORS) as error:
             if self.given.has_traced_sizes and node.meta.get("val") is not None and gives_fresh_results(target):
                 return self._description(node)
@@ -267,6 +289,12 @@ class _Lifter:
                 raise _failure(node, error) from error
             result = tuple(map(self._live, outs)) if len(outs) > 1 else self._live(outs[0])  # no kernel for symbols
         return self._known(result, node.meta.get("val")) if may_depend_on_data(target) else result
+
+    def _result(self, node: fx.Node, target: Any, given: list[Any], named: dict[str, Any]) -> Any:
+        """What a call gives on fakes. It runs where no equal one did; what its node says it gives is checked."""
+        if not isinstance(target, Overload) or moves_tensors(target):
+            return target(*given, **named)
+        return self.known.run(target, given, named, None if self.moves else node.meta.get("val"))
 
     def _description(self, node: fx.Node) -> Any:
         """What the node says of its results: primitives are not run, some have effects. Their results are fresh."""

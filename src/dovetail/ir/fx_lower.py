@@ -21,13 +21,14 @@ from dovetail.ir.fx_attributes import attribute_of, share_tensors
 from dovetail.ir.fx_lift import Lifted
 from dovetail.ir.fx_samples import fakes_running
 from dovetail.ir.fx_targets import is_primitive, moves_tensors
-from dovetail.ir.fx_write import DescribedFakes, PlainWriter
+from dovetail.ir.fx_write import DescribedFakes, PlainWriter, plain_layout
 from dovetail.ir.prim import FlatResults, Prim
 from dovetail.ir.program import Node, Operand, Origin, Program, Target, Value, meta_symbols
 from dovetail.ir.provenance import ORIGIN_KEY, origin_of
 from dovetail.ir.signature import Constant
 from dovetail.ir.text import identifier
-from dovetail.torch_compat.dispatch import Overload
+from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.fakes import has_plain_bytes, view_of_fake
 from dovetail.torch_compat.fx_graphs import copy_calling_convention
 
 Attributes = Mapping[str, torch.Tensor]
@@ -253,9 +254,11 @@ class _Writer(PlainWriter):
             return known
         if is_primitive(node.target) or moves_tensors(node.target):
             return self.described.of(value.meta)
-        given = made.kwargs.get("out")
-        if isinstance(given, fx.Node):
-            return given.meta["val"]
+        given, is_written = _shown(node.target, made, node.outputs.index(value))
+        if is_written:
+            return given
+        if given is not None and has_plain_bytes(given) and not any(True for _ in meta_symbols(value.meta)):
+            return view_of_fake(self.lifted.mode, given, plain_layout(value.tensor))
         if self.ran[0] is not made:
             self.ran = (made, self._run(node, made))
         return self.ran[1][node.outputs.index(value)]
@@ -276,6 +279,20 @@ class _Writer(PlainWriter):
             return tuple(fakes)
         made = [(value, fake) for value, fake in zip(node.outputs, fakes, strict=True) if value is not None]
         return _nested([(self.lifted.places[value], fake) for value, fake in made])
+
+
+def _shown(target: Target, call: fx.Node, place: int) -> tuple[Any, bool]:
+    """The fake of the operand whose memory this result of a call shows, and whether the call writes it."""
+    schema = schema_of(target) if isinstance(target, Overload) else None
+    alias, is_written = schema.returns[place][1:] if schema is not None and place < len(schema.returns) else ("", False)
+    if schema is None or not alias:
+        return None, False
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias == alias:
+            given = call.args[position] if position < len(call.args) else call.kwargs.get(argument.name)
+            shown = given.meta["val"] if isinstance(given, fx.Node) else None
+            return (shown, is_written) if isinstance(shown, torch.Tensor) else (None, False)
+    return None, False
 
 
 def _nesting(node: Node) -> Overload | None:

@@ -11,11 +11,14 @@ from torch import fx
 
 from dovetail.errors import InvalidGraphModule, MissingSamples, SampleMismatch, UnsupportedTensor
 from dovetail.ir.convert import describe, unsupported_kind
+from dovetail.ir.fx_targets import may_depend_on_data
+from dovetail.torch_compat.dispatch import storage_key
 from dovetail.torch_compat.fakes import (
     FakeMode,
     allow_real_inputs,
     fake_like,
     fake_of,
+    has_plain_bytes,
     is_fake,
     kernels_for_symbolic_sizes,
     mode_of,
@@ -66,8 +69,10 @@ def input_fakes(module: fx.GraphModule, samples: Sequence[object]) -> InputFakes
         if str(node.target).startswith("*"):
             raise InvalidGraphModule(node=node.name, reason="it takes any number of arguments")
     given = _given(module, holders, samples) if samples else _described(holders)
-    is_traced = not samples
-    mode = _mode_for(list(given.values()), is_traced)
+    is_traced = not samples or _looks_as_traced(given)
+    if is_traced:
+        given = _described(holders)
+    mode = _mode_for(list(given.values()), is_traced and _has_unknown_sizes(module))
     is_fixed = all("val" in node.meta and not _has_symbols(node.meta["val"]) for node in holders)
     return InputFakes(mode, Faker(mode).all(given), is_traced, is_traced or is_fixed)
 
@@ -129,7 +134,34 @@ def _told(item: object) -> str:
     return str(describe(item, 0)) if isinstance(item, torch.Tensor) else repr(item)
 
 
-def _mode_for(items: list[object], is_traced: bool) -> FakeMode:
+def _looks_as_traced(given: Mapping[fx.Node, object]) -> bool:
+    """Whether samples are plain tensors that look and share memory as placeholders say, so that nothing is learnt."""
+    pairs = [(item, node.meta.get("val")) for node, item in given.items()]
+    storages: dict[object, object] = {}
+    for item, said in pairs:
+        if not isinstance(item, torch.Tensor) or not isinstance(said, torch.Tensor) or is_fake(item):
+            return False
+        if not has_plain_bytes(said) or type(item) not in (torch.Tensor, torch.nn.Parameter):
+            return False
+        if (
+            unsupported_kind(item) is not None
+            or item.is_conj()
+            or item.is_neg()
+            or describe(item, 0) != describe(said, 0)
+        ):
+            return False
+        storages.setdefault(storage_key(item), storage_key(said))
+        if storages[storage_key(item)] != storage_key(said):
+            return False
+    return bool(pairs) and len(set(storages.values())) == len(storages)
+
+
+def _has_unknown_sizes(module: fx.GraphModule) -> bool:
+    """Whether running a node on fakes may make a symbol for a size that depends on data."""
+    return any(node.op == "call_function" and may_depend_on_data(node.target) for node in module.graph.nodes)
+
+
+def _mode_for(items: list[object], needs_symbols: bool) -> FakeMode:
     """The mode of the items that have symbolic sizes, else the only mode, else a new one."""
     fakes = [item for item in items if isinstance(item, torch.Tensor) and is_fake(item)]
     for fake in fakes:
@@ -139,7 +171,7 @@ def _mode_for(items: list[object], is_traced: bool) -> FakeMode:
     modes = {id(mode): mode for mode in map(mode_of, fakes) if mode is not None}
     environments = [shape_env_of(item) for item in items if isinstance(item, SYMBOLIC_TYPES)]
     known = [mode for mode in modes.values() if not environments or mode.shape_env is environments[0]]
-    if len(known) == 1 and (known[0].shape_env is not None or not is_traced):
+    if len(known) == 1 and (known[0].shape_env is not None or not needs_symbols):
         return known[0]
     return new_fake_mode(environments[0] if environments else new_shape_env())
 

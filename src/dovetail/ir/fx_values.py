@@ -20,12 +20,15 @@ NUMBERS = (bool, int, float, *SYMBOLIC_TYPES)
 
 
 class ValueMaker:
-    """Makes values with the names that nodes have; tensors of one storage get one storage number."""
+    """Makes values with the names that nodes have; tensors of one storage get one storage number.
+
+    storages: those numbers, by `storage_key`.
+    """
 
     def __init__(self, graph: fx.Graph) -> None:
         self._fx_names = {identifier(node.name) for node in graph.nodes}
         self._taken: set[str] = set()
-        self._storages: dict[int, int] = {}
+        self.storages: dict[int, int] = {}
         self._alive: list[object] = []
 
     def value(self, node: fx.Node, name: str, held: Any) -> Value:
@@ -77,10 +80,10 @@ class ValueMaker:
                 kind, hint = unsupported
                 raise UnsupportedTensor(name=f"the result of node {node.name}", kind=kind, hint=hint)
             key = storage_key(held)
-            if key not in self._storages:
-                self._storages[key] = len(self._storages)
+            if key not in self.storages:
+                self.storages[key] = len(self.storages)
                 self._alive.append(held.untyped_storage())
-            return describe(held, self._storages[key])
+            return describe(held, self.storages[key])
         if not isinstance(held, NUMBERS):
             raise InvalidGraphModule(
                 node=node.name, reason=f"it gives a {type(held).__name__}, not a tensor or a number"

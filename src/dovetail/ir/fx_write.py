@@ -18,12 +18,19 @@ from dovetail.errors import InvalidProgram
 from dovetail.ir.fx_samples import fakes_running
 from dovetail.ir.fx_sizes import SizeNodes, fold_expression
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Meta, Node, Operand, Program, ScalarMeta, Value
+from dovetail.ir.program import Meta, Node, Operand, Program, ScalarMeta, TensorMeta, Value
 from dovetail.ir.provenance import ORIGIN_KEY
-from dovetail.ir.sizes import Number, Scalar, SizeExpr
+from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 from dovetail.ir.text import identifier
 from dovetail.torch_compat.dispatch import Overload, schema_of
-from dovetail.torch_compat.fakes import FakeMode, new_fake_mode
+from dovetail.torch_compat.fakes import (
+    FakeMode,
+    Layout,
+    blank_fake,
+    has_plain_bytes,
+    new_fake_mode,
+    view_of_fake,
+)
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 
 
@@ -77,6 +84,10 @@ class DescribedFakes:
         """The number, or the fake tensor, of this description."""
         if isinstance(meta, ScalarMeta):
             return self.number(meta.expr)
+        if all(type(number) is int for number in (*meta.shape, *meta.stride, meta.offset)):
+            found = self._plain(meta)
+            if found is not None:
+                return found
         shape, stride = ([self.number(d) for d in dims] for dims in (meta.shape, meta.stride))
         offset = self.number(meta.offset)
         with torch.no_grad(), self.mode:
@@ -89,6 +100,25 @@ class DescribedFakes:
             if base.dtype != meta.dtype:
                 return torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device)
             return base.as_strided(shape, stride, offset)
+
+    def _plain(self, meta: TensorMeta) -> torch.Tensor | None:
+        """The fake where sizes are numbers and torch's own operators have nothing to add."""
+        layout, base = plain_layout(meta), self._bases.get(meta.storage)
+        if meta.device.type not in ("cpu", "cuda") or meta.dtype.is_complex:
+            return None
+        if base is None and layout.offset == 0:
+            self._bases[meta.storage] = blank_fake(self.mode, layout)
+            return self._bases[meta.storage]
+        if base is None:
+            return None
+        is_plain = has_plain_bytes(base) and base.dtype is meta.dtype
+        return view_of_fake(self.mode, base, layout) if is_plain else None
+
+
+def plain_layout(meta: TensorMeta) -> Layout:
+    """What a fake of a tensor of known sizes looks like."""
+    shape, stride = (tuple([int(evaluate(number, {})) for number in sizes]) for sizes in (meta.shape, meta.stride))
+    return Layout(shape, stride, int(evaluate(meta.offset, {})), meta.dtype, meta.device)
 
 
 class PlainWriter:

@@ -38,9 +38,10 @@ def origin_of(node: fx.Node) -> Origin:
         return origin_from_text(written)
     stack = node.meta.get("nn_module_stack")
     last = list(stack.values())[-1] if stack else ("",)
-    return _innermost(node.meta.get("stack_trace") or node.stack_trace or "", _module_path(str(last[0])))
+    return _innermost(node.meta.get("stack_trace") or "", _module_path(str(last[0])))
 
 
+@lru_cache(maxsize=4096)
 def origin_from_text(text: str) -> Origin:
     """The origin that was written as `str(origin)`."""
     found = _TEXT.fullmatch(text)
@@ -58,6 +59,7 @@ def _innermost(stack_trace: str, module: str) -> Origin:
     return Origin(users[-1]["file"], int(users[-1]["line"]), users[-1]["function"], module)
 
 
+@lru_cache(maxsize=4096)
 def _module_path(dynamo_name: str) -> str:
     """`L['self'].layers[3].mlp` and `L['fn'].layers.3.mlp` as `layers.3.mlp`."""
     without_root = re.sub(r"^[LG]\[['\"]\w+['\"]\]\.?", "", dynamo_name)

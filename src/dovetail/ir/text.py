@@ -126,7 +126,8 @@ def _one_line(text: str) -> str:
 
 def identifier(text: str) -> str:
     """A valid Python name close to `text` that shadows nothing the source uses."""
-    name = "".join(c if c.isascii() and (c.isalnum() or c == "_") else "_" for c in text) or "value"
+    is_plain = text.isascii() and text.isidentifier()
+    name = text if is_plain else "".join([c if c.isascii() and c.isalnum() else "_" for c in text]) or "value"
     if name[0].isdigit():
         name = f"_{name}"
     return f"{name}_" if name in _RESERVED else name

@@ -15,7 +15,7 @@ from fractions import Fraction
 
 from dovetail.analysis.liveness import simulate_peak, storage_bytes
 from dovetail.errors import BadOptionValue
-from dovetail.ir.program import Program
+from dovetail.ir.program import Node, Program
 from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number
 from dovetail.partition.check_recompute import verify_recomputation
@@ -97,12 +97,13 @@ def choose_split(
     only_if_worth_it: the cut may add two percent of work to the step at most, and must lower the peak.
     """
     default, posed = split_by_phase(program), pose_problem(program, policy, hints)
-    before, best = step_cost(program, default, hints), solve_cut(posed.problem)
+    known: dict[Node, int] = {}
+    before, best = step_cost(program, default, hints, known), solve_cut(posed.problem)
     most_work = (MOST_WORK - 1) * before.work if only_if_worth_it else math.inf
     chosen = best if best.work <= most_work else _within(posed.problem, most_work)
     cut = _carried_out(program, posed, chosen)
     again = sum(node.recomputed for node in cut.backward.nodes) - sum(n.recomputed for n in default.backward.nodes)
-    after = step_cost(program, cut, hints)
+    after = step_cost(program, cut, hints, known)
     reason = ""
     if not again:
         too_dear = f"NOT-WORTH-IT: nothing runs again for {most_work:.0f} of work"
@@ -151,17 +152,14 @@ def _carried_out(program: Program, posed: Posed, solution: Solution) -> Split:
     return split_keeping(program, lambda value: homes[value] < 0 or homes[value] in saved)
 
 
-def step_cost(program: Program, split: Split, hints: Mapping[str, Number]) -> StepCost:
-    """What a split of a program is predicted to need."""
-    return StepCost(
-        residual_bytes(split, hints),
-        simulate_peak(joined(program, split), hints).peak_bytes,
-        _work(program, split, hints),
-    )
-
-
-def _work(program: Program, split: Split, hints: Mapping[str, Number]) -> int:
-    return sum(work_of(node, hints) for node in joined(program, split).nodes)
+def step_cost(
+    program: Program, split: Split, hints: Mapping[str, Number], known: dict[Node, int] | None = None
+) -> StepCost:
+    """What a split of a program is predicted to need. known: the work of nodes, which is added to."""
+    both, works = joined(program, split), {} if known is None else known
+    works.update((node, work_of(node, hints)) for node in both.nodes if node not in works)
+    work = sum(works[node] for node in both.nodes)
+    return StepCost(residual_bytes(split, hints), simulate_peak(both, hints).peak_bytes, work)
 
 
 def worth_it(before: StepCost, after: StepCost) -> bool:

@@ -18,7 +18,7 @@ from dovetail.ir.program import Node, Operand, Value, map_operands
 from dovetail.ir.sizes import Number, SizeExpr, evaluate
 from dovetail.partition.policy import is_view
 from dovetail.torch_compat.dispatch import Overload
-from dovetail.torch_compat.flops import flops_of
+from dovetail.torch_compat.flops import flops_of, has_formula
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Ones(dict[str, Number]):
 
 
 def _flops(node: Node, known: Mapping[str, Number]) -> int | None:
-    if not isinstance(node.target, Overload) or not node.results():
+    if not isinstance(node.target, Overload) or not has_formula(node.target) or not node.results():
         return None
 
     def shape(operand: Operand) -> Operand:

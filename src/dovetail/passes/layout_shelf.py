@@ -7,20 +7,15 @@ edited.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import fx
 
-from dovetail.analysis.infer import MetaInference
 from dovetail.errors import NotAGraphModule
 from dovetail.ir.fx_lift import Lifted, lift
-from dovetail.ir.fx_lower import lower
-from dovetail.ir.program import Program
-from dovetail.ir.signature import Constant
 from dovetail.passes.channels_last import ChannelsLastReport
 from dovetail.passes.channels_last import channels_last as channels_last_of
 from dovetail.passes.functional import require_functional
+from dovetail.passes.on_graphs import Rewrite, on_graphs, rewritten, with_constants
 from dovetail.passes.prepack import PrepackReport
 from dovetail.passes.prepack import prepack as prepacked
 from dovetail.passes.views_to_reshapes import ViewsToReshapesReport
@@ -29,7 +24,8 @@ from dovetail.passes.views_to_reshapes import views_to_reshapes as reshapes_of
 aten = torch.ops.aten
 
 
-def channels_last(gm: fx.GraphModule, *sample_inputs: object) -> fx.GraphModule:
+@on_graphs
+def channels_last(lifted: Lifted) -> Rewrite[ChannelsLastReport]:
     """A graph module whose convolutions by weights that it holds work on memory with the channels last.
 
     Args:
@@ -43,30 +39,25 @@ def channels_last(gm: fx.GraphModule, *sample_inputs: object) -> fx.GraphModule:
     Raises: NotFunctional when a node writes something else; SampleMismatch; MissingSamples; InvalidGraphModule for a
         node that is not a call of an operator with a schema; NotAGraphModule.
 
-    Cost: one run on fake tensors, and a second one of what follows convolutions.
+    Cost: linear, and a run on fake tensors of what follows convolutions.
     """
-    lifted = _lifted(gm, sample_inputs)
-    return lower(lifted, channels_last_of(*_given(lifted))[0])
+    require_functional(lifted.program)
+    return rewritten(lifted, channels_last_of(*with_constants(lifted)))
 
 
-def plan_channels_last(gm: fx.GraphModule, *sample_inputs: object) -> ChannelsLastReport:
-    """What `channels_last` does with these arguments, with reasons."""
-    return channels_last_of(*_given(_lifted(gm, sample_inputs)))[1]
-
-
-def prepack(gm: fx.GraphModule, *sample_inputs: object) -> fx.GraphModule:
+@on_graphs
+def prepack(lifted: Lifted) -> Rewrite[PrepackReport]:
     """A graph module whose products and convolutions by weights that it holds read packed weights, where that pays.
 
     It packs them in each call until the nodes that the report names are folded: by themselves, they are of no use.
     Arguments, results, errors and cost are those of `channels_last`.
     """
-    lifted = _lifted(gm, sample_inputs)
-    return lower(lifted, prepacked(*_given(lifted))[0])
+    require_functional(lifted.program)
+    return rewritten(lifted, prepacked(*with_constants(lifted)))
 
 
-def plan_prepack(gm: fx.GraphModule, *sample_inputs: object) -> PrepackReport:
-    """What `prepack` does with these arguments, with reasons."""
-    return prepacked(*_given(_lifted(gm, sample_inputs)))[1]
+plan_channels_last = channels_last.plan
+plan_prepack = prepack.plan
 
 
 def views_to_reshapes(gm: fx.GraphModule) -> fx.GraphModule:
@@ -97,16 +88,3 @@ def plan_views_to_reshapes(gm: fx.GraphModule, *sample_inputs: object) -> ViewsT
 
 
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default})
-
-
-def _lifted(gm: fx.GraphModule, sample_inputs: Sequence[object]) -> Lifted:
-    lifted = lift(gm, sample_inputs)
-    require_functional(lifted.program)
-    return lifted
-
-
-def _given(lifted: Lifted) -> tuple[Program, Sequence[str], MetaInference]:
-    program = lifted.program
-    pairs = zip(program.inputs, program.signature.inputs, strict=True)
-    constants = [value.name for value, role in pairs if isinstance(role, Constant)]
-    return program, constants, MetaInference(lifted.mode, lifted.numbers())

@@ -38,14 +38,17 @@ class RunLateReport:
         return f"moved {self.moved} nodes to just before their use: {self.saved_bytes} bytes less at the peak"
 
 
-def run_late(program: Program, dying: Collection[int] = ()) -> tuple[Program, RunLateReport]:
+def run_late(
+    program: Program, dying: Collection[int] = (), memory: PlanMemory | None = None
+) -> tuple[Program, RunLateReport]:
     """The program in demand-driven order; itself where the peak would not be lower.
 
-    dying: numbers of inputs that nobody else holds: what waits for them keeps them alive.
+    dying: numbers of inputs that nobody else holds: what waits for them keeps them alive. memory: where other passes
+    find how programs work in place.
     """
-    later = demand_driven(program, dying)
+    later, plans = demand_driven(program, dying), memory or PlanMemory()
     moved = sum(a is not b for a, b in zip(program.nodes, later.nodes, strict=True))
-    saved = peak_in_place(program, dying) - peak_in_place(later, dying) if moved else 0
+    saved = plans.peak_bytes(program, dying) - plans.peak_bytes(later, dying) if moved else 0
     return (later, RunLateReport(moved, saved)) if saved > 0 else (program, RunLateReport(0, 0))
 
 

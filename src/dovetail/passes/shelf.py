@@ -23,14 +23,14 @@ from dovetail.passes.functional import require_functional
 from dovetail.passes.functional_forms import write_as_functional_forms
 from dovetail.passes.inplace import apply_plan, choose_plan
 from dovetail.passes.inplace_report import InplaceReport, report_of
+from dovetail.passes.on_graphs import Rewrite, on_graphs
 from dovetail.passes.view_copies import split_view_copies
 
 Donation = Sequence[int | str]
 
 
-def reinplace(
-    gm: fx.GraphModule, *sample_inputs: object, donate: Donation = (), commit_point: bool = False
-) -> fx.GraphModule:
+@on_graphs
+def reinplace(lifted: Lifted, *, donate: Donation = (), commit_point: bool = False) -> Rewrite[InplaceReport]:
     """A graph module that gives the same results, and works in the memory it has where that is safe.
 
     Args:
@@ -48,18 +48,19 @@ def reinplace(
     Raises: NotFunctional when a node writes something else; BadDonation; SampleMismatch; MissingSamples;
         InvalidGraphModule for a node that is not a call of an operator with a schema; NotAGraphModule.
 
-    What is not done, and why: `plan_inplace`. Cost: one run on fake tensors, then linear; see docs/inplace.md.
+    What is not done, and why: `plan_inplace`. Cost: linear; of equal calls one is run on fake tensors; see
+    docs/inplace.md.
     """
-    lifted, plan = _plan(gm, sample_inputs, donate, commit_point)
-    return lower(lifted, _with_sub_graphs(apply_plan(plan)))
+    require_functional(lifted.program)
+    donated = _donated(lifted.program, donate)
+    plan = plan_for(lifted.program, donated, commit=commit_point)
+    return Rewrite(
+        lambda: lower(lifted, _with_sub_graphs(apply_plan(plan))),
+        lambda: report_of(plan, hints=lifted.hints(), donated=donated),
+    )
 
 
-def plan_inplace(
-    gm: fx.GraphModule, *sample_inputs: object, donate: Donation = (), commit_point: bool = False
-) -> InplaceReport:
-    """What `reinplace` does with these arguments, node by node, with reasons and bytes."""
-    lifted, plan = _plan(gm, sample_inputs, donate, commit_point)
-    return report_of(plan, hints=lifted.hints(), donated=_donated(lifted.program, donate))
+plan_inplace = reinplace.plan
 
 
 def verify_inplace(
@@ -112,14 +113,6 @@ def _sub_graphs(program: Program) -> list[fx.GraphModule]:
         for operand in node.args:
             map_leaves(operand, note)
     return found
-
-
-def _plan(
-    gm: fx.GraphModule, sample_inputs: Sequence[object], donate: Donation, commit_point: bool
-) -> tuple[Lifted, InplacePlan]:
-    lifted = lift(gm, sample_inputs)
-    require_functional(lifted.program)
-    return lifted, plan_for(lifted.program, _donated(lifted.program, donate), commit=commit_point)
 
 
 @collection_paused()

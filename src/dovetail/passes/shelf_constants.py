@@ -6,26 +6,21 @@ given graph module is never edited.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-import torch
 from torch import fx
 
-from dovetail.analysis.infer import MetaInference
-from dovetail.ir.fx_attributes import attribute_of
-from dovetail.ir.fx_lift import Lifted, lift
+from dovetail.ir.fx_lift import Lifted
 from dovetail.ir.fx_lower import lower
-from dovetail.ir.program import Program
-from dovetail.ir.signature import Constant
 from dovetail.passes.fold_constants import fold_constants as fold_program
 from dovetail.passes.fold_plan import FoldingPlan, plan_folding
+from dovetail.passes.on_graphs import Rewrite, constants_of, contents_of, on_graphs, rewritten, with_constants
 from dovetail.passes.remove_dropout import DropoutReport
 from dovetail.passes.remove_dropout import remove_dropout as remove_dropout_of
 
 
-def fold_constants(
-    gm: fx.GraphModule, *sample_inputs: object, asked: Collection[str] = (), everything: bool = False
-) -> fx.GraphModule:
+@on_graphs
+def fold_constants(lifted: Lifted, *, asked: Collection[str] = (), everything: bool = False) -> Rewrite[FoldingPlan]:
     """A graph module in which what depends on its tensor attributes alone has been computed once.
 
     Args:
@@ -44,53 +39,30 @@ def fold_constants(
     Raises: SampleMismatch; MissingSamples; InvalidGraphModule for a node that is no call of an operator with a schema;
         NotAGraphModule.
 
-    What is not folded, and why: `plan_fold_constants`. Cost: one run on fake tensors, one of what is folded.
+    What is not folded, and why: `plan_fold_constants`. Cost: linear, and one run of what is folded.
     """
-    lifted, plan = _plan(gm, sample_inputs, asked, everything)
-    paths = _constants(lifted.program)
-    tensors: dict[str, torch.Tensor] = {name: attribute_of(gm, path) for name, path in paths.items()}
-    (program,), report = fold_program([lifted.program], tensors, plan)
-    held = {path: tensors[name] for name, path in paths.items() if name in tensors}
-    held.update((name, tensors[name]) for name in report.stored)
-    return lower(lifted, program, held, unwanted=[paths[name] for name in report.dropped])
+    paths = constants_of(lifted.program)
+    # A module has many other attributes, whose names are taken as well.
+    plan = plan_folding([lifted.program], paths, asked, everything=everything, taken=dir(lifted.module))
+
+    def made() -> fx.GraphModule:
+        tensors = contents_of(lifted)
+        (program,), report = fold_program([lifted.program], tensors, plan)
+        held = {path: tensors[name] for name, path in paths.items() if name in tensors}
+        held.update((name, tensors[name]) for name in report.stored)
+        return lower(lifted, program, held, unwanted=[paths[name] for name in report.dropped])
+
+    return Rewrite(made, lambda: plan)
 
 
-def plan_fold_constants(
-    gm: fx.GraphModule, *sample_inputs: object, asked: Collection[str] = (), everything: bool = False
-) -> FoldingPlan:
-    """What `fold_constants` does with these arguments, value by value, with reasons and bytes. Nothing is computed."""
-    return _plan(gm, sample_inputs, asked, everything)[1]
-
-
-def remove_dropout(gm: fx.GraphModule, *sample_inputs: object) -> fx.GraphModule:
+@on_graphs
+def remove_dropout(lifted: Lifted) -> Rewrite[DropoutReport]:
     """A graph module without dropout that drops nothing: as evaluated, or of probability 0.
 
-    Raises: as `fold_constants`. Cost: one run on fake tensors, then linear.
+    Raises: as `fold_constants`. Cost: linear.
     """
-    lifted = lift(gm, sample_inputs)
-    return lower(lifted, _without_dropout(lifted)[0])
+    return rewritten(lifted, remove_dropout_of(*with_constants(lifted)))
 
 
-def plan_remove_dropout(gm: fx.GraphModule, *sample_inputs: object) -> DropoutReport:
-    """Which dropouts `remove_dropout` removes with these arguments, and why others stay."""
-    return _without_dropout(lift(gm, sample_inputs))[1]
-
-
-def _plan(
-    gm: fx.GraphModule, samples: Sequence[object], asked: Collection[str], everything: bool
-) -> tuple[Lifted, FoldingPlan]:
-    lifted = lift(gm, samples)
-    constants = _constants(lifted.program)
-    # A module has many other attributes, whose names are taken as well.
-    return lifted, plan_folding([lifted.program], constants, asked, everything=everything, taken=dir(gm))
-
-
-def _constants(program: Program) -> dict[str, str]:
-    """The attribute that each constant input stands for, by the name of the input."""
-    roles = zip(program.signature.inputs, program.inputs, strict=True)
-    return {value.name: role.name for role, value in roles if isinstance(role, Constant)}
-
-
-def _without_dropout(lifted: Lifted) -> tuple[Program, DropoutReport]:
-    infer = MetaInference(lifted.mode, lifted.numbers())
-    return remove_dropout_of(lifted.program, (), infer)
+plan_fold_constants = fold_constants.plan
+plan_remove_dropout = remove_dropout.plan

@@ -7,25 +7,17 @@ once, ahead of time, by whatever folds constants afterwards. The given graph mod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-from torch import fx
-
-from dovetail.analysis.infer import MetaInference
-from dovetail.ir.fx_attributes import attribute_of
-from dovetail.ir.fx_lift import Lifted, lift
-from dovetail.ir.fx_lower import lower
-from dovetail.ir.program import Program
-from dovetail.ir.signature import Constant
+from dovetail.ir.fx_lift import Lifted
 from dovetail.passes.fold_batch_norms import FoldBatchNormsReport
 from dovetail.passes.fold_batch_norms import fold_batch_norms as fold_in_program
 from dovetail.passes.merge_linears import MergeLinearsReport
 from dovetail.passes.merge_linears import merge_linears as merge_in_program
+from dovetail.passes.on_graphs import Rewrite, contents_of, on_graphs, rewritten, with_constants
 from dovetail.torch_compat.fakes import is_fake
 
 
-def fold_batch_norms(gm: fx.GraphModule, *sample_inputs: object, half: bool = False) -> fx.GraphModule:
+@on_graphs
+def fold_batch_norms(lifted: Lifted, *, half: bool = False) -> Rewrite[FoldBatchNormsReport]:
     """A graph module in which the layers before batch norms do the work of those norms, too.
 
     Args:
@@ -39,53 +31,22 @@ def fold_batch_norms(gm: fx.GraphModule, *sample_inputs: object, half: bool = Fa
     Raises: SampleMismatch; MissingSamples; InvalidGraphModule for a node that is no call of an operator with a schema;
         NotAGraphModule.
 
-    What stays, and why: `plan_fold_batch_norms`. Cost: one run on fake tensors.
+    What stays, and why: `plan_fold_batch_norms`. Cost: linear.
     """
-    lifted = lift(gm, sample_inputs)
-    return lower(lifted, _folded(lifted, half)[0])
+    known = {name: t for name, t in contents_of(lifted).items() if not is_fake(t) and not t.is_meta}
+    return rewritten(lifted, fold_in_program(*with_constants(lifted), half=half, contents=known))
 
 
-def plan_fold_batch_norms(gm: fx.GraphModule, *sample_inputs: object, half: bool = False) -> FoldBatchNormsReport:
-    """What `fold_batch_norms` does with these arguments, norm by norm, with reasons."""
-    return _folded(lift(gm, sample_inputs), half)[1]
-
-
-def merge_linears(gm: fx.GraphModule, *sample_inputs: object) -> fx.GraphModule:
+@on_graphs
+def merge_linears(lifted: Lifted) -> Rewrite[MergeLinearsReport]:
     """A graph module in which linear layers that read the same tensor are one, where nobody can tell but for rounding.
 
     Args, Raises and Cost are those of `fold_batch_norms`. Returns: a new module with the same calling convention, whose
     results lie as they did. What stays, and why: `plan_merge_linears`. Whether it is faster depends on the device: see
     `passes.merge_linears`.
     """
-    lifted = lift(gm, sample_inputs)
-    return lower(lifted, _merged(lifted)[0])
+    return rewritten(lifted, merge_in_program(*with_constants(lifted)))
 
 
-def plan_merge_linears(gm: fx.GraphModule, *sample_inputs: object) -> MergeLinearsReport:
-    """What `merge_linears` does with these arguments, group by group, with reasons."""
-    return _merged(lift(gm, sample_inputs))[1]
-
-
-def _merged(lifted: Lifted) -> tuple[Program, MergeLinearsReport]:
-    return merge_in_program(lifted.program, _constants(lifted.program), _inference(lifted))
-
-
-def _folded(lifted: Lifted, half: bool) -> tuple[Program, FoldBatchNormsReport]:
-    constants = _constants(lifted.program)
-    return fold_in_program(lifted.program, constants, _inference(lifted), half=half, contents=_contents(lifted))
-
-
-def _constants(program: Program) -> Sequence[str]:
-    pairs = zip(program.inputs, program.signature.inputs, strict=True)
-    return [value.name for value, role in pairs if isinstance(role, Constant)]
-
-
-def _contents(lifted: Lifted) -> dict[str, torch.Tensor]:
-    """The tensors that the module holds, by the names of values; not those that have no contents."""
-    pairs = zip(lifted.program.inputs, lifted.program.signature.inputs, strict=True)
-    held = {v.name: attribute_of(lifted.module, role.name) for v, role in pairs if isinstance(role, Constant)}
-    return {name: t for name, t in held.items() if not is_fake(t) and not t.is_meta}
-
-
-def _inference(lifted: Lifted) -> MetaInference:
-    return MetaInference(lifted.mode, lifted.numbers())
+plan_fold_batch_norms = fold_batch_norms.plan
+plan_merge_linears = merge_linears.plan

@@ -35,9 +35,10 @@ from dovetail.partition.split import Split, dying_inputs, split_by_phase
 from dovetail.pipeline.copies_back import carry_out_writes, counted_only
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.donation import late_writes, offer_inputs
-from dovetail.pipeline.driver import StepRecord, run_half_passes, run_passes, writes
+from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.options import Options
+from dovetail.pipeline.passes import Context
 from dovetail.pipeline.trail import LIKELY
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 
@@ -112,7 +113,7 @@ class _GraphCompiler:
             sources=frozenset(k for k, name in enumerate(split.residuals) if name in split.sources),
             backward_for=self._backward_for if trains else None,
             late_constants=self._constant,
-            any_layout=not self._recording.is_symbolic,
+            any_layout=not self._recording.is_symbolic and self._options.compilers is None,
             unreached=self._unreached(split.backward),
             residual_inputs=_residual_inputs(split.forward, plan),
             counted_only=counted_only(split.forward, plan),
@@ -162,7 +163,8 @@ class _GraphCompiler:
         dump.step("functional", program, record, comparable=programs.comparable)
         if self._options.verify > 1 and programs.comparable:
             verify_same_results("functionalize", programs.recorded, program, self._hints)
-        program, records = run_passes(program, self._options, dump, self._hints, self._decisions)
+        context = Context(self._options, self._hints)
+        program, records = run_passes("joint", program, context, dump, decisions=self._decisions)
         self._decisions.update({record.name: not record.reason for record in records})
         compilers = self._options.compilers
         if compilers is not None and compilers.joint is not None and self._recording.can_train:
@@ -187,13 +189,9 @@ class _GraphCompiler:
             dump.step("write_inputs-forward", written, _wrote_inputs(split.forward, written), FORWARD)
         lets_go = not self._options.double_backward
         dying = dying_inputs(split, arriving=frees_arriving_gradients()) if lets_go else ()
-        forward, backward = (
-            run_half_passes(half, self._options, dump, self._hints, part, donated, gone)
-            for half, part, donated, gone in (
-                (written, FORWARD, self._donated.offered, ()),
-                (split.backward, BACKWARD, (), dying),
-            )
-        )
+        offered = Context(self._options, self._hints, donated=self._donated.offered)
+        forward, _ = run_passes("forward", written, offered, dump)
+        backward, _ = run_passes("backward", split.backward, Context(self._options, self._hints, dying=dying), dump)
         split = replace(split, forward=forward, backward=backward)
         self._dump_code(dump, split)
         return split
@@ -216,7 +214,7 @@ class _GraphCompiler:
         report = offer_inputs(self._donated.given, (split.forward, split.backward), plan, stand_ins, keeps_inputs=keeps)
         self._donated, self._is_offered = replace(self._donated, offered=report.offered), True
         count = len(split.forward.nodes)
-        record = StepRecord("donate", count, count, _elapsed_us(start), str(report), details=report)
+        record = StepRecord("donate", count, count, elapsed_us(start), str(report), details=report)
         dump.step("donate-forward", split.forward, record, FORWARD)
 
     def _split(self, program: Program) -> tuple[Split, PartitionReport | None]:
@@ -306,7 +304,7 @@ def _functionalized(recorded: Program, functional: Program, start_ns: int) -> St
     """What recording the backward and taking the writes out did."""
     before, after = (sum(map(writes, program.nodes)) for program in (recorded, functional))
     did = f"{before} writes became new values" if not after else f"{before - after} of {before} writes became values"
-    return StepRecord("functional", len(recorded.nodes), len(functional.nodes), _elapsed_us(start_ns), did)
+    return StepRecord("functional", len(recorded.nodes), len(functional.nodes), elapsed_us(start_ns), did)
 
 
 def _partitioned(program: Program, split: Split, report: PartitionReport | None, start_ns: int) -> StepRecord:
@@ -315,17 +313,13 @@ def _partitioned(program: Program, split: Split, report: PartitionReport | None,
     did = f"{len(split.residuals)} values are saved for backward"
     did += f"; {report}" if report is not None else ""
     reason = report.reason if report is not None else ""
-    return StepRecord("partition", len(program.nodes), after, _elapsed_us(start_ns), did, reason, report)
+    return StepRecord("partition", len(program.nodes), after, elapsed_us(start_ns), did, reason, report)
 
 
 def _wrote_inputs(before: Program, after: Program) -> StepRecord:
     added = len(after.nodes) - len(before.nodes)
     did = f"{added} writes to inputs happen in the program"
     return StepRecord("write_inputs", len(before.nodes), len(after.nodes), 0, did)
-
-
-def _elapsed_us(start_ns: int) -> int:
-    return (time.perf_counter_ns() - start_ns) // 1000
 
 
 def _residual_inputs(forward: Program, plan: CallPlan) -> dict[int, int]:

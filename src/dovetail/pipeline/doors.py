@@ -39,8 +39,8 @@ def _either(names: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-_EVERYWHERE = frozenset({"dump", "verify", "skip", "stop_after", "executors", "trail"})
-_GRAPHS = frozenset({"dump_calls", "partition", "recompute", "max_variants", "double_backward"})
+_EVERYWHERE = frozenset({"dump", "dump_calls", "verify", "skip", "stop_after", "executors", "trail"})
+_GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward"})
 
 COMPILE = Door("dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"})
 BACKEND = Door(
@@ -58,7 +58,6 @@ COMPILE_STEP = Door(
     reasons={
         "donate": "a step does not overwrite its arguments",
         **dict.fromkeys(("partition", "recompute"), "a step's program runs forward and backward: it is not split"),
-        "dump_calls": "calls of steps are not written down",
         "double_backward": "backward runs within the step",
     },
 )

@@ -7,61 +7,25 @@ evaluates those once, tensor by tensor, so that at most one is held in both form
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from dovetail.analysis.infer import MetaInference
 from dovetail.errors import BadOptionValue
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.plan_inputs import renumbered
 from dovetail.ir.program import Node, Operand, Program, Value
-from dovetail.ir.sizes import Number
-from dovetail.ir.stages import verify_program
 from dovetail.ops.packed import is_packing
 from dovetail.partition.split import split_by_phase
-from dovetail.passes.channels_last import channels_last
-from dovetail.passes.fold_batch_norms import FoldBatchNormsReport, fold_batch_norms
 from dovetail.passes.fold_constants import FoldReport, fold_constants
 from dovetail.passes.fold_plan import FoldingPlan, plan_folding
-from dovetail.passes.merge_linears import merge_linears
-from dovetail.passes.prepack import prepack
-from dovetail.passes.remove_dropout import remove_dropout
 from dovetail.pipeline.copies_back import carry_out_writes
-from dovetail.pipeline.differential import verify_same_results
-from dovetail.pipeline.driver import PASSES, StepRecord, run_half_passes, run_passes, writes
+from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
-from dovetail.pipeline.options import Options
+from dovetail.pipeline.passes import PASSES, Context
 
-Contents = Mapping[str, torch.Tensor]
-FreezingPass = Callable[[Program, Collection[str], MetaInference, Contents], tuple[Program, Any]]
-
-
-def _fold_norms(
-    program: Program, constants: Collection[str], infer: MetaInference, contents: Contents
-) -> tuple[Program, FoldBatchNormsReport]:
-    return fold_batch_norms(program, constants, infer, frugal=True, contents=contents)
-
-
-def _blind(function: Callable[[Program, Collection[str], MetaInference], tuple[Program, Any]]) -> FreezingPass:
-    """A pass that looks at no contents."""
-    return lambda program, constants, infer, _: function(program, constants, infer)
-
-
-BITWISE, NUMERICS = "bitwise", "numerics"
-
-FREEZING_PASSES: tuple[tuple[str, str, FreezingPass], ...] = (
-    ("remove_dropout", BITWISE, _blind(remove_dropout)),
-    ("fold_batch_norms", NUMERICS, _fold_norms),
-    ("merge_linears", NUMERICS, _blind(merge_linears)),
-    ("channels_last", NUMERICS, _blind(channels_last)),
-    ("prepack", NUMERICS, _blind(prepack)),
-)
-"""Name, tier and function of each, in order."""
-
-_FIRST = frozenset(name for name, _ in PASSES)
 _BY_NAME = frozenset({"merge_linears"})  # does not pay on every machine; see its page
 
 
@@ -70,11 +34,11 @@ def chosen_passes(wish: str | Sequence[str]) -> tuple[str, ...]:
 
     Raises: BadOptionValue for a name that does not exist.
     """
-    known = {name: tier for name, tier, _ in FREEZING_PASSES}
+    known = {spec.name: spec.tier for spec in PASSES["frozen"].specs}
     if wish == "fast":
         return tuple(name for name in known if name not in _BY_NAME)
-    if wish == BITWISE:
-        return tuple(name for name, tier in known.items() if tier == BITWISE)
+    if wish == "bitwise":
+        return tuple(name for name, tier in known.items() if tier == wish)
     names = (wish,) if isinstance(wish, str) else tuple(wish)
     for name in names:
         if name not in known:
@@ -83,41 +47,17 @@ def chosen_passes(wish: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in known if name in names)
 
 
-def simplify(
-    program: Program,
-    constants: Collection[str],
-    infer: MetaInference,
-    passes: Sequence[str],
-    options: Options,
-    dump: Dump,
-    hints: Mapping[str, Number],
-    contents: Contents,
-) -> tuple[Program, frozenset[str]]:
+def simplify(program: Program, passes: Collection[str], context: Context, dump: Dump) -> tuple[Program, frozenset[str]]:
     """The program after the passes that every program goes through, and after the passes of freezing with these names.
 
-    constants: names of inputs that are the same in every call. contents: the tensors behind inputs, by name. Also gives
-    the names of values that must become constants.
+    Also gives the names of values that must become constants.
     """
     dump.step("functional", program)
-    program, _ = run_passes(program, options, dump, hints)
-    asked: set[str] = set()
-    for name, tier, function in FREEZING_PASSES:
-        if name not in passes or name in options.skip or options.stop_after in _FIRST:
-            continue
-        start = time.perf_counter_ns()
-        result, report = function(program, constants, infer, contents)
-        elapsed_us = (time.perf_counter_ns() - start) // 1000
-        if options.verify and result is not program:
-            verify_program(result, writes)
-        if options.verify > 1 and result is not program and tier == BITWISE:
-            verify_same_results(name, program, result, hints)
-        record = StepRecord(name, len(program.nodes), len(result.nodes), elapsed_us, str(report), details=report)
-        asked.update(set(report.asked) - set(getattr(report, "opaque", ())))
-        program = result
-        dump.step(name, program, record)
-        if name == options.stop_after:
-            break
-    return program, frozenset(asked)
+    program, _ = run_passes("joint", program, context, dump)
+    program, records = run_passes("frozen", program, context, dump, only=passes)
+    reports: list[Any] = [record.details for record in records]
+    asked = (set(report.asked) - set(getattr(report, "opaque", ())) for report in reports)
+    return program, frozenset[str]().union(*asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +82,7 @@ class Folded:
     held: tuple[str, ...]
 
 
-def finish(folded: Folded, options: Options, dump: Dump, hints: Mapping[str, Number]) -> Program:
+def finish(folded: Folded, context: Context, dump: Dump) -> Program:
     """The program that runs: writes to its inputs carried out, in place where that is safe."""
     split = split_by_phase(folded.program)
     dump.step("forward", split.forward, part=FORWARD)
@@ -150,14 +90,7 @@ def finish(folded: Folded, options: Options, dump: Dump, hints: Mapping[str, Num
     written = carry_out_writes(split.forward, folded.plan)
     if written is not split.forward:
         dump.step("write_inputs-forward", written, part=FORWARD)
-    if options.stop_after in freezing_pass_names():
-        return written
-    return run_half_passes(written, options, dump, hints, FORWARD)
-
-
-def freezing_pass_names() -> tuple[str, ...]:
-    """The names of the passes of freezing."""
-    return tuple(name for name, _, _ in FREEZING_PASSES)
+    return run_passes("packed", written, context, dump)[0]
 
 
 def fold(
@@ -173,9 +106,9 @@ def fold(
     programs = [one.program for one in unfolded]
     plan = plan_folding(programs, tensors.keys() - state, asked, taken=tensors.keys(), opaque=False)
     found, report = _evaluated(unfolded, plan, tensors)
-    elapsed_us = (time.perf_counter_ns() - start) // 1000
+    spent = elapsed_us(start)
     before, after = (sum(len(one.program.nodes) for one in group) for group in (unfolded, found))
-    return found, StepRecord("fold_constants", before, after, elapsed_us, str(report).split("\n")[0], details=report)
+    return found, StepRecord("fold_constants", before, after, spent, str(report).split("\n")[0], details=report)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 | option | environment | read by | meaning |
 |---|---|---|---|
 | dump | DOVETAIL_DUMP | all but load | folder for the text of the program after every pass |
-| dump_calls | DOVETAIL_DUMP_CALLS | graphs | also the tensors of the first call of each program |
+| dump_calls | DOVETAIL_DUMP_CALLS | all but load | also the tensors of the first call of each program |
 | verify | DOVETAIL_VERIFY | all but load | 1: stage rules and purity of every pass; 2: also run both sides of each |
 | skip | DOVETAIL_SKIP | all | names of passes to leave out, separated by commas |
 | stop_after | DOVETAIL_STOP_AFTER | all | name of the last pass to run |

@@ -7,18 +7,14 @@ the old contents any more, and never before the last check.
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
 
 import torch
 
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.reads import can_fail
-from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.errors import UnsupportedStep
 from dovetail.execute.compiled import CompiledProgram
@@ -26,33 +22,15 @@ from dovetail.execute.step import CompiledStepProgram
 from dovetail.ir.program import Node, Phase, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, Signature
 from dovetail.ir.sizes import Number
-from dovetail.ir.stages import verify_program
 from dovetail.ir.step_plan import StepPlan
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
-from dovetail.passes.early_updates import early_updates
-from dovetail.passes.inplace import PlanMemory, work_in_place
-from dovetail.passes.unbundle import unbundle
 from dovetail.pipeline.compile import make_executors
-from dovetail.pipeline.driver import PASS_NAMES, PASSES, StepRecord, run_passes, writes
-from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.driver import run_passes
+from dovetail.pipeline.dump import JOINT, Dump
 from dovetail.pipeline.options import Options
+from dovetail.pipeline.passes import Context
 from dovetail.pipeline.trail import STEP_STATE
-
-logger = logging.getLogger("dovetail")
-
-StepPass = Callable[..., tuple[Program, Any]]
-
-# The last one is run with the verification of its own.
-STEP_PASSES: tuple[tuple[str, StepPass], ...] = (
-    ("early_updates", early_updates),
-    ("unbundle", unbundle),
-    ("reinplace", work_in_place),
-)
-
-
-_FIRST = frozenset(name for name, _ in PASSES)
-STEP_PASS_NAMES = tuple(dict.fromkeys((*PASS_NAMES, *(name for name, _ in STEP_PASSES))))
 
 
 def compile_step_programs(
@@ -71,32 +49,16 @@ def compile_step_programs(
     dump = Dump(options.dump, name, hints, options.dump_calls, None, options.trail)
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
-    program, records = run_passes(programs.functional, options, dump, hints)
-    reports = [(record.name, record.report) for record in records]
+    context = Context(options, hints)
+    program, simplified = run_passes("joint", programs.functional, context, dump)
     program = with_copies(_with_late_writes(program))
-    if options.verify:
-        verify_program(program, writes)
     dump.step(STEP_STATE, program)
-    memory = PlanMemory()
-    for pass_name, function in STEP_PASSES:
-        if pass_name in options.skip or options.stop_after in _FIRST:
-            continue
-        start = time.perf_counter_ns()
-        result, report = function(program, memory=memory)
-        elapsed_us = (time.perf_counter_ns() - start) // 1000
-        if options.verify:
-            verify_program(result, writes)
-        if options.verify > 1 and function is work_in_place:
-            verify_inplace(program, result, commit=True, hints=hints)
-        record = StepRecord(pass_name, len(program.nodes), len(result.nodes), elapsed_us, str(report), details=report)
-        reports.append((pass_name, str(report)))
-        program = result
-        dump.step(pass_name, program, record)
-        if pass_name == options.stop_after:
-            break
+    program, records = run_passes("step", program, context, dump)
+    reports = [(record.name, record.report) for record in (*simplified, *records)]
     code = CompiledProgram(program, make_executors(options))
     eager = simulate_peak(programs.recorded, hints).peak_bytes
-    compiled = CompiledStepProgram(code, plan, labels, tuple(reports), dict(hints), eager)
+    run = dump.watched(code, JOINT)
+    compiled = CompiledStepProgram(code, plan, labels, tuple(reports), dict(hints), eager, run)
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)

@@ -34,7 +34,10 @@ _MACHINERY = frozenset(
         *("codecs", "reprlib", "textwrap", "string", "keyword", "ast", "opcode", "importlib", "pkgutil"),
     )
 )
-_OF_TORCH = ("sympy.", "mpmath.")  # torch works out symbolic sizes with them
+# packages that torch itself works with
+_OF_TORCH = frozenset(
+    ("sympy", "mpmath", "networkx", "jinja2", "filelock", "fsspec", "tqdm", "typing_extensions", "triton")
+)
 _QUIET = ("logging", "threading")  # whose calls of C serve themselves: locks, the time of a message
 _CAN_PAUSE = sys.version_info < (3, 12)
 _FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
@@ -162,7 +165,7 @@ def _role(frame: FrameType) -> Role:
         return Role.COMPILER
     if file.startswith(_DOVETAIL) and is_library_file(file):
         return Role.OURS
-    if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).startswith(_OF_TORCH):
+    if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).partition(".")[0] in _OF_TORCH:
         return Role.LIBRARY
     if file.startswith("<"):
         return Role.LIBRARY if is_library_module(home) else Role.USERS

@@ -28,7 +28,7 @@ _IMMUTABLE_TYPE = 1 << 8
 _HEAP_TYPE = 1 << 9
 _ALONE = (
     *("dovetail", "torch._", "torch.fx", "torch.overrides", "torch.utils._", "sympy", "mpmath", "_pytest", "pluggy"),
-    *("functools", "contextlib", "typing", "re", "inspect", "importlib", "_frozen_importlib", "abc"),
+    *("functools", "contextlib", "typing", "re", "inspect", "importlib", "_frozen_importlib", "abc", "enum"),
 )
 # where `__dict__` is read for one attribute
 _OF_ONE_NAME = (torch.nn.Module.__getattr__.__code__.co_filename, functools.__file__)

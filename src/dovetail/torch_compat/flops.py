@@ -9,6 +9,11 @@ from torch.utils.flop_counter import flop_registry
 from dovetail.torch_compat.dispatch import Overload
 
 
+def has_formula(op: Overload) -> bool:
+    """Whether `flops_of` knows what an operator needs."""
+    return op.overloadpacket in flop_registry
+
+
 def flops_of(op: Overload, args: Sequence[object], kwargs: Mapping[str, object], results: object) -> int | None:
     """Floating-point operations of one call; None for an operator that torch has no formula for.
 

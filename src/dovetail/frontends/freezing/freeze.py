@@ -11,6 +11,8 @@ import torch
 
 from dovetail.capture.module_state import TensorSlot, tensor_slots
 from dovetail.errors import BadOptionValue, NotFreezable
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.examples import Example, examples_of
 from dovetail.frontends.freezing.free_recording import record_method
 from dovetail.frontends.freezing.freezable import refuse_not_freezable
@@ -25,14 +27,14 @@ from dovetail.frontends.freezing.tombstones import Discarded, discard
 from dovetail.frontends.freezing.variant import Variant
 from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
 from dovetail.frontends.targets import as_callable
-from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.doors import FREEZE
 from dovetail.pipeline.driver import PASS_NAMES, StepRecord
-from dovetail.pipeline.dump import Dump
-from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, freezing_pass_names, simplify
+from dovetail.pipeline.dump import FORWARD, Dump
+from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, simplify
 from dovetail.pipeline.options import Options, resolve_options
+from dovetail.pipeline.passes import Context
 from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.version import ensure_supported_torch
 
@@ -88,7 +90,7 @@ def freeze(
     """
     ensure_supported_torch()
     settings = _Settings.checked(discard_originals, keep_sources, on_stale, on_grad, measure)
-    resolved = resolve_options(options, (*PASS_NAMES, *freezing_pass_names()), FREEZE)
+    resolved = resolve_options(options, PASS_NAMES, FREEZE)
     names = chosen_passes(passes)
     target = as_callable(model)
     if not isinstance(target, torch.nn.Module):
@@ -179,7 +181,7 @@ class _Freezing:
             method: FrozenMethod(examples[method].form, tuple(next(variants) for _ in recorded), notes)
             for method, (recorded, notes) in found.items()
         }
-        finishers = [partial(_finish, self._options, one.dump, one.recorded.hints) for one in lowerings]
+        finishers = [partial(_finish, self._options, one.recorded.hints, one.dump) for one in lowerings]
         running = Running(methods, make_executors(self._options), finishers)
         running.bind(self._pool, release=self._settings.discards)
         running.prepare()
@@ -198,12 +200,10 @@ class _Freezing:
         return frozen
 
     def _lower(self, one: Recorded, lasting: frozenset[str]) -> _Lowering:
-        dump = Dump(self._options.dump, one.program.name, one.hints, False, None, self._trail)
+        dump = Dump(self._options.dump, one.program.name, one.hints, self._options.dump_calls, None, self._trail)
         constants = frozenset(value.name for value in one.program.inputs[len(one.arguments) :]) - lasting
-        contents = self._pool.tensors
-        program, asked = simplify(
-            one.program, constants, one.infer, self._passes, self._options, dump, one.hints, contents
-        )
+        context = Context(self._options, one.hints, constants=constants, infer=one.infer, contents=self._pool.tensors)
+        program, asked = simplify(one.program, self._passes, context, dump)
         unfolded = Unfolded(program, one.plan, asked, len(one.arguments))
         return _Lowering(one, unfolded, dump)
 
@@ -270,6 +270,9 @@ def _given(unfolded: Unfolded) -> Unfolded:
     return unfolded
 
 
-def _finish(options: Options, dump: Dump, hints: Mapping[str, Number], folded: Folded) -> Program:
+def _finish(
+    options: Options, hints: Mapping[str, Number], dump: Dump, folded: Folded, executors: ExecutorList
+) -> RunnableProgram:
     """What runs. It knows nothing of the model, which it would keep alive."""
-    return finish(folded, options, dump, hints)
+    program = finish(folded, Context(options, hints), dump)
+    return dump.watched(CompiledProgram(program, executors), FORWARD)

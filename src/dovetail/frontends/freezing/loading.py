@@ -21,7 +21,9 @@ from dovetail.artifact.target_text import Allowed
 from dovetail.artifact.tensors import load_tensors
 from dovetail.artifact.tree_json import tree_from_json
 from dovetail.errors import BadOptionValue, FrozenElsewhere
+from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.checked import with_checks
+from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.call_form import CallForm, Leaf
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.module import FrozenModule
@@ -44,8 +46,9 @@ from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.doors import LOAD
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.dump import Dump
-from dovetail.pipeline.freezing import Folded, Unfolded, finish, freezing_pass_names
+from dovetail.pipeline.freezing import Folded, Unfolded, finish
 from dovetail.pipeline.options import Options, resolve_options
+from dovetail.pipeline.passes import Context
 from dovetail.torch_compat.version import ensure_supported_torch, installed_torch_version
 
 _KINDS = {
@@ -96,7 +99,7 @@ def load(
         BadOptionValue: an option is wrong.
     """
     ensure_supported_torch()
-    resolved = resolve_options(options, (*PASS_NAMES, *freezing_pass_names()), LOAD)
+    resolved = resolve_options(options, PASS_NAMES, LOAD)
     if not isinstance(prepack, bool):
         raise BadOptionValue(option="prepack", value=prepack, reason="it is a flag", expected="True or False")
     container = open_container(path, verify=verify)
@@ -155,8 +158,9 @@ class _Reader:
         running.bind(pool)
         return FrozenModule(_text(data["name"]), running, pool, sources=sources)
 
-    def _finish(self, folded: Folded) -> Program:
-        return finish(folded, self._options, Dump(None, folded.program.name, {}, False, None, None), {})
+    def _finish(self, folded: Folded, executors: ExecutorList) -> RunnableProgram:
+        program = finish(folded, Context(self._options), Dump(None, folded.program.name, {}))
+        return CompiledProgram(program, executors)
 
     def _check_torch(self, wanted: str) -> None:
         found = installed_torch_version()

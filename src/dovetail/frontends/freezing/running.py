@@ -6,15 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from dovetail.execute.protocol import ExecutorList
+from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
 from dovetail.frontends.freezing.pool import Packed, Pool
 from dovetail.frontends.freezing.variant import RunnableVariant
 from dovetail.frontends.size_guard import strides_of
-from dovetail.ir.program import Program
 from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing
 
-Finish = Callable[[Folded], Program]
+Finish = Callable[[Folded, ExecutorList], RunnableProgram]
 
 
 class Running:
@@ -28,7 +27,7 @@ class Running:
         *,
         packs: bool = True,
     ) -> None:
-        """finish: for each program of each method, in order, makes what runs of it. packs: weights are packed."""
+        """finish: for each program of each method, in order, makes code of it. packs: weights are packed."""
         self.frozen = dict(methods)
         self.executors = executors
         self.methods: dict[str, RunnableMethod] = {}

@@ -10,15 +10,13 @@ import torch
 
 from dovetail.analysis.pairs import may_overlap
 from dovetail.errors import FrozenCallMismatch
-from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.graph import CompiledGraph
-from dovetail.execute.protocol import ExecutorList
+from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.execute.wrapper import build_wrapper
 from dovetail.frontends.freezing.call_form import mismatch
 from dovetail.frontends.freezing.nesting import Nesting
 from dovetail.frontends.size_guard import SizeGuard, strides_of
 from dovetail.ir.plan_inputs import inputs_touched
-from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.copies_back import counted_only
 from dovetail.pipeline.freezing import Folded, Unfolded
@@ -51,12 +49,12 @@ class RunnableVariant:
         self,
         variant: Variant,
         packed: Folded,
-        finish: Callable[[Folded], Program],
+        finish: Callable[[Folded, ExecutorList], RunnableProgram],
         method: str,
         names: Sequence[str],
         executors: ExecutorList,
     ) -> None:
-        """packed: the folded program, over packed weights perhaps. finish: makes what runs of it, when it first runs.
+        """packed: the folded program, over packed weights perhaps. finish: makes code of it, when it first runs.
 
         method: what errors call it. names: of the leaves of its arguments.
         """
@@ -75,7 +73,7 @@ class RunnableVariant:
         self.packed = packed
         self._finish = finish
         self._executors = executors
-        self._code: CompiledProgram | None = None
+        self._code: RunnableProgram | None = None
         self._held: dict[str, torch.Tensor] = {}
         self._graph: CompiledGraph | None = None
         self._returns_one = variant.results.is_leaf()
@@ -84,7 +82,7 @@ class RunnableVariant:
     def graph(self) -> CompiledGraph:
         """What runs, over the tensors that it is bound to."""
         if self._graph is None:
-            code = self._code = self._code or CompiledProgram(self._finish(self.packed), self._executors)
+            code = self._code = self._code or self._finish(self.packed, self._executors)
             plan = self.packed.plan
             self._graph = CompiledGraph(
                 forward=code,

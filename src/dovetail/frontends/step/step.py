@@ -45,8 +45,8 @@ from dovetail.frontends.structure import Structure, flatten
 from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
 from dovetail.pipeline.doors import COMPILE_STEP
+from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, resolve_options
-from dovetail.pipeline.step import STEP_PASS_NAMES
 from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
@@ -99,7 +99,7 @@ def compile_step(
         )
     if not callable(step):
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
-    return CompiledStep(step, state, on_unsupported == "eager", resolve_options(options, STEP_PASS_NAMES, COMPILE_STEP))
+    return CompiledStep(step, state, on_unsupported == "eager", resolve_options(options, PASS_NAMES, COMPILE_STEP))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,23 @@ Kept is only what is plain: no symbolic size, no complex number, no result that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dovetail.capture.known_numbers import tensors_in
 from dovetail.ir.program import Value
-from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
-from dovetail.torch_compat.fakes import FakeMode, Layout, blank_fake, has_plain_bytes, holds_numbers, view_of_fake
+from dovetail.torch_compat.fakes import (
+    FakeMode,
+    Layout,
+    blank_fake,
+    has_plain_bytes,
+    holds_numbers,
+    mode_of,
+    view_of_fake,
+)
 
 _BY_VALUE = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 
@@ -38,17 +44,23 @@ class _Unknown(Exception):
 
 
 class KnownResults:
-    """See the module docstring. values: of the tensors that are recorded, by identity, as the recorder changes them."""
+    """See the module docstring.
 
-    def __init__(self, mode: FakeMode, values: Mapping[int, Value]) -> None:
+    values: of the tensors that are recorded, by identity, as the recorder changes them. storages: those that are known,
+    by `storage_key`.
+    """
+
+    def __init__(self, mode: FakeMode, values: Mapping[int, Value], storages: Collection[int] = ()) -> None:
         self._mode = mode
         self._values = values
+        self._storages = storages
         self._answers: dict[object, _Answer | None] = {}
 
-    def run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        """What the operator gives on these fakes; raises what it raises, where no equal one was answered."""
-        if self._mode.shape_env is not None:  # symbolic sizes: it may have to note what it assumes
-            return func(*args, **keywords)
+    def run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any], said: Any = None) -> Any:
+        """What the operator gives on these fakes; raises what it raises, where no equal one was answered.
+
+        said: fakes that are said to be its results. They are given back where they are, and an answer is known.
+        """
         try:
             key = (
                 id(func),
@@ -63,7 +75,10 @@ class KnownResults:
             self._answers[key] = self._answer(func, args, keywords, result)
             return result
         answer = self._answers[key]
-        return func(*args, **keywords) if answer is None else self._made(answer, args)
+        if answer is None:
+            return func(*args, **keywords)
+        found = self._as_said(answer, args, said)
+        return self._made(answer, args) if found is None else found
 
     def _key(self, argument: Any) -> object:
         if isinstance(argument, torch.Tensor):
@@ -76,6 +91,21 @@ class KnownResults:
         if type(argument) not in _BY_VALUE:
             raise _Unknown
         return (type(argument), argument)
+
+    def _as_said(self, answer: _Answer, args: Sequence[Any], said: Any) -> Any:
+        """The fakes that are said to be the results, if they look like them, and lie where those would."""
+        items = list(said) if type(said) in (list, tuple) else [said]
+        if said is None or answer.kind == "same" or len(items) != len(answer.layouts):
+            return None
+        if not all(
+            mode_of(x) is self._mode and _is_like(layout, x) for layout, x in zip(answer.layouts, items, strict=True)
+        ):
+            return None
+        keys = {storage_key(item) for item in items}
+        if answer.kind == "view":
+            return said if keys == {storage_key(args[0])} else None
+        is_new = len(keys) == len(items) and not any(key in self._storages for key in keys)
+        return (said if answer.sequence is None else answer.sequence(items)) if is_new else None
 
     def _made(self, answer: _Answer, args: Sequence[Any]) -> Any:
         if answer.kind == "same":
@@ -90,11 +120,12 @@ class KnownResults:
         items = list(result) if type(result) in (list, tuple) else [result]
         if not items or not all(isinstance(item, torch.Tensor) and has_plain_bytes(item) for item in items):
             return None
-        if facts_of(func).writes:
-            is_same = facts_of(func).writes == (0,) and len(returns) == 1 and returns[0][2] and result is args[0]
+        written = [place for place, argument in enumerate(schema_of(func).arguments) if argument.is_write]
+        if written:
+            is_same = written == [0] and len(returns) == 1 and returns[0][2] and result is args[0]
             return _Answer("same") if is_same else None
         layouts = tuple(map(Layout.of, items))
-        given = {storage_key(x) for x in tensors_in((*args, *keywords.values()))}
+        given = {storage_key(x) for x in _tensors_in((*args, *keywords.values()))}
         made = {storage_key(item) for item in items}
         if given.isdisjoint(made):
             is_new = len(made) == len(items) and all(layout.fills(x) for x, layout in zip(items, layouts, strict=True))
@@ -102,3 +133,19 @@ class KnownResults:
         is_view = len(items) == 1 and items[0] is result and isinstance(args[0], torch.Tensor)
         is_view = is_view and result is not args[0] and storage_key(args[0]) in made
         return _Answer("view", layouts) if is_view else None
+
+
+def _is_like(layout: Layout, fake: torch.Tensor) -> bool:
+    if not has_plain_bytes(fake) or fake.dtype is not layout.dtype or fake.device.type != layout.device.type:
+        return False
+    is_there = layout.device.type == "cpu" or fake.device == layout.device  # fakes say "cpu:0" where tensors say "cpu"
+    place = (tuple(fake.shape), fake.stride(), fake.storage_offset())
+    return is_there and place == (layout.shape, layout.stride, layout.offset)
+
+
+def _tensors_in(items: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, list | tuple):
+            yield from _tensors_in(item)

@@ -1,0 +1,152 @@
+"""The passes, in order, for each kind of program, and what each takes besides the program.
+
+| kind | what it is | made from |
+|---|---|---|
+| joint | forward and backward, or a whole step, functional | a recording |
+| forward, backward | a half of a split | joint |
+| step | a whole training step that writes its state | joint |
+| frozen | an inference program whose constants are inputs | joint |
+| packed | the same with constants folded, as it runs | frozen |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from dovetail.ir.program import Program, Stage
+from dovetail.ir.sizes import Number
+from dovetail.passes.channels_last import channels_last
+from dovetail.passes.common_subexpressions import merge_common_subexpressions
+from dovetail.passes.dead_code import remove_dead_code
+from dovetail.passes.early_updates import early_updates
+from dovetail.passes.fold_batch_norms import fold_batch_norms
+from dovetail.passes.inplace import PlanMemory, work_in_place
+from dovetail.passes.merge_linears import merge_linears
+from dovetail.passes.no_ops import remove_no_ops
+from dovetail.passes.prepack import prepack
+from dovetail.passes.remove_dropout import remove_dropout
+from dovetail.passes.run_late import run_late
+from dovetail.passes.unbundle import unbundle
+from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
+from dovetail.pipeline.options import Options
+
+Tier: TypeAlias = Literal["bitwise", "numerics"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What is known besides the program; a pass takes what it needs.
+
+    hints: a number for each size symbol. donated: numbers of inputs whose memory may be used. dying: of inputs that
+    nobody else holds. constants: names of inputs that are the same in every call. infer: the `MetaInference` of what
+    was recorded. contents: the tensors behind inputs, by name. plans: how programs work in place, worked out once.
+    """
+
+    options: Options
+    hints: Mapping[str, Number] = field(default_factory=dict)
+    donated: Collection[int] = ()
+    dying: Collection[int] = ()
+    constants: Collection[str] = ()
+    infer: Any = None
+    contents: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    plans: PlanMemory = field(default_factory=PlanMemory)
+
+
+Run: TypeAlias = Callable[[Program, Context], tuple[Program, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PassSpec:
+    """A pass. run: gives the program that it makes, or the given one where it changes nothing, and a report.
+
+    tier: whether results keep every bit, or differ by rounding. accepts: stages of programs that it takes. yields: the
+    stage of what it makes; None: that of what it was given.
+    """
+
+    name: str
+    tier: Tier
+    accepts: frozenset[Stage]
+    yields: Stage | None
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class PassList:
+    """The passes for a kind of program, in order.
+
+    after: the kind that it is made from. part: what dumps call it. weighs: whether what raises the simulated peak is
+    dropped; elsewhere passes weigh what they make themselves, or save time.
+    """
+
+    specs: tuple[PassSpec, ...]
+    after: str | None = None
+    part: str = JOINT
+    weighs: bool = False
+
+
+def _plain(function: Callable[[Program], tuple[Program, Any]]) -> Run:
+    return lambda program, context: function(program)
+
+
+def _over_constants(function: Callable[..., tuple[Program, Any]]) -> Run:
+    return lambda program, given: function(program, given.constants, given.infer)
+
+
+_FUNCTIONAL = frozenset({Stage.FUNCTIONAL, Stage.WHOLE})
+_LATE = frozenset({Stage.FUNCTIONAL, Stage.WHOLE, Stage.SPLIT, Stage.IN_PLACE})
+
+_EARLY_UPDATES = PassSpec("early_updates", "bitwise", _LATE, None, lambda p, given: early_updates(p, given.plans))
+_UNBUNDLE = PassSpec("unbundle", "bitwise", _LATE, None, lambda p, given: unbundle(p, given.plans))
+_RUN_LATE = PassSpec("run_late", "bitwise", _LATE, None, lambda p, given: run_late(p, given.dying, given.plans))
+_REINPLACE = PassSpec(
+    "reinplace",
+    "bitwise",
+    _LATE,
+    Stage.IN_PLACE,
+    lambda p, given: work_in_place(p, given.donated, hints=given.hints, memory=given.plans),
+)
+_FOLD_BATCH_NORMS = PassSpec(
+    "fold_batch_norms",
+    "numerics",
+    _FUNCTIONAL,
+    None,
+    lambda p, given: fold_batch_norms(p, given.constants, given.infer, frugal=True, contents=given.contents),
+)
+_HALF = (_UNBUNDLE, _RUN_LATE, _REINPLACE)
+
+PASSES: dict[str, PassList] = {
+    "joint": PassList(
+        (
+            PassSpec("dead_code", "bitwise", _FUNCTIONAL, None, _plain(remove_dead_code)),
+            PassSpec("no_ops", "bitwise", _FUNCTIONAL, None, _plain(remove_no_ops)),
+            PassSpec("common_subexpressions", "bitwise", _FUNCTIONAL, None, _plain(merge_common_subexpressions)),
+        ),
+        weighs=True,
+    ),
+    "forward": PassList(_HALF, "joint", FORWARD, weighs=True),
+    "backward": PassList(_HALF, "joint", BACKWARD, weighs=True),
+    "step": PassList((_EARLY_UPDATES, _UNBUNDLE, _REINPLACE), "joint"),
+    "frozen": PassList(
+        (
+            PassSpec("remove_dropout", "bitwise", _FUNCTIONAL, None, _over_constants(remove_dropout)),
+            _FOLD_BATCH_NORMS,
+            PassSpec("merge_linears", "numerics", _FUNCTIONAL, None, _over_constants(merge_linears)),
+            PassSpec("channels_last", "numerics", _FUNCTIONAL, None, _over_constants(channels_last)),
+            PassSpec("prepack", "numerics", _FUNCTIONAL, None, _over_constants(prepack)),
+        ),
+        "joint",
+    ),
+    "packed": PassList(_HALF, "frozen", FORWARD, weighs=True),
+}
+
+
+def is_stopped(kind: str, last: str | None) -> bool:
+    """Whether the pass after which a compilation stops is one of an earlier kind of program."""
+    earlier = PASSES[kind].after
+    if earlier is None or last is None:
+        return False
+    return any(spec.name == last for spec in PASSES[earlier].specs) or is_stopped(earlier, last)
