@@ -314,6 +314,16 @@ def test_one_tensor_for_two_inputs_is_refused(name: str, tmp_path: Path, members
         dovetail.load(tmp_path / "forged.dovetail")
 
 
+def test_a_weight_of_symbolic_strides_is_refused(tmp_path: Path, members: dict[str, bytes]) -> None:
+    unfolded = PROGRAM.replace(".json", ".unfolded.json")
+    data = json.loads(members[unfolded])
+    weight = next(value for value in data["program"]["values"] if value["name"] == data["program"]["inputs"][-1])
+    weight["stride"][0] = ["symbol", "s99"]
+    write_container(tmp_path / "forged.dovetail", {**members, unfolded: json_bytes(data)})
+    with pytest.raises(DovetailError, match="is not a weight of the file"):
+        dovetail.load(tmp_path / "forged.dovetail").swap_weights(_Model().state_dict())
+
+
 def test_a_size_that_nothing_gives_a_number_is_refused(tmp_path: Path, members: dict[str, bytes]) -> None:
     def edit(program: dict[str, Any]) -> None:
         value = next(value for value in program["values"] if value["name"] == program["nodes"][0]["outputs"][0])

@@ -160,6 +160,14 @@ def test_results_in_place_of_inputs(tmp_path: Path) -> None:
         replay(tmp_path)
 
 
+def test_a_state_that_no_generator_has(tmp_path: Path) -> None:
+    (path,) = _dump(tmp_path, dump_calls=True).rglob("forward.inputs.safetensors")
+    *inputs, state = load_call(path)
+    save_call(path, [*inputs, torch.full_like(state, 255)])
+    with pytest.raises(BadArtifact, match="state of the random generator"):
+        replay(tmp_path)
+
+
 def test_a_file_in_place_of_a_folder(tmp_path: Path) -> None:
     path = next(iter(_dump(tmp_path).rglob("*-forward.json")))
     with pytest.raises(BadArtifact, match=f"give its folder: {path.parent}"):

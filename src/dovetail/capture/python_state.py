@@ -20,6 +20,7 @@ import torch
 
 from dovetail.ir.provenance import is_library_file
 from dovetail.reach.libraries import is_library_class, is_library_module
+from dovetail.reach.values import attributes_of, has_attributes
 from dovetail.torch_compat.modes import surroundings
 
 _PLAIN = (bool, int, float, complex, str, bytes, range, type(None), torch.dtype, torch.device)
@@ -149,7 +150,8 @@ def is_user_object(item: object) -> bool:
 
 def _attributes(item: object) -> Iterator[tuple[str, Any]]:
     """Names and values of an object's attributes, slots included."""
-    yield from list(getattr(item, "__dict__", {}).items())
+    if has_attributes(type(item)):
+        yield from list(attributes_of(item).items())
     for owner in type(item).__mro__:
         slots = vars(owner).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:

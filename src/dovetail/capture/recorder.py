@@ -178,14 +178,10 @@ class Recorder(DispatchMode):
 
     # --- recording ---------------------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if isinstance(func, HigherOrder):
-            return self._record(func, types, args, kwargs)  # it runs code of the user's
+    def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
             return device_of_fake(args[0])
-        with unfollowed():
+        with nullcontext() if isinstance(func, HigherOrder) else unfollowed():  # sub-programs run the user's code
             return self._record(func, types, args, kwargs)
 
     def _record(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:

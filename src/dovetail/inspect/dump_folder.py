@@ -155,9 +155,19 @@ def calls_in(folder: Path) -> dict[str, Call]:
     for path in sorted(folder.glob("*.inputs.safetensors")):
         part = path.name.removesuffix(".inputs.safetensors")
         *inputs, state = load_call(path)
-        if not (isinstance(state, torch.Tensor) and state.dtype is torch.uint8):
+        if not _is_generator_state(state):
             reason = "the state of the random generator is not its last tensor"
             raise BadArtifact(path=path, expected="the inputs of a call", reason=reason, hint="write the dump again")
         results = folder / f"{part}.results.safetensors"
         calls[part] = Call(tuple(inputs), state, tuple(load_call(results)) if results.exists() else None)
     return calls
+
+
+def _is_generator_state(state: object) -> bool:
+    if not (isinstance(state, torch.Tensor) and state.dtype is torch.uint8):
+        return False
+    try:
+        torch.Generator().set_state(state)
+    except RuntimeError:
+        return False
+    return True

@@ -159,7 +159,7 @@ class unfollowed:
 
 def _role(frame: FrameType) -> Role:
     file, home = frame.f_code.co_filename, frame.f_globals.get("__name__")
-    if file.startswith("<frozen") or frame.f_code.co_name == "<module>":
+    if file.startswith("<frozen importlib") or frame.f_code.co_name == "<module>":
         return Role.MACHINERY
     if (file, frame.f_code.co_name) in GIVES_TO_DYNAMO:
         return Role.COMPILER
@@ -167,7 +167,7 @@ def _role(frame: FrameType) -> Role:
         return Role.OURS
     if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).partition(".")[0] in _OF_TORCH:
         return Role.LIBRARY
-    if file.startswith("<"):
+    if file.startswith("<") and not file.startswith("<frozen"):
         return Role.LIBRARY if is_library_module(home) else Role.USERS
     if not is_library_file(file):
         return Role.USERS

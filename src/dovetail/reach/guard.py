@@ -211,24 +211,24 @@ class ReadGuards:
     """The guards of one program: of its recording, and of what was recorded of it later."""
 
     def __init__(self) -> None:
-        self._guards: list[ReadGuard] = []
+        self.guards: list[ReadGuard] = []
 
     def add(self, guard: ReadGuard) -> None:
         """Something more was recorded."""
-        self._guards.append(guard)
+        self.guards.append(guard)
 
     def holds(self) -> bool:
         """Whether everything that was read is as it was."""
-        return all(guard.holds() for guard in self._guards)
+        return all(guard.holds() for guard in self.guards)
 
     def why(self) -> str:
         """What is not as it was; empty when everything is."""
-        return next((reason for guard in self._guards if (reason := guard.why())), "")
+        return next((reason for guard in self.guards if (reason := guard.why())), "")
 
     @property
     def is_alive(self) -> bool:
         """Whether these can hold again."""
-        return all(guard.is_alive for guard in self._guards)
+        return all(guard.is_alive for guard in self.guards)
 
 
 class _Strong:

@@ -20,7 +20,7 @@ import torch
 from dovetail.reach.values import is_a, mro_of, own_of
 
 _CLOCK = "reads the clock"
-_RANDOM = "draws random numbers outside torch"
+RANDOM = "draws random numbers outside torch"
 _FILES = "asks the operating system"
 _HIDDEN = "reads state that cannot be compared"
 
@@ -39,7 +39,8 @@ _OUTSIDE: dict[str, str] = {
     "posix": _FILES,
     "nt": _FILES,
     "_io": _FILES,
-    "_random": _RANDOM,
+    "io": _FILES,
+    "_random": RANDOM,
     "_socket": _FILES,
     "select": _FILES,
     "_ssl": _FILES,
@@ -47,17 +48,17 @@ _OUTSIDE: dict[str, str] = {
     "mmap": _FILES,
     "resource": _FILES,
     "_posixsubprocess": _FILES,
-    "_uuid": _RANDOM,
+    "_uuid": RANDOM,
     "_queue": _HIDDEN,
     "_ctypes": _HIDDEN,
 }
-_OUTSIDE_PACKAGES = {"numpy.random": _RANDOM}
+_OUTSIDE_PACKAGES = {"numpy.random": RANDOM}
 _OF_TEXT = frozenset(("StringIO", "BytesIO", "IncrementalNewlineDecoder"))
 _DATES = frozenset(("now", "utcnow", "today"))
 _HARMLESS = frozenset(
     (
         *("posix.fspath", "posix.getpid", "posix.cpu_count", "posix.register_at_fork", "posix._path_normpath"),
-        *("time.sleep", "time.gmtime", "time.mktime", "time.strptime", "_io.text_encoding"),
+        *("time.sleep", "time.gmtime", "time.mktime", "time.strptime", "io.text_encoding", "_io.text_encoding"),
     )
 )
 _ASKED: tuple[Callable[[], Any], ...] = (
@@ -90,7 +91,7 @@ def judge(function: Any) -> Verdict:
     kind = owner if isinstance(owner, type) else type(owner)
     base = next((base for base in mro_of(kind) if _is_of_c(own_of(base).get(function.__name__))), kind)
     if isinstance(owner, _random.Random):
-        return Verdict(why=_RANDOM)
+        return Verdict(why=RANDOM)
     if base.__module__ in ("_datetime", "datetime") and function.__name__ in _DATES:
         return Verdict(why=_CLOCK)
     if base.__module__ == "_io" and (base.__name__ in _OF_TEXT or owner is sys.stdout or owner is sys.stderr):
@@ -108,7 +109,7 @@ def _judge_function(function: Any, home: str) -> Verdict:
         return Verdict(ask=function)
     if home == "sys":
         return _FINE
-    if home == "_io" and name == "open":
+    if home in ("io", "_io") and name == "open":
         return Verdict(why="opens a file")
     if home == "builtins" and name == "input":
         return Verdict(why=_FILES)

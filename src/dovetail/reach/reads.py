@@ -11,16 +11,27 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from enum import EnumType
 from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from dovetail.ir.provenance import is_library_file
 from dovetail.reach.codes import codes_inside, names_of
 from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
 from dovetail.reach.libraries import is_installed, is_library_class, is_library_module
-from dovetail.reach.values import PLAIN, attributes_of, has_attributes, is_a, mro_of, name_of, own_of
+from dovetail.reach.values import (
+    PLAIN,
+    attributes_of,
+    has_attributes,
+    is_a,
+    mro_of,
+    name_of,
+    own_of,
+    random_state,
+)
 
 _HEAP_TYPE = 1 << 9
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
@@ -35,6 +46,7 @@ class Reads:
     namespaces: entries of dictionaries, each with its dictionary and value. attributes: of objects, in their
     `__dict__`. class_attributes, slots, cells: the same for those. asked: functions, with their answers. owners:
     objects whose attributes were read. labels: of namespaces. roots: see `root`.
+    draws: random generators of NumPy, with where they stood.
     """
 
     def __init__(self, install: Callable[[type], None]) -> None:
@@ -50,7 +62,9 @@ class Reads:
         self.asked: dict[Callable[[], Any], Any] = {}
         self.labels: dict[int, str] = {}
         self.roots: list[Any] = []
+        self.draws: dict[int, tuple[Any, Any, Any]] = {}
         self._met: dict[int, Any] = {}
+        self._kinds: dict[int, type] = {}
         self._functions: dict[CodeType, list[FunctionType]] = {}
         self._codes: dict[CodeType, None] = {}
         self._inside: set[CodeType] = set()
@@ -80,6 +94,8 @@ class Reads:
                 self._meet_class(item)
             elif issubclass(kind, ModuleType):
                 self._meet_module(item)
+            elif issubclass(kind, np.random.Generator | np.random.RandomState):
+                self.draws[id(item)] = (item, *random_state(item))
             elif is_compared_by_contents(item):
                 left += self.snapshot.take(item)
             if kind is FunctionType and not is_library_file(item.__code__.co_filename):
@@ -102,9 +118,9 @@ class Reads:
                     self.whole(item)
 
     def _meet_kind(self, kind: type) -> None:
-        if id(kind) in self._met or not kind.__flags__ & _HEAP_TYPE:
+        if id(kind) in self._kinds or not kind.__flags__ & _HEAP_TYPE:
             return
-        self._met[id(kind)] = kind
+        self._kinds[id(kind)] = kind
         self._install(kind)
         for owner in mro_of(kind):
             if not is_library_class(owner):
@@ -117,6 +133,8 @@ class Reads:
         if id(kind) in self._classes or is_library_class(kind):
             return
         self._classes[id(kind)] = kind
+        if is_a(kind, EnumType):
+            self.class_attribute(kind, "_member_map_")
         self._meet_kind(type(kind))
         self._name_class(kind, self._named)
 
@@ -306,13 +324,13 @@ class _NamesOf:
     """Asks which attributes an object has."""
 
     def __init__(self, item: Any) -> None:
-        self._item = item
+        self.item = item
 
     def __call__(self) -> tuple[str, ...]:
-        return tuple(attributes_of(self._item)) if has_attributes(type(self._item)) else ()
+        return tuple(attributes_of(self.item)) if has_attributes(type(self.item)) else ()
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _NamesOf) and other._item is self._item
+        return isinstance(other, _NamesOf) and other.item is self.item
 
     def __hash__(self) -> int:
-        return id(self._item)
+        return id(self.item)

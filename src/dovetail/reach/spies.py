@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from types import FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 import torch
@@ -107,6 +107,8 @@ class Spies:
 
         def __getattribute__(item: Any, name: str) -> Any:
             caller = frame(1)
+            if caller.f_code is _CALL and caller.f_back is not None:
+                caller = caller.f_back
             if name != "__class__" and is_counted(item, caller):
                 if is_users:
                     reads.whole(item)
@@ -121,7 +123,10 @@ class Spies:
         reads, is_counted, frame = self.reads, self._is_counted, sys._getframe
 
         def write(item: Any, name: str, *value: Any) -> Any:
-            if is_counted(item, frame(1)):
+            caller = frame(1)
+            if caller.f_code is _CALL and caller.f_back is not None:
+                caller = caller.f_back
+            if is_counted(item, caller):
                 reads.attribute(item, name)
             return own(item, name, *value)
 
@@ -163,6 +168,10 @@ class Spies:
         if self._is_counted(None, caller):
             self.reads.every_entry(caller.f_globals, str(caller.f_globals.get("__name__")))
         return caller.f_globals
+
+
+# Of what stands in for `getattr` and its like: whoever called that asks.
+_CALL = next(code for code in Spies._named.__code__.co_consts if isinstance(code, CodeType) and code.co_name == "call")
 
 
 def _found(kind: type, name: str) -> Any:

@@ -12,9 +12,10 @@ from dovetail.errors import OutsideRead
 from dovetail.ir.program import Origin
 from dovetail.reach.frames import Frames
 from dovetail.reach.guard import ReadGuard
-from dovetail.reach.outside import Verdict
+from dovetail.reach.outside import RANDOM, Verdict
 from dovetail.reach.reads import Reads
 from dovetail.reach.spies import Spies
+from dovetail.reach.values import random_state, set_random_state
 
 
 class Watcher:
@@ -60,6 +61,7 @@ class Watcher:
 
                 frames.followed(stack, reads.code, on_call, on_compiler)
                 yield
+            self._refuse_draws(reads)
             if self.refusals:
                 raise self.refusals[0]
             _find_lost_functions(reads)
@@ -68,6 +70,14 @@ class Watcher:
         finally:
             if not was_frozen:
                 gc.unfreeze()
+
+    def _refuse_draws(self, reads: Reads) -> None:
+        """Refuse draws from generators that no event shows, and put the generators back."""
+        for source, key, state in reads.draws.values():
+            if random_state(source)[0] != key:
+                set_random_state(source, state)
+                name = f"a method of {type(source).__module__}.{type(source).__qualname__}"
+                self.refusals.append(OutsideRead(function=name, why=RANDOM))
 
 
 def _find_lost_functions(reads: Reads) -> None:

@@ -37,7 +37,7 @@ from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.untested_devices import tell_if_untested
 from dovetail.ir.calling import CallPlan, FromSlot
 from dovetail.ir.plan_inputs import inputs_touched
-from dovetail.ir.program import Phase, Program, Stage, TensorMeta, Value, values_in
+from dovetail.ir.program import Phase, Program, Stage, TensorMeta, Value, meta_symbols, values_in
 from dovetail.ir.signature import InputMutation
 from dovetail.ir.sizes import Scalar
 from dovetail.ops import prims
@@ -234,7 +234,7 @@ class _Reader:
         if len(program.inputs) < arguments:
             raise self._container.refusal(member, "it has fewer inputs than its call")
         for value in program.inputs[arguments:]:
-            if value.name not in self._weights or not value.is_tensor:
+            if value.name not in self._weights or not value.is_tensor or any(meta_symbols(value.meta)):
                 raise self._container.refusal(member, f"its input {value.name} is not a weight of the file")
         touched = inputs_touched(program, plan)
         for number, value in enumerate(program.inputs[arguments:], start=arguments):
@@ -311,7 +311,7 @@ def _check_writes(program: Program, plan: CallPlan) -> None:
 
 def _check_held(name: str, value: Value, tensors: Mapping[str, torch.Tensor]) -> None:
     tensor, meta = tensors.get(name), value.meta
-    if tensor is None or not isinstance(meta, TensorMeta):
+    if tensor is None or not isinstance(meta, TensorMeta) or any(meta_symbols(meta)):
         raise ValueError(f"there is no constant {name}")
     if (tuple(tensor.shape), tensor.dtype, tensor.device) != (meta.shape, meta.dtype, meta.device):
         raise ValueError(f"constant {name} is not what the program takes")
