@@ -11,6 +11,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any
@@ -30,9 +31,14 @@ _own_of: Any = type.__getattribute__
 class ReadGuard:
     """What was read in one recording; see the module docstring."""
 
-    def __init__(self, reads: Reads, is_private: Callable[[Any], bool]) -> None:
-        """Guard places with the values that they had before. is_private: whether an object was made by the call."""
+    def __init__(self, reads: Reads, is_private: Callable[[Any], bool], known: AbstractSet[tuple[int, str]]) -> None:
+        """Guard places with the values that they had before.
+
+        is_private: whether an object was made by the call. known: places that others compare: the identity of what
+        holds them (a dictionary, a class, a cell, an object with slots), and the name.
+        """
         self.is_alive = True
+        reads = reads.without(known)
         self._kept: list[Any] = []
         owners = [x for x in reads.owners.values() if not is_private(x) and not isinstance(x, type)]
         number_of = {id(owner): n for n, owner in enumerate(owners)}

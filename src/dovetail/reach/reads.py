@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from enum import EnumType
 from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -298,6 +299,30 @@ class Reads:
                 self.attribute(logger, name)
             self.attribute(logger.manager, "_disable")
             logger = logger.parent
+
+    def without(self, known: AbstractSet[tuple[int, str]]) -> Reads:
+        """These without places that others compare, and without objects that nothing else is read of."""
+        if not known:
+            return self
+        left = Reads(self._install)
+        left.__dict__.update(self.__dict__)
+        left.attributes = {
+            (key, name): value
+            for (key, name), value in self.attributes.items()
+            if (self._holder_of(self.owners[key]), name) not in known
+        }
+        left.slots = {key: place for key, place in self.slots.items() if key not in known}
+        left.namespaces = {key: place for key, place in self.namespaces.items() if key not in known}
+        left.class_attributes = {key: place for key, place in self.class_attributes.items() if key not in known}
+        left.cells = {key: place for key, place in self.cells.items() if (key, place[1]) not in known}
+        used = {key for key, _ in (*left.attributes, *left.slots)}
+        left.owners = {key: owner for key, owner in self.owners.items() if key in used}
+        left.roots = []
+        return left
+
+    @staticmethod
+    def _holder_of(owner: Any) -> int:
+        return id(attributes_of(owner)) if has_attributes(type(owner)) and not is_a(owner, type) else id(owner)
 
     def _in_dict(self, item: Any, name: str) -> Any:
         return dict.get(attributes_of(item), name, MISSING) if has_attributes(type(item)) else MISSING

@@ -32,6 +32,7 @@ _ALONE = (
 )
 # where `__dict__` is read for one attribute
 _OF_ONE_NAME = (torch.nn.Module.__getattr__.__code__.co_filename, functools.__file__)
+_OF_RECORDINGS = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, ModuleType)
 _SPY = "_dovetail_spy"
 
 
@@ -52,7 +53,7 @@ class Spies:
         """Let the objects of a class report."""
         if kind.__flags__ & _IMMUTABLE_TYPE or not kind.__flags__ & _HEAP_TYPE:
             return
-        if issubclass(kind, torch.Tensor | ModuleType) or module_of(kind).startswith(_ALONE):
+        if issubclass(kind, _OF_RECORDINGS) or module_of(kind).startswith(_ALONE):
             return
         own = _found(kind, "__getattribute__")
         if _SPY not in getattr(own, "__dict__", ()) and id(kind) not in self._installed:

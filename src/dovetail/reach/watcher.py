@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -21,7 +22,9 @@ from dovetail.reach.values import random_state, set_random_state
 class Watcher:
     """What is read while it is active, and what of the outside was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: AbstractSet[tuple[int, str]] = frozenset()) -> None:
+        """known: places that others compare; see `ReadGuard`."""
+        self._known = known
         self.refusals: list[OutsideRead] = []
         self.guard: ReadGuard | None = None
 
@@ -33,10 +36,9 @@ class Watcher:
         Raises: OutsideRead, by the code that runs and again at the end, for a call of C that cannot be repeated.
         """
         frames = Frames()
-        was_frozen = gc.get_freeze_count() > 0
-        known = {id(item) for item in gc.get_objects()} if was_frozen else set[int]()
-        if not was_frozen:
-            gc.freeze()  # what is not frozen afterwards was made meanwhile
+        was_enabled = gc.isenabled()
+        gc.disable()
+        gc.collect(1)  # what is young afterwards was made meanwhile
         try:
             with ExitStack() as stack:
                 spies = Spies(stack, frames.is_counted)
@@ -65,11 +67,11 @@ class Watcher:
             if self.refusals:
                 raise self.refusals[0]
             _find_lost_functions(reads)
-            made = {id(item) for item in gc.get_objects()} - known
-            self.guard = ReadGuard(reads, lambda item: id(item) in made)
+            made = set(map(id, gc.get_objects(generation=0)))
+            self.guard = ReadGuard(reads, lambda item: id(item) in made, self._known)
         finally:
-            if not was_frozen:
-                gc.unfreeze()
+            if was_enabled:
+                gc.enable()
 
     def _refuse_draws(self, reads: Reads) -> None:
         """Refuse draws from generators that no event shows, and put the generators back."""

@@ -37,6 +37,8 @@ from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
 from dovetail.reach.contents import value_key
+from dovetail.reach.guard import ReadGuards
+from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
@@ -76,6 +78,7 @@ class StepCapture:
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
+        self._reads = ReadGuards()
 
     # --- what there is ----------------------------------------------------------------------------------------
 
@@ -226,10 +229,20 @@ class StepCapture:
             module_names(recording.origins, self._world.modules),
             outside.known_results_only(self._world.caches_of_functions),
             outside.watched(),
+            self._watched(),
         ):
             yield
         for refusal in outside.refusals:
             raise refusal
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """While active, what the code reads besides what the world compares is noted."""
+        watcher = Watcher(self._world.compared)
+        with watcher.watched([self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]):
+            yield
+        if watcher.guard is not None and watcher.guard.count:
+            self._reads.add(watcher.guard)
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
         """The inputs that a scheduler may change."""
@@ -305,6 +318,7 @@ class StepCapture:
                 [k for k, n in enumerate(programs.numbers) if n in leaf_of or self._is_changing(self._numbers[n].path)],
             ),
             ties=NO_TIES,
+            reads=self._reads,
         )
         kinds.learn(tensors)
         variant.ties = ties_to(world, variant)

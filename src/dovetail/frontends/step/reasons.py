@@ -23,6 +23,9 @@ def what_differs(variant: Variant, world: World, leaves: Sequence[Any], structur
     question = variant.answered_otherwise(leaves)
     if question:
         return f"a check had another outcome: {question}"
+    read = variant.reads.why()
+    if read:
+        return read
     return variant.kinds.difference([tensor for _, tensor in world.tensors], leaves)
 
 

@@ -28,6 +28,7 @@ from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, unflatten
 from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject
 from dovetail.reach.contents import value_key
+from dovetail.reach.guard import ReadGuards
 from dovetail.torch_compat.autograd import version_of, viewed_tensor
 
 
@@ -90,7 +91,8 @@ class Variant:
     reason: why it was captured. questions: that the program asks, by number. early: those that are asked beforehand.
     record, lifted: the world it was captured in, and the spots that are inputs. takes: the source of each tensor input
     of the program; constants follow, with the versions that they must have, then numbers: leaves of the arguments or
-    spots. writes: spots, and which value that the step leaves is put there.
+    spots. writes: spots, and which value that the step leaves is put there. reads: what the code read besides what the
+    world compares.
     """
 
     reason: str
@@ -108,6 +110,7 @@ class Variant:
     questions: Sequence[Question]
     early: EarlyQuestions
     ties: Ties
+    reads: ReadGuards
     calls: int = 0
     misses: int = 0
 
@@ -119,6 +122,8 @@ class Variant:
             return None
         tensors = self.kinds.tensors(self.ties.tensors, leaves)
         if tensors is None or not self.kinds.are(tensors, leaves) or not self.ties.watch.holds():
+            return None
+        if not self.reads.holds():
             return None
         if self.early and self.early.missed([read(leaves) for read in self.ties.reads]) is not None:
             return None

@@ -123,6 +123,17 @@ class World:
         walk = self._walk
         return [place for holder in walk.holders for place in leaf_places(holder, lambda x: not walk.leads_on(x))]
 
+    @property
+    def compared(self) -> frozenset[tuple[int, str]]:
+        """The places that `watch` compares: the identity of what holds them, and the name."""
+        return frozenset(
+            (id(holder.container), key)
+            for holder in self._walk.holders
+            if holder.kind in ("dict", "names", "cell")
+            for key in holder.keys
+            if type(key) is str and key not in holder.unread
+        )
+
     def places_of(self, tensor: torch.Tensor) -> list[Place]:
         """Every spot that holds a tensor, first its first; none when it is not reached."""
         return [spot[2] for spot in sorted(self._walk.spots.get(id(tensor), ()), key=lambda spot: spot[:2])]
