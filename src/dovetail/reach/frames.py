@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from cProfile import Profile as Profiler
 from enum import Enum, auto
 from types import CodeType, FrameType
 from typing import Any
@@ -87,6 +88,10 @@ class Frames:
         A profiler that is active goes on to get its events.
         """
         before: Any = sys.getprofile()
+        if isinstance(before, Profiler):  # of C: it cannot be called, and what is recorded is not its program
+            before.disable()
+            stack.callback(before.enable)
+            before = None
 
         compiling: FrameType | None = None
 

@@ -34,8 +34,7 @@ class ReadGuard:
     def __init__(self, reads: Reads, is_private: Callable[[Any], bool], known: AbstractSet[tuple[int, str]]) -> None:
         """Guard places with the values that they had before.
 
-        is_private: whether an object was made by the call. known: places that others compare: the identity of what
-        holds them (a dictionary, a class, a cell, an object with slots), and the name.
+        is_private: whether an object was made by the call. known: see `Reads.without`.
         """
         self.is_alive = True
         reads = reads.without(known)

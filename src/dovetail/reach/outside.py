@@ -57,8 +57,17 @@ _OF_TEXT = frozenset(("StringIO", "BytesIO", "IncrementalNewlineDecoder"))
 _DATES = frozenset(("now", "utcnow", "today"))
 _HARMLESS = frozenset(
     (
+        "_signal.raise_signal",
         *("posix.fspath", "posix.getpid", "posix.cpu_count", "posix.register_at_fork", "posix._path_normpath"),
-        *("time.sleep", "time.gmtime", "time.mktime", "time.strptime", "io.text_encoding", "_io.text_encoding"),
+        *(
+            "_signal.raise_signal",
+            "time.sleep",
+            "time.gmtime",
+            "time.mktime",
+            "time.strptime",
+            "io.text_encoding",
+            "_io.text_encoding",
+        ),
     )
 )
 _ASKED: tuple[Callable[[], Any], ...] = (

@@ -35,6 +35,7 @@ from dovetail.reach.values import (
 )
 
 _HEAP_TYPE = 1 << 9
+_OURS = __file__.rpartition("/reach/")[0]
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _WHOLE = frozenset(("__dict__", "__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__"))
 _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
@@ -301,20 +302,33 @@ class Reads:
             logger = logger.parent
 
     def without(self, known: AbstractSet[tuple[int, str]]) -> Reads:
-        """These without places that others compare, and without objects that nothing else is read of."""
+        """These without places that others compare, and without objects that nothing else is read of.
+
+        known: the identity of what holds a place (a dictionary, a class, a cell, an object with slots) and its name, ""
+        for every name.
+        """
         if not known:
             return self
+
+        def is_left(holder: int, name: str, value: Any) -> bool:
+            return not ((holder, name) in known or (holder, "") in known or _is_ours(value))
+
         left = Reads(self._install)
         left.__dict__.update(self.__dict__)
         left.attributes = {
             (key, name): value
             for (key, name), value in self.attributes.items()
-            if (self._holder_of(self.owners[key]), name) not in known
+            if is_left(self._holder_of(self.owners[key]), name, value)
         }
-        left.slots = {key: place for key, place in self.slots.items() if key not in known}
-        left.namespaces = {key: place for key, place in self.namespaces.items() if key not in known}
-        left.class_attributes = {key: place for key, place in self.class_attributes.items() if key not in known}
-        left.cells = {key: place for key, place in self.cells.items() if (key, place[1]) not in known}
+        left.slots = {key: place for key, place in self.slots.items() if is_left(*key, place[-1])}
+        left.namespaces = {key: place for key, place in self.namespaces.items() if is_left(*key, place[-1])}
+        left.class_attributes = {key: place for key, place in self.class_attributes.items() if is_left(*key, place[-1])}
+        left.cells = {key: place for key, place in self.cells.items() if is_left(key, place[1], place[-1])}
+        left.asked = {
+            function: answer
+            for function, answer in self.asked.items()
+            if not (isinstance(function, _NamesOf) and (self._holder_of(function.item), "") in known)
+        }
         used = {key for key, _ in (*left.attributes, *left.slots)}
         left.owners = {key: owner for key, owner in self.owners.items() if key in used}
         left.roots = []
@@ -343,6 +357,11 @@ class Reads:
                 self.entry(entries, name, name_of(type(module)))
                 if name in entries:
                     return
+
+
+def _is_ours(value: Any) -> bool:
+    """Whether a function stands in for another one while a call is recorded."""
+    return is_a(value, FunctionType) and value.__code__.co_filename.startswith(_OURS)
 
 
 class _NamesOf:

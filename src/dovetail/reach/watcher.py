@@ -22,9 +22,10 @@ from dovetail.reach.values import random_state, set_random_state
 class Watcher:
     """What is read while it is active, and what of the outside was asked for."""
 
-    def __init__(self, known: AbstractSet[tuple[int, str]] = frozenset()) -> None:
-        """known: places that others compare; see `ReadGuard`."""
+    def __init__(self, known: AbstractSet[tuple[int, str]] = frozenset(), *, refuses_draws: bool = True) -> None:
+        """known: places that others compare; see `Reads.without`. refuses_draws: random numbers outside torch, too."""
         self._known = known
+        self._refuses_draws = refuses_draws
         self.refusals: list[OutsideRead] = []
         self.guard: ReadGuard | None = None
 
@@ -51,6 +52,8 @@ class Watcher:
                     if verdict.ask is not None:
                         reads.ask(verdict.ask)
                         return
+                    if verdict.why == RANDOM and not self._refuses_draws:
+                        return
                     self.refusals.append(_refusal(function, verdict, origin))
                     raise self.refusals[-1]
 
@@ -63,7 +66,8 @@ class Watcher:
 
                 frames.followed(stack, reads.code, on_call, on_compiler)
                 yield
-            self._refuse_draws(reads)
+            if self._refuses_draws:
+                self._refuse_draws(reads)
             if self.refusals:
                 raise self.refusals[0]
             _find_lost_functions(reads)

@@ -238,7 +238,7 @@ class StepCapture:
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         """While active, what the code reads besides what the world compares is noted."""
-        watcher = Watcher(self._world.compared)
+        watcher = Watcher(self._world.compared, refuses_draws=False)
         with watcher.watched([self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]):
             yield
         if watcher.guard is not None and watcher.guard.count:

@@ -125,13 +125,13 @@ class World:
 
     @property
     def compared(self) -> frozenset[tuple[int, str]]:
-        """The places that `watch` compares: the identity of what holds them, and the name."""
+        """The places that `watch` compares: the identity of what holds them, and the name, "" for every name."""
+        named = [holder for holder in self._walk.holders if holder.kind in ("dict", "names", "cell")]
         return frozenset(
             (id(holder.container), key)
-            for holder in self._walk.holders
-            if holder.kind in ("dict", "names", "cell")
-            for key in holder.keys
-            if type(key) is str and key not in holder.unread
+            for holder in named
+            for key in ("", *holder.keys)
+            if type(key) is str and (key not in holder.unread if key else holder.kind == "dict" and not holder.unread)
         )
 
     def places_of(self, tensor: torch.Tensor) -> list[Place]:
