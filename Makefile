@@ -61,7 +61,7 @@ lint: $(VENV)/.installed-dev ## ruff and mypy --strict
 	$(RUN)/mypy
 
 # Searches go on where they stopped: each keeps a file in $(STATES), which `make clean` removes.
-SEARCHES := sweep inplace_sweep freeze_sweep recompute_sweep donation_sweep early_updates_sweep step_sweep file_sweep \
+SEARCHES := sweep reads_sweep inplace_sweep freeze_sweep recompute_sweep donation_sweep early_updates_sweep step_sweep file_sweep \
 	list_sweep
 SEARCH   := --minutes $(MINUTES) --shard $(SHARD) --state $(STATES)
 PART     := $(subst /,-of-,$(SHARD))

@@ -90,6 +90,14 @@ def test_code_that_catches_everything_does_not_hide_a_refusal() -> None:
         dovetail.compile(f)(torch.ones(2))
 
 
+def test_a_generator_that_the_call_makes_and_seeds() -> None:
+    compiled = dovetail.compile(lambda x: x * random.Random(3).random())
+    assert compiled(torch.ones(1)).item() == pytest.approx(random.Random(3).random())
+    for ask in (lambda: random.Random().random(), lambda: random.seed(3)):
+        with pytest.raises(OutsideRead, match=r"random\.Random"):
+            dovetail.compile(lambda x, ask=ask: x * (ask() or 1.0))(torch.ones(1))
+
+
 def test_what_a_setting_says_is_asked_in_each_call() -> None:
     compiled = dovetail.compile(lambda x: x * torch.get_num_threads())
     threads = torch.get_num_threads()

@@ -47,6 +47,15 @@ def _of_cache(function: Any) -> Parts:
     return len(results), (function.__wrapped__, *results)
 
 
+def remembered(item: Any) -> list[Any]:
+    """The results that a function with `functools.lru_cache` remembers, as far as it tells; of others none."""
+    if not is_a(item, _CACHED) or item.cache_parameters()["typed"]:
+        return []
+    tables = [x for x in get_referents(item) if type(x) is dict and x is not item.__dict__]
+    calls = [key if type(key) is tuple else (key,) for table in tables for key in table]
+    return [item(*call) for call in calls if not any(type(part) is object for part in call)]  # named ones have a mark
+
+
 def _of_array(item: Any) -> Parts:
     if is_a(item, np.ndarray):
         head = (item.shape, item.strides, item.dtype.str)
@@ -309,7 +318,9 @@ def _is_equal(expected: Any, now: Any) -> bool:
 
 def value_key(item: Any) -> Hashable:
     """A key of a value: plain ones and sets of such count by value, methods by their parts, others by identity."""
-    if type(item) in PLAIN or is_a(item, np.generic):
+    if type(item) in (float, complex):
+        return (type(item), repr(item))  # which people read
+    if _is_plain(item):
         return plain_key(item)
     if type(item) in (tuple, frozenset, set, slice):
         parts = (item.start, item.stop, item.step) if type(item) is slice else item

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from _lsprof import Profiler
 from collections.abc import Callable
 from contextlib import ExitStack
-from cProfile import Profile as Profiler
 from enum import Enum, auto
 from types import CodeType, FrameType
 from typing import Any
@@ -21,7 +21,7 @@ import torch
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
 from dovetail.reach.libraries import is_library_class, is_library_module
-from dovetail.reach.outside import Verdict, judge
+from dovetail.reach.outside import RANDOM, Verdict, judge
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.control_flow import GIVES_TO_DYNAMO
 
@@ -62,6 +62,7 @@ class Frames:
         self._roles: dict[CodeType, Role] = {}
         self._verdicts: dict[Any, Verdict] = {}
         self._thread = threading.get_ident()
+        self._seeded: dict[int, Any] = {}
 
     def is_counted(self, item: Any, frame: FrameType) -> bool:
         """Whether a read of an object is one of the call's, as far as the frame tells that reads."""
@@ -80,10 +81,12 @@ class Frames:
         on_code: Callable[[CodeType, dict[str, Any]], None],
         on_call: Callable[[Any, Verdict, Origin], None],
         on_compiler: Callable[[FrameType | None], None],
+        is_known: Callable[[Any], bool],
     ) -> None:
         """Report code of the user's that runs, and calls of functions of C that are not simply fine.
 
-        on_compiler: gets the frame in which Dynamo begins to work, and None when it ends.
+        on_compiler: gets the frame in which Dynamo begins to work, and None when it ends. is_known: whether an object
+        was there before.
 
         A profiler that is active goes on to get its events.
         """
@@ -111,6 +114,8 @@ class Frames:
                 on_compiler(None)
             elif event == "c_call" and self._role_of(frame) is Role.USERS and not _is_quiet(frame):
                 verdict = self._judged(argument)
+                if verdict.why == RANDOM and self._draws_by_itself(argument, frame, is_known):
+                    return
                 if (verdict.why or verdict.ask is not None) and not _is_importing(frame):
                     on_call(argument, verdict, _origin_of(frame, self._is_users_own))
 
@@ -127,6 +132,13 @@ class Frames:
             if not (found.why or found.ask is not None or kind.__module__ == "_io"):
                 self._verdicts[key] = found
         return found
+
+    def _draws_by_itself(self, function: Any, frame: FrameType, is_known: Callable[[Any], bool]) -> bool:
+        """Whether a generator draws that the call makes, with a seed: it gives the same numbers in each call."""
+        owner = function.__self__
+        if function.__name__ == "seed" and frame.f_locals.get("a") is not None and not is_known(owner):
+            self._seeded[id(owner)] = owner
+        return id(owner) in self._seeded
 
     def _role_of(self, frame: FrameType) -> Role:
         """Whose code a frame runs; of one on behalf of others, theirs."""

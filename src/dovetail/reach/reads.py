@@ -21,7 +21,7 @@ import torch
 
 from dovetail.ir.provenance import is_library_file
 from dovetail.reach.codes import codes_inside, names_of
-from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
+from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents, remembered
 from dovetail.reach.libraries import is_installed, is_library_class, is_library_module
 from dovetail.reach.values import (
     PLAIN,
@@ -100,11 +100,16 @@ class Reads:
                 self.draws[id(item)] = (item, *random_state(item))
             elif is_compared_by_contents(item):
                 left += self.snapshot.take(item)
+                left += remembered(item)
             if kind is FunctionType and not is_library_file(item.__code__.co_filename):
                 self._functions.setdefault(item.__code__, []).append(item)
                 if item.__code__ in self._codes:
                     self._read_cells(item)
             self._meet_kind(kind)
+
+    def has_met(self, item: Any) -> bool:
+        """Whether a value was met."""
+        return id(item) in self._met
 
     def everything(self, values: list[Any]) -> None:
         """All that can be reached from values, as far as code names it, is read: nothing tells what really is."""
@@ -183,8 +188,8 @@ class Reads:
             self._read_cells(function)
 
     def lost_codes(self) -> list[CodeType]:
-        """Code with variables of enclosing functions that ran, though no function with it was met."""
-        return [c for c in self._codes if c.co_freevars and c not in self._functions and c not in self._inside]
+        """Code that ran though no function with it was met, and that is no part of other code that ran."""
+        return [code for code in self._codes if code not in self._functions and code not in self._inside]
 
     def _follow(self, known: dict[str, Any], chain: tuple[str, ...]) -> None:
         value = self.entry(known, chain[0], "")

@@ -64,7 +64,7 @@ class Watcher:
                         spies.take_out()
                         reads.everything(list(frame.f_locals.values()))
 
-                frames.followed(stack, reads.code, on_call, on_compiler)
+                frames.followed(stack, reads.code, on_call, on_compiler, reads.has_met)
                 yield
             if self._refuses_draws:
                 self._refuse_draws(reads)

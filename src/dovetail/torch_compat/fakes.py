@@ -103,15 +103,15 @@ class Layout:
 
 
 def holds_numbers(fake: torch.Tensor) -> bool:
-    """Whether torch knows the numbers of a fake (of `torch.tensor([...])`, say), and computes with them."""
-    return isinstance(fake, FakeTensor) and fake.constant is not None
+    """Whether torch knows the numbers of a fake (of `torch.tensor([...])`, or zeros of autograd's): it uses them."""
+    return isinstance(fake, FakeTensor) and (fake.constant is not None or fake._is_zerotensor())
 
 
 def has_plain_bytes(fake: torch.Tensor) -> bool:
     """Whether shape, strides, dtype and device say all about a fake: no number, no symbol, no bit."""
     return (
         type(fake) is FakeTensor
-        and fake.constant is None
+        and not holds_numbers(fake)
         and not fake.requires_grad
         and fake.layout is torch.strided
         and fake.fake_device.type in ("cpu", "cuda")

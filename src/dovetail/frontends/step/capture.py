@@ -109,6 +109,8 @@ class StepCapture:
         for place in self._world.places:
             spot = NumberSpot.at(place)
             kind = type(place.read())
+            if not spot.can_be_put:
+                continue
             if id(spot.container) in groups and kind is float and place.path not in guarded:
                 self.hyperparameters.add(place.path)
             elif place.path not in lifted or kind not in (int, float):

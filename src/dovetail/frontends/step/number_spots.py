@@ -33,6 +33,16 @@ class NumberSpot:
         return NumberSpot(place, outer, tuple(items))
 
     @property
+    def can_be_put(self) -> bool:
+        """Whether another number can be put there: what it is inside of, if that cannot be written, are tuples."""
+        value = self._outer.read()
+        for item in self._items:
+            if not isinstance(value, tuple):
+                return False
+            value = value[item]
+        return True
+
+    @property
     def container(self) -> Any:
         """What holds it, or the tuple that it is in."""
         return self._outer.container

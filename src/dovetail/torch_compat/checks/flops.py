@@ -31,4 +31,10 @@ def check_flops_of() -> str | None:
     )
 
 
-CHECKS = (check_flops_of,)
+def check_has_formula() -> str | None:
+    """Products have a formula, and what is pointwise has none."""
+    found = [flops.has_formula(op) for op in (_aten.mm.default, _aten.add.Tensor)]
+    return first_difference(("what has a formula", found, [True, False]))
+
+
+CHECKS = (check_flops_of, check_has_formula)
