@@ -168,6 +168,38 @@ def _remembered() -> Case:
     return lambda x: x * factor(), change
 
 
+def _remembered_again(bound: int | None) -> Case:
+    """As many results as before, for another argument, one of them the same number."""
+    held = {1: 1.0, 2: 1.0}
+
+    @functools.lru_cache(bound)
+    def factor(which: int) -> float:
+        return held[which]
+
+    factor(1)
+
+    def change() -> None:
+        held[1] = 2.0
+        factor.cache_clear()
+        factor(2)
+
+    return lambda x: x * factor(1), change
+
+
+def _remembered_anew() -> Case:
+    """Eager mode fills the table again before the compiled function looks."""
+    held = ["a"]
+    factor = functools.lru_cache(lambda: held[0])
+    factor()
+
+    def change() -> None:
+        held[0] = "aa"
+        factor.cache_clear()
+        factor()
+
+    return lambda x: x * len(factor()), change
+
+
 def _event() -> Case:
     event = threading.Event()
     return lambda x: x * 2 if event.is_set() else x, event.set
@@ -292,6 +324,9 @@ CASES: dict[str, Callable[[], Case]] = {
         lambda: functools.partial(max, [1.0], [0.5]), lambda a: a()[0], lambda a: a.args[0].__setitem__(0, 9.0)
     ),
     "what a function remembers": _remembered,
+    "what a function remembers anew": _remembered_anew,
+    "what a function remembers for another argument": functools.partial(_remembered_again, 8),
+    "what a function without a bound remembers": functools.partial(_remembered_again, None),
     "an event": _event,
     "a logger's level": _logger,
     "the level of a logger's parent": _parent_logger,
@@ -333,7 +368,9 @@ def test_a_change_is_seen(case: str) -> None:
     assert torch.equal(before, function(x))
     assert len(compiled.graphs) <= 2
     change()
+    found = compiled(x)
     wanted = function(x)
+    assert torch.equal(found, wanted)
     assert torch.equal(compiled(x), wanted)
     assert torch.equal(compiled(x), wanted)
 

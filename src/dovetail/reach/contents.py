@@ -41,19 +41,19 @@ Parts: TypeAlias = tuple[Hashable, tuple[Any, ...]]
 
 
 def _of_cache(function: Any) -> Parts:
-    """What a function remembers, one object for each result, and the function."""
-    tables = [x for x in get_referents(function) if type(x) is dict and x is not function.__dict__]
-    results = [result for table in tables for result in table.values()]
-    return len(results), (function.__wrapped__, *results)
+    """What a function remembers (arguments, then results), and the function.
 
-
-def remembered(item: Any) -> list[Any]:
-    """The results that a function with `functools.lru_cache` remembers, as far as it tells; of others none."""
-    if not is_a(item, _CACHED) or item.cache_parameters()["typed"]:
-        return []
-    tables = [x for x in get_referents(item) if type(x) is dict and x is not item.__dict__]
-    calls = [key if type(key) is tuple else (key,) for table in tables for key in table]
-    return [item(*call) for call in calls if not any(type(part) is object for part in call)]  # named ones have a mark
+    A table with a bound maps arguments to links, which do not show what they hold; the collector does.
+    """
+    found = get_referents(function)
+    table = next(x for x in found if type(x) is dict and x is not function.__dict__)
+    link = next((type(x) for x in table.values() if type(x).__name__ == "_lru_list_elem"), None)
+    if link is None:
+        results = list(table.values())
+    else:
+        held = {id(key): result for key, result, kind in zip(found, found[1:], found[2:], strict=False) if kind is link}
+        results = [held[id(key)] for key in table]
+    return len(results), (function.__wrapped__, *table, *results)
 
 
 def _of_array(item: Any) -> Parts:

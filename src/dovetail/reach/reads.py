@@ -21,7 +21,7 @@ import torch
 
 from dovetail.ir.provenance import is_library_file
 from dovetail.reach.codes import codes_inside, names_of
-from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents, remembered
+from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
 from dovetail.reach.libraries import is_installed, is_library_class, is_library_module
 from dovetail.reach.values import (
     PLAIN,
@@ -100,7 +100,6 @@ class Reads:
                 self.draws[id(item)] = (item, *random_state(item))
             elif is_compared_by_contents(item):
                 left += self.snapshot.take(item)
-                left += remembered(item)
             if kind is FunctionType and not is_library_file(item.__code__.co_filename):
                 self._functions.setdefault(item.__code__, []).append(item)
                 if item.__code__ in self._codes:
