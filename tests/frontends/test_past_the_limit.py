@@ -90,7 +90,7 @@ def test_a_step_with_batches_of_any_size(looks: list[str]) -> None:
     stats = compiled.stats
     assert (stats.calls, stats.captures, stats.eager_calls) == (99, 2, 97)
     assert stats.misses < 12
-    assert looks.count("world") <= 3  # for each capture, and for the warning
+    assert looks.count("world") <= 4  # for each capture, once more where that reads more, and for the warning
 
 
 def test_sizes_that_have_a_program_are_found_among_others(looks: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import itertools
 import json
 import math
 import os
@@ -22,9 +23,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import dovetail
-from dovetail.errors import OutsideRead
+from dovetail.errors import IteratorRead, OutsideRead
 
 FILE = Path(__file__)
 DRAWS = random.Random(0)
@@ -77,6 +79,46 @@ def test_what_depends_on_its_arguments_is_allowed(name: str) -> None:
     compiled = dovetail.compile(lambda x: x * ask())
     assert torch.equal(compiled(torch.ones(2)), torch.ones(2) * ask())
     assert len(compiled.graphs) == 1
+
+
+def _first(items: Any) -> Any:
+    for item in items:
+        return item
+    return None
+
+
+MOVING: dict[str, Callable[[], Any]] = {
+    "list_iterator": lambda: iter([1.0, 2.0, 3.0]),
+    "generator": lambda: (float(n) for n in range(5)),
+    "itertools.count": itertools.count,
+    "zip": lambda: zip([1.0], [2.0], strict=True),
+    "TextIOWrapper": FILE.open,
+}
+
+
+@pytest.mark.parametrize("read", [next, _first])
+@pytest.mark.parametrize("name", MOVING)
+def test_what_moves_on_with_each_read_is_refused_before_it_does(name: str, read: Callable[[Any], Any]) -> None:
+    items, untouched = MOVING[name](), MOVING[name]()
+    compiled = dovetail.compile(lambda x: x * hash(read(items)))
+    with pytest.raises(IteratorRead, match=name):
+        compiled(torch.ones(2))
+    assert next(items) == next(untouched)
+    for each in (items, untouched):
+        getattr(each, "close", bool)()
+
+
+def test_an_iterator_that_the_call_makes() -> None:
+    compiled = dovetail.compile(lambda x: x * sum(a * b for a, b in zip([1.0, 2.0], reversed([3.0, 4.0]), strict=True)))
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 10.0))
+
+
+def test_batches_are_not_drawn_inside() -> None:
+    loader = DataLoader(torch.arange(6.0), batch_size=2)
+    compiled = dovetail.compile(lambda x: x * next(iter(loader)))
+    with pytest.raises(OutsideRead, match="draws another batch"):
+        compiled(torch.ones(2))
+    assert torch.equal(dovetail.compile(lambda x: x * len(loader))(torch.ones(2)), torch.full((2,), 3.0))
 
 
 def test_code_that_catches_everything_does_not_hide_a_refusal() -> None:

@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import functools
 import gc
+import io
 import logging
 import os
 import sys
@@ -200,6 +201,40 @@ def _remembered_anew() -> Case:
     return lambda x: x * len(factor()), change
 
 
+def _decorated() -> Case:
+    """The decorator is a library's: only its closure leads to the function."""
+    item = SimpleNamespace(w=1.0)
+    return torch.no_grad()(lambda x: x * item.w), _set(item, "w", 2.0)
+
+
+def _closure_of_text() -> Case:
+    space: dict[str, Any] = {"__name__": __name__}
+    exec("def make(w):\n    def read():\n        return w\n    return read", space)
+    read = space["make"](1.0)
+    return lambda x: x * read(), _set(read.__closure__[0], "cell_contents", 2.0)
+
+
+def _on_a_tensor(holder: Callable[[Tensor], Any]) -> Case:
+    weight = nn.Parameter(torch.ones(3))
+    weight.factor = 1.0  # type: ignore[attr-defined]
+    held = holder(weight)
+    if isinstance(held, nn.Module):
+        return lambda x: x * held.weight.factor, _set(weight, "factor", 2.0)  # type: ignore[union-attr]
+    return lambda x: x * held.factor, _set(weight, "factor", 2.0)
+
+
+class _Holder(nn.Module):
+    def __init__(self, weight: Any) -> None:
+        super().__init__()
+        self.weight = weight
+
+
+def _behind_a_proxy() -> Case:
+    item = _Config()
+    proxy = weakref.proxy(item)
+    return lambda x: x * proxy.inner["a"], lambda: item.inner.update(a=2.0)
+
+
 def _event() -> Case:
     event = threading.Event()
     return lambda x: x * 2 if event.is_set() else x, event.set
@@ -327,6 +362,19 @@ CASES: dict[str, Callable[[], Case]] = {
     "what a function remembers anew": _remembered_anew,
     "what a function remembers for another argument": functools.partial(_remembered_again, 8),
     "what a function without a bound remembers": functools.partial(_remembered_again, None),
+    "a function in a decorator of a library": _decorated,
+    "a closure of code made at run time": _closure_of_text,
+    "an attribute of a tensor": functools.partial(_on_a_tensor, lambda weight: weight),
+    "an attribute of a parameter of a module": functools.partial(_on_a_tensor, _Holder),
+    "an attribute of a thread": _object(
+        threading.local, lambda a: getattr(a, "w", 1.0), lambda a: setattr(a, "w", 2.0)
+    ),
+    "an attribute of an error": _object(ValueError, lambda a: len(vars(a)), lambda a: setattr(a, "w", 2.0)),
+    "the arguments of an error": _object(
+        lambda: ValueError(1.0), lambda a: a.args[0], lambda a: setattr(a, "args", (2.0,))
+    ),
+    "behind a weak proxy": _behind_a_proxy,
+    "text in memory": _object(lambda: io.StringIO("1"), lambda a: float(a.getvalue()), lambda a: a.write("2")),
     "an event": _event,
     "a logger's level": _logger,
     "the level of a logger's parent": _parent_logger,

@@ -42,6 +42,8 @@ from dovetail.errors.freezing import NotExportable as NotExportable
 from dovetail.errors.freezing import NotFreezable as NotFreezable
 from dovetail.errors.freezing import SlowerThanEager as SlowerThanEager
 from dovetail.errors.freezing import StaleWeights as StaleWeights
+from dovetail.errors.outside import IteratorRead as IteratorRead
+from dovetail.errors.outside import OutsideRead as OutsideRead
 from dovetail.errors.reduction import BadCheck as BadCheck
 from dovetail.errors.reduction import DoesNotFail as DoesNotFail
 from dovetail.errors.reduction import FlakyFailure as FlakyFailure
@@ -158,16 +160,6 @@ class PythonSideEffect(DovetailError):
     summary = "the program {what} while it was recorded."
     because = "only tensor operations are recorded, so the change would happen once and never again"
     way_out = 'keep such state in a buffer and update it in place, or use torch.compile(backend="dovetail")'
-
-
-class OutsideRead(DovetailError):
-    """The program asks for something outside Python's objects, and a compiled program would keep the first answer."""
-
-    code = "DT-CAPTURE-012"
-    summary = "the program calls {function}, which {why}."
-    because = "the compiled program would keep the answer that it got while it was recorded"
-    way_out = "call it before, and pass the answer as an argument"
-    rows = ("origin",)
 
 
 class BackwardInside(DovetailError):

@@ -6,8 +6,9 @@ tensor of the call that it was made for: it is kept as long as programs for that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from dovetail.analysis.arrangement import APART, Arrangement
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
-from dovetail.capture.module_state import replaced_tensors
+from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.origins import module_names
 from dovetail.capture.python_effects import no_tensors_left
 from dovetail.capture.recording import Recording
@@ -27,6 +28,7 @@ from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import UserInput
 from dovetail.reach.contents import identified
 from dovetail.reach.guard import ReadGuards
+from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.decompositions import Decompositions
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
@@ -118,26 +120,32 @@ class CallRecorder:
 
     @contextmanager
     def _around(self, recording: Recording) -> Iterator[None]:
+        shown = [recording.stand_ins[place].seen for place in self._slot_places]
+        written = dict[Callable[[], Any], Any]()  # what a user has written on tensors that modules hold
+        for slot, stand_in in zip(self._reach.slots, shown, strict=True):
+            if held := attributes_of(slot.read()):
+                written[partial(_attributes_in, slot)] = held
+                for name, value in held.items():
+                    attributes_of(stand_in).setdefault(name, value)
         with (
             no_tensors_left(self._target, self._arguments),
-            replaced_tensors(self._reach.slots, [recording.stand_ins[place].seen for place in self._slot_places]),
+            replaced_tensors(self._reach.slots, shown),
             module_names(recording.origins, self._reach.state.modules),
-            self._watched(),
+            self._watched(written),
         ):
             yield
 
     @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watched(self, written: Mapping[Callable[[], Any], Any]) -> Iterator[None]:
         """While active, what the code reads is noted."""
         if not self._watches:
             yield
             return
         watcher = Watcher()
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
-        with watcher.watched(roots):
+        with watcher.watched(roots, written):
             yield
-        if watcher.guard is not None:
-            self.reads.add(watcher.guard)
+        self.reads.add(watcher.guard())
 
     def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any, dims: SymbolicDims | None) -> InputSpec:
         slots = self._reach.slots
@@ -157,3 +165,8 @@ class CallRecorder:
             is_leaf=tensor.is_leaf,
             is_parameter=isinstance(tensor, torch.nn.Parameter),
         )
+
+
+def _attributes_in(slot: TensorSlot) -> dict[str, Any]:
+    """The attributes that a user has given to the tensor that a module holds."""
+    return attributes_of(slot.read())

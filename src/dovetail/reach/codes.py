@@ -12,26 +12,30 @@ _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR",
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class CodeNames:
     """What one code object names, code inside it left out.
 
     chains: global variables, each with the attributes that are read one from the other. attributes: names of all
-    attributes. imports: names of modules that are imported while the code runs.
+    attributes. imports: names of modules that are imported while the code runs. asks_types: it asks for the exact type
+    of something else than its object.
     """
 
     chains: tuple[tuple[str, ...], ...]
     attributes: frozenset[str]
     imports: tuple[str, ...]
+    asks_types: bool
 
 
 @lru_cache(16384)
-def names_of(code: CodeType) -> Names:
+def names_of(code: CodeType) -> CodeNames:
     """What a code object names. Cost: what it takes to disassemble it, once."""
     chains: dict[tuple[str, ...], None] = {}
     attributes: set[str] = set()
     imports: dict[str, None] = {}
     chain: tuple[str, ...] = ()
-    for instruction in dis.get_instructions(code):
+    instructions = list(dis.get_instructions(code))
+    asks_types = any(map(_is_of_a_type, [None, *instructions], instructions, [*instructions[1:], None]))
+    for instruction in instructions:
         name = instruction.opname
         if name in _ATTRIBUTE:
             attributes.add(instruction.argval)
@@ -48,7 +52,7 @@ def names_of(code: CodeType) -> Names:
         elif name in ("CACHE", "EXTENDED_ARG"):
             continue
         chain = ()
-    return Names(tuple(chains), frozenset(attributes), tuple(imports))
+    return CodeNames(tuple(chains), frozenset(attributes), tuple(imports), asks_types)
 
 
 @lru_cache(16384)
@@ -56,3 +60,16 @@ def codes_inside(code: CodeType) -> frozenset[CodeType]:
     """The code of functions that are defined inside a code object."""
     own = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(own).union(*map(codes_inside, own))
+
+
+def _is_of_a_type(before: dis.Instruction | None, instruction: dis.Instruction, after: dis.Instruction | None) -> bool:
+    """Whether an instruction asks for a type: `type(x)` or `x.__class__`, of something else than `self` or `cls`."""
+    if instruction.opname in _GLOBAL and instruction.argval == "type":
+        return after is None or not _is_own_object(after)
+    if instruction.opname == "LOAD_ATTR" and instruction.argval == "__class__":
+        return before is None or not _is_own_object(before)
+    return False
+
+
+def _is_own_object(instruction: dis.Instruction) -> bool:
+    return instruction.opname.startswith("LOAD_FAST") and instruction.argval in ("self", "cls")

@@ -7,6 +7,8 @@ usually one comparison of identities; only where an identity differs are values 
 
 from __future__ import annotations
 
+import io
+import threading
 import weakref
 from array import array
 from collections import OrderedDict, deque
@@ -28,7 +30,7 @@ import numpy as np
 import torch
 
 from dovetail.ir.provenance import is_library_file
-from dovetail.reach.values import PLAIN, is_a, is_same, plain_key
+from dovetail.reach.values import PLAIN, is_a, is_same, plain_key, referent_of
 from dovetail.torch_compat.fakes import is_fake
 
 MISSING: Any = type("_Missing", (), {"__repr__": lambda _: "nothing"})()
@@ -91,7 +93,7 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Parts]], ...] = (
     (slice, lambda x: (None, (x.start, x.stop, x.step))),
     ((staticmethod, classmethod), lambda x: (None, (x.__func__,))),
     (property, lambda x: (None, (x.fget, x.fset, x.fdel))),
-    (weakref.ref, lambda x: (None, (x(),))),
+    ((weakref.ref, *weakref.ProxyTypes), lambda x: (None, (referent_of(x),))),
     (BuiltinMethodType, lambda x: (x.__name__, (x.__self__,))),
     (MappingProxyType, lambda x: (None, (dict(x),))),
     (_VIEWS, lambda x: (None, (list(x),))),
@@ -100,6 +102,9 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Parts]], ...] = (
     (_CACHED, _of_cache),
     ((np.ndarray, bytearray, array, memoryview), _of_array),
     ((set, frozenset), _of_set),
+    ((io.StringIO, io.BytesIO), lambda x: ((x.tell(), x.getvalue()) if not x.closed else None, ())),
+    (BaseException, lambda x: (None, (x.args, x.__dict__))),
+    (threading.local, lambda x: (None, (x.__dict__,))),
 )
 _SEQUENCES: tuple[Any, ...] = (list, tuple, deque)
 
@@ -146,6 +151,11 @@ class Snapshot:
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[Any, Parts | None, list[Any]]] = {}
+        self._elements: dict[int, list[Any]] = {}
+
+    def __iter__(self) -> Iterator[Any]:
+        """The containers."""
+        return (item for item, _, _ in list(self._held.values()))
 
     def has(self, item: Any) -> bool:
         """Whether a container was met."""
@@ -153,21 +163,36 @@ class Snapshot:
 
     def take(self, item: Any) -> list[Any]:
         """Note what a container holds now."""
-        base = base_of(item)
-        tag: Parts | None = None
-        if base is None:
-            parts = _parts_of(item)
-            tag = parts(item) if parts is not None else None
-            held = [] if tag is None else list(tag[1])
-        else:
-            held = contents_of(item)
+        tag, held = _tag_and_contents(item)
         self._held[id(item)] = (item, tag, held)
+        if is_a(item, set):
+            self._elements[id(item)] = list(set.__iter__(item))
         return held
 
     def held(self, item: Any) -> tuple[Parts | None, list[Any]]:
         """What it held."""
         _, tag, held = self._held[id(item)]
         return tag, held
+
+    def elements(self, item: set[Any]) -> list[Any]:
+        """What a set held."""
+        return self._elements[id(item)]
+
+    def is_as_before(self, item: Any) -> bool:
+        """Whether a container holds what it held."""
+        tag, held = self.held(item)
+        now_tag, now = _tag_and_contents(item)
+        if len(now) != len(held) or (tag is None) != (now_tag is None):
+            return False
+        return (tag is None or now_tag is None or tag[0] == now_tag[0]) and all(map(is_same, held, now))
+
+
+def _tag_and_contents(item: Any) -> tuple[Parts | None, list[Any]]:
+    if base_of(item) is not None:
+        return None, contents_of(item)
+    parts = _parts_of(item)
+    tag = parts(item) if parts is not None else None
+    return tag, [] if tag is None else list(tag[1])
 
 
 class _Group:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 import threading
 from _lsprof import Profiler
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from enum import Enum, auto
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
@@ -40,6 +41,9 @@ _OF_TORCH = frozenset(
     ("sympy", "mpmath", "networkx", "jinja2", "filelock", "fsspec", "tqdm", "typing_extensions", "triton")
 )
 _QUIET = ("logging", "threading")  # whose calls of C serve themselves: locks, the time of a message
+_OF_LOADERS = DataLoader.__iter__.__code__.co_filename
+_DRAWING = ("__iter__", "__next__")
+_DRAWS = Verdict(why="draws another batch in each call")
 _CAN_PAUSE = sys.version_info < (3, 12)
 _FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
@@ -53,6 +57,7 @@ class Role(Enum):
     LIBRARY = auto()
     OURS = auto()
     COMPILER = auto()
+    DRAWING = auto()
 
 
 class Frames:
@@ -63,10 +68,11 @@ class Frames:
         self._verdicts: dict[Any, Verdict] = {}
         self._thread = threading.get_ident()
         self._seeded: dict[int, Any] = {}
+        self.pauses = 0
 
     def is_counted(self, item: Any, frame: FrameType) -> bool:
         """Whether a read of an object is one of the call's, as far as the frame tells that reads."""
-        if threading.get_ident() != self._thread:
+        if self.pauses or threading.get_ident() != self._thread:
             return False
         role = self._role_of(frame)
         if role is Role.USERS:
@@ -78,7 +84,7 @@ class Frames:
     def followed(
         self,
         stack: ExitStack,
-        on_code: Callable[[CodeType, dict[str, Any]], None],
+        on_code: Callable[[FrameType], None],
         on_call: Callable[[Any, Verdict, Origin], None],
         on_compiler: Callable[[FrameType | None], None],
         is_known: Callable[[Any], bool],
@@ -102,10 +108,14 @@ class Frames:
             nonlocal compiling
             if before is not None:
                 before(frame, event, argument)
+            if self.pauses:
+                return
             if event == "call":
                 role = self._role_of(frame)
                 if role is Role.USERS:
-                    on_code(frame.f_code, frame.f_globals)
+                    on_code(frame)
+                elif role is Role.DRAWING:
+                    on_call(frame.f_code, _DRAWS, self.origin(frame))
                 elif role is Role.COMPILER and compiling is None:
                     compiling = frame
                     on_compiler(frame)
@@ -117,8 +127,10 @@ class Frames:
                 if verdict.why == RANDOM and self._draws_by_itself(argument, frame, is_known):
                     return
                 if (verdict.why or verdict.ask is not None) and not _is_importing(frame):
-                    on_call(argument, verdict, _origin_of(frame, self._is_users_own))
+                    on_call(argument, verdict, self.origin(frame))
 
+        _ACTIVE.append(self)
+        stack.callback(_ACTIVE.remove, self)
         stack.callback(sys.setprofile, before)
         sys.setprofile(profile)
 
@@ -152,8 +164,29 @@ class Frames:
             at = at.f_back
         return Role.LIBRARY
 
-    def _is_users_own(self, frame: FrameType) -> bool:
-        return self._roles.get(frame.f_code) is Role.USERS
+    def origin(self, frame: FrameType) -> Origin:
+        """The line of the user's that a frame works for."""
+        at: FrameType | None = frame
+        while at is not None and self._roles.get(at.f_code) is not Role.USERS:
+            at = at.f_back
+        at = at or frame
+        return Origin(at.f_code.co_filename, at.f_lineno, at.f_code.co_name, "")
+
+
+_ACTIVE: list[Frames] = []
+
+
+@contextmanager
+def unnoted() -> Iterator[None]:
+    """While active, what code reads is none of the call's: of functions that every call runs for real."""
+    paused = list(_ACTIVE)
+    for frames in paused:
+        frames.pauses += 1
+    try:
+        yield
+    finally:
+        for frames in paused:
+            frames.pauses -= 1
 
 
 class unfollowed:
@@ -180,6 +213,8 @@ def _role(frame: FrameType) -> Role:
         return Role.MACHINERY
     if (file, frame.f_code.co_name) in GIVES_TO_DYNAMO:
         return Role.COMPILER
+    if file == _OF_LOADERS and frame.f_code.co_name in _DRAWING:
+        return Role.DRAWING
     if file.startswith(_DOVETAIL) and is_library_file(file):
         return Role.OURS
     if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).partition(".")[0] in _OF_TORCH:
@@ -203,11 +238,3 @@ def _is_importing(frame: FrameType) -> bool:
             return True
         at = at.f_back
     return False
-
-
-def _origin_of(frame: FrameType, is_users: Callable[[FrameType], bool]) -> Origin:
-    at: FrameType | None = frame
-    while at is not None and not is_users(at):
-        at = at.f_back
-    at = at or frame
-    return Origin(at.f_code.co_filename, at.f_lineno, at.f_code.co_name, "")

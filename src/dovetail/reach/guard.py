@@ -20,6 +20,7 @@ import torch
 
 from dovetail.reach.contents import MISSING, Level, Snapshot, levels_of, picker
 from dovetail.reach.reads import Reads
+from dovetail.reach.spots import NamesOf, in_cell, in_slot
 from dovetail.reach.values import PLAIN, has_attributes, name_of
 from dovetail.torch_compat.guards import SameTensors, version_of_dict
 
@@ -66,7 +67,8 @@ class ReadGuard:
         self._cells = [cell for cell, _, _ in reads.cells.values()]
         slots = [(n, d, v) for (key, _), (_, d, v) in reads.slots.items() if (n := number_of.get(key)) is not None]
         self._slots = [(number, descriptor) for number, descriptor, _ in slots]
-        self._asked = list(reads.asked)
+        asked = {f: answer for f, answer in reads.asked.items() if not (isinstance(f, NamesOf) and is_private(f.item))}
+        self._asked = list(asked)
         roots = [root for root in reads.roots if not is_private(root)]
         self._roots = [self._reference(root) for root in roots]
         values = [
@@ -75,7 +77,7 @@ class ReadGuard:
             *(value for _, (_, value) in spaces),
             *(value for _, _, value in reads.cells.values()),
             *(value for _, _, value in slots),
-            *reads.asked.values(),
+            *asked.values(),
             *roots,
         ]
         self._labels = [
@@ -148,12 +150,8 @@ class ReadGuard:
             found += map(_cell_contents, self._cells)
         except ValueError:  # a variable without a value
             del found[before:]
-            found += map(_contents_of, self._cells)
-        for number, descriptor in self._slots:
-            try:
-                found.append(descriptor.__get__(owners[number]))
-            except AttributeError:
-                found.append(MISSING)
+            found += map(in_cell, self._cells)
+        found += [in_slot(owners[number], descriptor) for number, descriptor in self._slots]
         found += [function() for function in self._asked]
         found += map(operator.call, self._roots)
         return found
@@ -244,13 +242,6 @@ class _Strong:
 
     def __call__(self) -> Any:
         return self._item
-
-
-def _contents_of(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return MISSING
 
 
 def _told(label: str, old: Any, new: Any) -> str:

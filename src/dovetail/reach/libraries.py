@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
+from types import FunctionType
 
 from dovetail.ir.provenance import is_library_file
 
@@ -30,6 +31,14 @@ def is_library_module(name: object) -> bool:
     if isinstance(file, str):
         return is_library_file(file)
     return str(name).partition(".")[0] in _LIBRARIES
+
+
+def is_users_function(function: FunctionType) -> bool:
+    """Whether a function is the user's: by the file of its code, or by its module where that was made at run time."""
+    file = function.__code__.co_filename
+    if file.startswith("<") and not file.startswith(("<frozen", "<dovetail")):
+        return not is_library_module(function.__globals__.get("__name__"))
+    return not is_library_file(file)
 
 
 @functools.cache

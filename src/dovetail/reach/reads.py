@@ -13,26 +13,28 @@ import sys
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from enum import EnumType
-from types import CodeType, FunctionType, MemberDescriptorType, ModuleType
+from types import CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from dovetail.ir.provenance import is_library_file
 from dovetail.reach.codes import codes_inside, names_of
 from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
-from dovetail.reach.libraries import is_installed, is_library_class, is_library_module
+from dovetail.reach.libraries import is_installed, is_library_class, is_library_module, is_users_function
+from dovetail.reach.spots import NamesOf, in_cell, in_slot
 from dovetail.reach.values import (
     PLAIN,
     attributes_of,
     has_attributes,
     is_a,
+    moves_on,
     mro_of,
     name_of,
     own_of,
     random_state,
 )
+from dovetail.torch_compat.fakes import is_fake
 
 _HEAP_TYPE = 1 << 9
 _OURS = __file__.rpartition("/reach/")[0]
@@ -51,9 +53,10 @@ class Reads:
     draws: random generators of NumPy, with where they stood.
     """
 
-    def __init__(self, install: Callable[[type], None]) -> None:
-        """install: gets each class whose objects may be read."""
+    def __init__(self, install: Callable[[type], None], on_moving: Callable[[Any], None] = lambda _: None) -> None:
+        """install: gets each class whose objects may be read. on_moving: iterators and files that code may read on."""
         self._install = install
+        self._on_moving = on_moving
         self.snapshot = Snapshot()
         self.owners: dict[int, Any] = {}
         self.attributes: dict[tuple[int, str], Any] = {}
@@ -91,6 +94,8 @@ class Reads:
                 continue
             self._met[id(item)] = item
             if issubclass(kind, torch.Tensor):
+                if not is_fake(item) and attributes_of(item):  # whose own attributes nothing shows being read
+                    self.every_entry(attributes_of(item), "a tensor")
                 continue
             if issubclass(kind, type):
                 self._meet_class(item)
@@ -100,9 +105,11 @@ class Reads:
                 self.draws[id(item)] = (item, *random_state(item))
             elif is_compared_by_contents(item):
                 left += self.snapshot.take(item)
-            if kind is FunctionType and not is_library_file(item.__code__.co_filename):
+            elif moves_on(item):
+                self._on_moving(item)
+            if kind is FunctionType and not _is_ours(item):
                 self._functions.setdefault(item.__code__, []).append(item)
-                if item.__code__ in self._codes:
+                if item.__code__ in self._codes or not is_users_function(item):
                     self._read_cells(item)
             self._meet_kind(kind)
 
@@ -118,7 +125,7 @@ class Reads:
             new = list(self._met.values())[known:]
             known = len(self._met)
             for item in new:
-                if is_a(item, FunctionType) and not is_library_file(item.__code__.co_filename):
+                if is_a(item, FunctionType) and is_users_function(item):
                     self.code(item.__code__, item.__globals__)
                 elif is_a(item, torch.nn.Module) or not (is_library_class(type(item)) or is_a(item, type | ModuleType)):
                     self.whole(item)
@@ -163,8 +170,18 @@ class Reads:
 
     # --- code -----------------------------------------------------------------------------------------------------
 
+    def runs(self, frame: FrameType) -> None:
+        """Code of the user's runs."""
+        code = frame.f_code
+        if code not in self._codes:
+            if code not in self._functions:  # nothing that was read led to it
+                variables = frame.f_locals
+                for name in code.co_freevars:
+                    self.meet(variables.get(name))
+            self.code(code, frame.f_globals)
+
     def code(self, code: CodeType, known: dict[str, Any]) -> None:
-        """Code of the user's runs. known: its global variables."""
+        """Code of the user's is run. known: its global variables."""
         if code in self._codes:
             return
         self._codes[code] = None
@@ -186,6 +203,16 @@ class Reads:
         for function in self._functions.get(code, ()):
             self._read_cells(function)
 
+    @property
+    def codes(self) -> AbstractSet[CodeType]:
+        """The user's code that ran."""
+        return self._codes.keys()
+
+    @property
+    def wholly_read(self) -> list[Any]:
+        """Objects of which every attribute was read."""
+        return [function.item for function in self.asked if isinstance(function, NamesOf)]
+
     def lost_codes(self) -> list[CodeType]:
         """Code that ran though no function with it was met, and that is no part of other code that ran."""
         return [code for code in self._codes if code not in self._functions and code not in self._inside]
@@ -203,10 +230,7 @@ class Reads:
     def _read_cells(self, function: FunctionType) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self.cells:
-                try:
-                    value = cell.cell_contents
-                except ValueError:
-                    value = MISSING
+                value = in_cell(cell)
                 self.cells[id(cell)] = (cell, name, value)
                 self.meet(value)
 
@@ -290,12 +314,17 @@ class Reads:
             for name, value in list(own_of(owner).items()):
                 if type(value) is MemberDescriptorType:
                     self.attribute(item, name)
-        self.asked.setdefault(_NamesOf(item), _NamesOf(item)())
+        self.asked.setdefault(NamesOf(item), NamesOf(item)())
 
     def ask(self, function: Callable[[], Any]) -> None:
         """A function without arguments is asked, whose answer may change."""
         if function not in self.asked:
-            self.asked[function] = function()
+            self.answered(function, function())
+
+    def answered(self, function: Callable[[], Any], answer: Any) -> None:
+        """A function was asked before the call."""
+        self.asked[function] = answer
+        self.meet(answer)
 
     def _levels(self, logger: logging.Logger | None) -> None:
         """What a logger's remembered levels are worked out from."""
@@ -331,7 +360,7 @@ class Reads:
         left.asked = {
             function: answer
             for function, answer in self.asked.items()
-            if not (isinstance(function, _NamesOf) and (self._holder_of(function.item), "") in known)
+            if not (isinstance(function, NamesOf) and (self._holder_of(function.item), "") in known)
         }
         used = {key for key, _ in (*left.attributes, *left.slots)}
         left.owners = {key: owner for key, owner in self.owners.items() if key in used}
@@ -346,10 +375,7 @@ class Reads:
         return dict.get(attributes_of(item), name, MISSING) if has_attributes(type(item)) else MISSING
 
     def _slot(self, item: Any, name: str, descriptor: Any) -> None:
-        try:
-            value = descriptor.__get__(item)
-        except AttributeError:
-            value = MISSING
+        value = in_slot(item, descriptor)
         self.slots[id(item), name] = (item, descriptor, value)
         self.meet(value)
 
@@ -366,19 +392,3 @@ class Reads:
 def _is_ours(value: Any) -> bool:
     """Whether a function stands in for another one while a call is recorded."""
     return is_a(value, FunctionType) and value.__code__.co_filename.startswith(_OURS)
-
-
-class _NamesOf:
-    """Asks which attributes an object has."""
-
-    def __init__(self, item: Any) -> None:
-        self.item = item
-
-    def __call__(self) -> tuple[str, ...]:
-        return tuple(attributes_of(self.item)) if has_attributes(type(self.item)) else ()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _NamesOf) and other.item is self.item
-
-    def __hash__(self) -> int:
-        return id(self.item)

@@ -18,14 +18,15 @@ from typing import Any, TypeAlias
 
 import torch
 
+from dovetail.reach.contents import MISSING
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import has_attributes, is_a, module_of, mro_of, own_of
 
 IsCounted: TypeAlias = "Callable[[Any, FrameType], bool]"
 
-_MISSING = object()
 _IMMUTABLE_TYPE = 1 << 8
 _HEAP_TYPE = 1 << 9
+_vars: Any = vars  # also while something else stands in for it
 _ALONE = (
     *("dovetail", "torch._", "torch.fx", "torch.overrides", "torch.utils._", "sympy", "mpmath", "_pytest", "pluggy"),
     *("functools", "contextlib", "typing", "re", "inspect", "importlib", "_frozen_importlib", "abc", "enum"),
@@ -33,21 +34,24 @@ _ALONE = (
 # where `__dict__` is read for one attribute
 _OF_ONE_NAME = (torch.nn.Module.__getattr__.__code__.co_filename, functools.__file__)
 _OF_RECORDINGS = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, ModuleType)
-_SPY = "_dovetail_spy"
+_SPY = "_dovetail_spy"  # on functions that report: whether what they stand in for is a function of the user's
 
 
 class Spies:
     """Makes classes report to `reads`."""
 
-    def __init__(self, stack: ExitStack, is_counted: IsCounted) -> None:
-        """stack: gets what puts everything back. is_counted: whether a read of an object, from a frame, is reported."""
+    def __init__(self, stack: ExitStack, is_counted: IsCounted, on_moving: Callable[[Any], None]) -> None:
+        """stack: gets what puts everything back. is_counted: whether a read of an object, from a frame, is reported.
+
+        on_moving: see `Reads`.
+        """
         self._put_in: list[Callable[[], None]] = []
         self._take_out: list[Callable[[], None]] = []
         self._is_out = False
         self._installed: set[int] = set()
         self._is_counted = is_counted
         stack.callback(self.take_out)
-        self.reads = Reads(self.install)
+        self.reads = Reads(self.install, on_moving)
 
     def install(self, kind: type) -> None:
         """Let the objects of a class report."""
@@ -55,9 +59,9 @@ class Spies:
             return
         if issubclass(kind, _OF_RECORDINGS) or module_of(kind).startswith(_ALONE):
             return
-        own = _found(kind, "__getattribute__")
-        if _SPY not in getattr(own, "__dict__", ()) and id(kind) not in self._installed:
+        if id(kind) not in self._installed:
             self._installed.add(id(kind))
+            own = _found(kind, "__getattribute__")
             self._replace(kind, "__getattribute__", self._reading(own))
             self._replace(kind, "__setattr__", self._writing(_found(kind, "__setattr__")))
             self._replace(kind, "__delattr__", self._writing(_found(kind, "__delattr__")))
@@ -66,8 +70,8 @@ class Spies:
         """Let `getattr` and its like report what classes and modules are asked for."""
         for name in ("getattr", "hasattr", "setattr", "delattr"):
             self._replace_builtin(name, self._named(getattr(builtins, name)))
-        self._replace_builtin("vars", self._whole(builtins.vars))
-        self._replace_builtin("dir", self._whole(builtins.dir))
+        self._replace_builtin("vars", self._whole(builtins.vars, is_vars=True))
+        self._replace_builtin("dir", self._whole(builtins.dir, is_vars=False))
         self._replace_builtin("globals", self._globals)
 
     def take_out(self) -> None:
@@ -96,20 +100,18 @@ class Spies:
         )
 
     def _replace(self, kind: type, name: str, function: Any) -> None:
-        before = own_of(kind).get(name, _MISSING)
+        before = own_of(kind).get(name, MISSING)
         put_back = partial(type.__setattr__, kind, name, before)
-        if before is _MISSING:
+        if before is MISSING:
             put_back = partial(type.__delattr__, kind, name)
         self._changed(partial(type.__setattr__, kind, name, function), put_back)
 
     def _reading(self, own: Any) -> Any:
         reads, is_counted, frame = self.reads, self._is_counted, sys._getframe
-        is_users = is_a(own, FunctionType)
+        is_users = own.__dict__.get(_SPY, True) if is_a(own, FunctionType) else False
 
         def __getattribute__(item: Any, name: str) -> Any:
-            caller = frame(1)
-            if caller.f_code is _CALL and caller.f_back is not None:
-                caller = caller.f_back
+            caller = _reader(frame(1))
             if name != "__class__" and is_counted(item, caller):
                 if is_users:
                     reads.whole(item)
@@ -117,17 +119,14 @@ class Spies:
                     reads.attribute(item, name)
             return own(item, name)
 
-        vars(__getattribute__)[_SPY] = True
+        vars(__getattribute__)[_SPY] = is_users
         return __getattribute__
 
     def _writing(self, own: Any) -> Any:
         reads, is_counted, frame = self.reads, self._is_counted, sys._getframe
 
         def write(item: Any, name: str, *value: Any) -> Any:
-            caller = frame(1)
-            if caller.f_code is _CALL and caller.f_back is not None:
-                caller = caller.f_back
-            if is_counted(item, caller):
+            if is_counted(item, _reader(frame(1))):
                 reads.attribute(item, name)
             return own(item, name, *value)
 
@@ -139,25 +138,26 @@ class Spies:
         def call(item: Any, name: str, *rest: Any) -> Any:
             kind = type(item)
             if kind is type:
-                if is_counted(item, frame(1)):
+                if is_counted(item, _reader(frame(1))):
                     reads.of_class(item, name)
-            elif kind is ModuleType and is_counted(item, frame(1)):
-                known = vars(item)
+            elif kind is ModuleType and is_counted(item, _reader(frame(1))):
+                known = _vars(item)
                 reads.entry(known, name, str(known.get("__name__")))
             return own(item, name, *rest)
 
         return call
 
-    def _whole(self, own: Callable[..., Any]) -> Callable[..., Any]:
+    def _whole(self, own: Callable[..., Any], is_vars: bool) -> Callable[..., Any]:
         reads, is_counted, frame = self.reads, self._is_counted, sys._getframe
 
         def call(*items: Any) -> Any:
             if not items:
-                return frame(1).f_locals if own.__name__ == "vars" else sorted(frame(1).f_locals)
+                known = _reader(frame(1)).f_locals
+                return known if is_vars else sorted(known)
             item = items[0]
-            if is_counted(item, frame(1)):
+            if is_counted(item, _reader(frame(1))):
                 if is_a(item, ModuleType):
-                    reads.every_entry(vars(item), str(vars(item).get("__name__")))
+                    reads.every_entry(_vars(item), str(_vars(item).get("__name__")))
                 elif is_a(item, type) or has_attributes(type(item)):
                     reads.whole(item)
             return own(*items)
@@ -165,14 +165,25 @@ class Spies:
         return call
 
     def _globals(self) -> dict[str, Any]:
-        caller = sys._getframe(1)
+        caller = _reader(sys._getframe(1))
         if self._is_counted(None, caller):
             self.reads.every_entry(caller.f_globals, str(caller.f_globals.get("__name__")))
         return caller.f_globals
 
 
-# Of what stands in for `getattr` and its like: whoever called that asks.
-_CALL = next(code for code in Spies._named.__code__.co_consts if isinstance(code, CodeType) and code.co_name == "call")
+def _reader(frame: FrameType) -> FrameType:
+    """Who reads: spies may stand in for one another, for a recording inside another one."""
+    while frame.f_code in _STAND_INS and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+_STAND_INS = frozenset(
+    code
+    for method in (Spies._reading, Spies._writing, Spies._named, Spies._whole)
+    for code in method.__code__.co_consts
+    if isinstance(code, CodeType)
+)
 
 
 def _found(kind: type, name: str) -> Any:

@@ -11,6 +11,7 @@ import configparser
 import io
 import random
 import struct
+import sys
 import threading
 import weakref
 from array import array
@@ -114,7 +115,7 @@ _FAMILIES: tuple[tuple[Any, Kind], ...] = (
     (type, Kind.CLASS),
     (ModuleType, Kind.PYTHON_MODULE),
     (_CLOSED, Kind.CLOSED),
-    (weakref.ref, Kind.WEAK),
+    ((weakref.ref, *weakref.ProxyTypes), Kind.WEAK),
     (type(lru_cache(len)), Kind.CACHED_FUNCTION),
     (_WALKED, Kind.OBJECT),
     (DataLoader, Kind.ITERATOR),
@@ -137,6 +138,28 @@ def kind_of(kind: type) -> Kind:
     if module_of(kind).startswith(_WALKED_PACKAGES) and has_attributes(kind):
         return Kind.OBJECT
     return Kind.OPAQUE
+
+
+def referent_of(item: Any) -> Any:
+    """What a weak reference, or a weak proxy, leads to; None when that is gone."""
+    if is_a(item, weakref.ref):
+        return weakref.ref.__call__(item)
+    try:
+        return item.__init__.__self__
+    except ReferenceError:
+        return None
+
+
+def moves_on(item: Any) -> bool:
+    """Whether reading from a value of C changes it, in ways that nothing shows: an iterator, an open file."""
+    if is_a(item, io.IOBase):
+        return (
+            not (is_a(item, io.StringIO | io.BytesIO) or item in (sys.stdin, sys.stdout, sys.stderr))
+            and not item.closed
+            and item.readable()
+        )
+    following = next((own_of(owner)["__next__"] for owner in mro_of(type(item)) if "__next__" in own_of(owner)), None)
+    return following is not None and not is_a(following, FunctionType) and not is_a(item, weakref.ProxyTypes)
 
 
 def mro_of(kind: type) -> tuple[type, ...]:

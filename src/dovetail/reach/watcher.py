@@ -1,16 +1,18 @@
-"""Watching what the code of a call reads while it is recorded."""
+"""Watching what the code of a call reads, while it is recorded or while it runs."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
-from types import CodeType, FrameType, FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
-from dovetail.errors import OutsideRead
+from dovetail.errors import DovetailError, IteratorRead, OutsideRead
 from dovetail.ir.program import Origin
+from dovetail.reach.changes import ReadChange, changes_of
 from dovetail.reach.frames import Frames
 from dovetail.reach.guard import ReadGuard
 from dovetail.reach.outside import RANDOM, Verdict
@@ -18,64 +20,82 @@ from dovetail.reach.reads import Reads
 from dovetail.reach.spies import Spies
 from dovetail.reach.values import random_state, set_random_state
 
+_NO_ANSWERS: Mapping[Callable[[], Any], Any] = {}
+
 
 class Watcher:
-    """What is read while it is active, and what of the outside was asked for."""
+    """What is read while it is active, and what of the outside was asked for. reads: None before it began."""
 
-    def __init__(self, known: AbstractSet[tuple[int, str]] = frozenset(), *, refuses_draws: bool = True) -> None:
-        """known: places that others compare; see `Reads.without`. refuses_draws: random numbers outside torch, too."""
-        self._known = known
+    def __init__(self, *, refuses_draws: bool = True, line_of: Callable[[Any], Origin | None] = lambda _: None) -> None:
+        """refuses_draws: random numbers outside torch, too. line_of: which line names an object, where known."""
         self._refuses_draws = refuses_draws
-        self.refusals: list[OutsideRead] = []
-        self.guard: ReadGuard | None = None
+        self._line_of = line_of
+        self._made: frozenset[int] = frozenset()
+        self.refusals: list[DovetailError] = []
+        self.reads: Reads | None = None
 
     @contextmanager
-    def watched(self, roots: list[Any]) -> Iterator[None]:
-        """While active, reads are noted; then `guard` tells whether they would give the same again.
+    def watched(self, roots: list[Any], answers: Mapping[Callable[[], Any], Any] = _NO_ANSWERS) -> Iterator[None]:
+        """While active, reads are noted.
 
-        roots: what the call begins with: the function, and arguments that hold more than their own value.
-        Raises: OutsideRead, by the code that runs and again at the end, for a call of C that cannot be repeated.
+        roots: what the call begins with: the function, and arguments that hold more than their own value. answers: of
+        functions that are asked before every call as well.
+        Raises: OutsideRead, IteratorRead, by the code that runs and again at the end, for what cannot be repeated.
         """
-        frames = Frames()
         was_enabled = gc.isenabled()
         gc.disable()
         gc.collect(1)  # what is young afterwards was made meanwhile
         try:
-            with ExitStack() as stack:
-                spies = Spies(stack, frames.is_counted)
-                reads = spies.reads
-                for root in roots:
-                    reads.root(root)
-                spies.install_builtins()
-
-                def on_call(function: Any, verdict: Verdict, origin: Origin) -> None:
-                    if verdict.ask is not None:
-                        reads.ask(verdict.ask)
-                        return
-                    if verdict.why == RANDOM and not self._refuses_draws:
-                        return
-                    self.refusals.append(_refusal(function, verdict, origin))
-                    raise self.refusals[-1]
-
-                def on_compiler(frame: FrameType | None) -> None:
-                    if frame is None:
-                        spies.put_in()
-                    else:  # it reads in its own ways, and would take spies for code of the user's
-                        spies.take_out()
-                        reads.everything(list(frame.f_locals.values()))
-
-                frames.followed(stack, reads.code, on_call, on_compiler, reads.has_met)
+            with noted_reads(roots, self._on_call, self._on_moving) as reads:
+                self.reads = reads
+                for function, answer in answers.items():
+                    reads.answered(function, answer)
                 yield
             if self._refuses_draws:
                 self._refuse_draws(reads)
             if self.refusals:
                 raise self.refusals[0]
             _find_lost_functions(reads)
-            made = set(map(id, gc.get_objects(generation=0)))
-            self.guard = ReadGuard(reads, lambda item: id(item) in made, self._known)
         finally:
+            self._made = frozenset(map(id, gc.get_objects(generation=0)))
             if was_enabled:
                 gc.enable()
+
+    def guard(self, known: AbstractSet[tuple[int, str]] = frozenset(), others: Collection[Any] = ()) -> ReadGuard:
+        """Tells whether what was read is as it was before the call.
+
+        known, others: places, and objects, that others look after. Ask at once: objects that the call made are told by
+        their youth.
+        """
+        assert self.reads is not None, "the call was watched"
+        left_out = self._made.union(map(id, others))
+        return ReadGuard(self.reads, lambda item: id(item) in left_out, known)
+
+    def changes(self, known: AbstractSet[tuple[int, str]], is_known: Callable[[Any], bool]) -> list[ReadChange]:
+        """What the call has changed among what it read. Ask at once, see `guard`.
+
+        known, is_known: places, and objects, that others look after.
+        """
+        if self.reads is None:
+            return []
+        return list(changes_of(self.reads.without(known), lambda item: self._is_made(item) or is_known(item)))
+
+    def _is_made(self, item: Any) -> bool:
+        return id(item) in self._made
+
+    def _on_call(self, function: Any, verdict: Verdict, origin: Origin) -> None:
+        if verdict.ask is not None and self.reads is not None:
+            self.reads.ask(verdict.ask)
+        elif verdict.why != RANDOM or self._refuses_draws:
+            self.refusals.append(_refusal(function, verdict, origin))
+            raise self.refusals[-1]
+
+    def _on_moving(self, item: Any, origin: Origin) -> None:
+        kind = type(item)
+        name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.").removeprefix("_io.")
+        article = "an" if name[0] in "aeiou" else "a"
+        self.refusals.append(IteratorRead(kind=f"{article} {name}", origin=self._line_of(item) or origin))
+        raise self.refusals[-1]
 
     def _refuse_draws(self, reads: Reads) -> None:
         """Refuse draws from generators that no event shows, and put the generators back."""
@@ -86,12 +106,41 @@ class Watcher:
                 self.refusals.append(OutsideRead(function=name, why=RANDOM))
 
 
+@contextmanager
+def noted_reads(
+    roots: list[Any],
+    on_call: Callable[[Any, Verdict, Origin], None] = lambda *_: None,
+    on_moving: Callable[[Any, Origin], None] = lambda *_: None,
+) -> Iterator[Reads]:
+    """While active, what code of the user's reads is noted.
+
+    on_call: gets calls of C that read the outside. on_moving: gets iterators and files that code may read on.
+    """
+    frames = Frames()
+    with ExitStack() as stack:
+        spies = Spies(stack, frames.is_counted, lambda item: on_moving(item, frames.origin(sys._getframe(1))))
+        reads = spies.reads
+        for root in roots:
+            reads.root(root)
+        spies.install_builtins()
+
+        def on_compiler(frame: FrameType | None) -> None:
+            if frame is None:
+                spies.put_in()
+            else:  # it reads in its own ways, and would take spies for code of the user's
+                spies.take_out()
+                reads.everything(list(frame.f_locals.values()))
+
+        frames.followed(stack, reads.runs, on_call, on_compiler, reads.has_met)
+        yield reads
+
+
 def _find_lost_functions(reads: Reads) -> None:
     """Meet functions that code ran as, though nothing that was read led to them."""
     lost = reads.lost_codes()
     if lost:
         for function in gc.get_referrers(*lost):
-            if isinstance(function, FunctionType) and isinstance(function.__code__, CodeType):
+            if isinstance(function, FunctionType):
                 reads.meet(function)
 
 

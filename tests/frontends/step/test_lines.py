@@ -309,7 +309,7 @@ CASES: tuple[tuple[Callable[[Training], Step], str], ...] = (
     (python_random_by_name, "draws from Python's module random"),
     (numpy_random, "draws from numpy.random"),
     (numpy_generator, "draws from variable numbers"),
-    (iterator, "draws from the iterator variable batches"),
+    (iterator, "reads from a list_iterator"),
     (learning_rate_of_scheduler, "reads 'get_last_lr' of a StepLR"),
     (returned_view, "belongs to t.net.weight"),
     (returned_without_graph, "belongs to t.net.weight"),

@@ -19,11 +19,11 @@ from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.hosts import HostCall, HostCalls
-from dovetail.frontends.step.left_behind import DRAW, PASS, LeftBehind, StateToMake, refused_change
+from dovetail.frontends.step.left_behind import LeftBehind, MoreIsRead, StateToMake, refused_change
 from dovetail.frontends.step.lifting import Numbers
 from dovetail.frontends.step.memory import Accesses, shared_memory
 from dovetail.frontends.step.number_spots import NumberSpot
-from dovetail.frontends.step.outside import Outside, refuse_files_and_dates, refuse_new_objects
+from dovetail.frontends.step.outside import Outside, refuse_new_objects
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
@@ -36,8 +36,9 @@ from dovetail.ir.text import identifier
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
+from dovetail.reach.changes import ReadChange
 from dovetail.reach.contents import value_key
-from dovetail.reach.guard import ReadGuards
+from dovetail.reach.guard import ReadGuard
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
@@ -63,12 +64,10 @@ class StepCapture:
 
         lifted: spots of the world and leaves of the arguments that are inputs, where they hold numbers; hyperparameters
         of optimizers are as well, but for `guarded` ones.
-        Raises: UnsupportedStep for a world that no program can follow.
         """
         self._call = call
         self._world = world
         self._options = options
-        self._refuse_world()
         self._names: set[str] = set()
         self.hyperparameters: set[Path] = set()
         self._numbers = self._find_numbers(lifted.spots, guarded)
@@ -78,22 +77,11 @@ class StepCapture:
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
-        self._reads = ReadGuards()
+        self._guard: ReadGuard | None = None
+        self._elsewhere: list[ReadChange] = []
+        self._watcher = Watcher(refuses_draws=False, line_of=world.line_naming)
 
     # --- what there is ----------------------------------------------------------------------------------------
-
-    def _refuse_world(self) -> None:
-        world = self._world
-        another = "it gives another value in each call, and the program would keep the first one"
-        unseen = "checking whether its contents changed would be too expensive for each call"
-        large = "pass it as an argument, or convert it to a tensor"
-        for labels, line, what, why, hint in (
-            (world.iterators, world.line_of_iterator, "draws from the iterator", another, f"{DRAW}, and {PASS}"),
-            (world.unwatched, world.line_of_unwatched, "reads", unseen, large),
-        ):
-            if labels:
-                raise UnsupportedStep(what=f"{what} {labels[0]}", why=why, hint=hint, origin=line())
-        refuse_files_and_dates(world.places, world.named_by_code)
 
     def _name(self, wish: str) -> str:
         name, count = identifier(wish), 1
@@ -175,8 +163,7 @@ class StepCapture:
         optimizers = [optimizer for _, optimizer in self._world.optimizers]
         schedulers = [scheduler for _, scheduler in self._world.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
-        generators = self._generators()
-        try:
+        with self._undone():
             outside = Outside(recording.origins, self._world.places)
             try:
                 recording.run(self._run, self._around(recording, hosts, outside))
@@ -185,15 +172,38 @@ class StepCapture:
                     raise StateToMake(error) from error
                 raise
             writes = list(LeftBehind(self._world, self._numbers).numbers(recording))
-            self._refuse_drawn(generators)
-        finally:
-            self._world.restore()
-            for generator, state in generators:
-                generator.set_state(state)
         host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         sources += [Source("gradient", index) for index in recording.held]
         return self._tied(recording, programs, sources, reason, name, writes, host_calls)
+
+    @contextlib.contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Put back what the step has changed once it was recorded.
+
+        Raises: MoreIsRead when the world has to be larger; StateChangedOtherwise for changes outside of it.
+        """
+        generators = self._generators()
+        error: BaseException | None = None
+        try:
+            yield
+            self._refuse_drawn(generators)
+        except BaseException as raised:
+            error = raised
+        self._world.restore()
+        for change in self._elsewhere:
+            change.undo()
+        for generator, state in generators:
+            generator.set_state(state)
+        reads = self._watcher.reads
+        if reads is not None and (error is None or isinstance(error, Exception)):
+            is_strict = error is not None or bool(self._elsewhere)
+            if self._world.learn(reads, is_strict=is_strict):
+                raise MoreIsRead from error
+        if error is not None:
+            raise error
+        for change in self._elsewhere:
+            raise refused_change(change.label)
 
     def _generators(self) -> list[tuple[torch.Generator, torch.Tensor]]:
         """The user's generators, and where they are."""
@@ -240,11 +250,14 @@ class StepCapture:
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
         """While active, what the code reads besides what the world compares is noted."""
-        watcher = Watcher(self._world.compared, refuses_draws=False)
-        with watcher.watched([self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]):
-            yield
-        if watcher.guard is not None and watcher.guard.count:
-            self._reads.add(watcher.guard)
+        roots = [self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]
+        known = self._world.compared
+        try:
+            with self._watcher.watched(roots):
+                yield
+        finally:
+            self._elsewhere = self._watcher.changes(known, self._world.looks_into)
+        self._guard = self._watcher.guard(known, [scheduler for _, scheduler in self._world.schedulers])
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
         """The inputs that a scheduler may change."""
@@ -293,7 +306,7 @@ class StepCapture:
             *(self._number_label(i) for i in programs.numbers),
         )
         program = compile_step_programs(programs, plan, labels, name, self._options, recording.size_hints)
-        assert self._result_structure is not None, "the step was recorded"
+        assert self._result_structure is not None and self._guard is not None, "the step was recorded"
         plain = [(i, x) for i, x in enumerate(call.leaves) if not isinstance(x, torch.Tensor)]
         spots = len(self._numbers)
         leaf_of = dict(enumerate(sorted(self._lifted_leaves), spots))
@@ -308,6 +321,7 @@ class StepCapture:
             kinds=kinds,
             record=world.record(self.lifted),
             lifted=self.lifted,
+            state=[place.path for place, _ in world.tensors],
             takes=[moved[i] for i in programs.tensors],
             constants=[(tensor, version_of(tensor)) for tensor in programs.constants],
             numbers=[leaf_of[n] if n in leaf_of else self._numbers[n].path for n in programs.numbers],
@@ -320,7 +334,7 @@ class StepCapture:
                 [k for k, n in enumerate(programs.numbers) if n in leaf_of or self._is_changing(self._numbers[n].path)],
             ),
             ties=NO_TIES,
-            reads=self._reads,
+            reads=self._guard,
         )
         kinds.learn(tensors)
         variant.ties = ties_to(world, variant)

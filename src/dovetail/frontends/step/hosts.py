@@ -23,6 +23,7 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.program import Origin, Value
+from dovetail.reach.frames import unnoted
 from dovetail.reach.values import HOST_CALL
 from dovetail.torch_compat.modules import noticed_conversions
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
@@ -40,7 +41,8 @@ def host_call(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> None:
         recording = _ACTIVE[-1] if _ACTIVE else None
         if recording is None:
-            function(*args, **kwargs)
+            with unnoted():
+                function(*args, **kwargs)
         else:
             recording.note(function, args, kwargs)
 
@@ -243,6 +245,24 @@ class HostCalls:
         return tuple(found)
 
 
+@contextlib.contextmanager
+def output_is_unnoted() -> Iterator[None]:
+    """While active, in eager mode, what `print` and handlers of logs read is not noted as read by the step."""
+    told, handle = builtins.print, logging.Logger.handle
+
+    def write(*args: Any, **kwargs: Any) -> None:
+        with unnoted():
+            told(*args, **kwargs)
+
+    def log(logger: logging.Logger, record: logging.LogRecord) -> bool:
+        with unnoted():
+            handle(logger, record)
+        return True
+
+    with _replaced_builtin("print", write), _replaced_handling(log):
+        yield
+
+
 class _Log:
     """Hands a log record on, with real numbers in place of traced ones."""
 
@@ -276,14 +296,17 @@ _ASKED_FOR_ANYWAY = frozenset({"step", "optimizer"})
 
 @contextlib.contextmanager
 def _watched_reads(scheduler: Any, tell: Callable[[Any, str], None]) -> Iterator[None]:
-    """While active, `tell` is called for each attribute of a scheduler that is asked for in this thread."""
+    """While active, `tell` is called for each attribute of a scheduler's own that this thread asks for."""
     kind: Any = type(scheduler)
-    thread = threading.get_ident()
+    thread, held = threading.get_ident(), scheduler.__dict__
+    method = ""
 
     def get(self: Any, name: str) -> Any:
-        is_told = name not in _ASKED_FOR_ANYWAY and not name.startswith("__") and threading.get_ident() == thread
-        if is_told and self is scheduler:
-            tell(self, name)
+        nonlocal method
+        if self is scheduler and name not in _ASKED_FOR_ANYWAY and threading.get_ident() == thread:
+            if name in held:
+                tell(self, method or name)
+            method = name if hasattr(kind, name) else ""
         return kind.__getattribute__(self, name)
 
     scheduler.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})

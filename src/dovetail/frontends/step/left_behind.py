@@ -32,6 +32,10 @@ class NumbersToLift(Exception):
         self.paths = paths
 
 
+class MoreIsRead(Exception):
+    """The step reads what it did not read before: its world is larger."""
+
+
 class StateToMake(Exception):
     """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
 

@@ -11,14 +11,13 @@ import contextlib
 import datetime
 import functools
 import gc
-import io
 import os
 import pickle
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
@@ -152,31 +151,6 @@ def _remembers(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return any(key in table for table in tables)
     except TypeError:
         return False
-
-
-_DATES = (datetime, datetime.datetime, datetime.date)
-_OF_DATES = frozenset(("now", "utcnow", "today"))
-_OF_FILES = frozenset(("write", "writelines", "read", "readline", "readlines"))
-
-
-def refuse_files_and_dates(places: Iterable[Place], named: Collection[str]) -> None:
-    """Refuse code that reads or writes a file that it reaches, or asks for the date. named: attributes that code names.
-
-    Raises: UnsupportedStep.
-    """
-    asks_for_files, asks_for_dates = not _OF_FILES.isdisjoint(named), not _OF_DATES.isdisjoint(named)
-    if not (asks_for_files or asks_for_dates):
-        return
-    for place in places:
-        held = place.read()
-        if asks_for_dates and any(held is owner for owner in _DATES):
-            raise UnsupportedStep(what=_CLOCK[0], why=_CLOCK[1], hint=_CLOCK[2])
-        if asks_for_files and isinstance(held, io.IOBase) and not place.holder.foreign:
-            raise UnsupportedStep(
-                what=f"reads or writes the file {place.label}",
-                why="this would happen once, while the step is captured, and never again",
-                hint="do it after the step, or in a function marked with dovetail.host_call",
-            )
 
 
 # --- results ------------------------------------------------------------------------------------------------------

@@ -27,7 +27,6 @@ class _Missing:
 
 MISSING: Any = _Missing()
 _NO_NAMES: Mapping[int, tuple[Hashable, str]] = {}
-_NOTHING: AbstractSet[Any] = frozenset()
 
 
 class Holder:
@@ -36,12 +35,12 @@ class Holder:
     Attributes: container; owner: the object whose attributes a dictionary holds, else the container; parent and key:
     the spot through which it was first reached; keys, values: what it held; names: by identity, how keys that are no
     plain values are called in a path and in a label; link: how a user writes a spot: "item", "attribute", "table" for a
-    table of a module; unread: keys that no code names; rank: 0 inside a module, 1 of an optimizer, 2 elsewhere, 3
-    only a scheduler leads here; foreign: only an installed package leads here.
+    table of a module; read_names: the keys that code reads, None for all; rank: 0 inside a module, 1 of an optimizer, 2
+    elsewhere, 3 only a scheduler leads here.
     """
 
     __slots__ = (
-        "_path", "_title", "container", "foreign", "key", "keys", "link", "names", "owner", "parent", "rank", "unread",
+        "_path", "_title", "container", "key", "keys", "link", "names", "owner", "parent", "rank", "read_names",
         "values",
     )  # fmt: skip
     kind = "dict"
@@ -54,8 +53,7 @@ class Holder:
         self.link = "item"
         self.rank = 2
         self.names: Mapping[int, tuple[Hashable, str]] = _NO_NAMES
-        self.unread: AbstractSet[Any] = _NOTHING
-        self.foreign: bool = parent is not None and parent.foreign
+        self.read_names: AbstractSet[str] | None = None
         self._path: Path | None = None
         self._title: str | None = None
         self.keys, self.values = self.now()
@@ -97,6 +95,10 @@ class Holder:
         return f"{title}[{repr(key) if is_plain_key(key) else f'a {name_of(type(key))}'}]"
 
     # --- what it holds
+
+    def is_read(self, key: Any) -> bool:
+        """Whether code reads a spot."""
+        return self.read_names is None or key in self.read_names
 
     def now(self) -> tuple[list[Any], list[Any]]:
         """Keys and values of this moment."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dovetail.frontends.step.record import difference
-from dovetail.frontends.step.variant import Variant
+from dovetail.frontends.step.variant import Variant, state_of
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure
 
@@ -26,7 +26,8 @@ def what_differs(variant: Variant, world: World, leaves: Sequence[Any], structur
     read = variant.reads.why()
     if read:
         return read
-    return variant.kinds.difference([tensor for _, tensor in world.tensors], leaves)
+    state = state_of(world, variant)
+    return "a tensor is gone" if state is None else variant.kinds.difference(state, leaves)
 
 
 def _short(value: object) -> str:

@@ -64,16 +64,22 @@ class Difference:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Record:
-    """entries: of each spot; shapes: of each container, its type and its keys. Equal: nothing readable differs."""
+    """entries: of each spot; shapes: of each container, its type, and its keys where all are read; hooks: of tables of
+    hooks that are not empty."""
 
     entries: dict[Path, Hashable] = field(default_factory=dict)
     shapes: dict[Path, Hashable] = field(default_factory=dict)
+    hooks: set[Path] = field(default_factory=set)
     labels: dict[Path, str] = field(default_factory=dict)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Record) and self.entries == other.entries and self.shapes == other.shapes
-
-    __hash__ = None  # type: ignore[assignment]
+    def fits(self, later: Record) -> bool:
+        """Whether a later one, made when more may have been read, has the same in all that this one has."""
+        entries, shapes = later.entries, later.shapes
+        if any(len(path) == 1 or path[:-1] in self.entries for path in later.hooks - self.hooks):
+            return False
+        return all(entries.get(path, MISSING) == entry for path, entry in self.entries.items()) and all(
+            shapes.get(path, MISSING) == shape for path, shape in self.shapes.items()
+        )
 
     def __repr__(self) -> str:
         return f"<record of {len(self.entries)} spots in {len(self.shapes)} containers>"
@@ -88,8 +94,10 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
         if holder.rank == SCHEDULER:
             continue
         base = holder.path
-        if isinstance(holder, HookTable) and not holder.keys:
-            continue
+        if isinstance(holder, HookTable):
+            if not holder.keys:
+                continue
+            record.hooks.add(base)
         shape = _shape(walk, holder)
         if shape is not None:
             record.shapes[(*base, f"<{holder.kind}>")] = shape
@@ -97,7 +105,7 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
         if isinstance(holder, Unordered):
             continue
         for key, value in zip(holder.keys, holder.values, strict=True):
-            if holder.unread and key in holder.unread:
+            if not holder.is_read(key):
                 continue
             path = holder.path_of(key)
             record.entries[path] = Lifted(type(value)) if path in lifted else _entry(walk, holder, key, value)
@@ -106,9 +114,13 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
 
 
 def difference(old: Record, new: Record) -> list[Difference]:
-    """Where two records differ: spots that were added, removed or changed, and containers of another type or order."""
+    """Where a later record does not fit an old one: spots that are gone or changed, containers of another shape.
+
+    New spots are told where a container has another shape.
+    """
     found = []
-    for path in [*old.entries, *(path for path in new.entries if path not in old.entries)]:
+    grown = {path[:-1] for path, shape in old.shapes.items() if new.shapes.get(path, MISSING) != shape}
+    for path in [*old.entries, *(p for p in new.entries if p not in old.entries and p[:-1] in grown)]:
         before, after = old.entries.get(path, MISSING), new.entries.get(path, MISSING)
         if before is MISSING or after is MISSING or before != after:
             label = old.labels.get(path) or new.labels.get(path, "")
@@ -154,6 +166,8 @@ def _shape(walk: ValueWalk, holder: Holder) -> Hashable:
         return (kind, frozenset(_entry(walk, holder, n, x) for n, x in enumerate(holder.values)))
     if holder.kind == "cell":
         return (kind, len(holder.keys))
+    if holder.read_names is not None:
+        return (kind,)
     names = tuple(_key_names(holder))
     if holder.rank == OPTIMIZER and "params" in names:  # a group, whose keys move when a state is loaded
         return (kind, frozenset(names))
@@ -161,7 +175,7 @@ def _shape(walk: ValueWalk, holder: Holder) -> Hashable:
 
 
 def _key_names(holder: Holder) -> Iterator[Hashable]:
-    keys = [key for key in holder.keys if key not in holder.unread] if holder.unread else holder.keys
+    keys = holder.keys
     if set(map(type, keys)) <= _ONLY_TEXT:
         yield from keys
         return

@@ -11,14 +11,14 @@ import functools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
 
 from dovetail.capture.exclusive import RECORDING
-from dovetail.capture.item_log import ItemHints, ItemLog
+from dovetail.capture.item_log import ItemHints
 from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_recorder import Question
 from dovetail.errors import (
@@ -34,9 +34,10 @@ from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.patience import Patience, Walks
 from dovetail.frontends.statistics import Counts, Stats, VariantStats
 from dovetail.frontends.step.capture import StepCall, StepCapture
+from dovetail.frontends.step.eager_run import EagerRuns, leads_on
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.interrupts import interrupts_wait
-from dovetail.frontends.step.left_behind import NumbersToLift, StateToMake
+from dovetail.frontends.step.left_behind import MoreIsRead, NumbersToLift, StateToMake
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.reasons import what_differs
 from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
@@ -51,12 +52,10 @@ from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
-from dovetail.torch_compat.traced_numbers import Plain
 from dovetail.torch_compat.version import ensure_supported_torch
 
 logger = logging.getLogger("dovetail")
 
-_LEADS_NOWHERE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _MOST_ROUNDS = 3  # calls in eager mode, one after the other, that make state for the next one
 _ON_UNSUPPORTED = ("raise", "eager")
 
@@ -123,7 +122,7 @@ class CompiledStep:
         self._variants: list[Variant] = []
         self._recent: list[Variant] = []
         self._lifting = Lifting()
-        self._hints: Mapping[tuple[str, int], Sequence[Plain]] = {}
+        self._eager = EagerRuns()
         self._missed = self._failed = False
         self._calls_hooks = False
         self._rounds = 0
@@ -174,16 +173,11 @@ class CompiledStep:
         self._counts.eager_calls += 1
         if self._is_full:
             return self._step(*args, **kwargs)
-        log = ItemLog()
         try:
-            with log:
-                results = self._step(*args, **kwargs)
+            return self._eager.run(self._step, args, kwargs)
         except Exception:
             self._failed = False  # it is the step's own error
             raise
-        if log.numbers:
-            self._hints = log.numbers
-        return results
 
     def _choose(self, args: Any, kwargs: Any, tried: Sequence[Variant]) -> _Chosen | None:
         """The variant for a call, captured when there is none; None for eager mode.
@@ -227,7 +221,7 @@ class CompiledStep:
         return self._walks.may_be(self._counts.calls) and any(v.is_kept_by_world(leaves, structure) for v in others)
 
     def _world(self, leaves: Sequence[Any]) -> World:
-        return World(self._step, [leaf for leaf in leaves if not isinstance(leaf, _LEADS_NOWHERE)], self._state)
+        return World(self._step, self._eager.read, filter(leads_on, leaves), self._state)
 
     def _prefer(self, variant: Variant) -> None:
         if self._recent[0] is not variant:
@@ -239,19 +233,19 @@ class CompiledStep:
         for variant in self._recent:
             if variant in tried or not variant.arguments.are(call.leaves, call.structure):
                 continue
-            if variant.record == world.record(variant.lifted) and variant.tie(ties_to(world, variant), call.leaves):
+            if variant.record.fits(world.record(variant.lifted)) and variant.tie(ties_to(world, variant), call.leaves):
                 tensors = variant.tensors_for(call.leaves, call.structure)
                 if tensors is not None:
                     self._prefer(variant)
-                    self._let_go(variant)
+                    self._let_go(world)
                     return _Chosen(variant, tensors, call.leaves)
         return None
 
-    def _let_go(self, newest: Variant) -> None:
+    def _let_go(self, world: World) -> None:
         """Cut the ties of variants to tensors that the present world does not hold any more."""
-        held = list(map(id, newest.ties.tensors))
+        held = {id(tensor) for _, tensor in world.tensors}
         for variant in self._variants:
-            if variant is not newest and list(map(id, variant.ties.tensors)) != held:
+            if not held.issuperset(map(id, variant.ties.tensors)):
                 variant.ties = NO_TIES
 
     # --- capturing ----------------------------------------------------------------------------------------------
@@ -289,7 +283,7 @@ class CompiledStep:
         self._counts.captures += 1
         self._variants.append(variant)
         self._recent.insert(0, variant)
-        self._let_go(variant)
+        self._let_go(world)
         tensors = variant.kinds.tensors(variant.ties.tensors, call.leaves)
         assert tensors is not None, "it was captured for them"
         return _Chosen(variant, tensors, call.leaves)
@@ -308,7 +302,7 @@ class CompiledStep:
             lifted = self._lifting.numbers(call.leaves, world) - left_out
             guarded = (self._lifting.guarded | left_out).spots
             capture = StepCapture(call, world, lifted, self._options, guarded)
-            hints, hooks = ItemHints(self._hints), self._calls_hooks
+            hints, hooks = ItemHints(self._eager.hints), self._calls_hooks
             try:
                 with interrupts_wait():
                     variant = capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
@@ -316,6 +310,8 @@ class CompiledStep:
                 return variant
             except GradientsNotCleared:
                 clears = False
+            except MoreIsRead:
+                continue
             except NumbersToLift as error:
                 if first is not None and error.paths & left_out.spots:
                     raise first from first.__cause__

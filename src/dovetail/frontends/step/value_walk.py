@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import abc
-import typing
-import weakref
 from collections import OrderedDict, deque
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from types import FunctionType, ModuleType
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 from dovetail.frontends.step.hook_tables import tables_of
 from dovetail.frontends.step.places import MISSING, Fixed, Holder, Named, Place, Sequential, Unordered, slot_access
 from dovetail.reach.libraries import is_library_class
+from dovetail.reach.names import Names
 from dovetail.reach.values import (
     CONTAINERS,
     PLAIN,
@@ -25,9 +24,8 @@ from dovetail.reach.values import (
     is_a,
     is_plain_key,
     kind_of,
-    mro_of,
     name_of,
-    own_of,
+    referent_of,
     slots_of,
 )
 from dovetail.torch_compat.swapping import hook_tables, hooks_registered
@@ -39,17 +37,7 @@ _LATE = 4
 _ORDER = (_MODULE, ELSEWHERE, OPTIMIZER, _LATE, SCHEDULER)
 _RANKS = {Kind.MODULE: _MODULE, Kind.OPTIMIZER: OPTIMIZER, Kind.SCHEDULER: SCHEDULER}
 _TABLES = ("_parameters", "_buffers", "_modules")
-_NO_STATE = (object, abc.ABC, typing.Generic, typing.Protocol)
-# methods of the user's classes that a library calls
-CALLED = frozenset(
-    (
-        *("forward", "backward", "setup_context", "jvp", "vmap", "right_inverse", "step", "zero_grad", "train"),
-        *("get_lr", "_get_closed_form_lr", "_init_group"),
-    )
-)
-USERS = "the user's"
 LEAF = (Kind.PLAIN, Kind.OPAQUE)
-_CODE = (Kind.FUNCTION, Kind.CLASS, Kind.PYTHON_MODULE, Kind.CACHED_FUNCTION)
 _BUILT_IN: dict[Kind, Any] = {
     Kind.DICT: dict,
     Kind.LIST: list,
@@ -67,12 +55,13 @@ class ValueWalk:
 
     Attributes: holders: in the order in which they were met; objects: objects with their class and `__dict__`;
     spots: by identity of a tensor, where it is held, each with what sorts it; of_kind: holders of modules, optimizers,
-    schedulers and scalers; hooks_registered: see `torch_compat.swapping`; arrays, randoms, iterators, caches,
-    unwatched: spots of such values.
+    schedulers and scalers; hooks_registered: see `torch_compat.swapping`; arrays, randoms, caches: spots of such
+    values; others_compare: spots of containers that are not looked into.
     """
 
-    def __init__(self) -> None:
-        """Nothing is reached yet."""
+    def __init__(self, read: Names) -> None:
+        """Nothing is reached yet. read: where to look."""
+        self.read = read
         self.hooks_registered = hooks_registered()
         self.holders: list[Holder] = []
         self.objects: list[tuple[Any, type, dict[str, Any] | None, Holder]] = []
@@ -81,16 +70,12 @@ class ValueWalk:
         self.of_kind: dict[Kind, list[Holder]] = {}
         self.arrays: list[tuple[Place, Any]] = []
         self.randoms: list[tuple[Place, Any]] = []
-        self.iterators: list[Place] = []
         self.caches: list[Place] = []
-        self.unwatched: list[Place] = []
+        self.others_compare: list[Place] = []
         self.met: dict[int, Holder] = {}
-        self.named: set[str] = set(CALLED)
-        self.by_any_name: set[str] = set()
         self._kinds: dict[type, Kind] = {}
         self._kept: dict[int, Any] = {}
         self._stacks: list[list[Found]] = [[], [], [], [], []]
-        self._partly: list[Holder] = []
         self._whole: set[int] = set()
         self._order = 0
 
@@ -118,54 +103,32 @@ class ValueWalk:
         ordered = [self._stacks[rank] for rank in _ORDER]
         while True:
             stack = next((stack for stack in ordered if stack), None)
-            if stack is not None:
-                self._visit(*stack.pop(), stack is self._stacks[_LATE])
-            elif not self._grow():
+            if stack is None:
                 return
-
-    def _grow(self) -> bool:
-        """Whether attributes were found that code names which was met after their owners."""
-        before = len(self.holders)
-        self.grow_code()
-        for holder in self._partly:
-            self._scan_read(holder)
-        self._partly = [holder for holder in self._partly if holder.unread]
-        return len(self.holders) != before or any(self._stacks)
+            self._visit(*stack.pop(), stack is self._stacks[_LATE])
 
     # --- what is left to those that know code
-
-    def group(self, code: Any) -> str:
-        """Whose a function or a class is: a package's that was installed, else USERS."""
-        raise NotImplementedError
-
-    def is_installed(self, code: Any) -> bool:
-        """Whether a function, a class or a module is of an installed package."""
-        raise NotImplementedError
-
-    def grow_code(self) -> None:
-        """Look again for what code names in classes and modules."""
-        raise NotImplementedError
 
     def function(self, function: FunctionType, parent: Holder) -> None:
         """Reach what a function's code names."""
         raise NotImplementedError
 
-    def class_of_user(self, kind: type, called: bool) -> None:
-        """Reach what code names of a class. called: objects of it may be made."""
+    def class_of_user(self, kind: type) -> None:
+        """Reach what code reads of a class."""
         raise NotImplementedError
 
     def python_module(self, module: ModuleType) -> None:
-        """Reach what code names of a module."""
+        """Reach what code reads of a module of Python."""
         raise NotImplementedError
 
     # --- what is found
 
-    def scan(self, holder: Holder, only: frozenset[Any] | None = None) -> None:
-        """Note the tensors that a holder holds, and what leads on."""
+    def scan(self, holder: Holder) -> None:
+        """Note the tensors that a holder holds where code reads, and what leads on."""
         found: list[Found] = []
         kinds = self._kinds
         for key, value in zip(holder.keys, holder.values, strict=True):
-            if only is not None and key not in only:
+            if holder.read_names is not None and key not in holder.read_names:
                 continue
             kind = kinds.get(type(value)) or self.kind(value)
             if kind is Kind.TENSOR:
@@ -179,12 +142,6 @@ class ValueWalk:
         self.push(found)
 
     def push(self, found: list[Found]) -> None:
-        """Walk these later, the first of them first. Code of installed packages that only they name is left out."""
-        if found and found[0][2].foreign:
-            found = [entry for entry in found if not (entry[1] in _CODE and self.is_installed(entry[0]))]
-        self.push_all(found)
-
-    def push_all(self, found: list[Found]) -> None:
         """Walk these later, the first of them first."""
         for entry in reversed(found):
             value, kind, holder, _ = entry
@@ -192,14 +149,6 @@ class ValueWalk:
             if kind is Kind.DICT and not all(type(key) in PLAIN for key in dict.keys(value)):
                 rank = _LATE
             self._stacks[rank].append(entry)
-
-    def _scan_read(self, holder: Holder) -> None:
-        """Scan those attributes of an object that code names by now."""
-        groups = {USERS, self.group(type(holder.owner))}
-        read = frozenset(holder.unread & self.named if groups.isdisjoint(self.by_any_name) else holder.unread)
-        holder.unread = holder.unread - read
-        if read:
-            self.scan(holder, read)
 
     def tensor(self, tensor: torch.Tensor, holder: Holder, key: Any) -> None:
         """Note where a tensor is held."""
@@ -222,7 +171,7 @@ class ValueWalk:
         if kind not in _BY_VALUE and (id(value) in self.met or id(value) in self._kept):
             return
         if len(self.holders) > _MAX_HOLDERS:
-            self.unwatched.append(Place(parent, key))
+            self.others_compare.append(Place(parent, key))
             return
         self._kept[id(value)] = value
         if kind in CONTAINERS:
@@ -236,9 +185,9 @@ class ValueWalk:
         elif kind is Kind.PARTIAL:
             self._fixed(value, parent, key, {name: getattr(value, name) for name in ("func", "args", "keywords")})
         elif kind is Kind.WEAK:
-            self._fixed(value, parent, key, {"()": weakref.ref.__call__(value)})
+            self._fixed(value, parent, key, {"()": referent_of(value)})
         elif kind is Kind.CLASS:
-            self.class_of_user(value, called=True)
+            self.class_of_user(value)
         elif kind is Kind.PYTHON_MODULE:
             self.python_module(value)
         elif not self._noted(value, kind, Place(parent, key)):
@@ -257,15 +206,12 @@ class ValueWalk:
 
     def _noted(self, value: Any, kind: Kind, place: Place) -> bool:
         """Whether a value is one of those that are only noted."""
-        if kind is Kind.ARRAY:
-            (self.unwatched if fingerprint(value) is None else []).append(place)
+        if kind is Kind.ARRAY and fingerprint(value) is not None:
             self.arrays.append((place, value))
-        elif kind is Kind.ITERATOR:
-            self.iterators.append(place)
         elif kind is Kind.RANDOM:
             self.randoms.append((place, value))
-        elif kind is Kind.CLOSED:
-            self.unwatched.append(place)
+        elif kind in (Kind.ARRAY, Kind.CLOSED, Kind.ITERATOR):
+            self.others_compare.append(place)
         elif kind is Kind.CACHED_FUNCTION:
             self.caches.append(place)
             self.scan(self.keep(Fixed(value, place.holder, place.key, {"__wrapped__": value.__wrapped__})))
@@ -291,7 +237,7 @@ class ValueWalk:
 
     def _container(self, value: Any, kind: Kind, parent: Holder, key: Any, late: bool) -> None:
         if _length(value, kind) > _MAX_ITEMS:
-            self.unwatched.append(Place(parent, key))
+            self.others_compare.append(Place(parent, key))
             return
         holder: Holder
         if kind is Kind.DICT:
@@ -303,6 +249,7 @@ class ValueWalk:
                 and is_a(parent.owner, torch.nn.Module)
             ):
                 holder.link = "table"
+                holder.read_names = self._of_table(type(parent.owner), key)
             if late:
                 holder.names = self._names_of(holder)
         elif kind is Kind.SET:
@@ -317,9 +264,10 @@ class ValueWalk:
             own = Holder(attributes_of(value), parent, key, value)
             own.link = "attribute"
             own.call_it((*holder.path, "__dict__"), holder.title)
+            own.read_names = self.read.of_objects(type(value))
             self.objects.append((value, type(value), own.container, own))
             self.enter(own.container, own, parent.rank)
-            self.class_of_user(type(value), called=False)
+            self.class_of_user(type(value))
 
     def _names_of(self, holder: Holder) -> dict[int, tuple[Any, str]]:
         """What keys that are objects are called: tensors by where they are held first."""
@@ -348,13 +296,13 @@ class ValueWalk:
         return min(spots, key=lambda spot: spot[:2])[2] if spots else None
 
     def _object(self, item: Any, kind: Kind, parent: Holder, key: Any) -> None:
-        if not (parent.foreign and self.is_installed(type(item))):
-            self.class_of_user(type(item), called=False)
+        self.class_of_user(type(item))
         rank = _RANKS.get(kind, parent.rank)
+        read = self._of_object(item, kind)
         descriptors = slots_of(type(item)) if kind is Kind.OBJECT else {}
         if descriptors:
             slots = Named(item, slot_access(descriptors))
-            slots.parent, slots.key, slots.rank = parent, key, rank
+            slots.parent, slots.key, slots.rank, slots.read_names = parent, key, rank, read
             for name in descriptors:
                 slots.add(name)
             self.enter(item, slots, rank)
@@ -363,26 +311,27 @@ class ValueWalk:
                 self.objects.append((item, type(item), None, slots))
             return
         holder = Holder(attributes_of(item), parent, key, item)
-        holder.link, holder.rank = "attribute", rank
+        holder.link, holder.rank, holder.read_names = "attribute", rank, read
         self.met[id(item)] = self.met[id(holder.container)] = self.keep(holder)
         self.objects.append((item, type(item), holder.container, holder))
         if kind is not Kind.OBJECT:
             self.of_kind.setdefault(kind, []).append(holder)
-        if kind is Kind.OBJECT and id(item) not in self._whole and _is_all_users(type(item)):
-            holder.unread = set(holder.keys)
-            self._partly.append(holder)
-            self._scan_read(holder)
-        else:
-            self.scan(holder)
+        self.scan(holder)
+
+    def _of_object(self, item: Any, kind: Kind) -> AbstractSet[str] | None:
+        """The attributes of an object to look at. Nothing tells which a library reads, but of its own modules."""
+        if id(item) in self._whole or (kind is Kind.OBJECT and is_library_class(type(item))):
+            return None
+        read = self.read.of_objects(type(item))
+        if kind is Kind.MODULE and read is not None:
+            return frozenset((*read, *_TABLES))
+        return None if kind is Kind.SCALER else read
+
+    def _of_table(self, kind: type, table: str) -> AbstractSet[str] | None:
+        """The entries of a table of a module to look at: those that are read as attributes, or all of them."""
+        read = self.read.of_objects(kind)
+        return None if read is None or table in read else read
 
 
 def _length(value: Any, kind: Kind) -> int:
     return int(_BUILT_IN[kind].__len__(value))
-
-
-def _is_all_users(kind: type) -> bool:
-    """Whether only code of the user's knows the attributes of a class's objects."""
-    owners = [owner for owner in mro_of(kind) if owner not in _NO_STATE]
-    return not any(map(is_library_class, owners)) and not any(
-        "__dataclass_fields__" in own_of(owner) for owner in owners
-    )

@@ -28,7 +28,7 @@ from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, unflatten
 from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject
 from dovetail.reach.contents import value_key
-from dovetail.reach.guard import ReadGuards
+from dovetail.reach.guard import ReadGuard
 from dovetail.torch_compat.autograd import version_of, viewed_tensor
 
 
@@ -89,7 +89,8 @@ class Variant:
     """See the module docstring.
 
     reason: why it was captured. questions: that the program asks, by number. early: those that are asked beforehand.
-    record, lifted: the world it was captured in, and the spots that are inputs. takes: the source of each tensor input
+    record, lifted: the world it was captured in, and the spots that are inputs. state: where each tensor of
+    the world was held first. takes: the source of each tensor input
     of the program; constants follow, with the versions that they must have, then numbers: leaves of the arguments or
     spots. writes: spots, and which value that the step leaves is put there. reads: what the code read besides what the
     world compares.
@@ -101,6 +102,7 @@ class Variant:
     kinds: TensorKinds
     record: Record
     lifted: frozenset[tuple[Any, ...]]
+    state: list[Path]
     takes: list[int]
     constants: list[tuple[torch.Tensor, int]]
     numbers: list[int | Path]
@@ -110,7 +112,7 @@ class Variant:
     questions: Sequence[Question]
     early: EarlyQuestions
     ties: Ties
-    reads: ReadGuards
+    reads: ReadGuard
     calls: int = 0
     misses: int = 0
 
@@ -144,7 +146,7 @@ class Variant:
 
     def tie(self, ties: Ties, leaves: Sequence[Any]) -> bool:
         """Tie it to another world, whose record is the same; whether its tensors are as expected."""
-        tensors = self.kinds.tensors(ties.tensors, leaves)
+        tensors = None if ties is NO_TIES else self.kinds.tensors(ties.tensors, leaves)
         if tensors is None or not self.kinds.tie(tensors):
             return False
         self.ties = ties
@@ -211,12 +213,21 @@ class Variant:
 
 
 def ties_to(world: World, variant: Variant) -> Ties:
-    """What ties a variant to a world whose record is the variant's."""
+    """What ties a variant to a world whose record fits the variant's; `NO_TIES` where a tensor is gone."""
     wanted = {path for path in variant.numbers if not isinstance(path, int)}.union(path for path, _ in variant.writes)
+    state = state_of(world, variant)
+    if state is None:
+        return NO_TIES
     spots = {place.path: NumberSpot.at(place) for place in (world.places if wanted else ()) if place.path in wanted}
     reads = [itemgetter(x) if isinstance(x, int) else _reader(spots[x]) for x in variant.numbers]
     writes: list[Callable[[Any], None]] = [spots[path].write for path, _ in variant.writes]
-    return Ties(world.watch(variant.lifted), [tensor for _, tensor in world.tensors], reads, writes)
+    return Ties(world.watch(variant.lifted), state, reads, writes)
+
+
+def state_of(world: World, variant: Variant) -> list[torch.Tensor] | None:
+    """The tensors of a world that a variant was captured with, or those in their places; None where one is gone."""
+    held = {place.path: tensor for place, tensor in world.tensors}
+    return [held[path] for path in variant.state] if all(path in held for path in variant.state) else None
 
 
 def _reader(spot: NumberSpot) -> Callable[[Sequence[Any]], Any]:

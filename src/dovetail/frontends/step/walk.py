@@ -1,30 +1,21 @@
-"""From a step function to everything in Python that it can read or write.
+"""From a step function to everything in Python that its code reads or writes.
 
-Reached are: what code of the user's names (closure cells, defaults, global variables, attributes of the user's modules,
-methods and attributes of the user's classes), containers, the user's objects, modules of torch with their children,
-tables and hooks, optimizers, schedulers, gradient scalers, distributions. Modules are walked before all else and
-optimizers after it, so that a tensor gets the name that its module gives it.
+Reached are: what code of the user's that ran names (closure cells, defaults, global variables, attributes of modules,
+methods and attributes of classes), containers, the user's objects, modules of torch with their children, tables and
+hooks, optimizers, schedulers, gradient scalers, distributions; of all these only what calls have read so far (`Names`).
+Modules are walked before all else and optimizers after it, so that a tensor gets the name that its module gives it.
 
-An attribute of an object of the user's that no reached code names, not even in a string, is not walked: the code cannot
-read it. That is not relied on where code of the user's, or of the package of the object's class, may compute names
-(`getattr`, `vars`, ...), nor for dataclasses and classes that derive from a library's.
-
-Of installed packages, functions and classes are reached from the user's code, and methods through their objects; what
-they call in their turn is not looked into, but the global variables and attributes that they name are watched.
-
-Cost: 2 us for each container, and once per code object what it takes to disassemble it.
+Cost: 2 us for each container.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-from dovetail.frontends.step.code_reads import home_of, imported_names, is_users, reads_of
 from dovetail.frontends.step.hook_tables import global_tables
 from dovetail.frontends.step.places import (
     CLASS,
@@ -38,32 +29,24 @@ from dovetail.frontends.step.places import (
     Named,
     Path,
 )
-from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, USERS, Found, ValueWalk
-from dovetail.reach.libraries import is_installed, is_library_class, is_library_module
-from dovetail.reach.values import HOST_CALL, Kind, attributes_of, is_a, module_of, mro_of, name_of, own_of
-
-_OF_ENVIRONMENT = frozenset(("environ", "environb", "getenv", "getenvb"))
-_WHEN_MADE = ("__init__", "__new__", "__post_init__", "__repr__")
+from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, Found, ValueWalk
+from dovetail.reach.codes import names_of
+from dovetail.reach.libraries import is_library_class, is_library_module, is_users_function
+from dovetail.reach.names import Names
+from dovetail.reach.values import HOST_CALL, Kind, attributes_of, is_a, module_of, mro_of, name_of
 
 
 class Walk(ValueWalk):
-    """Everything that a step function reaches.
+    """Everything that a step function reaches. functions: those of the user's that ran."""
 
-    functions: those of the user's. named_by_code: attributes that their code reads or writes, schedulers' own left out.
-    """
-
-    def __init__(self, target: Any, arguments: Iterable[Any], extra: Any) -> None:
+    def __init__(self, target: Any, arguments: Iterable[Any], extra: Any, read: Names) -> None:
         """Walk from a step function, from arguments of a call, and from what the user names besides."""
-        super().__init__()
+        super().__init__(read)
         self.functions: list[FunctionType] = []
-        self._named_by_user: set[str] = set()
-        self.named_by_code: set[str] = set()
-        self._classes: dict[type, tuple[Named, bool]] = {}
-        self._grown: dict[type, tuple[int, int, bool]] = {}
-        self._python_modules: dict[int, ModuleType] = {}
+        self._classes: set[type] = set()
+        self._python_modules: set[int] = set()
         self._taken: set[Path] = {()}
         self._target: Any = target
-        self._own = _package(home_of(getattr(target, "__func__", target)))
         self._whole = {id(part) for part in (extra, *_parts(extra))}
         self._begin(target, arguments, extra)
         self.run()
@@ -91,54 +74,23 @@ class Walk(ValueWalk):
             self.push([(self._target, Kind.FUNCTION, root, "step")])
         self.scan(root)
 
-    def grow_code(self) -> None:
-        for module in self._python_modules.values():
-            known = vars(module)
-            named = self._named_by_user if self.is_installed(module) else self.named
-            self._add_globals(known, [n for n in list(known) if n in named], module, ELSEWHERE)
-        for owner, (holder, called) in list(self._classes.items()):
-            stamp = (len(self.named), len(self._named_by_user), called)
-            if self._grown.get(owner) == stamp:
-                continue
-            self._grown[owner] = stamp
-            before = set(holder.keys)
-            for name, value in list(own_of(owner).items()):
-                if name not in before and (name in self.named or _is_special(name, value, called)):
-                    self._add_of_class(holder, name)
-            inherited = {name for base in mro_of(owner)[1:-1] for name in own_of(base) if name in self._named_by_user}
-            for name in sorted(inherited.difference(holder.keys)):
-                holder.add(name)  # nothing is there yet: it would hide that of a base
-
-    def python_module(self, module: ModuleType) -> None:
-        if not is_library_module(home_of(module)):
-            self._python_modules[id(module)] = module
-
-    def is_installed(self, code: Any) -> bool:
-        home = home_of(code)
-        return is_installed(home) and _package(home) != self._own
-
-    def group(self, code: Any) -> str:
-        return _package(home_of(code)) if self.is_installed(code) else USERS
-
     # --- code
 
     def function(self, function: FunctionType, parent: Holder) -> None:
-        if HOST_CALL in attributes_of(function):
-            return  # it runs for real, and may keep what it likes
+        is_users = is_users_function(function)
+        if HOST_CALL in attributes_of(function) or (is_users and function.__code__ not in self.read.codes):
+            return  # it runs for real, and may keep what it likes; or it does not run
         rank = parent.rank if parent.rank == SCHEDULER else ELSEWHERE
-        users = is_users(function)
         path = () if function is self._target else self._free(f"function {function.__qualname__}")
         holder = Named(function, FUNCTION)
-        holder.foreign = self.is_installed(function)
         holder.call_it(path or self._free("step function"), function.__qualname__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self.met:
                 variable = Cell(cell, name)
-                variable.foreign = holder.foreign
                 variable.call_it(path, "" if function is self._target else function.__qualname__)
                 self._taken.add((*path, name))
                 self.enter(cell, variable, rank)
-        if not users:
+        if not is_users:
             return
         self.functions.append(function)
         for part in FUNCTION_PARTS:
@@ -148,79 +100,57 @@ class Walk(ValueWalk):
         own.link = "attribute"
         own.call_it((*holder.path, "__dict__"), holder.title)
         self.enter(own.container, own, rank)
-        reads = reads_of(function)
-        self.named |= reads.attributes
-        if not holder.foreign:
-            self._named_by_user |= reads.attributes
-        if rank != SCHEDULER:
-            self.named_by_code |= reads.attributes
-        if reads.any_attribute:
-            self.by_any_name.add(self.group(function))
-        known = function.__globals__
-        by_text = [name for name in reads.attributes if name in known] if "globals" in reads.globals else []
-        self._add_globals(known, (*reads.globals, *sorted(by_text)), function, rank)
-        if not holder.foreign and not _OF_ENVIRONMENT.isdisjoint((*reads.attributes, *reads.globals)):
-            self._environment(rank)
-        for name in imported_names(function):
+        names = names_of(function.__code__)
+        home = str(function.__globals__.get("__name__"))
+        read = [chain[0] for chain in names.chains] + sorted(self.read.of_module(home))
+        self._add_globals(function.__globals__, read, home, rank)
+        for name in names.imports:
             module = sys.modules.get(name)
-            if isinstance(module, ModuleType) and not holder.foreign:
+            if isinstance(module, ModuleType):
                 self.python_module(module)
 
-    def _environment(self, rank: int) -> None:
-        """Reach the variables of the process's environment."""
-        table = attributes_of(os.environ)["_data"]
-        if id(table) not in self.met:
-            holder = Holder(table, None, None)
-            holder.call_it(self._free("os.environ"), "os.environ")
-            self.enter(table, holder, rank)
+    def python_module(self, module: ModuleType) -> None:
+        home = str(vars(module).get("__name__"))
+        if id(module) not in self._python_modules and not is_library_module(home):
+            self._python_modules.add(id(module))
+            known = vars(module)
+            self._add_globals(known, [n for n in self.read.of_module(home) if n in known], home, ELSEWHERE)
 
-    def _add_globals(self, known: dict[str, Any], names: Iterable[str], code: Any, rank: int) -> None:
+    def _add_globals(self, known: dict[str, Any], names: Iterable[str], home: str, rank: int) -> None:
         holder = self.met.get(id(known))
         if not isinstance(holder, Named):
             own = isinstance(self._target, FunctionType) and known is self._target.__globals__
             holder = Named(known, GLOBALS, "global variable")
             clash = own and any((name,) in self._taken for name in names)
-            home = home_of(code)
-            holder.call_it(() if own and not clash else self._free(f"module {home}"), "" if own else home)
-            holder.foreign = self.is_installed(code)
+            holder.call_it(
+                () if own and not clash else self._free(f"module {home}"), "" if own or home == "__main__" else home
+            )
             holder.rank = rank
             self.met[id(known)] = self.keep(holder)
         holder.rank = min(holder.rank, rank)
-        found: list[Found] = []
         before = set(holder.keys)
-        for name in dict.fromkeys(names):
-            if name in before:
+        self._add(holder, [name for name in dict.fromkeys(names) if name not in before])
+
+    def class_of_user(self, kind: type) -> None:
+        for owner in mro_of(kind):
+            if is_library_class(owner) or owner in self._classes:
                 continue
+            self._classes.add(owner)
+            holder = Named(owner, CLASS, "class attribute")
+            holder.call_it(self._free(f"class {module_of(owner)}.{name_of(owner)}"), name_of(owner))
+            self.keep(holder)
+            self._add(holder, sorted(self.read.of_class(owner)))
+
+    def _add(self, holder: Named, names: Iterable[str]) -> None:
+        """Look at more names, and at the functions behind what is there."""
+        found: list[Found] = []
+        for name in names:
             value = holder.add(name)
             if self.kind(value) is Kind.TENSOR:
                 self.tensor(value, holder, name)
             elif value is not MISSING:
-                found.append((value, self.kind(value), holder, name))
+                found += [(x, self.kind(x), holder, name) for x in _unwrapped(value)]
         self.push([entry for entry in found if entry[1] not in LEAF])
-
-    def class_of_user(self, kind: type, called: bool) -> None:
-        for owner in mro_of(kind):
-            known = self._classes.get(owner)
-            if is_library_class(owner) or (known is not None and known[1] >= called):
-                continue
-            if known is None:
-                holder = Named(owner, CLASS, "class attribute")
-                holder.call_it(self._free(f"class {module_of(owner)}.{name_of(owner)}"), name_of(owner))
-                holder.foreign = self.is_installed(owner)
-                self.keep(holder)
-            else:
-                holder = known[0]
-            self._classes[owner] = (holder, called)
-
-    def _add_of_class(self, holder: Named, name: str) -> None:
-        value = holder.add(name)
-        if self.kind(value) is Kind.TENSOR:
-            self.tensor(value, holder, name)
-            return
-        inner = _unwrapped(value)
-        found = [(x, self.kind(x), holder, name) for x in inner if self.kind(x) not in LEAF]
-        self.push([entry for entry in found if entry[1] is not Kind.FUNCTION])
-        self.push_all([entry for entry in found if entry[1] is Kind.FUNCTION])
 
     def _free(self, name: str) -> Path:
         """A root that no other has."""
@@ -232,10 +162,6 @@ class Walk(ValueWalk):
         return path
 
 
-def _package(home: str) -> str:
-    return home.partition(".")[0]
-
-
 def _is_given(extra: Any) -> bool:
     return not (is_a(extra, (list, tuple, dict)) and len(extra) == 0)
 
@@ -245,11 +171,6 @@ def _parts(extra: Any) -> Iterator[Any]:
         yield from extra.values()
     elif is_a(extra, (list, tuple)):
         yield from extra
-
-
-def _is_special(name: str, value: object, called: bool) -> bool:
-    """Whether a method is one that Python calls. called: also those that make an object."""
-    return name.startswith("__") and is_a(value, FunctionType) and (called or name not in _WHEN_MADE)
 
 
 def _unwrapped(value: Any) -> list[Any]:

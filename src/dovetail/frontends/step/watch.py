@@ -46,7 +46,6 @@ class Watch:
 
         lifted: spots that may hold any value of the type that they hold now.
         """
-        self._named = walk.named
         self._modes = modes
         self._arrays = [(array, fingerprint(array)) for place, array in walk.arrays if place.holder.rank != SCHEDULER]
         self._objects = _objects_check([entry[:3] for entry in walk.objects if entry[3].rank != SCHEDULER])
@@ -72,35 +71,31 @@ class Watch:
     def _settle(self) -> bool:
         """Whether what is not identical is plain and the same; such containers are looked at item by item from now."""
         changed = {id(holder): holder for holder in self._strict if not holder.is_as_before()}
-        if not all(_Loose(holder, {}, self._named).holds() for holder in changed.values()):
+        if not all(_Loose(holder, {}).holds() for holder in changed.values()):
             return False
         self._loosen(changed, {})
         return True
 
     def _loosen(self, holders: dict[int, Holder], tests: dict[int, dict[int, _Test]]) -> None:
-        self._loose += [_Loose(holder, tests.get(key, {}), self._named) for key, holder in holders.items()]
+        self._loose += [_Loose(holder, tests.get(key, {})) for key, holder in holders.items()]
         self._strict = [holder for holder in self._strict if id(holder) not in holders]
-        partly = [holder for holder in self._strict if holder.unread]
-        self._loose += [_Loose(holder, {}, self._named) for holder in partly]
-        self._strict = [holder for holder in self._strict if not holder.unread]
         self._checks = list(_checks(self._strict))
 
 
 class _Loose:
     """One container, looked at item by item. tests: by position of a key, what its value has to pass."""
 
-    def __init__(self, holder: Holder, tests: dict[int, _Test], named: set[str]) -> None:
+    def __init__(self, holder: Holder, tests: dict[int, _Test]) -> None:
         self._holder = holder
-        self._named = named
         self._keys = list(holder.keys)
         self._tests = tests
-        kept = [n for n, key in enumerate(self._keys) if n not in tests and key not in holder.unread]
+        kept = [n for n, key in enumerate(self._keys) if n not in tests and holder.is_read(key)]
         self._rest = [(n, holder.values[n]) for n in kept]
 
     def holds(self) -> bool:
         keys, values = self._holder.now()
         if len(keys) != len(self._keys) or not all(map(is_, keys, self._keys)):
-            if not self._has_only_unread_changes(keys):
+            if self._holder.read_names is None and not (_are_texts(keys) and keys == self._keys):
                 return False
             held = dict(zip(keys, values, strict=True))
             values = [held.get(key, MISSING) for key in self._keys]
@@ -109,15 +104,9 @@ class _Loose:
                 return False
         return all(test(values[n]) for n, test in self._tests.items())
 
-    def _has_only_unread_changes(self, keys: list[Any]) -> bool:
-        """Whether keys only differ in attributes that no code names, or in which text object they are."""
-        if not set(map(type, chain(keys, self._keys))) <= {str}:
-            return False
-        if not self._holder.unread:
-            return keys == self._keys
-        unread = self._holder.unread
-        new = [key for key in keys if key not in unread and (key in self._named or key in self._keys)]
-        return new == [key for key in self._keys if key not in unread]
+
+def _are_texts(keys: list[Any]) -> bool:
+    return set(map(type, keys)) <= {str}
 
 
 def _checks(holders: Sequence[Holder]) -> Iterable[_Check]:
@@ -132,8 +121,10 @@ def _checks(holders: Sequence[Holder]) -> Iterable[_Check]:
             yield _flat_check(_contents, members)
         elif group == "function":
             yield _parts_check(members)
-        elif group == "names":
-            yield from map(_names_check, members)
+        elif group == "class":
+            yield from map(_class_check, members)
+        elif group == "entries":
+            yield _entries_check(members)
         elif isinstance(group, tuple):
             yield _containers_check(members, *group)
         else:
@@ -146,7 +137,11 @@ def _group(holder: Holder) -> Hashable:
     if isinstance(holder, Named):
         if holder.keys == list(FUNCTION_PARTS):
             return "function"
-        return "names" if is_a(holder.container, (dict, type)) else "other"
+        if is_a(holder.container, dict):
+            return "entries"
+        return "class" if is_a(holder.container, type) else "other"
+    if holder.read_names is not None:
+        return "entries"
     if not holder.keys and type(holder.container) in _BUILT_IN:
         return "empty"
     if isinstance(holder, Sequential):
@@ -172,11 +167,21 @@ def _parts_check(holders: list[Holder]) -> _Check:
     return lambda: all(map(is_, chain.from_iterable(map(_function_parts, functions)), values))
 
 
-def _names_check(holder: Holder) -> _Check:
+def _entries_check(holders: list[Holder]) -> _Check:
+    """Whether dictionaries hold the same under the keys that are read."""
+    entries = [
+        (holder.container, key, value)
+        for holder in holders
+        for key, value in zip(holder.keys, holder.values, strict=True)
+        if holder.is_read(key)
+    ]
+    tables, keys = [table for table, _, _ in entries], [key for _, key, _ in entries]
+    values, missing = [value for _, _, value in entries], repeat(MISSING)
+    return lambda: all(map(is_, map(dict.get, tables, keys, missing), values))
+
+
+def _class_check(holder: Holder) -> _Check:
     keys, values, missing = list(holder.keys), list(holder.values), repeat(MISSING)
-    if is_a(holder.container, dict):
-        known: Any = repeat(holder.container)
-        return lambda: all(map(is_, map(dict.get, known, keys, missing), values))
     own = own_of(holder.container)
     return lambda: all(map(is_, map(own.get, keys, missing), values))
 

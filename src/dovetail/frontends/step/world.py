@@ -8,7 +8,7 @@ is made; a world, and a watch, keep what they know alive, so the old ones are to
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Iterable, Set
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import BuiltinFunctionType, MethodType
@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from dovetail.capture.python_state import ambient_modes
-from dovetail.frontends.step.code_reads import reads_of
 from dovetail.frontends.step.lines import Lines
 from dovetail.frontends.step.places import MISSING, Fixed, Holder, Path, Place, leaf_places
 from dovetail.frontends.step.record import Record, record_of
@@ -26,6 +25,9 @@ from dovetail.frontends.step.walk import Walk
 from dovetail.frontends.step.watch import Watch
 from dovetail.ir.program import Origin
 from dovetail.passes.collection import collection_paused
+from dovetail.reach.codes import names_of
+from dovetail.reach.names import Names
+from dovetail.reach.reads import Reads
 from dovetail.reach.values import (
     PLAIN,
     RANDOM_SOURCES,
@@ -64,25 +66,25 @@ class World:
     """Everything in Python that a step function reaches, as it is when this is made.
 
     Attributes: tensors: each tensor object once, with where it is held first: those of modules, of optimizers, the
-    rest. modules, optimizers, schedulers, scalers: with what a user would call them. iterators: labels of iterators
-    and data loaders that the code can draw from. unwatched: labels of what is not compared (large arrays and
-    containers). caches: labels of functions that remember results.
+    rest. modules, optimizers, schedulers, scalers: with what a user would call them. caches: labels of functions that
+    remember results.
     """
 
-    def __init__(self, target: Callable[..., Any], arguments: Iterable[Any] = (), extra: Any = ()) -> None:
+    def __init__(self, target: Callable[..., Any], read: Names, arguments: Iterable[Any] = (), extra: Any = ()) -> None:
         """Look at what a step function reaches, from arguments of a call, and from `extra`, any object or container.
 
+        read: what calls of it have read. Of `extra`, all is looked at.
         Raises nothing of the user's: no code of the user's is run. Cost: 3 us for each container.
         """
         self._target, self._arguments, self._extra = target, tuple(arguments), extra
+        self._read = read
         self.refresh()
 
     def refresh(self) -> None:
         """Look again; `changes` and `restore` are about what is there now."""
         with collection_paused():
-            walk = self._walk = Walk(self._target, self._arguments, self._extra)
+            walk = self._walk = Walk(self._target, self._arguments, self._extra, self._read)
         self.__dict__.pop("_lines", None)
-        self.__dict__.pop("asks_types", None)
         self._modes: Hashable = ambient_modes()
         first = sorted((min(spots, key=lambda spot: spot[:2]), key) for key, spots in walk.spots.items())
         self.tensors = [(spot[2], walk.tensors[key]) for spot, key in first]
@@ -90,13 +92,27 @@ class World:
         self.optimizers = self._of(Kind.OPTIMIZER)
         self.schedulers = self._of(Kind.SCHEDULER)
         self.scalers = self._of(Kind.SCALER)
-        self.iterators = [place.label for place in walk.iterators]
-        self.unwatched = [place.label for place in walk.unwatched]
         self.caches = [place.label for place in walk.caches]
         known: list[tuple[str, Any]] = [("Python's random numbers", random), ("NumPy's random numbers", np.random)]
         known += [(place.label, source) for place, source in walk.randoms]
         self._randoms = [(label, source, *random_state(source)) for label, source in known]
         self._arrays = [(place, array, fingerprint(array), _copy(array)) for place, array in walk.arrays]
+
+    def learn(self, reads: Reads, *, is_strict: bool) -> bool:
+        """Look where a call has read; whether more is reached than before: tensors, optimizers and the like.
+
+        is_strict: any other place counts as well.
+        """
+        if not self._read.add(reads):
+            return False
+        before, compared = self._roles, self.compared
+        self.refresh()
+        return self._roles != before or (is_strict and self.compared != compared)
+
+    @property
+    def _roles(self) -> list[list[Any]]:
+        named = (self.modules, self.optimizers, self.schedulers, self.scalers, self._randoms)
+        return [[place.path for place, _ in self.tensors], *([name for name, *_ in found] for found in named)]
 
     @property
     def caches_of_functions(self) -> list[Place]:
@@ -104,18 +120,17 @@ class World:
         return list(self._walk.caches)
 
     @property
-    def named_by_code(self) -> Set[str]:
-        """Attributes that code of the user's names."""
-        return self._walk.named_by_code
-
-    @cached_property
     def asks_types(self) -> bool:
         """Whether code of the user's asks for the exact type of something, which a traced number does not have."""
-        return any(reads_of(function).asks_types for function in self._walk.functions)
+        return any(names_of(code).asks_types for code in self._read.codes)
 
     def knows(self, item: object) -> bool:
         """Whether an object was reached when this was made."""
         return self._walk.has_met(item)
+
+    def looks_into(self, item: object) -> bool:
+        """Whether what an object holds is among what is restored."""
+        return id(item) in self._walk.met
 
     @property
     def places(self) -> list[Place]:
@@ -126,13 +141,21 @@ class World:
     @property
     def compared(self) -> frozenset[tuple[int, str]]:
         """The places that `watch` compares: the identity of what holds them, and the name, "" for every name."""
-        named = [holder for holder in self._walk.holders if holder.kind in ("dict", "names", "cell")]
-        return frozenset(
+        known = {
             (id(holder.container), key)
-            for holder in named
+            for holder in self._walk.holders
+            if holder.kind in ("dict", "names", "cell")
             for key in ("", *holder.keys)
-            if type(key) is str and (key not in holder.unread if key else holder.kind == "dict" and not holder.unread)
-        )
+            if type(key) is str and (holder.is_read(key) if key else holder.kind == "dict" and not holder.read_names)
+        }
+        for place in self._walk.others_compare:
+            holder, key = place.holder, place.key
+            while True:
+                known -= {(id(holder.container), key), (id(holder.container), "")}
+                if holder.parent is None:
+                    break
+                holder, key = holder.parent, holder.key
+        return frozenset(known)
 
     def places_of(self, tensor: torch.Tensor) -> list[Place]:
         """Every spot that holds a tensor, first its first; none when it is not reached."""
@@ -191,19 +214,6 @@ class World:
     def line_naming(self, item: Any) -> Origin | None:
         """The first line of the user's that names an object."""
         return self._lines.of_name(lambda x: x is item)
-
-    def line_of_iterator(self) -> Origin | None:
-        """The first line that names the first of `iterators`."""
-        return self._line_of_first(self._walk.iterators)
-
-    def line_of_unwatched(self) -> Origin | None:
-        """The first line that names the first of `unwatched`."""
-        return self._line_of_first(self._walk.unwatched)
-
-    def _line_of_first(self, places: list[Place]) -> Origin | None:
-        holder, key = places[0].holder, places[0].key
-        held = next(value for known, value in zip(holder.keys, holder.values, strict=True) if known is key)
-        return self.line_naming(held)
 
     @cached_property
     def _lines(self) -> Lines:

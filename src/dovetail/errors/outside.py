@@ -1,0 +1,31 @@
+"""What a program reads besides Python's objects, and no compiled program can repeat."""
+
+from __future__ import annotations
+
+from dovetail.errors.base import DovetailError
+
+
+class OutsideRead(DovetailError):
+    """The program asks for something outside Python's objects, and a compiled program would keep the first answer."""
+
+    code = "DT-CAPTURE-012"
+    summary = "the program calls {function}, which {why}."
+    because = "the compiled program would keep the answer that it got while it was recorded"
+    way_out = (
+        "call it before, and pass the answer as an argument; a step may call it in a dovetail.host_call, or run in "
+        "eager mode (on_unsupported='eager')"
+    )
+    rows = ("origin",)
+
+
+class IteratorRead(DovetailError):
+    """The program reads from an iterator or a file that was there before, and each read moves that on."""
+
+    code = "DT-CAPTURE-013"
+    summary = "the program reads from {kind}, which moves on with each read."
+    because = "the compiled program would keep what it got while it was recorded"
+    way_out = (
+        "read from it before, and pass what it gave as an argument; a step may run in eager mode "
+        "(on_unsupported='eager')"
+    )
+    rows = ("origin",)

@@ -1,0 +1,41 @@
+"""Calls of a step in eager mode, which show what its code reads and which numbers it takes off tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.capture.item_log import ItemLog
+from dovetail.frontends.step.hosts import output_is_unnoted
+from dovetail.frontends.structure import flatten
+from dovetail.reach.names import Names
+from dovetail.reach.watcher import noted_reads
+from dovetail.torch_compat.traced_numbers import Plain
+
+_LEADS_NOWHERE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class EagerRuns:
+    """What calls in eager mode have shown. read: names that the code reads. hints: numbers taken off tensors."""
+
+    def __init__(self) -> None:
+        self.read = Names()
+        self.hints: Mapping[tuple[str, int], Sequence[Plain]] = {}
+
+    def run(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call a step, and note what it reads. Raises: what the step raises."""
+        leaves, _ = flatten((args, kwargs), results=True)
+        log = ItemLog()
+        with noted_reads([step, *filter(leads_on, leaves)]) as reads, output_is_unnoted(), log:
+            results = step(*args, **kwargs)
+        self.read.add(reads)
+        if log.numbers:
+            self.hints = log.numbers
+        return results
+
+
+def leads_on(leaf: object) -> bool:
+    """Whether more than its own value can be reached from an argument."""
+    return not isinstance(leaf, _LEADS_NOWHERE)

@@ -1,0 +1,113 @@
+"""What the code of a recorded call has changed among what it read, and how it is put back."""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dovetail.reach.contents import MISSING, Snapshot, base_of
+from dovetail.reach.reads import Reads
+from dovetail.reach.spots import in_cell, in_slot
+from dovetail.reach.values import attributes_of, dict_methods, is_a, is_same, name_of
+
+_RESTORED = (dict, list, deque, set, bytearray, np.ndarray, io.StringIO, io.BytesIO)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadChange:
+    """A place that holds something else than when it was read first; MISSING: nothing. undo: puts it back."""
+
+    label: str
+    old: Any
+    new: Any
+    undo: Callable[[], None]
+
+
+def changes_of(reads: Reads, is_left_out: Callable[[Any], bool]) -> Iterator[ReadChange]:
+    """What is not as it was when it was read first.
+
+    is_left_out: asked for objects, namespaces, classes, cells and containers. Containers count by what they hold. The
+    contents of tensors, and what functions remember, are not looked at.
+    """
+    for (key, name), old in reads.attributes.items():
+        owner = reads.owners[key]
+        table = None if is_left_out(owner) or is_a(owner, type) else _table_of(owner)
+        if table is not None:
+            yield from _of_entry(table, name, old, f"{name_of(type(owner))}.{name}")
+    for (_, name), (known, old) in reads.namespaces.items():
+        if not is_left_out(known):
+            yield from _of_entry(known, name, old, f"{reads.labels[id(known)]}.{name}".lstrip("."))
+    for (_, name), (kind, old) in reads.class_attributes.items():
+        now = type.__getattribute__(kind, "__dict__").get(name, MISSING)
+        if not (is_same(old, now) or is_left_out(kind)):
+            put = (
+                partial(type.__delattr__, kind, name) if old is MISSING else partial(type.__setattr__, kind, name, old)
+            )
+            yield ReadChange(f"{name_of(kind)}.{name}", old, now, put)
+    for owner, descriptor, old in reads.slots.values():
+        now = in_slot(owner, descriptor)
+        if not (is_same(old, now) or is_left_out(owner)):
+            put = partial(descriptor.__delete__, owner) if old is MISSING else partial(descriptor.__set__, owner, old)
+            yield ReadChange(f"{name_of(type(owner))}.{descriptor.__name__}", old, now, put)
+    for cell, name, old in reads.cells.values():
+        now = in_cell(cell)
+        if not (is_same(old, now) or is_left_out(cell)):
+            put = (
+                partial(delattr, cell, "cell_contents")
+                if old is MISSING
+                else partial(setattr, cell, "cell_contents", old)
+            )
+            yield ReadChange(f"variable {name}", old, now, put)
+    yield from _of_containers(reads.snapshot, is_left_out)
+
+
+def _table_of(owner: Any) -> dict[str, Any] | None:
+    return attributes_of(owner) if type.__getattribute__(type(owner), "__dictoffset__") else None
+
+
+def _of_entry(table: dict[str, Any], name: str, old: Any, label: str) -> Iterator[ReadChange]:
+    now = dict.get(table, name, MISSING)
+    if not is_same(old, now):
+        put = partial(dict.__delitem__, table, name) if old is MISSING else partial(dict.__setitem__, table, name, old)
+        yield ReadChange(label, old, now, put)
+
+
+def _of_containers(snapshot: Snapshot, is_left_out: Callable[[Any], bool]) -> Iterator[ReadChange]:
+    for item in snapshot:
+        if is_a(item, _RESTORED) and not (is_left_out(item) or snapshot.is_as_before(item)):
+            yield ReadChange(f"a {name_of(type(item))}", item, item, partial(_fill, item, snapshot))
+
+
+def _fill(item: Any, snapshot: Snapshot) -> None:
+    """Let a container hold what it held."""
+    parts, held = snapshot.held(item)
+    tag: Any = None if parts is None else parts[0]
+    base: Any = base_of(item)
+    if is_a(item, np.ndarray):
+        content = tag[-1]
+        numbers = np.array(held, dtype=object) if content is None else np.frombuffer(content, item.dtype)
+        np.ndarray.__setitem__(item, ..., numbers.reshape(item.shape))
+    elif is_a(item, bytearray):
+        item[:] = tag
+    elif is_a(item, io.IOBase):
+        item.seek(0)
+        item.truncate()
+        item.write(tag[1])
+        item.seek(tag[0])
+    elif is_a(item, set):
+        set.clear(item)
+        set.update(item, snapshot.elements(item))
+    elif is_a(item, dict):
+        methods = dict_methods(item)
+        methods.clear(item)
+        for key, value in zip(held[: len(held) // 2], held[len(held) // 2 :], strict=True):
+            methods.__setitem__(item, key, value)
+    else:
+        base.clear(item)
+        base.extend(item, held)

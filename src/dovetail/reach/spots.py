@@ -1,0 +1,40 @@
+"""What is in a closure cell or a slot now, and which attributes an object has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.reach.contents import MISSING
+from dovetail.reach.values import attributes_of, has_attributes
+
+
+def in_cell(cell: Any) -> Any:
+    """What a closure cell holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable without a value
+        return MISSING
+
+
+def in_slot(item: Any, descriptor: Any) -> Any:
+    """What a slot of an object holds."""
+    try:
+        return descriptor.__get__(item)
+    except AttributeError:
+        return MISSING
+
+
+class NamesOf:
+    """Asks which attributes an object has."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def __call__(self) -> tuple[str, ...]:
+        return tuple(attributes_of(self.item)) if has_attributes(type(self.item)) else ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NamesOf) and other.item is self.item
+
+    def __hash__(self) -> int:
+        return id(self.item)
