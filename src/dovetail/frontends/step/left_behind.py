@@ -17,6 +17,7 @@ from dovetail.frontends.step.places import MISSING, Path, Place
 from dovetail.frontends.step.world import Change, World
 from dovetail.ir.program import Origin
 from dovetail.ir.step_plan import PlainResult
+from dovetail.reach.values import is_same
 from dovetail.torch_compat.traced_numbers import is_traced
 
 DRAW, PASS = "draw outside the step", "pass the drawn numbers"
@@ -115,6 +116,8 @@ class LeftBehind:
         """Whether a change is one that a library makes for itself, and that is none once the step is over."""
         if any(change.place is not None and change.place.container is s.__dict__ for _, s in self._world.schedulers):
             return True  # their calls are noted; what was put there is taken away
+        if change.place is not None and _holds_the_same(change.old, change.new):
+            return True
         is_empty = isinstance(change.new, dict) and not change.new and isinstance(change.old, dict)
         owners = {id(scaler.__dict__) for _, scaler in self._world.scalers}
         if change.place is not None and id(change.place.container) in owners:
@@ -144,6 +147,21 @@ def _hooked(label: str, line: Origin | None) -> StateChangedOtherwise:
 def _random_name(change: Change) -> str:
     names = {id(random): "Python's module random", id(np.random): "numpy.random"}
     return names.get(id(change.item), change.label)
+
+
+def _holds_the_same(old: Any, new: Any) -> bool:
+    """Whether a container was replaced by another one of Python's own that holds the same."""
+    if type(old) is not type(new) or type(old) not in (dict, list, tuple, set):
+        return False
+    if len(old) != len(new):
+        return False
+    if type(old) is dict:
+        return all(map(is_same, old, new)) and all(map(_is_or_holds_the_same, old.values(), new.values()))
+    return all(map(_is_or_holds_the_same, old, new)) if type(old) is not set else {*map(id, old)} == {*map(id, new)}
+
+
+def _is_or_holds_the_same(old: Any, new: Any) -> bool:
+    return is_same(old, new) or _holds_the_same(old, new)
 
 
 def _is_plain(value: Any) -> bool:

@@ -142,13 +142,19 @@ class Outside:
 
 
 def _remembers(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether `functools.lru_cache` knows the result of a call already. May say no wrongly."""
-    if kwargs or function.cache_parameters()["typed"]:
-        return False
-    key: Any = args[0] if len(args) == 1 and type(args[0]) in (int, str) else args
-    tables = [x for x in gc.get_referents(function) if type(x) is dict and x is not function.__dict__]
+    """Whether `functools.lru_cache` knows the result of a call already."""
+    held = gc.get_referents(function)
+    table = next(x for x in held if type(x) is dict and x is not function.__dict__)
+    key: Any = args
+    if kwargs:
+        mark = next(x for x in held if type(x) is object)
+        key += (mark, *(part for pair in kwargs.items() for part in pair))
+    if function.cache_parameters()["typed"]:
+        key += tuple(map(type, (*args, *kwargs.values())))
+    elif len(key) == 1 and type(key[0]) in (int, str):
+        key = key[0]
     try:
-        return any(key in table for table in tables)
+        return key in table
     except TypeError:
         return False
 
