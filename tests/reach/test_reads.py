@@ -10,6 +10,7 @@ import functools
 import gc
 import io
 import logging
+import operator
 import os
 import sys
 import threading
@@ -229,6 +230,17 @@ class _Holder(nn.Module):
         self.weight = weight
 
 
+def _past_classes(read: Callable[[Any], Any]) -> Case:
+    return lambda x: x * read(_Derived), _set(_Base, "w", 2.0)
+
+
+def _past_objects() -> Case:
+    item = _Config()
+    item.w = 1.0  # type: ignore[attr-defined]
+    name = "w"
+    return lambda x: x * object.__getattribute__(item, name), _set(item, "w", 2.0)
+
+
 def _behind_a_proxy() -> Case:
     item = _Config()
     proxy = weakref.proxy(item)
@@ -374,6 +386,12 @@ CASES: dict[str, Callable[[], Case]] = {
         lambda: ValueError(1.0), lambda a: a.args[0], lambda a: setattr(a, "args", (2.0,))
     ),
     "behind a weak proxy": _behind_a_proxy,
+    "attrgetter of a class": functools.partial(_past_classes, operator.attrgetter("".join("w"))),
+    "attrgetter of a class, made inside": lambda: (
+        lambda x: x * operator.attrgetter("".join("w"))(_Derived),
+        _set(_Base, "w", 2.0),
+    ),
+    "object.__getattribute__": _past_objects,
     "text in memory": _object(lambda: io.StringIO("1"), lambda a: float(a.getvalue()), lambda a: a.write("2")),
     "an event": _event,
     "a logger's level": _logger,

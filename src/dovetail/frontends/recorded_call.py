@@ -143,8 +143,13 @@ class CallRecorder:
             return
         watcher = Watcher()
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
-        with watcher.watched(roots, written):
-            yield
+        try:
+            with watcher.watched(roots, written):
+                yield
+        except BaseException:
+            for change in watcher.changes():
+                change.undo()
+            raise
         self.reads.add(watcher.guard())
 
     def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any, dims: SymbolicDims | None) -> InputSpec:

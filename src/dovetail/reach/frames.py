@@ -21,14 +21,13 @@ from torch.utils.data import DataLoader
 
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
-from dovetail.reach.libraries import is_library_class, is_library_module
+from dovetail.reach.libraries import OURS, is_library_class, is_library_module
 from dovetail.reach.outside import RANDOM, Verdict, judge
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.control_flow import GIVES_TO_DYNAMO
 
 _TORCH = torch.__file__.rpartition("/")[0]
 _NUMPY = np.__file__.rpartition("/")[0]
-_DOVETAIL = __file__.rpartition("/reach/")[0]
 _MACHINERY = frozenset(
     (
         *("warnings", "inspect", "traceback", "linecache", "tokenize", "contextlib", "functools", "typing", "enum"),
@@ -215,7 +214,7 @@ def _role(frame: FrameType) -> Role:
         return Role.COMPILER
     if file == _OF_LOADERS and frame.f_code.co_name in _DRAWING:
         return Role.DRAWING
-    if file.startswith(_DOVETAIL) and is_library_file(file):
+    if file.startswith(OURS) and is_library_file(file):
         return Role.OURS
     if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).partition(".")[0] in _OF_TORCH:
         return Role.LIBRARY

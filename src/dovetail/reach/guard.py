@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from dovetail.reach.contents import MISSING, Level, Snapshot, levels_of, picker
+from dovetail.reach.known import without
 from dovetail.reach.reads import Reads
 from dovetail.reach.spots import NamesOf, in_cell, in_slot
 from dovetail.reach.values import PLAIN, has_attributes, name_of
@@ -35,10 +36,10 @@ class ReadGuard:
     def __init__(self, reads: Reads, is_private: Callable[[Any], bool], known: AbstractSet[tuple[int, str]]) -> None:
         """Guard places with the values that they had before.
 
-        is_private: whether an object was made by the call. known: see `Reads.without`.
+        is_private: whether an object was made by the call. known: see `dovetail.reach.known.without`.
         """
         self.is_alive = True
-        reads = reads.without(known)
+        reads = without(reads, known)
         self._kept: list[Any] = []
         owners = [x for x in reads.owners.values() if not is_private(x) and not isinstance(x, type)]
         number_of = {id(owner): n for n, owner in enumerate(owners)}

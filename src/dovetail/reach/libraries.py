@@ -9,6 +9,7 @@ from types import FunctionType
 
 from dovetail.ir.provenance import is_library_file
 
+OURS = __file__.rpartition("/reach/")[0]
 _SCRIPTS = ("__main__", "__mp_main__")
 _LIBRARIES = sys.stdlib_module_names | {"torch", "dovetail"}
 
@@ -39,6 +40,11 @@ def is_users_function(function: FunctionType) -> bool:
     if file.startswith("<") and not file.startswith(("<frozen", "<dovetail")):
         return not is_library_module(function.__globals__.get("__name__"))
     return not is_library_file(file)
+
+
+def is_ours(value: object) -> bool:
+    """Whether a function is of this package: it may stand in for another one while a call is recorded."""
+    return isinstance(value, FunctionType) and value.__code__.co_filename.startswith(OURS)
 
 
 @functools.cache

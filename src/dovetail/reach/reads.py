@@ -9,6 +9,7 @@ before: a program that does not repeat the write is not used after it.
 from __future__ import annotations
 
 import logging
+import operator
 import sys
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -21,7 +22,7 @@ import torch
 
 from dovetail.reach.codes import codes_inside, names_of
 from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
-from dovetail.reach.libraries import is_installed, is_library_class, is_library_module, is_users_function
+from dovetail.reach.libraries import is_installed, is_library_class, is_library_module, is_ours, is_users_function
 from dovetail.reach.spots import NamesOf, in_cell, in_slot
 from dovetail.reach.values import (
     PLAIN,
@@ -37,10 +38,11 @@ from dovetail.reach.values import (
 from dovetail.torch_compat.fakes import is_fake
 
 _HEAP_TYPE = 1 << 9
-_OURS = __file__.rpartition("/reach/")[0]
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _WHOLE = frozenset(("__dict__", "__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__"))
 _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
+_BY_NAME = (operator.attrgetter, operator.methodcaller)
+_PAST_OBJECTS = frozenset(("__getattribute__", "getattr_static"))
 _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *_REPORTING))
 
 
@@ -76,6 +78,8 @@ class Reads:
         self._named: set[str] = set()
         self._classes: dict[int, type] = {}
         self._modules: dict[int, ModuleType] = {}
+        self._goes_past_classes = False
+        self._goes_past_objects = False
 
     # --- values ---------------------------------------------------------------------------------------------------
 
@@ -99,6 +103,7 @@ class Reads:
                 continue
             if issubclass(kind, type):
                 self._meet_class(item)
+                self._goes_past_classes |= item in _BY_NAME
             elif issubclass(kind, ModuleType):
                 self._meet_module(item)
             elif issubclass(kind, np.random.Generator | np.random.RandomState):
@@ -107,7 +112,8 @@ class Reads:
                 left += self.snapshot.take(item)
             elif moves_on(item):
                 self._on_moving(item)
-            if kind is FunctionType and not _is_ours(item):
+            self._goes_past_classes |= kind in _BY_NAME
+            if kind is FunctionType and not is_ours(item):
                 self._functions.setdefault(item.__code__, []).append(item)
                 if item.__code__ in self._codes or not is_users_function(item):
                     self._read_cells(item)
@@ -128,6 +134,21 @@ class Reads:
                 if is_a(item, FunctionType) and is_users_function(item):
                     self.code(item.__code__, item.__globals__)
                 elif is_a(item, torch.nn.Module) or not (is_library_class(type(item)) or is_a(item, type | ModuleType)):
+                    self.whole(item)
+
+    def finish(self) -> None:
+        """The call is over: what code can have read in ways that nothing shows, is read.
+
+        `operator.attrgetter` reads classes and modules, and `object.__getattribute__` objects, past all that reports.
+        """
+        if self._goes_past_classes or self._goes_past_objects:
+            for kind in list(self._classes.values()):
+                self.whole(kind)
+            for module in list(self._modules.values()):
+                self.every_entry(vars(module), str(vars(module).get("__name__")))
+        if self._goes_past_objects:
+            for item in list(self._met.values()):
+                if not is_a(item, type | ModuleType | torch.Tensor) and not is_library_class(type(item)):
                     self.whole(item)
 
     def _meet_kind(self, kind: type) -> None:
@@ -193,6 +214,7 @@ class Reads:
             module = sys.modules.get(name)
             if module is not None:
                 self.meet(module)
+        self._goes_past_objects |= not _PAST_OBJECTS.isdisjoint(names.attributes)
         new = names.attributes - self._named
         if new:
             self._named |= new
@@ -334,43 +356,6 @@ class Reads:
             self.attribute(logger.manager, "_disable")
             logger = logger.parent
 
-    def without(self, known: AbstractSet[tuple[int, str]]) -> Reads:
-        """These without places that others compare, and without objects that nothing else is read of.
-
-        known: the identity of what holds a place (a dictionary, a class, a cell, an object with slots) and its name, ""
-        for every name.
-        """
-        if not known:
-            return self
-
-        def is_left(holder: int, name: str, value: Any) -> bool:
-            return not ((holder, name) in known or (holder, "") in known or _is_ours(value))
-
-        left = Reads(self._install)
-        left.__dict__.update(self.__dict__)
-        left.attributes = {
-            (key, name): value
-            for (key, name), value in self.attributes.items()
-            if is_left(self._holder_of(self.owners[key]), name, value)
-        }
-        left.slots = {key: place for key, place in self.slots.items() if is_left(*key, place[-1])}
-        left.namespaces = {key: place for key, place in self.namespaces.items() if is_left(*key, place[-1])}
-        left.class_attributes = {key: place for key, place in self.class_attributes.items() if is_left(*key, place[-1])}
-        left.cells = {key: place for key, place in self.cells.items() if is_left(key, place[1], place[-1])}
-        left.asked = {
-            function: answer
-            for function, answer in self.asked.items()
-            if not (isinstance(function, NamesOf) and (self._holder_of(function.item), "") in known)
-        }
-        used = {key for key, _ in (*left.attributes, *left.slots)}
-        left.owners = {key: owner for key, owner in self.owners.items() if key in used}
-        left.roots = []
-        return left
-
-    @staticmethod
-    def _holder_of(owner: Any) -> int:
-        return id(attributes_of(owner)) if has_attributes(type(owner)) and not is_a(owner, type) else id(owner)
-
     def _in_dict(self, item: Any, name: str) -> Any:
         return dict.get(attributes_of(item), name, MISSING) if has_attributes(type(item)) else MISSING
 
@@ -387,8 +372,3 @@ class Reads:
                 self.entry(entries, name, name_of(type(module)))
                 if name in entries:
                     return
-
-
-def _is_ours(value: Any) -> bool:
-    """Whether a function stands in for another one while a call is recorded."""
-    return is_a(value, FunctionType) and value.__code__.co_filename.startswith(_OURS)

@@ -15,6 +15,7 @@ from dovetail.ir.program import Origin
 from dovetail.reach.changes import ReadChange, changes_of
 from dovetail.reach.frames import Frames
 from dovetail.reach.guard import ReadGuard
+from dovetail.reach.known import without
 from dovetail.reach.outside import RANDOM, Verdict
 from dovetail.reach.reads import Reads
 from dovetail.reach.spies import Spies
@@ -56,6 +57,7 @@ class Watcher:
             if self.refusals:
                 raise self.refusals[0]
             _find_lost_functions(reads)
+            reads.finish()
         finally:
             self._made = frozenset(map(id, gc.get_objects(generation=0)))
             if was_enabled:
@@ -71,14 +73,18 @@ class Watcher:
         left_out = self._made.union(map(id, others))
         return ReadGuard(self.reads, lambda item: id(item) in left_out, known)
 
-    def changes(self, known: AbstractSet[tuple[int, str]], is_known: Callable[[Any], bool]) -> list[ReadChange]:
+    def changes(
+        self,
+        known: AbstractSet[tuple[int, str]] = frozenset(),
+        is_known: Callable[[Any], bool] = lambda _: False,
+    ) -> list[ReadChange]:
         """What the call has changed among what it read. Ask at once, see `guard`.
 
         known, is_known: places, and objects, that others look after.
         """
         if self.reads is None:
             return []
-        return list(changes_of(self.reads.without(known), lambda item: self._is_made(item) or is_known(item)))
+        return list(changes_of(without(self.reads, known), lambda item: self._is_made(item) or is_known(item)))
 
     def _is_made(self, item: Any) -> bool:
         return id(item) in self._made
