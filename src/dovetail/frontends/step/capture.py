@@ -77,6 +77,7 @@ class StepCapture:
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
+        self._remembering = [partial(_as_it_is, place.read()) for place in world.caches_of_functions]
         self._guard: ReadGuard | None = None
         self._elsewhere: list[ReadChange] = []
         self._watcher = Watcher(refuses_draws=False, line_of=world.line_naming)
@@ -253,7 +254,7 @@ class StepCapture:
         roots = [self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]
         known = self._world.compared
         try:
-            with self._watcher.watched(roots):
+            with self._watcher.watched(roots, {ask: ask() for ask in self._remembering}):
                 yield
         finally:
             self._elsewhere = self._watcher.changes(known, self._world.looks_into)
@@ -366,3 +367,7 @@ class StepCapture:
             written, other = (labels[index] for index in shared)
             reason = "a step's program does not track how such writes affect each other"
             raise OverlappingMutatedInputs(written=written, other=other, reason=reason)
+
+
+def _as_it_is(item: Any) -> Any:
+    return item

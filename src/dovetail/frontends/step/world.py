@@ -8,7 +8,7 @@ is made; a world, and a watch, keep what they know alive, so the old ones are to
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import BuiltinFunctionType, MethodType
@@ -26,6 +26,7 @@ from dovetail.frontends.step.watch import Watch
 from dovetail.ir.program import Origin
 from dovetail.passes.collection import collection_paused
 from dovetail.reach.codes import names_of
+from dovetail.reach.contents import is_compared_by_contents
 from dovetail.reach.names import Names
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import (
@@ -40,6 +41,8 @@ from dovetail.reach.values import (
     random_state,
     set_random_state,
 )
+
+_BY_IDENTITY = (Kind.PLAIN, Kind.TENSOR, Kind.FUNCTION, Kind.CLASS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +151,23 @@ class World:
             for key in ("", *holder.keys)
             if type(key) is str and (holder.is_read(key) if key else holder.kind == "dict" and not holder.read_names)
         }
-        for place in self._walk.others_compare:
-            holder, key = place.holder, place.key
+        for holder, key in self._left_to_others():
             while True:
                 known -= {(id(holder.container), key), (id(holder.container), "")}
                 if holder.parent is None:
                     break
                 holder, key = holder.parent, holder.key
         return frozenset(known)
+
+    def _left_to_others(self) -> Iterator[tuple[Holder, Any]]:
+        """Spots of values with contents that are not looked into: the rest of a table, what a function remembers."""
+        yield from ((place.holder, place.key) for place in self._walk.others_compare)
+        for holder in self._walk.holders:
+            for key, value in zip(holder.keys, holder.values, strict=True):
+                if type(value) in PLAIN or self.looks_into(value) or self._walk.kind(value) in _BY_IDENTITY:
+                    continue
+                if is_compared_by_contents(value):
+                    yield holder, key
 
     def places_of(self, tensor: torch.Tensor) -> list[Place]:
         """Every spot that holds a tensor, first its first; none when it is not reached."""
