@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dovetail.inspect.minify_candidate import Builder
-from dovetail.inspect.minify_failure import Failure, FailureKind, worst
+from dovetail.inspect.minify_oracles import Failure, FailureKind, worst
 from dovetail.inspect.minify_recording import Recording, run_node, size_numbers
 from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.program import Program, Stage, values_in

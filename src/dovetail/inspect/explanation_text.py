@@ -6,17 +6,18 @@ Equal rows of repeated layers are one row; `full` unfolds them. All bytes are in
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dovetail.inspect.decisions import kinds_in
 from dovetail.inspect.grouping import Branch, DecisionGroup, group, group_decisions
-from dovetail.inspect.holders import Moment, layers_of, peak_moment
+from dovetail.inspect.holders import Moment, layers_of, peak_moment, short_operator
 from dovetail.inspect.layers import Layers
 from dovetail.inspect.places import line_text
 from dovetail.inspect.report_rows import StepRow
-from dovetail.inspect.time_text import time_lines
-from dovetail.inspect.units import Unit, byte_unit
+from dovetail.inspect.step_time import OperatorTime, StepTime
+from dovetail.inspect.units import Unit, byte_unit, time_unit
 from dovetail.ir.program import Origin
 from dovetail.pipeline.trail import LIKELY
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 COLUMNS = 100
 _MOST_OF_A_KIND = 6
 _MOST_BRANCHES = 8
+_MOST_ROWS = 8
 _DEPTH = 2
 _LEAST_SHARE = 10  # what has less than a tenth is not unfolded
 _WHAT_BYTES_ARE = {
@@ -244,3 +246,41 @@ def origin_text(origin: Origin) -> str:
     if not origin.file:
         return origin.module
     return line_text(origin) + (f" ({origin.module})" if origin.module else "")
+
+
+def time_lines(time: StepTime | None, layers: Layers) -> Iterator[str]:
+    """The layers and operators that take longest. Without a measurement, how to get one."""
+    yield ""
+    if time is None:
+        yield "where the time goes: not measured"
+        yield "  dovetail.explain(..., measure_time=True) runs the program on random inputs to see"
+        return
+    if time.ratio is None:
+        yield f"where the time goes: it does not run on random inputs: {time.failure}"
+        return
+    unit = time_unit(max(time.eager_ns, time.compiled_ns))
+    yield f"where the time goes: {unit.text(time.compiled_ns)}, eager {unit.text(time.eager_ns)}"
+    yield f"  {time.ratio.median:.2f} of eager's time ({time.ratio.spread}); every operator timed, on random inputs"
+    yield from _time_table("layer", time, lambda row: layers.fold(row.origin.module) or "(outside modules)", unit)
+    yield from _time_table("operator", time, lambda row: short_operator(row.operator).removesuffix("_"), unit)
+
+
+def _time_table(title: str, time: StepTime, key: Callable[[OperatorTime], str], unit: Unit) -> Iterator[str]:
+    ours, theirs = _sums(time.compiled, key), _sums(time.eager, key)
+    total = sum(ours.values())
+    yield f"  by {title}           eager"
+    rows = sorted(ours, key=lambda label: -ours[label])
+    for label in rows[:_MOST_ROWS]:
+        share = 100 * ours[label] / total if total else 0.0
+        yield f"    {unit.number(ours[label]):>9} {unit.number(theirs[label]):>9}  {share:>3.0f} %  {label}"
+    rest = rows[_MOST_ROWS:]
+    if rest:
+        sums = (sum(found[label] for label in rest) for found in (ours, theirs))
+        yield f"    {' '.join(f'{unit.number(sum_):>9}' for sum_ in sums)}         {len(rest):,} more"
+
+
+def _sums(rows: tuple[OperatorTime, ...], key: Callable[[OperatorTime], str]) -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for row in rows:
+        found[key(row)] += row.time_ns
+    return found

@@ -15,7 +15,7 @@ ahead of time. Nodes that are no longer read, other than the layer and the norm,
 Error bound: each element is within gamma(n + 2) * (sum |w2 * x| + |b2|) of the exact one, in whatever
 order a kernel adds; n is the number of terms in the sum, gamma(n) = n * u / (1 - n * u), u the unit roundoff. A kernel
 that starts its sum from the bias may lose n * u * |b2|, where eager adds the shift once. Where that matters by the
-statistics of the norm (`passes.shift_size`), the shift stays out of the sum, and n * u * |b2| becomes 3 * u * |b2|:
+statistics of the norm (`passes.folded_weights`), the shift stays out of the sum, and n * u * |b2| becomes 3 * u * |b2|:
 
     y = batch_norm(convolution(x, w, b, ...), ...)    ->    y = add(convolution(x, w2, None, ...), b2)
 

@@ -35,10 +35,9 @@ from dovetail.analysis.redescribe import Redescriber
 from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ir.sizes import Size
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, packed_conv, packed_linear
-from dovetail.passes.convolution_calls import ConvolutionCall, convolution_calls
 from dovetail.passes.convolution_forms import has_channels_last
 from dovetail.passes.dead_code import remove_dead_code
-from dovetail.passes.linear_calls import LinearCall, Uses, linear_call_of
+from dovetail.passes.layer_calls import ConvolutionCall, LinearCall, Uses, convolution_calls, linear_call_of
 from dovetail.torch_compat.onednn import has_onednn
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of
 

@@ -35,9 +35,9 @@ from dovetail.ops import prims
 from dovetail.ops.facts import ignores_first_contents
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.functional import require_functional
+from dovetail.passes.fx_api import reinplace
+from dovetail.passes.fx_api import verify_inplace as verify_modules_inplace
 from dovetail.passes.inplace import apply_plan
-from dovetail.passes.shelf import reinplace
-from dovetail.passes.shelf import verify_inplace as verify_modules_inplace
 from dovetail.pipeline.differential import same_bits
 from dovetail.testing.effect_operators import LOG, DemandFailed
 from dovetail.testing.functional_programs import FunctionalProgram

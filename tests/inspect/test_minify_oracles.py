@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dovetail.errors import InvalidProgram
-from dovetail.inspect.minify_failure import Failure, FailureKind, SameFailure, difference, process_ending, raised, worst
+from dovetail.inspect.minify_isolated import process_ending
+from dovetail.inspect.minify_oracles import Failure, FailureKind, SameFailure, difference, raised, worst
 
 
 def _same(one: str, other: str, *names: str) -> bool:

@@ -12,9 +12,8 @@ import torch
 
 from dovetail.errors import BadArtifact, OtherSearch
 from dovetail.inspect.minify import minify
-from dovetail.inspect.minify_failure import Failure
-from dovetail.inspect.minify_oracles import Agrees, CheckFile, Compiles
-from dovetail.inspect.minify_verdicts import Verdicts, inputs_digest, program_digest
+from dovetail.inspect.minify_files import Verdicts, inputs_digest, program_digest
+from dovetail.inspect.minify_oracles import Agrees, CheckFile, Compiles, Failure
 from dovetail.ir.program import Program
 from tests.inspect.planted import BROKEN, Contains, long_program
 
