@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from wrong_gelu import WrongGelu
 
 import dovetail
 from dovetail.inspect.bisect import BisectReport, bisect
@@ -30,6 +29,7 @@ from dovetail.inspect.minify_files import read_source
 from dovetail.inspect.minify_oracles import CheckFile
 from dovetail.inspect.minify_script import Reproducer, write_reproducer
 from dovetail.inspect.replay import ReplayRow, replay
+from wrong_gelu import WrongGelu
 
 HERE = Path(__file__).resolve().parent
 EXECUTOR = "wrong_gelu.py"

@@ -30,7 +30,7 @@ MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 400
 
 SIBLINGS = frozenset({"capture", "joint", "passes", "partition", "memory"})
-# The public face is the root package, `dovetail` itself: what a user imports, and what demo and cli import as users.
+# The public face is the root package, `dovetail` itself: what a user imports, and what cli imports as a user.
 ROOT = "__init__"
 
 _TO_ANALYSIS = frozenset({"errors", "torch_compat", "ir", "ops", "analysis"})
@@ -56,8 +56,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "compat": _TO_FRONTENDS | {"inspect"},
     ROOT: _TO_ROOT - {ROOT},
     "testing": _TO_ROOT,
-    "demo": _TO_ROOT,
-    "cli": _TO_ROOT | {"demo"},
+    "cli": _TO_ROOT,
     "__main__": frozenset({"cli"}),
 }
 

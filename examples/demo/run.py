@@ -17,13 +17,12 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dovetail.demo.data import read_standard_library
-from dovetail.demo.model import GptConfig
-from dovetail.demo.optional import check_optional_packages
-from dovetail.demo.page import render_page
-from dovetail.demo.picture import draw_picture
-from dovetail.demo.table import render_table, verdicts
-from dovetail.demo.train import EAGER, Column, TrainingPlan, train_columns
+from demo.data import read_standard_library
+from demo.model import GptConfig
+from demo.page import render_page
+from demo.picture import draw_picture
+from demo.table import render_table, verdicts
+from demo.train import EAGER, Column, TrainingPlan, train_columns
 from dovetail.inspect.explain import explanations_of
 from dovetail.inspect.explanation import Explanation
 from dovetail.pipeline.trail import Trail
@@ -88,11 +87,9 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> DemoResult:
         console: where to print; standard output when not given.
 
     Raises:
-        MissingDependency: matplotlib or jinja2 is not installed.
         OSError: the folder cannot be written.
         Exception: whatever the shown backend raises; only the columns in `config.extra` may fail quietly.
     """
-    check_optional_packages()
     config.out_dir.mkdir(parents=True, exist_ok=True)
     console = console or Console()
     plan, trail = _plan(config), Trail()
@@ -190,20 +187,11 @@ def _print_what_next(result: DemoResult, config: DemoConfig, console: Console) -
     if result.report_path is None:
         return
     line(f"report:  {result.report_path}  (the program that just ran: who holds memory, what was decided, and why)")
-    command, programs = _own_command(), config.out_dir / "programs"
+    command, programs = f"{os.path.relpath(sys.executable)} -m dovetail", config.out_dir / "programs"
     line("Try next:")
     line(f"  {command} explain {programs}")
     line(f"  {command} draw {programs} --to {config.out_dir / 'program.svg'}")
     line(f"  {command} doctor")
-
-
-def _own_command() -> str:
-    """What to type to run this command again: its path, or the interpreter's with the module's name."""
-    started_as = Path(sys.argv[0])
-    if started_as.name == "dovetail":
-        path = os.path.relpath(started_as) if started_as.is_absolute() else str(started_as)
-        return path if os.sep in path else "dovetail"
-    return f"{Path(sys.executable).name} -m dovetail"
 
 
 def _sections(config: DemoConfig, plan: TrainingPlan, columns: tuple[Column, ...]) -> Mapping[str, Mapping[str, str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from dovetail.demo.train import EAGER, Column
+from demo.train import EAGER, Column
 
 _MIB = 1 << 20
 

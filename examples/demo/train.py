@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from demo.data import sample_batches
+from demo.model import Gpt, GptConfig
 from dovetail.analysis.paired_ratio import PairedRatio, paired_ratio
-from dovetail.demo.data import sample_batches
-from dovetail.demo.model import Gpt, GptConfig
 from dovetail.inspect.memory import measure_peak
 
 EAGER = "eager"

@@ -16,15 +16,14 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+from demo.data import read_standard_library, sample_batches
+from demo.model import Gpt, GptConfig
+from demo.run import DemoConfig, DemoResult, run_demo
+from demo.table import table_rows, verdicts
+from demo.train import Column, TrainingPlan, describe_failure, train_columns
 from dovetail.cli.app import app
-from dovetail.demo import DemoConfig, DemoResult, run_demo
-from dovetail.demo.data import read_standard_library, sample_batches
-from dovetail.demo.model import Gpt, GptConfig
-from dovetail.demo.optional import load_optional
-from dovetail.demo.table import table_rows, verdicts
-from dovetail.demo.train import Column, TrainingPlan, describe_failure, train_columns
-from dovetail.errors import MissingDependency
 from tests.rotation import rotated
+from train_gpt import config_of
 
 _TINY = GptConfig(context=16, layers=1, width=16, heads=2)
 _EAGER = Column("eager", (3.0, 2.5), (0.5, 0.2), peak_bytes=2 << 20, live_bytes=(2 << 20, 0), weights_digest="a")
@@ -212,9 +211,16 @@ def test_failure_is_one_line_and_names_a_missing_compiler() -> None:
     assert describe_failure(missing).startswith("needs a C++ compiler, and none was found on this machine")
 
 
-def test_a_missing_package_names_the_extra_to_install() -> None:
-    with pytest.raises(MissingDependency) as caught:
-        load_optional("a_package_that_is_not_there.part")
-    message = str(caught.value)
-    assert "a_package_that_is_not_there" in message
-    assert "pip install 'dovetail[demo]'" in message
+def test_the_script_passes_its_options_on(tmp_path: Path) -> None:
+    assert config_of([]) == DemoConfig()
+    options = "--with inductor --with eager --steps 7 --out somewhere --seed 3 --quick --no-open"
+    extra = ("inductor", "eager")
+    assert config_of(options.split()) == DemoConfig(steps=7, seed=3, out_dir=Path("somewhere"), extra=extra, quick=True)
+
+
+@pytest.mark.parametrize("options", [["--steps", "0"], ["--steps", "many"], ["--unknown"]])
+def test_wrong_options_end_with_status_2(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        config_of(options)
+    assert caught.value.code == 2
+    assert options[0] in capsys.readouterr().err

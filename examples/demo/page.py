@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 
-from dovetail.demo.optional import load_optional
-from dovetail.demo.table import table_rows, verdicts
-from dovetail.demo.train import Column
+import jinja2
+
+from demo.table import table_rows, verdicts
+from demo.train import Column
 from dovetail.inspect.page import source_hash
 
 _STYLE = """
@@ -69,7 +70,7 @@ def render_page(
 
     sections: titled tables of facts that follow the picture. report: the name of the report in the same folder, if any.
     """
-    environment = load_optional("jinja2").Environment(autoescape=True)
+    environment = jinja2.Environment(autoescape=True)
     page: str = environment.from_string(_TEMPLATE).render(
         columns=columns,
         rows=table_rows(columns),

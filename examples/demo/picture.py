@@ -6,8 +6,9 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from dovetail.demo.optional import load_optional
-from dovetail.demo.train import Column
+from matplotlib.figure import Figure
+
+from demo.train import Column
 
 _MIB = 1 << 20
 _COLORS = ("#5b6770", "#d1495b", "#2e86ab", "#edae49", "#3c896d")
@@ -19,7 +20,7 @@ _SMALLEST_SHOWN_BYTES = 4096
 def draw_picture(columns: Sequence[Column]) -> bytes:
     """Return the picture of all columns that did not fail, as the bytes of a PNG file."""
     shown = [column for column in columns if column.failure is None]
-    figure = load_optional("matplotlib.figure").Figure(figsize=(14, 4.2), layout="constrained")
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
     loss_axes, time_axes, peak_axes = figure.subplots(1, 3, width_ratios=(4, 4, 2))
     _draw_losses(loss_axes, shown)
     _draw_memory_over_time(time_axes, shown)
