@@ -335,7 +335,7 @@ print("\n8. The backward that runs:\n", recomputing[1].text(free=True), sep="\n"
 # ---- 9. Check --------------------------------------------------------------------------------------------------------
 # Results, gradients, what the inputs hold and the state of the random generator have to be those of eager, bit by bit.
 # The peak, measured by a mode that sees each real storage, has to be the promised one.
-# The real ones: src/dovetail/testing/, and src/dovetail/inspect/memory.py for blocks. Left out: random programs.
+# The real ones: tests/harness/, and src/dovetail/inspect/memory.py for blocks. Left out: random programs.
 class Meter(TorchDispatchMode):
     blocks, peak = frozenset[tuple[StorageWeakRef, int]](), 0
 

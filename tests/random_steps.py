@@ -17,8 +17,8 @@ from dovetail.passes.functional import require_functional
 from dovetail.passes.inplace import apply_plan, choose_plan
 from dovetail.passes.run_late import peak_in_place
 from dovetail.passes.unbundle import take_apart
-from dovetail.testing.functional_programs import FunctionalProgram
-from dovetail.testing.inplace_agreement import Disagreement, difference
+from tests.harness.functional_programs import FunctionalProgram
+from tests.harness.inplace_agreement import Disagreement, difference
 
 _FUSED_ADAMW = (
     "prims.functional_form(aten._fused_adamw_.default, (0, 1, 2, 3, 4))([{p}], [{g}], [{m}], [{s}], [], [{t}], "

@@ -28,9 +28,9 @@ from dovetail.ir.stages import verify_program
 from dovetail.ir.text import Names, plain_call
 from dovetail.ops.facts import writes_of
 from dovetail.pipeline.differential import plain_function
-from dovetail.testing.functional_programs import functional_program
-from dovetail.testing.programs import random_program
 from dovetail.torch_compat.dispatch import storage_key
+from tests.harness.functional_programs import functional_program
+from tests.harness.programs import random_program
 from tests.inspect.planted import BROKEN, Computes, Contains, long_program, smaller_failures
 from tests.rotation import rotated
 

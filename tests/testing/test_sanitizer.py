@@ -18,11 +18,11 @@ from dovetail.execute.protocol import ExecutorList
 from dovetail.ir.program import Node, Origin, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, SharedBytes, Signature, UserInput, WriteKind
 from dovetail.ir.sizes import symbol
-from dovetail.testing.agreement import check_program
-from dovetail.testing.aliasing import alias_program
-from dovetail.testing.programs import random_program
 from dovetail.testing.real_memory import Tenant, intruder, occupied, share_a_byte, snapshots
 from dovetail.testing.sanitizer import AliasSanitizer, AliasViolation
+from tests.harness.agreement import check_program
+from tests.harness.aliasing import alias_program
+from tests.harness.programs import random_program
 from tests.models.zoo import ZOO, Entry, loss_of
 from tests.passes.programs import Builder
 from tests.rotation import rotated

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from dovetail.testing import aliasing, programs
-from dovetail.testing.aliasing import AliasProgram
-from dovetail.testing.functional_programs import FunctionalProgram, is_functional
-from dovetail.testing.placement import Pattern
-from dovetail.testing.programs import RandomProgram
+from tests.harness import aliasing, programs
+from tests.harness.aliasing import AliasProgram
+from tests.harness.functional_programs import FunctionalProgram, is_functional
+from tests.harness.placement import Pattern
+from tests.harness.programs import RandomProgram
 
 AnyProgram = TypeVar("AnyProgram", RandomProgram, AliasProgram, FunctionalProgram)
 _Item = TypeVar("_Item")

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.testing.agreement import overlaps_itself
 from dovetail.torch_compat.dispatch import storage_key
+from tests.harness.agreement import overlaps_itself
 
 Condition: TypeAlias = Callable[[torch.Tensor], bool]
 

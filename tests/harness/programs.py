@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from dovetail.testing.agreement import observe
-from dovetail.testing.layers import LAYERS
-from dovetail.testing.scene import Scene
-from dovetail.testing.statements import TEMPLATES
+from tests.harness.agreement import observe
+from tests.harness.layers import LAYERS
+from tests.harness.scene import Scene
+from tests.harness.statements import TEMPLATES
 
 _LINES = (3, 14)
 _MAX_ELEMENTS = 512

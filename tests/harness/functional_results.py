@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dovetail.testing.functional_scene import FunctionalScene, fits
-from dovetail.testing.functional_views import random_view
-from dovetail.testing.shared_bytes import shared_bytes
 from dovetail.torch_compat.dispatch import storage_key
+from tests.harness.functional_scene import FunctionalScene, fits
+from tests.harness.functional_views import random_view
+from tests.harness.shared_bytes import shared_bytes
 
 
 def copy_backs(scene: FunctionalScene) -> Sequence[Sequence[str]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.testing.functional_scene import FunctionalScene
+from tests.harness.functional_scene import FunctionalScene
 
 
 @dataclass(frozen=True, slots=True)

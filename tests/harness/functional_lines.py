@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 import torch
 
-from dovetail.testing.functional_scene import FunctionalScene, fits
-from dovetail.testing.functional_views import has_dims, replace_part, view, view_copy
-from dovetail.testing.scene import is_real_float
+from tests.harness.functional_scene import FunctionalScene, fits
+from tests.harness.functional_views import has_dims, replace_part, view, view_copy
+from tests.harness.scene import is_real_float
 
 SIZE_LIMIT = 256
 Lines: TypeAlias = Sequence[str]

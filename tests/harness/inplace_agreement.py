@@ -39,10 +39,10 @@ from dovetail.passes.fx_api import reinplace
 from dovetail.passes.fx_api import verify_inplace as verify_modules_inplace
 from dovetail.passes.inplace import apply_plan
 from dovetail.pipeline.differential import same_bits
-from dovetail.testing.effect_operators import LOG, DemandFailed
-from dovetail.testing.functional_programs import FunctionalProgram
-from dovetail.testing.shared_bytes import shared_bytes
 from dovetail.torch_compat.dispatch import storage_key
+from tests.harness.effect_operators import LOG, DemandFailed
+from tests.harness.functional_programs import FunctionalProgram
+from tests.harness.shared_bytes import shared_bytes
 
 _SEED = 20240229
 

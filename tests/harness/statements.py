@@ -12,8 +12,8 @@ from typing import TypeAlias
 import torch
 
 from dovetail.testing.real_memory import address_span
-from dovetail.testing.scene import Scene, is_number, is_real_float
 from dovetail.torch_compat.dispatch import storage_key
+from tests.harness.scene import Scene, is_number, is_real_float
 
 Template: TypeAlias = "Callable[[Scene], str | None]"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dovetail.testing.scene import Condition, Scene
+from tests.harness.scene import Condition, Scene
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.testing.agreement import check_program
-from dovetail.testing.programs import RandomProgram
-from dovetail.testing.shrinking import shrink_program
+from tests.harness.agreement import check_program
+from tests.harness.programs import RandomProgram
+from tests.harness.shrinking import shrink_program
 
 
 def _program(*body: str, returns: tuple[str, ...] = ("v1",), inputs: tuple[str, ...] = ()) -> RandomProgram:

@@ -27,18 +27,18 @@ from dovetail.ir.program import Node, Program, ScalarMeta, Stage, Value, map_ope
 from dovetail.ir.signature import Signature, UserInput, UserOutput
 from dovetail.ops import prims
 from dovetail.passes.functional import require_functional
-from dovetail.testing import effect_operators
-from dovetail.testing.functional_lines import SIZE_LIMIT, TEMPLATES
-from dovetail.testing.functional_results import copy_backs, random_returns
-from dovetail.testing.functional_scene import FunctionalScene
 from dovetail.torch_compat.dispatch import storage_key
+from tests.harness import effect_operators
+from tests.harness.functional_lines import SIZE_LIMIT, TEMPLATES
+from tests.harness.functional_results import copy_backs, random_returns
+from tests.harness.functional_scene import FunctionalScene
 
 _LINES = (3, 16)
 _HEADER = (
     "import torch",
     "",
     "from dovetail.ops import prims",
-    "from dovetail.testing import effect_operators",
+    "from tests.harness import effect_operators",
     "",
     "aten = torch.ops.aten",
     "checks = effect_operators.OPERATORS",
@@ -116,7 +116,8 @@ def read_source(text: str) -> FunctionalProgram:
             donated = ast.literal_eval(statement.value)
     lines = {name: [ast.unparse(line) for line in function.body] for name, function in functions.items()}
     last = functions["program"].body[-1]
-    assert isinstance(last, ast.Return) and isinstance(last.value, ast.Tuple), "a program returns a tuple"
+    assert isinstance(last, ast.Return), "a program returns"
+    assert isinstance(last.value, ast.Tuple), "what it returns is a tuple"
     arguments = tuple(argument.arg for argument in functions["program"].args.args)
     returns = tuple(map(ast.unparse, last.value.elts))
     return FunctionalProgram(0, tuple(lines["inputs"][1:-1]), arguments, tuple(lines["program"][:-1]), returns, donated)
@@ -160,7 +161,8 @@ class Reader:
     def add(self, line: str) -> None:
         """Take in a call, `a, b = target(...)` or `target(...)`. Raises what torch raises."""
         statement = ast.parse(line).body[0]
-        assert isinstance(statement, ast.Assign | ast.Expr) and isinstance(statement.value, ast.Call), line
+        assert isinstance(statement, ast.Assign | ast.Expr), line
+        assert isinstance(statement.value, ast.Call), line
         call = statement.value
         kwargs = ast.Dict([ast.Constant(k.arg) for k in call.keywords], [k.value for k in call.keywords])
         parts = ast.Expression(ast.Tuple([call.func, ast.Tuple(call.args, ast.Load()), kwargs], ast.Load()))

@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from dovetail.testing.agreement import observe
-from dovetail.testing.alias_statements import READS, RESHAPES, WRITES
-from dovetail.testing.placement import Pattern, random_patterns
-from dovetail.testing.scene import Scene
-from dovetail.testing.shared_bytes import WritesHaveOneMeaning, shared_bytes
+from tests.harness.agreement import observe
+from tests.harness.alias_statements import READS, RESHAPES, WRITES
+from tests.harness.placement import Pattern, random_patterns
+from tests.harness.scene import Scene
+from tests.harness.shared_bytes import WritesHaveOneMeaning, shared_bytes
 
 _LINES = (2, 8)
 _MAX_ELEMENTS = 128

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from dovetail.testing.programs import RandomProgram, random_program, runs_in_eager
-from dovetail.testing.statements import TEMPLATES
+from tests.harness.programs import RandomProgram, random_program, runs_in_eager
+from tests.harness.statements import TEMPLATES
 
 _SEEDS = range(400)
 

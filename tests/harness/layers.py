@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from dovetail.testing.scene import Scene, is_number, is_real_float
-from dovetail.testing.statements import Template, is_apart
+from tests.harness.scene import Scene, is_number, is_real_float
+from tests.harness.statements import Template, is_apart
 
 
 def _has_rows(tensor: torch.Tensor) -> bool:

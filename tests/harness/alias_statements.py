@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import torch
 
-from dovetail.testing.scene import Scene, is_number
-from dovetail.testing.statements import (
+from tests.harness.scene import Scene, is_number
+from tests.harness.statements import (
     pointwise_of_two,
     several_views,
     view_of_any,

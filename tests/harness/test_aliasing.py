@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.testing.agreement import check_program, observe, overlaps_itself
-from dovetail.testing.aliasing import AliasProgram, PatternFacts, alias_program, facts_in_eager, runs_in_eager
-from dovetail.testing.placement import KINDS, Pattern
-from dovetail.testing.shared_bytes import OrderMatters, WritesHaveOneMeaning, bytes_of, shared_bytes
-from dovetail.testing.shrinking import shrink_program
 from dovetail.torch_compat.autograd import version_of
+from tests.harness.agreement import check_program, observe, overlaps_itself
+from tests.harness.aliasing import AliasProgram, PatternFacts, alias_program, facts_in_eager, runs_in_eager
+from tests.harness.placement import KINDS, Pattern
+from tests.harness.shared_bytes import OrderMatters, WritesHaveOneMeaning, bytes_of, shared_bytes
+from tests.harness.shrinking import shrink_program
 from tests.rotation import rotated
 
 _SEEDS = range(160)
