@@ -8,9 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from dovetail.inspect.decisions import kinds_in
+from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.grouping import Branch, DecisionGroup, group, group_decisions
 from dovetail.inspect.holders import Moment, layers_of, peak_moment, short_operator
 from dovetail.inspect.layers import Layers
@@ -20,9 +20,6 @@ from dovetail.inspect.step_time import OperatorTime, StepTime
 from dovetail.inspect.units import Unit, byte_unit, time_unit
 from dovetail.ir.program import Origin
 from dovetail.pipeline.trail import LIKELY
-
-if TYPE_CHECKING:
-    from dovetail.inspect.explanation import Explanation
 
 COLUMNS = 100
 _MOST_OF_A_KIND = 6
@@ -39,7 +36,7 @@ _WHAT_BYTES_ARE = {
 }
 
 
-def render_text(explanation: Explanation, *, times: bool = True, full: bool = False) -> str:
+def render_text(explanation: ExplanationData, *, times: bool = True, full: bool = False) -> str:
     """The text. times: whether to say how long each step of the compilation took. full: every row."""
     peak = peak_moment(explanation)
     eager = explanation.eager.total_bytes if explanation.eager is not None else 0
@@ -64,7 +61,7 @@ def fitted(line: str, columns: int = COLUMNS) -> str:
 # --- how much is needed ---------------------------------------------------------------------------------------------
 
 
-def _needs(explanation: Explanation, peak: Moment, unit: Unit) -> Iterator[str]:
+def _needs(explanation: ExplanationData, peak: Moment, unit: Unit) -> Iterator[str]:
     made, total = explanation.peak_bytes, peak.total_bytes
     yield f"{explanation.name}: predicted peak {unit.text(total)}"
     if explanation.eager is not None:
@@ -92,7 +89,7 @@ LIKELY_MEANS = (
 # --- who holds it ---------------------------------------------------------------------------------------------------
 
 
-def _holders(explanation: Explanation, peak: Moment, unit: Unit, full: bool) -> Iterator[str]:
+def _holders(explanation: ExplanationData, peak: Moment, unit: Unit, full: bool) -> Iterator[str]:
     yield ""
     if explanation.step.peak_node < 0 or not peak.holders:
         yield "who holds memory at the peak: nothing is allocated"
@@ -150,7 +147,7 @@ def _rest(branches: Sequence[Branch], unit: Unit, full: bool, depth: int = 2) ->
 # --- what was decided -----------------------------------------------------------------------------------------------
 
 
-def _decided(explanation: Explanation, layers: Layers, unit: Unit, full: bool) -> Iterator[str]:
+def _decided(explanation: ExplanationData, layers: Layers, unit: Unit, full: bool) -> Iterator[str]:
     yield ""
     yield "what was decided"
     groups = group_decisions(explanation.decisions, layers)
@@ -210,7 +207,7 @@ def _table(rows: Sequence[Sequence[str]], right: Iterable[int]) -> Iterator[str]
 # --- what the steps did ---------------------------------------------------------------------------------------------
 
 
-def _passes(explanation: Explanation, unit: Unit, times: bool, full: bool) -> Iterator[str]:
+def _passes(explanation: ExplanationData, unit: Unit, times: bool, full: bool) -> Iterator[str]:
     """The steps of the compilation; those that changed nothing only when everything is wanted."""
     yield ""
     yield "steps of the compilation"
