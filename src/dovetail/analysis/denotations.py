@@ -72,6 +72,32 @@ class Call:
         return self.base.startswith("aten::") and (is_filled or name.endswith("_like") or name.startswith("new_"))
 
     @property
+    def is_fill(self) -> bool:
+        """Whether it only puts numbers into its first operand that depend on its shape, dtype and numbers alone.
+
+        Not so `bernoulli`: it takes another path through memory that is not contiguous, and draws in another order.
+        """
+        reads_more = any(isinstance(operand, Value) for _, operand in self.arguments[1:])
+        return self.op is not None and not reads_more and self.base != "aten::bernoulli"
+
+    def rounds_by_place(self, dtype: torch.dtype) -> bool:
+        """Whether the bits of a result may depend on whether it lies where an operand lies. dtype: of the operands.
+
+        Kernels of complex numbers round by the path that they take, which depends on it. A product of a tensor of 16
+        bits and a number takes its factors in the other order in place: then the number is rounded to 16 bits first.
+        """
+        if dtype.is_complex:
+            return self.op is not None
+        is_product = not self.outs and self.base in ("aten::mul", "aten::_foreach_mul")
+        is_by_number = is_product and "Tensor" in self.types[0] and "number" in self.types[1]
+        return is_by_number and dtype.is_floating_point and dtype.itemsize == 2
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The types of the arguments in the schema, out arguments left out."""
+        return () if self.op is None else tuple(a.type for a in schema_of(self.op).arguments if not a.is_out)
+
+    @property
     def is_empty(self) -> bool:
         """Whether the result holds nothing in particular."""
         return self.base.removeprefix("aten::") in _EMPTY

@@ -21,7 +21,6 @@ from dovetail.analysis.tokens import Contents
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, made_symbols, values_in
 from dovetail.ir.sizes import Number
-from dovetail.ops.facts import draws_otherwise_in_place, rounds_otherwise_in_place
 from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, ViewScatter
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
@@ -284,14 +283,11 @@ class SymbolicRun(Environment):
         """The canonical name, with its turn among draws and effects, how it rounds, and sizes that it finds out."""
         turn = self.draws if call.draws or call.reads_generator else None
         first = next((v for v in values_in(_operands(call)) if v.is_tensor), None)
-        dtype = None if first is None else self.place(first).tensor.dtype
         lies_there = call.in_place or any(
             place.overlaps(self.place(v)) for _, place in written for v in values_in(_operands(call)) if v.is_tensor
         )
-        own_bits = call.op is not None and lies_there and rounds_otherwise_in_place(call.op, dtype)
-        fills = not any(isinstance(operand, Value) for _, operand in call.arguments[1:])  # as `uniform_(x, 0, 1)`
-        fills = fills and call.op is not None and not draws_otherwise_in_place(call.op)
-        own_bits = own_bits or (call.draws and call.in_place and not fills)  # others draw in their own way in place
+        own_bits = lies_there and first is not None and call.rounds_by_place(self.place(first).tensor.dtype)
+        own_bits = own_bits or (call.draws and call.in_place and not call.is_fill)
         return (call.name, turn, self.effects if call.effect else None, own_bits, *sorted(self.made.get(node, ())))
 
     def operands(self, call: Call) -> tuple[Hashable, ...]:

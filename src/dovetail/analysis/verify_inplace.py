@@ -7,7 +7,9 @@ means, then the other one, where each application must have been made by the fun
       b = mul(a, 2)               b = mul_(a, 2)                a: mul's tokens, not those of the input
       c = add(a, b)               c = add(a, b)                 -> InplaceMismatch at c
 
-The check does not depend on how the program was made, and shares no code with the pass that made it.
+The check does not depend on how the program was made. It shares no analysis with the pass that made it: storages,
+overlap, and where an operator rounds or draws differently in place are derived here a second time. Both rely on
+operators' schemas, and on the tables of `ops` of what schemas do not say: hidden writes, and views that take places.
 Cost: linear in the nodes; where parts of values are read or written, in their elements as well.
 """
 

@@ -93,7 +93,7 @@ def verify_inplace(
     """Raise InplaceMismatch unless `inplace` gives what `functional` gives, and leaves its inputs as that does.
 
     Proved by running both on tokens in place of numbers, for the sizes of the samples (of symbols: those they were
-    traced with); it does not matter how `inplace` was made. No code of `reinplace` is used.
+    traced with); it does not matter how `inplace` was made. No analysis of `reinplace` is used.
     """
     lifted = lift(functional, sample_inputs)
     before = write_as_functional_forms(lifted.program)
