@@ -23,7 +23,7 @@ import pytest
 from tests import rotation
 
 LISTS = (
-    "tests/analysis/test_redescribe.py",
+    "tests/analysis/test_propagate_layouts.py",
     "tests/artifact/test_container.py",
     "tests/artifact/test_fuzz.py",
     "tests/benchmarks/test_benchmarks.py",

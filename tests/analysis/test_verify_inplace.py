@@ -492,7 +492,7 @@ def test_an_expectation_can_fail() -> None:
 # --- descriptions -----------------------------------------------------------------------------------------------------
 
 
-def _redescribed(program: Program, name: str, **changes: Any) -> Program:
+def _with_description(program: Program, name: str, **changes: Any) -> Program:
     """The program with another description of one value."""
     (old,) = [value for node in program.nodes for value in node.results() if value.name == name]
     new = Value(name, replace(old.tensor, **changes))
@@ -523,12 +523,12 @@ def test_descriptions_are_true(name: str, changes: dict[str, Any], message: str)
     text = "v = aten.slice.Tensor(x, 0, 1, 3)\nb = aten.exp.default(v)\nc = aten.clone.default(v)\nreturn b, c"
     program = written(text, {"x": torch.randn(4)})
     with pytest.raises(InplaceMismatch, match=message):
-        verify_inplace(program, _redescribed(program, name, **changes))
+        verify_inplace(program, _with_description(program, name, **changes))
 
 
 def test_a_description_that_was_wrong_before_is_no_news() -> None:
     text = "v = aten.slice.Tensor(x, 0, 1, 3)\nb = aten.exp.default(v)\nreturn b"
-    program = _redescribed(written(text, {"x": torch.randn(4)}), "v", offset=0)
+    program = _with_description(written(text, {"x": torch.randn(4)}), "v", offset=0)
     verify_inplace(program, program)
 
 

@@ -199,7 +199,7 @@ def _check_peak(plan: InplacePlan, inplace: Program) -> None:
             return  # it is a copy of what lies before it, too
         known.add(value.tensor.storage)
     reads_layouts = any(ignores_first_contents(node.target) for node in plan.program.nodes)
-    if plan.postponed or reads_layouts:
+    if plan.sunk or reads_layouts:
         return
     before, after = simulate_peak(plan.program).peak_bytes, simulate_peak(inplace).peak_bytes
     if after > before:

@@ -18,7 +18,7 @@ from dovetail.errors import DovetailError
 from dovetail.ir.program import Node, Program, ScalarMeta, Value
 from dovetail.ops import prims
 from dovetail.passes.early_updates import EarlyUpdatesReport, early_updates, scheduled
-from dovetail.passes.run_late import peak_in_place
+from dovetail.passes.sink import peak_in_place
 from dovetail.pipeline.differential import same_bits
 from dovetail.torch_compat.dispatch import overloads
 from tests import early_updates_sweep

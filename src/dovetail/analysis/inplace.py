@@ -4,7 +4,7 @@ One sweep in program order. When a node is processed, its operands already have 
 write into the part of a buffer to which its result will be copied, into the input that receives it, or into memory that
 is no longer used; otherwise its results get their own memory. Each choice keeps the invariant of `analysis.buffers`
 (the bytes of a value hold its contents up to its last read), so none has to be undone. If a copy can only be avoided by
-moving reads of the old contents first, they are moved (`analysis.postpone`).
+moving reads of the old contents first, they are moved (`analysis.sink_writes`).
 
 Conditions for writing region W of buffer B at node N, all of them (`analysis.fitting` asks):
 
@@ -44,8 +44,8 @@ from dovetail.analysis.inplace_plan import (
     WriteOut,
     WritePart,
 )
-from dovetail.analysis.postpone import copy_back_early, order_after
 from dovetail.analysis.reads import is_view, last_check_of, note_reads, only_result, other_operands, readers_of
+from dovetail.analysis.sink_writes import copy_back_early, order_after
 from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
 from dovetail.ops.views import viewed_meta
@@ -60,7 +60,7 @@ from dovetail.ops.writing_forms import (
 )
 
 expand = torch.ops.aten.expand.default
-_MOST_POSTPONEMENTS = 2
+_MOST_SINKS = 2
 _Attempt: TypeAlias = "Action | Fit | None"
 
 
@@ -86,7 +86,7 @@ class _Planner:
         self.kept: dict[Node, Kept] = {}
         self.moved: dict[Node, Kept] = {}
         self.given, self.escaping = program.input_storages(), program.output_storages()
-        self.postponed: dict[Node, int] = {}
+        self.sunk: dict[Node, int] = {}
         self.just_died: list[Value] = []
         self.lying: dict[Value, TensorMeta] = {}  # where a value lies that is laid out differently from it says
         self.died_at_home: dict[int, list[Value]] = {}
@@ -114,13 +114,13 @@ class _Planner:
             self._allocate(node, at)
             at += 1
         places = {storage: self.buffers.place_of(storage) for storage in self.buffers.values_on}
-        order, postponed = tuple(self.buffers.order), tuple(self.postponed)
+        order, sunk = tuple(self.buffers.order), tuple(self.sunk)
         return InplacePlan(
-            self.program, order, self.actions, self.kept, places, postponed, self.moved, frozenset(self.regrets)
+            self.program, order, self.actions, self.kept, places, sunk, self.moved, frozenset(self.regrets)
         )
 
     def _decide(self, node: Node, at: int) -> bool:
-        """Choose an action, or note why there is none; True when the node was postponed instead."""
+        """Choose an action, or note why there is none; True when the node was sunk instead."""
         for attempt in (
             self._share,
             self._write_part,
@@ -132,7 +132,7 @@ class _Planner:
         ):
             outcome = attempt(node, at)
             if isinstance(outcome, Fit):
-                if outcome.readers and self._postpone(node, outcome.readers):
+                if outcome.readers and self._sink(node, outcome.readers):
                     return True
                 if outcome.obstacle is not None:
                     self.kept.setdefault(node, outcome.obstacle)
@@ -152,14 +152,14 @@ class _Planner:
             if maker is not None and isinstance(self.actions.get(maker), Share):
                 self.regrets.add(maker)
 
-    def _postpone(self, node: Node, readers: Sequence[Node]) -> bool:
-        if self.postponed.get(node, 0) >= _MOST_POSTPONEMENTS:
+    def _sink(self, node: Node, readers: Sequence[Node]) -> bool:
+        if self.sunk.get(node, 0) >= _MOST_SINKS:
             return False
         order = order_after(self.buffers, node, readers, self.stay)
         if order is None:
             return False
         self.buffers.reorder(self.buffers.position[node], order)
-        self.postponed[node] = self.postponed.get(node, 0) + 1
+        self.sunk[node] = self.sunk.get(node, 0) + 1
         return True
 
     def _allocate(self, node: Node, at: int) -> None:

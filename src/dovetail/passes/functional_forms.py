@@ -91,13 +91,13 @@ class _Rewriter:
         if not self.moved:
             return self.program.replace_nodes(tuple(self.nodes))
         now: dict[Value, Value] = {}
-        nodes = [self._redescribed(node, now) for node in self.nodes]
+        nodes = [self._with_offsets(node, now) for node in self.nodes]
         outputs = (
             replace(self.nodes[0], args=self.program.outputs, kwargs=()).with_operands(lambda v: now.get(v, v)).args
         )
         return self.program.replace_nodes(tuple(nodes), outputs)
 
-    def _redescribed(self, node: Node, now: dict[Value, Value]) -> Node:
+    def _with_offsets(self, node: Node, now: dict[Value, Value]) -> Node:
         for value in node.results():
             shift = self.moved.get(value.tensor.storage, 0) if value.is_tensor else 0
             if shift != 0:

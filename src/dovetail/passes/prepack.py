@@ -13,7 +13,7 @@ while it writes its result.
 
 A packed weight is opaque and fits only this machine, so it must not be written to a file: it is evaluated in memory
 where the program runs. It serves inputs with any number of rows. Convolutions return channels-last results; later
-values get new descriptions, and outputs keep their strides (`analysis.redescribe`).
+values get new descriptions, and outputs keep their strides (`analysis.propagate_layouts`).
 
 Products and convolutions are left alone where they are too small to gain: the packed kernels take longer to start.
 
@@ -31,7 +31,7 @@ import torch
 
 from dovetail.analysis.constant_values import constant_values
 from dovetail.analysis.infer import MetaInference
-from dovetail.analysis.redescribe import Redescriber
+from dovetail.analysis.propagate_layouts import LayoutPropagation
 from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ir.sizes import Size
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, packed_conv, packed_linear
@@ -229,7 +229,7 @@ class _Packer:
     """The rewriting of one program."""
 
     def __init__(self, program: Program, infer: MetaInference) -> None:
-        self.state = Redescriber(program, infer)
+        self.state = LayoutPropagation(program, infer)
         self.packed: dict[object, Value] = {}
         self.linears: list[str] = []
         self.convolutions: list[str] = []

@@ -1,7 +1,7 @@
 """The effects of changed layouts: shapes, strides and storages, found by running nodes again.
 
 A pass can change the layout of a value: channels-last for a convolution, say. Then most nodes that
-read it give results of another layout, too, and `Redescriber` runs these nodes on fake tensors once more. No
+read it give results of another layout, too, and `LayoutPropagation` runs these nodes on fake tensors once more. No
 caller may see a difference, so some values keep their layout, by a copy:
 
 - values in the storage of an output, because its strides and the memory it shares are the caller's;
@@ -37,14 +37,14 @@ from dovetail.torch_compat.symbols import no_new_facts
 aten = torch.ops.aten
 
 
-def redescribe(program: Program, changed: Mapping[Value, Value], infer: MetaInference) -> Program:
+def propagate_layouts(program: Program, changed: Mapping[Value, Value], infer: MetaInference) -> Program:
     """The program in which a changed value stands for an old one, from where it is made.
 
     changed: the new value for an old one, equal in everything but layout. A new value is an input, or the result of a
     node of the program; nodes after that read it, nodes before (which may make it) read the old value. A node whose
     results look as before keeps them; inputs and outputs stay as they are, in value, layout and shared memory.
     """
-    state = Redescriber(program, infer)
+    state = LayoutPropagation(program, infer)
     stands_for = {new: old for old, new in changed.items()}
     for value in program.inputs:
         if value in stands_for:
@@ -57,7 +57,7 @@ def redescribe(program: Program, changed: Mapping[Value, Value], infer: MetaInfe
     return state.finish()
 
 
-class Redescriber:
+class LayoutPropagation:
     """Rewrites a program node by node, in order; see the module's text.
 
     maker: makes new nodes, which `add` and `stand_in` put into the program.

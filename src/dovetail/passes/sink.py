@@ -28,7 +28,7 @@ _NEARLY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class RunLateReport:
+class SinkReport:
     """moved: how many nodes stand elsewhere. saved_bytes: by how much the peak is lower, once all works in place."""
 
     moved: int
@@ -38,18 +38,16 @@ class RunLateReport:
         return f"moved {self.moved} nodes to just before their use: {self.saved_bytes} bytes less at the peak"
 
 
-def run_late(
-    program: Program, dying: Collection[int] = (), memory: PlanMemory | None = None
-) -> tuple[Program, RunLateReport]:
+def sink(program: Program, dying: Collection[int] = (), memory: PlanMemory | None = None) -> tuple[Program, SinkReport]:
     """The program in demand-driven order; itself where the peak would not be lower.
 
     dying: numbers of inputs that nobody else holds: what waits for them keeps them alive. memory: where other passes
     find how programs work in place.
     """
-    later, plans = demand_driven(program, dying), memory or PlanMemory()
+    later, plans = alap_schedule(program, dying), memory or PlanMemory()
     moved = sum(a is not b for a, b in zip(program.nodes, later.nodes, strict=True))
     saved = plans.peak_bytes(program, dying) - plans.peak_bytes(later, dying) if moved else 0
-    return (later, RunLateReport(moved, saved)) if saved > 0 else (program, RunLateReport(0, 0))
+    return (later, SinkReport(moved, saved)) if saved > 0 else (program, SinkReport(0, 0))
 
 
 def peak_in_place(program: Program, dying: Collection[int] = ()) -> int:
@@ -57,7 +55,7 @@ def peak_in_place(program: Program, dying: Collection[int] = ()) -> int:
     return PlanMemory().peak_bytes(program, dying)
 
 
-def demand_driven(program: Program, dying: Collection[int] = ()) -> Program:
+def alap_schedule(program: Program, dying: Collection[int] = ()) -> Program:
     """The program in demand-driven order. dying: numbers of inputs that nobody else holds."""
     return program.replace_nodes(tuple(_Order(program, dying).nodes))
 

@@ -10,7 +10,7 @@ import dovetail
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Node
-from dovetail.passes.run_late import RunLateReport, demand_driven, run_late
+from dovetail.passes.sink import SinkReport, alap_schedule, sink
 from tests.passes.programs import Builder, body
 from tests.torch_release import BEFORE_2_13
 
@@ -29,7 +29,7 @@ def test_draws_keep_their_places_and_reads_stay_before_writes() -> None:
     other = b.call("other", aten.rand.default, [4])
     b.nodes.append(Node(aten.copy_.default, (x, drawn)))
     result = b.call("result", aten.add.Tensor, early, other)
-    assert _order(body(demand_driven(b.program(result)))) == [
+    assert _order(body(alap_schedule(b.program(result)))) == [
         "drawn",
         "other",
         "early",
@@ -48,10 +48,10 @@ def test_a_factor_waits_for_the_memory_of_another_one() -> None:
     twice = b.call("twice", aten.add.Tensor, once, second)
     b.nodes.append(Node(aten.copy_.default, (p, twice)))
     program = b.program()
-    later, report = run_late(program)
+    later, report = sink(program)
     assert _order(body(later))[:4] == ["first", "once", "second", "twice"]
-    assert report == RunLateReport(2, 16)
-    assert run_late(later) == (later, RunLateReport(0, 0))
+    assert report == SinkReport(2, 16)
+    assert sink(later) == (later, SinkReport(0, 0))
 
 
 def test_the_operand_that_takes_most_comes_first() -> None:
@@ -63,8 +63,8 @@ def test_the_operand_that_takes_most_comes_first() -> None:
     heavy = b.call("heavy", aten.mul.Tensor, wide, number, shape=(400,))
     result = b.call("result", aten.add.Tensor, light, heavy, shape=(400,))
     order = ["number", "wide", "heavy", "light", "result", "return (result,)"]
-    assert sorted(_order(body(demand_driven(b.program(result))))[:2]) == sorted(order[:2])
-    assert _order(body(demand_driven(b.program(result))))[2:] == order[2:]
+    assert sorted(_order(body(alap_schedule(b.program(result))))[:2]) == sorted(order[:2])
+    assert _order(body(alap_schedule(b.program(result))))[2:] == order[2:]
 
 
 def test_what_an_input_has_room_for_does_not_wait() -> None:
@@ -75,7 +75,7 @@ def test_what_an_input_has_room_for_does_not_wait() -> None:
     other = b.call("other", aten.mm.default, q, q)
     b.nodes.append(Node(aten.copy_.default, (p, moved)))
     result = b.call("result", aten.add.Tensor, other, q)
-    assert _order(body(demand_driven(b.program(result))))[:2] == ["step", "moved"]
+    assert _order(body(alap_schedule(b.program(result))))[:2] == ["step", "moved"]
 
 
 def test_nothing_moves_where_the_peak_stays() -> None:
@@ -84,7 +84,7 @@ def test_nothing_moves_where_the_peak_stays() -> None:
     a = b.call("a", aten.sin.default, x)
     c = b.call("c", aten.cos.default, x)
     program = b.program(b.call("sum", aten.add.Tensor, c, a))
-    assert run_late(program) == (program, RunLateReport(0, 0))
+    assert sink(program) == (program, SinkReport(0, 0))
 
 
 def test_what_waits_keeps_no_input_alive_that_would_die() -> None:
@@ -95,9 +95,9 @@ def test_what_waits_keeps_no_input_alive_that_would_die() -> None:
     wide = b.call("wide", aten.cos.default, g, shape=(8,))
     result = b.call("result", aten.sin.default, wide, shape=(2,))
     program = b.program([weight, result])
-    assert _order(body(demand_driven(program)))[:2] == ["wide", "result"]
-    assert _order(body(demand_driven(program, (0,))))[:2] == ["weight", "wide"]
-    assert simulate_peak(program, dying=(0,)).peak_bytes < simulate_peak(demand_driven(program), dying=(0,)).peak_bytes
+    assert _order(body(alap_schedule(program)))[:2] == ["wide", "result"]
+    assert _order(body(alap_schedule(program, (0,))))[:2] == ["weight", "wide"]
+    assert simulate_peak(program, dying=(0,)).peak_bytes < simulate_peak(alap_schedule(program), dying=(0,)).peak_bytes
 
 
 class _Layers(nn.Module):

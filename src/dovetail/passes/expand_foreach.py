@@ -22,7 +22,7 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ops.prims import FunctionalForm
 from dovetail.passes.inplace import PlanMemory
-from dovetail.passes.run_late import demand_driven
+from dovetail.passes.sink import alap_schedule
 from dovetail.torch_compat.dispatch import Argument, Overload, overloads, schema_of
 
 _PREFIX = "_foreach_"
@@ -30,13 +30,13 @@ _FUSED = "_fused_"
 
 
 @dataclass(frozen=True, slots=True)
-class UnbundleReport:
-    """unbundled: how many list operators were taken apart; none where that would not lower the peak."""
+class ExpandForeachReport:
+    """expanded: how many list operators were expanded; none where that would not lower the peak."""
 
-    unbundled: int
+    expanded: int
 
     def __str__(self) -> str:
-        return f"split {self.unbundled} list operators"
+        return f"split {self.expanded} list operators"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +51,28 @@ class _Single:
     places: dict[str, int]
 
 
-def unbundle(program: Program, memory: PlanMemory | None = None) -> tuple[Program, UnbundleReport]:
+def expand_foreach(program: Program, memory: PlanMemory | None = None) -> tuple[Program, ExpandForeachReport]:
     """The program with one node for each tensor of a list, in demand-driven order; itself where that saves nothing."""
-    apart, count = take_apart(program)
+    apart, count = expand_lists(program)
     if not count:
-        return program, UnbundleReport(0)
-    later, plans = demand_driven(apart), memory or PlanMemory()
+        return program, ExpandForeachReport(0)
+    later, plans = alap_schedule(apart), memory or PlanMemory()
     is_better = plans.peak_bytes(later) < plans.peak_bytes(program)
-    return (later, UnbundleReport(count)) if is_better else (program, UnbundleReport(0))
+    return (later, ExpandForeachReport(count)) if is_better else (program, ExpandForeachReport(0))
 
 
-def take_apart(program: Program) -> tuple[Program, int]:
+def expand_lists(program: Program) -> tuple[Program, int]:
     """The program with one node for each tensor of a list, where the list stood; and how many lists that were."""
     nodes: list[Node] = []
     count = 0
     for node in program.nodes:
-        singles = _taken_apart(node) or _one_index_each(node)
+        singles = _expanded(node) or _one_index_each(node)
         count += singles is not None
         nodes += [node] if singles is None else singles
     return program.replace_nodes(tuple(nodes)), count
 
 
-def _taken_apart(node: Node) -> list[Node] | None:
+def _expanded(node: Node) -> list[Node] | None:
     single = _single(node.target) if isinstance(node.target, Overload) else None
     if single is None or not _is_on_cpu(node) or any(name not in single.places for name, _ in node.kwargs):
         return None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dovetail.analysis.redescribe import Redescriber, redescribe
+from dovetail.analysis.propagate_layouts import LayoutPropagation, propagate_layouts
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.passes.dead_code import remove_dead_code
@@ -40,7 +40,7 @@ def _recorded(tail: Callable[[Tensor], Any], *shape: int, dynamic: bool = False)
 def _sine_with_channels_last(recorded: Recorded) -> Program:
     """The program in which a copy of the sine with its channels last stands for the sine."""
     program = recorded.program
-    state = Redescriber(program, recorded.infer)
+    state = LayoutPropagation(program, recorded.infer)
     sine = next(node for node in program.nodes if node.target is aten.sin.default)
     for node in program.nodes:
         state.follow(node)
@@ -152,17 +152,17 @@ def test_symbolic_sizes_serve_others(size: Sequence[int]) -> None:
     _same(recorded, _sine_with_channels_last(recorded), torch.randn(size))
 
 
-# --- redescribe -------------------------------------------------------------------------------------------------------
+# --- propagate_layouts ------------------------------------------------------------------------------------------------
 
 
 def test_a_changed_value_stands_for_the_old_one_after_it_is_made() -> None:
     recorded, x = _recorded(lambda y: y.relu())
     program = recorded.program
     (arg,) = program.inputs
-    state = Redescriber(program, recorded.infer)
+    state = LayoutPropagation(program, recorded.infer)
     copy = state.maker.call(aten.clone.default, (arg,), (("memory_format", torch.channels_last),), name="last")
     (last,) = copy.results()
-    after = redescribe(program.replace_nodes((copy, *program.nodes)), {arg: last}, recorded.infer)
+    after = propagate_layouts(program.replace_nodes((copy, *program.nodes)), {arg: last}, recorded.infer)
     assert [node.target for node in after.nodes] == [
         aten.clone.default,
         aten.sin.default,
@@ -175,7 +175,7 @@ def test_a_changed_value_stands_for_the_old_one_after_it_is_made() -> None:
 
 def test_nothing_changed_gives_the_same_program() -> None:
     recorded, _ = _recorded(lambda y: y.relu())
-    assert redescribe(recorded.program, {}, recorded.infer) is recorded.program
+    assert propagate_layouts(recorded.program, {}, recorded.infer) is recorded.program
 
 
 def test_a_node_whose_results_look_as_before_keeps_them() -> None:

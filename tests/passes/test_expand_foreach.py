@@ -6,8 +6,8 @@ import torch
 
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.ir.program import Node, Value
+from dovetail.passes.expand_foreach import ExpandForeachReport, expand_foreach
 from dovetail.passes.inplace import work_in_place
-from dovetail.passes.unbundle import UnbundleReport, unbundle
 from tests.passes.programs import Builder, body
 
 aten = torch.ops.aten
@@ -33,8 +33,8 @@ def _step(**options: object) -> Builder:
 
 def test_lists_are_taken_apart_where_that_lowers_the_peak() -> None:
     before = _step().program()
-    after, report = unbundle(before)
-    assert report == UnbundleReport(3)
+    after, report = expand_foreach(before)
+    assert report == ExpandForeachReport(3)
     assert body(after)[:6] == [
         "d0 = sub.Tensor(g, p)",
         "r0 = sqrt.default(g)",
@@ -51,11 +51,11 @@ def test_lists_stay_where_nothing_is_won() -> None:
     b = Builder("x", "y")
     results = _list(b, "r", aten._foreach_add.Scalar, list(b.inputs), 1)
     program = b.program(*results)
-    after, report = unbundle(program)
+    after, report = expand_foreach(program)
     assert after is program
-    assert report == UnbundleReport(0)
+    assert report == ExpandForeachReport(0)
 
 
 def test_lists_on_other_devices_stay() -> None:
     program = _step(device=torch.device("cuda")).program()
-    assert unbundle(program) == (program, UnbundleReport(0))
+    assert expand_foreach(program) == (program, ExpandForeachReport(0))
