@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.analysis.denotations import call_of
+from dovetail.analysis.value_numbers import call_of
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.prim import Prim

@@ -1,10 +1,11 @@
 """Check that an in-place program is equivalent to the functional program it was made from.
 
-Both programs run on tokens (`analysis.symbolic_run`): the functional one first, which defines what each application
-means, then the other one, where each application must have been made by the functional one, of the same operands.
+Both programs run on value numbers (`analysis.symbolic_run`): the functional one first, which defines what each
+application means, then the other one, where each application must have been made by the functional one, of the same
+operands.
 
     functional                  in place                      read by add
-      b = mul(a, 2)               b = mul_(a, 2)                a: mul's tokens, not those of the input
+      b = mul(a, 2)               b = mul_(a, 2)                a: mul's value numbers, not those of the input
       c = add(a, b)               c = add(a, b)                 -> InplaceMismatch at c
 
 The check does not depend on how the program was made. It shares no analysis with the pass that made it: storages,
@@ -17,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from dovetail.analysis.denotations import Denotations, constant
+from dovetail.analysis.data_movement import Place
 from dovetail.analysis.environment import Misfit
 from dovetail.analysis.inplace_run import FunctionalRun, InPlaceRun, mismatch
 from dovetail.analysis.symbolic_run import InputMemory, label_of
-from dovetail.analysis.token_moves import Place
+from dovetail.analysis.value_numbers import ValueNumbers, constant
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.program import Node, Program, Value, meta_symbols, symbols_in, values_in
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
@@ -61,7 +62,7 @@ def _meaning(functional: Program, inplace: Program, hints: Mapping[str, Number])
     refusals = []
     for same in (None, *dict.fromkeys(number for number in hints.values() if type(number) is int), 3):
         numbers = _numbers(functional, inplace, hints, same)
-        run = FunctionalRun(functional, Denotations(), numbers)
+        run = FunctionalRun(functional, ValueNumbers(), numbers)
         memory = InputMemory(extents=_extents(functional, inplace, numbers))
         try:
             _follow(run, memory)

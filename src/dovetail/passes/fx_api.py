@@ -92,7 +92,7 @@ def verify_inplace(
 ) -> None:
     """Raise InplaceMismatch unless `inplace` gives what `functional` gives, and leaves its inputs as that does.
 
-    Proved by running both on tokens in place of numbers, for the sizes of the samples (of symbols: those they were
+    Proved by running both on value numbers in place of data, for the sizes of the samples (of symbols: those they were
     traced with); it does not matter how `inplace` was made. No analysis of `reinplace` is used.
     """
     lifted = lift(functional, sample_inputs)

@@ -1,6 +1,6 @@
-"""Tensors whose elements are tokens, and operators that move elements without changing them: views, copies, scatters.
+"""Tensors of value numbers, and operators that move elements without changing them: views, copies, scatters.
 
-A `Place` is a tensor: its geometry is a real tensor whose data is ignored; its contents are the tokens on
+A `Place` is a tensor: its geometry is a real tensor whose data is ignored; its contents are the value numbers on
 the shadow of its storage. Views are made by the view operators themselves, so torch determines their regions.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.analysis.shadow_memory import Region, Storage
-from dovetail.analysis.tokens import Contents, Shape, Tokens
+from dovetail.analysis.symbolic_contents import Contents, Numbering, Shape
 from dovetail.torch_compat.dispatch import Overload, overloads, schema_of, storage_key
 
 Layout = tuple[Shape, Shape, torch.dtype]
@@ -22,7 +22,7 @@ Layout = tuple[Shape, Shape, torch.dtype]
 
 @dataclass(frozen=True)
 class Place:
-    """A tensor: its geometry and the storage that holds its tokens."""
+    """A tensor: its geometry and the storage that holds its value numbers."""
 
     tensor: torch.Tensor
     storage: Storage
@@ -90,11 +90,11 @@ def view_behind(op: Overload, suffix: str, skip: int) -> Overload | None:
     return None
 
 
-class Moves:
-    """Moves tokens. writer: what writes now, in words."""
+class DataMovement:
+    """Moves value numbers. writer: what writes now, in words."""
 
-    def __init__(self, tokens: Tokens) -> None:
-        self.tokens = tokens
+    def __init__(self, numbering: Numbering) -> None:
+        self.numbering = numbering
         self.writer = ""
 
     def read(self, place: Place) -> Contents:
@@ -112,13 +112,13 @@ class Moves:
 
     def convert(self, contents: Contents, old: torch.dtype, new: torch.dtype) -> Contents:
         """Contents of dtype `old` as elements of dtype `new`."""
-        return contents if old == new else self.tokens.converted(contents, (old, new), new.itemsize)
+        return contents if old == new else self.numbering.converted(contents, (old, new), new.itemsize)
 
     def _through_bits(self, place: Place, contents: Contents) -> Contents:
         """From memory to the reader, or back: both are the same."""
         for bit in place.bits:
             kind = (bit, place.tensor.dtype)
-            contents = self.tokens.converted(contents, kind, contents.itemsize, undoes_itself=True)
+            contents = self.numbering.converted(contents, kind, contents.itemsize, undoes_itself=True)
         return contents
 
     def views(self, base: Place, made: Any) -> list[Place] | None:

@@ -2,9 +2,10 @@
 `add.out(a, b, out=c)` and `functional_form(add_)(a, b)`.
 
 A `Call` is an application taken apart by the schema of its operator. Its *canonical name* leaves out everything about
-where results go: the trailing underscore, `_functional`, out arguments. The `Denotations` return one set of tokens for
-each key: canonical name, arguments that are not tensors, and for each tensor its contents and layout. Results come in
-one order for all forms: fresh ones first, then the new contents of each written argument, lists flattened.
+where results go: the trailing underscore, `_functional`, out arguments. The `ValueNumbers` return one set of value
+numbers for each key: canonical name, arguments that are not tensors, and for each tensor its contents and layout.
+Results come in one order for all forms: fresh ones first, then the new contents of each written argument, lists
+flattened.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from dovetail.analysis.tokens import Shape, Tokens
+from dovetail.analysis.symbolic_contents import Numbering, Shape
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Target, Value
 from dovetail.ir.sizes import Number, SizeExpr, evaluate
@@ -224,7 +225,7 @@ def compared(operand: Operand, seen: Callable[[Value], Hashable], hints: Mapping
 
 @dataclass(slots=True)
 class Result:
-    """One result of an application. start: its first token. layout: None for a number."""
+    """One result of an application. start: its first value number. layout: None for a number."""
 
     start: int
     layout: tuple[Shape, Shape, torch.dtype] | None
@@ -239,10 +240,10 @@ class Application:
 
 
 @dataclass(slots=True)
-class Denotations:
+class ValueNumbers:
     """Every application that has been made, by its key."""
 
-    tokens: Tokens = field(default_factory=Tokens)
+    numbering: Numbering = field(default_factory=Numbering)
     made: dict[Hashable, Application] = field(default_factory=dict)
     alike: dict[Hashable, list[tuple[tuple[Hashable, ...], str]]] = field(default_factory=dict)
 
