@@ -21,10 +21,10 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from dovetail.analysis import inplace as inplace_decisions
-from dovetail.analysis.fitting import Fit, Fitting, Wish
 from dovetail.analysis.inplace import decide_in_place
 from dovetail.analysis.inplace_plan import InplacePlan, Reason
 from dovetail.analysis.liveness import simulate_peak
+from dovetail.analysis.placement import PlacementLegality, PlacementRequest, PlacementResult
 from dovetail.analysis.region import extent_bytes
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.errors import InplaceMismatch
@@ -63,19 +63,19 @@ class Disagreement(AssertionError):
     """The two programs can be told apart, or the check and the run disagree about that."""
 
 
-class Careless(Fitting):
+class Careless(PlacementLegality):
     """Grants a part of the wishes that it should refuse. eased: how many."""
 
     choose = random.Random(0)
     eased = 0
 
-    def fit(self, wish: Wish) -> Fit:
+    def check(self, request: PlacementRequest) -> PlacementResult:
         """Whether the wish can be granted, or so it says."""
-        found = super().fit(wish)
+        found = super().check(request)
         if found.obstacle is None or found.obstacle.reason in _STAYS or self.choose.random() < 0.5:
             return found
         Careless.eased += 1
-        return Fit()
+        return PlacementResult()
 
 
 _STAYS = frozenset({Reason.LAYOUT, Reason.KEEPS_MORE})  # no wrong results, or no program at all
@@ -109,7 +109,7 @@ def check_careless(made: FunctionalProgram, *, commit: bool) -> tuple[bool, bool
     program, _ = remove_dead_code(made.program())
     donated = made.donated_places()
     Careless.choose, Careless.eased = random.Random(made.seed), 0
-    with mock.patch.object(inplace_decisions, "Fitting", Careless):
+    with mock.patch.object(inplace_decisions, "PlacementLegality", Careless):
         try:
             inplace = apply_plan(decide_in_place(program, donated, commit=commit))
         except (AssertionError, KeyError):

@@ -1,7 +1,7 @@
 """Can a result use memory that exists already, and can its node write there?
 
-See `analysis.inplace` for the conditions. A *fit* is the answer: an obstacle, or the values to copy first. If
-only reads of the old contents are in the way, it says which nodes would have to run first.
+See `analysis.inplace` for the conditions. A *placement result* is the answer: an obstacle, or the values to copy first.
+If only reads of the old contents are in the way, it says which nodes would have to run first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dovetail.torch_compat.dispatch import Overload
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class PlacementResult:
     """Whether a result can live somewhere. readers: nodes that stand in the way, unless they run first.
 
     held: values in the way, whose contents are read later.
@@ -37,7 +37,7 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class PlacementRequest:
     """A result of the node at position `at` that should live at `onto`, a tensor on a storage that has a place.
 
     writes: the part of that place that the node writes; None: nothing, the contents are there. others: the node's other
@@ -57,8 +57,8 @@ class Wish:
     any_layout: bool = False
 
 
-class Fitting:
-    """Answers wishes. last_check: the last node that can fail, if nothing outside may be written before it."""
+class PlacementLegality:
+    """Answers placement requests. last_check: the last node that can fail, where no input may be written before it."""
 
     def __init__(self, program: Program, buffers: Buffers, destinations: Destinations, last_check: Node | None) -> None:
         self._buffers = buffers
@@ -76,24 +76,24 @@ class Fitting:
         self._offset_shows = _storages_whose_offset_shows(program, self._addressed)
         self._self_overlaps: dict[object, bool] = {}
 
-    def fit(self, wish: Wish) -> Fit:
-        """Whether the wish can be granted, as things stand."""
-        buffer, _ = self._buffers.place_of(wish.onto.storage)
-        reason = self._misfit(wish, buffer)
+    def check(self, request: PlacementRequest) -> PlacementResult:
+        """Whether the request can be granted, as things stand."""
+        buffer, _ = self._buffers.place_of(request.onto.storage)
+        reason = self._misfit(request, buffer)
         if reason is not None:
-            return Fit(Kept(reason))
-        if wish.writes is None:
-            return Fit()
+            return PlacementResult(Kept(reason))
+        if request.writes is None:
+            return PlacementResult()
         if buffer.owner is not Owner.PROGRAM:
-            reason = self._not_ours(wish, buffer, wish.writes)
+            reason = self._not_ours(request, buffer, request.writes)
             if reason is Reason.COMMIT and self._last_check is not None:
-                return Fit(Kept(reason), readers=(self._last_check,))
+                return PlacementResult(Kept(reason), readers=(self._last_check,))
             if reason is not None:
-                return Fit(Kept(reason))
-        clashes = self._buffers.clashes(wish.writes, wish.at)
+                return PlacementResult(Kept(reason))
+        clashes = self._buffers.clashes(request.writes, request.at)
         if clashes:
             return _clashing(clashes)
-        return self._undisturbed(wish, buffer, wish.writes)
+        return self._undisturbed(request, buffer, request.writes)
 
     def put(self, result: Value, onto: TensorMeta) -> None:
         """Place the storage of a result so that it lies at `onto`."""
@@ -112,37 +112,37 @@ class Fitting:
         elements = difference(onto.offset, result.offset)
         return buffer, shift if elements == 0 else shifted(shift, product((elements, onto.dtype.itemsize)))
 
-    def _misfit(self, wish: Wish, buffer: Buffer) -> Reason | None:
+    def _misfit(self, request: PlacementRequest, buffer: Buffer) -> Reason | None:
         """Why the result cannot live there, whatever is read later."""
-        result, storage = wish.result.tensor, wish.result.tensor.storage
+        result, storage = request.result.tensor, request.result.tensor.storage
         if buffer.owner is Owner.UNKNOWN:
             return Reason.UNKNOWN_MEMORY
-        if storage in self._reread or buffer.number in self._reread or wish.onto.storage in self._reread:
+        if storage in self._reread or buffer.number in self._reread or request.onto.storage in self._reread:
             return Reason.READ_OTHERWISE
-        if wish.writes is not None and (self.overlaps_itself(wish.onto) or self.overlaps_itself(wish.writes)):
+        if request.writes is not None and (self.overlaps_itself(request.onto) or self.overlaps_itself(request.writes)):
             return Reason.OVERLAPS_ITSELF
-        if result.layout() != wish.onto.layout() and not wish.any_layout:
+        if result.layout() != request.onto.layout() and not request.any_layout:
             return Reason.LAYOUT
-        if not self._keeps_absolute_places(result, wish.onto):
+        if not self._keeps_absolute_places(result, request.onto):
             return Reason.ADDRESSED
-        if wish.writes is None and storage in self._copied_with_offset and self._is_a_part(wish, buffer):
+        if request.writes is None and storage in self._copied_with_offset and self._is_a_part(request, buffer):
             return Reason.KEEPS_MORE  # a copy of it would be one of all memory
         escapes = storage in self._escaping
         if escapes and buffer.external not in (None, storage):
             return Reason.TWO_TENSORS
-        is_more = not self._buffers.covers(wish.onto, buffer) or _leaves_gaps(result, wish.onto)
+        is_more = not self._buffers.covers(request.onto, buffer) or _leaves_gaps(result, request.onto)
         if buffer.owner is not Owner.CALLER and is_more:
             last = self._buffers.last_read_of_storage(storage)
-            outlives = last > self._buffers.end(buffer) and last > self._put_back_until(wish.result, buffer)
+            outlives = last > self._buffers.end(buffer) and last > self._put_back_until(request.result, buffer)
             if escapes or (outlives and buffer.external is None):
                 return Reason.KEEPS_MORE
-        return self._hindered_by_copy_back(wish, buffer)
+        return self._hindered_by_copy_back(request, buffer)
 
-    def _is_a_part(self, wish: Wish, buffer: Buffer) -> bool:
+    def _is_a_part(self, request: PlacementRequest, buffer: Buffer) -> bool:
         """Whether a place is not all of its memory, and none that the result is to stay in."""
-        if self._destinations.chain.get(wish.result.tensor.storage) == buffer.number:
+        if self._destinations.chain.get(request.result.tensor.storage) == buffer.number:
             return False
-        return buffer.owner is Owner.CALLER or not self._buffers.covers(wish.onto, buffer)
+        return buffer.owner is Owner.CALLER or not self._buffers.covers(request.onto, buffer)
 
     def _put_back_until(self, result: Value, buffer: Buffer) -> int:
         """How long what the result is put into is read, if that is in this buffer, or may be made there; else -1."""
@@ -215,38 +215,38 @@ class Fitting:
         itemsize = first.tensor.dtype.itemsize
         return shift // itemsize if isinstance(shift, int) else SizeExpr("floordiv", (shift, itemsize))
 
-    def _hindered_by_copy_back(self, wish: Wish, buffer: Buffer) -> Reason | None:
+    def _hindered_by_copy_back(self, request: PlacementRequest, buffer: Buffer) -> Reason | None:
         """Whether a copy into an input, in whose memory the result would live, writes what is still to be read there.
 
         Where the result lies exactly at the place that it is copied to, nothing is written.
         """
-        storage = wish.result.tensor.storage
-        last = max(self._buffers.last_read_of_storage(storage), wish.at)
+        storage = request.result.tensor.storage
+        last = max(self._buffers.last_read_of_storage(storage), request.at)
         for node in self._destinations.copy_backs_of.get(buffer.number, ()):
             if self._buffers.position[node] > last:
                 continue
             target, new = node.args[:2]
             assert isinstance(target, Value) and isinstance(new, Value), "a copy back copies a value"
             place = self._buffers.region(target)
-            if wish.at > self._buffers.position[node] and self._writes_at(wish, place):
+            if request.at > self._buffers.position[node] and self._writes_at(request, place):
                 return Reason.READ_LATER  # these are the contents that the input is left with
             if self._is_there(new, target):
                 continue
             alike = (new.tensor.shape, new.tensor.dtype) == (target.tensor.shape, target.tensor.dtype)
-            if new.tensor.storage == storage and alike and self._would_lie(wish, new) == place:
+            if new.tensor.storage == storage and alike and self._would_lie(request, new) == place:
                 continue
             for value in self._buffers.values_on[storage]:
                 if self._buffers.last_read.get(value, -1) < self._buffers.position[node]:
                     continue
-                if overlap_of_regions(self._would_lie(wish, value), place).verdict is not Verdict.DISJOINT:
+                if overlap_of_regions(self._would_lie(request, value), place).verdict is not Verdict.DISJOINT:
                     return Reason.OPERAND_OVERLAPS if value is new else Reason.READ_LATER
         return None
 
-    def _writes_at(self, wish: Wish, place: Region) -> bool:
+    def _writes_at(self, request: PlacementRequest, place: Region) -> bool:
         """Whether the node may write there."""
-        if wish.writes is None:
+        if request.writes is None:
             return False
-        return overlap_of_regions(self._buffers.region_in_place(wish.writes), place).verdict is not Verdict.DISJOINT
+        return overlap_of_regions(self._buffers.region_in_place(request.writes), place).verdict is not Verdict.DISJOINT
 
     def _is_there(self, new: Value, target: Value) -> bool:
         """Whether a copy back changes nothing."""
@@ -256,26 +256,28 @@ class Fitting:
             and self._buffers.region(new) == self._buffers.region(target)
         )
 
-    def _would_lie(self, wish: Wish, value: Value) -> Region:
-        """Where a value on the storage of the result lies, if the wish is granted."""
-        if value is wish.result and value.tensor.stride != wish.onto.stride:
-            return self._buffers.region_in_place(wish.onto)
-        return self._buffers.region_at(value.tensor, *self._moved(wish.result.tensor, wish.onto))
+    def _would_lie(self, request: PlacementRequest, value: Value) -> Region:
+        """Where a value on the storage of the result lies, if the request is granted."""
+        if value is request.result and value.tensor.stride != request.onto.stride:
+            return self._buffers.region_in_place(request.onto)
+        return self._buffers.region_at(value.tensor, *self._moved(request.result.tensor, request.onto))
 
     # --- writes
 
-    def _not_ours(self, wish: Wish, buffer: Buffer, written: TensorMeta) -> Reason | None:
+    def _not_ours(self, request: PlacementRequest, buffer: Buffer, written: TensorMeta) -> Reason | None:
         """Why memory that was there before the program cannot be written now."""
         if buffer.owner is Owner.CALLER:
-            if self._destinations.chain.get(wish.result.tensor.storage) != buffer.number:
+            if self._destinations.chain.get(request.result.tensor.storage) != buffer.number:
                 return Reason.CALLERS_MEMORY
             covered = self._destinations.covered[buffer.number]
             region = self._buffers.region_in_place(written)
             if not any(lies_in(region, self._buffers.region_in_place(whole)) for whole in covered):
                 return Reason.CALLERS_MEMORY
-        elif not self._strided.isdisjoint((wish.onto.storage, buffer.number)) and not self._is_donated(buffer, written):
+        elif not self._strided.isdisjoint((request.onto.storage, buffer.number)) and not self._is_donated(
+            buffer, written
+        ):
             return Reason.CALLERS_MEMORY
-        if self._last_check is not None and wish.at < self._buffers.position[self._last_check]:
+        if self._last_check is not None and request.at < self._buffers.position[self._last_check]:
             return Reason.COMMIT
         return None
 
@@ -285,26 +287,26 @@ class Fitting:
         given = (meta for meta in self._inputs if meta.storage == buffer.number)
         return any(lies_in(region, self._buffers.region_in_place(meta)) for meta in given)
 
-    def _undisturbed(self, wish: Wish, buffer: Buffer, writes: TensorMeta) -> Fit:
+    def _undisturbed(self, request: PlacementRequest, buffer: Buffer, writes: TensorMeta) -> PlacementResult:
         """Whether the node's other operands can be read while the place is written."""
-        near = [value for value in wish.others if self._buffers.buffer_of(value) is buffer]
+        near = [value for value in request.others if self._buffers.buffer_of(value) is buffer]
         if not near:
-            return Fit()
+            return PlacementResult()
         disturbed: list[Value] = []
         written = self._buffers.region_in_place(writes)
         for value in near:
             is_there = self._buffers.region(value) == written  # torch compares tensors, empty ones too
             if value in disturbed or (not is_there and self._buffers.overlap(value, written) is Verdict.DISJOINT):
                 continue
-            like = (value.tensor.dtype, value.tensor.stride) == (wish.onto.dtype, wish.onto.stride)
-            if wish.elementwise and like and is_there:
+            like = (value.tensor.dtype, value.tensor.stride) == (request.onto.dtype, request.onto.stride)
+            if request.elementwise and like and is_there:
                 continue  # torch takes other strides for another place, also along a dimension of one element
             disturbed.append(value)
         if not disturbed:
-            return Fit()
-        if wish.may_copy and _bytes_of(disturbed) < _bytes_of([wish.result]):
-            return Fit(first_copy=tuple(disturbed))
-        return Fit(Kept(Reason.OPERAND_OVERLAPS, disturbed[0].name))
+            return PlacementResult()
+        if request.may_copy and _bytes_of(disturbed) < _bytes_of([request.result]):
+            return PlacementResult(first_copy=tuple(disturbed))
+        return PlacementResult(Kept(Reason.OPERAND_OVERLAPS, disturbed[0].name))
 
 
 def _leaves_gaps(result: TensorMeta, onto: TensorMeta) -> bool:
@@ -315,7 +317,7 @@ def _leaves_gaps(result: TensorMeta, onto: TensorMeta) -> bool:
     return needed is None or taken is None or taken[1] - taken[0] > needed[1] - needed[0]
 
 
-def _clashing(clashes: Sequence[Clash]) -> Fit:
+def _clashing(clashes: Sequence[Clash]) -> PlacementResult:
     first = next((clash for clash in clashes if clash.is_certain), clashes[0])
     if not first.is_certain:
         kept = Kept(Reason.MAY_OVERLAP, first.value.name)
@@ -326,7 +328,7 @@ def _clashing(clashes: Sequence[Clash]) -> Fit:
         kept = Kept(Reason.READ_LATER, f"{first.value.name} by {reader}")
     readers = tuple(clash.reader for clash in clashes if clash.reader is not None)
     held = tuple(clash.value for clash in clashes)
-    return Fit(kept, readers=readers if len(readers) == len(clashes) else (), held=held)
+    return PlacementResult(kept, readers=readers if len(readers) == len(clashes) else (), held=held)
 
 
 def _bytes_of(values: Sequence[Value]) -> int:
