@@ -35,7 +35,7 @@ def split_keeping(program: Program, keeps: Callable[[Value], bool]) -> Split:
     saved, _ = residuals_of(program, backward)
     roles = zip(program.signature.outputs, program.outputs, strict=True)
     returned = [operand for role, operand in roles if is_forward(role)]
-    if writer.again:
+    if writer.recomputed:
         forward = _still_read(program, forward, {*values_in(returned), *saved})
     split = split_nodes(program, tuple(forward), backward)
     names = {value.name for value in writer.sources}
@@ -82,7 +82,7 @@ class _Writer:
 
     def __init__(self, program: Program, keeps: Callable[[Value], bool]) -> None:
         self.nodes: list[Node] = []
-        self.again: set[Node] = set()
+        self.recomputed: set[Node] = set()
         self.sources: set[Value] = set()
         self._keeps = keeps
         self._makers = {v: n for n in program.nodes if n.phase is Phase.FORWARD for v in n.results() if v.is_tensor}
@@ -129,15 +129,15 @@ class _Writer:
                 self._copy(maker)
 
     def _copy(self, maker: Node) -> None:
-        again = maker.with_operands(lambda value: self._now.get(value, value))
-        self.sources.update(again.operands())
+        recomputed = maker.with_operands(lambda value: self._now.get(value, value))
+        self.sources.update(recomputed.operands())
         places = {v.tensor.storage: self._now.get(v, v).tensor.storage for v in maker.operands()}
         outputs = tuple(None if value is None else self._twin(value, places) for value in maker.outputs)
         for old, new in zip(maker.outputs, outputs, strict=True):
             if old is not None and new is not None:
                 self._now.setdefault(old, new)
-        self.nodes.append(replace(again, outputs=outputs, phase=Phase.BACKWARD, recomputed=True))
-        self.again.add(maker)
+        self.nodes.append(replace(recomputed, outputs=outputs, phase=Phase.BACKWARD, recomputed=True))
+        self.recomputed.add(maker)
 
     def _twin(self, value: Value, places: dict[int, int]) -> Value:
         """A new value like this one. places: by storage in forward, the storage in backward."""
