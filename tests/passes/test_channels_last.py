@@ -208,11 +208,11 @@ def test_doing_it_again_changes_nothing_more() -> None:
     assert len(again.nodes) == len(program.nodes)
 
 
-# --- the shelf -------------------------------------------------------------------------------------------------------
+# --- on graph modules -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
-def test_on_the_shelf(mode: str) -> None:
+def test_on_graph_modules(mode: str) -> None:
     model, x = Convolved(TAILS["pooled"]).eval(), torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         gm = make_fx(model, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
@@ -225,7 +225,7 @@ def test_on_the_shelf(mode: str) -> None:
         assert_rounded_as(made(x), model(x), in_float64(model, x))
 
 
-def test_the_shelf_refuses_writes() -> None:
+def test_graph_modules_refuse_writes() -> None:
     def writes(x: Tensor) -> Tensor:
         return torch.conv2d(x, torch.ones(3, 3, 1, 1)).relu_()
 

@@ -48,7 +48,7 @@ def _traced() -> fx.GraphModule:
     return make_fx(flat, tracing_mode="symbolic")(torch.randn(3, 2, 5))
 
 
-def test_on_the_shelf() -> None:
+def test_on_graph_modules() -> None:
     gm = _traced()
     before = gm.code
     made = passes.views_to_reshapes(gm)

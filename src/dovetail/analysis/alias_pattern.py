@@ -88,7 +88,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrangement:
+class AliasPattern:
     """The groups of a call, by their first member.
 
     offsets: (argument, storage offset) where a program depends on it. sizes: those of all arguments, where they differ
@@ -108,7 +108,7 @@ class Arrangement:
         )
 
 
-APART = Arrangement()
+APART = AliasPattern()
 """No written input shares memory with another."""
 
 
@@ -154,10 +154,10 @@ class Accesses:
         return self.leaves(argument, tensor) or (is_followed and viewed_tensor(tensor) is not tensor)
 
 
-def arrange(
+def alias_pattern_of(
     arguments: Sequence[object], accesses: Accesses, names: Sequence[str], *, wants_gradient: bool = True
-) -> Arrangement:
-    """The arrangement of real tensors; other arguments are passed over.
+) -> AliasPattern:
+    """The alias pattern of real tensors; other arguments are passed over.
 
     wants_gradient: something is differentiated. Otherwise it does not matter which families count versions together,
     and each is taken to count by itself.
@@ -172,7 +172,7 @@ def arrange(
         alone = len(indices) == 1 and not accesses.needs_base(indices[0], tensors[indices[0]])
         if not alone and not accesses.written.isdisjoint(indices):
             groups.append(_Grouping({i: tensors[i] for i in indices}, accesses, names, wants_gradient).group())
-    return Arrangement(tuple(groups), offsets)
+    return AliasPattern(tuple(groups), offsets)
 
 
 def _refuse_related_wrappers(arguments: Sequence[object], accesses: Accesses, names: Sequence[str]) -> None:
