@@ -301,7 +301,7 @@ class _Planner:
         return WriteCast(form, cast)
 
     def _write_operands(self, node: Node, at: int) -> _Attempt:
-        """The in-place twin, or the operator of which this is the functional form."""
+        """The in-place variant, or the operator of which this is the functional form."""
         tensor = next(tensors_of(node), None)
         form = writing_form(node.target, None if tensor is None else tensor.tensor.dtype)
         written = written_operands(form, node) if form is not None else None
@@ -344,7 +344,7 @@ class _Planner:
         others = tuple(value for value in node.operands() if value.is_tensor)
         pointwise = facts_of(node.target).pointwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype)
         into = self.destinations.into.get(result.tensor.storage)
-        if into is not None and not self._twin_leads_to(node, into):
+        if into is not None and not self._variant_leads_to(node, into):
             request = PlacementRequest(node, at, result, into.tensor, into.tensor, others, pointwise, False)
             placement = self.legality.check(request)
             if placement.obstacle is not None:
@@ -352,7 +352,7 @@ class _Planner:
             self.legality.put(result, into.tensor)
             return WriteOut(form, into)
         use = self.destinations.part_of_source.get(result)
-        if use is None or not self.buffers.is_placed(use.meta.storage) or self._twin_leads_to(node, use.base):
+        if use is None or not self.buffers.is_placed(use.meta.storage) or self._variant_leads_to(node, use.base):
             return None
         request = PlacementRequest(node, at, result, use.meta, use.meta, others, pointwise, False)
         placement = self.legality.check(request)
@@ -389,8 +389,8 @@ class _Planner:
     def _leads_home(self, result: Value, place: Value) -> bool:
         return self.destinations.chain.get(result.tensor.storage) == self.buffers.buffer_of(place).number
 
-    def _twin_leads_to(self, node: Node, place: Value) -> bool:
-        """Whether the in-place twin would write the buffer that `place` lies in anyway."""
+    def _variant_leads_to(self, node: Node, place: Value) -> bool:
+        """Whether the in-place variant would write the buffer that `place` lies in anyway."""
         first = node.args[0] if node.args else None
         if not isinstance(first, Value) or not first.is_tensor:
             return False

@@ -132,22 +132,22 @@ class _Writer:
         recomputed = maker.with_operands(lambda value: self._now.get(value, value))
         self.sources.update(recomputed.operands())
         places = {v.tensor.storage: self._now.get(v, v).tensor.storage for v in maker.operands()}
-        outputs = tuple(None if value is None else self._twin(value, places) for value in maker.outputs)
+        outputs = tuple(None if value is None else self._recomputed(value, places) for value in maker.outputs)
         for old, new in zip(maker.outputs, outputs, strict=True):
             if old is not None and new is not None:
                 self._now.setdefault(old, new)
         self.nodes.append(replace(recomputed, outputs=outputs, phase=Phase.BACKWARD, recomputed=True))
         self.recomputed.add(maker)
 
-    def _twin(self, value: Value, places: dict[int, int]) -> Value:
+    def _recomputed(self, value: Value, places: dict[int, int]) -> Value:
         """A new value like this one. places: by storage in forward, the storage in backward."""
         meta = value.tensor
         if meta.storage not in places:
             self._storages += 1
             places[meta.storage] = self._storages
-        twin: TensorMeta = replace(meta, storage=places[meta.storage])
+        placed: TensorMeta = replace(meta, storage=places[meta.storage])
         name = f"{value.name}_again"
         while name in self._names:
             name += "_"
         self._names.add(name)
-        return Value(name, twin)
+        return Value(name, placed)

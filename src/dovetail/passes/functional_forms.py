@@ -28,8 +28,8 @@ from dovetail.analysis.pairs import may_overlap
 from dovetail.ir.prim import FlatResults, Prim
 from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, difference
+from dovetail.ops.functional_variants import form_of_lists
 from dovetail.ops.prims import functional_form, view_scatter
-from dovetail.ops.twins import form_of_lists
 from dovetail.ops.views import addresses_storage, viewed_meta
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, Schema, schema_of
 

@@ -1,4 +1,4 @@
-"""Functional twins: they exist for every writing operator, and give what it writes."""
+"""Functional variants: they exist for every writing operator, and give what it writes."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from torch.utils import _pytree as pytree
 from dovetail.ir.convert import describe
 from dovetail.ir.prim import Prim
 from dovetail.ops.facts import facts_of
-from dovetail.ops.twins import exact_twin, functional_twin, inplace_twin, spell_out_defaults
+from dovetail.ops.functional_variants import exact_variant, functional_variant, inplace_variant, spell_out_defaults
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from tests.ops.operators import aten_overloads
 
 aten = torch.ops.aten
 
 
-def test_every_mutable_overload_has_a_twin_that_does_not_write() -> None:
+def test_every_mutable_overload_has_a_variant_that_does_not_write() -> None:
     mutable = [op for op in aten_overloads() if schema_of(op).is_mutable]
     assert len(mutable) > 1000
     for op in mutable:
-        twin = functional_twin(op, facts_of(op).writes)
-        if isinstance(twin.target, Prim):
-            assert twin.returns_list
+        variant = functional_variant(op, facts_of(op).writes)
+        if isinstance(variant.target, Prim):
+            assert variant.returns_list
             continue
-        assert isinstance(twin.target, Overload), op
-        assert not schema_of(twin.target).is_mutable, op
+        assert isinstance(variant.target, Overload), op
+        assert not schema_of(variant.target).is_mutable, op
         assert not facts_of(op).draws, op
 
 
-def test_most_twins_are_operators() -> None:
+def test_most_variants_are_operators() -> None:
     mutable = [op for op in aten_overloads() if schema_of(op).is_mutable and not facts_of(op).draws]
-    found = sum(isinstance(functional_twin(op, facts_of(op).writes).target, Overload) for op in mutable)
+    found = sum(isinstance(functional_variant(op, facts_of(op).writes).target, Overload) for op in mutable)
     assert found > 0.85 * len(mutable)
 
 
 def test_a_draw_keeps_its_own_operator() -> None:
-    twin = functional_twin(aten.bernoulli_.float, (0,))
-    assert isinstance(twin.target, Prim)
-    assert twin.target.draws
+    variant = functional_variant(aten.bernoulli_.float, (0,))
+    assert isinstance(variant.target, Prim)
+    assert variant.target.draws
 
 
 def _f(*shape: int) -> Tensor:
@@ -157,35 +157,35 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize(("op", "args", "kwargs"), CASES)
-def test_a_twin_gives_what_the_operator_writes(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def test_a_variant_gives_what_the_operator_writes(op: Overload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     mine, my_keywords = _copied((args, kwargs))
     torch.manual_seed(0)
     returned = op(*mine, **my_keywords)
     state = torch.get_rng_state()
     wanted = _written(op, mine, my_keywords)
 
-    twin = functional_twin(op, facts_of(op).writes)
+    variant = functional_variant(op, facts_of(op).writes)
     before = _copied((args, kwargs))
     passed, keywords = args, dict(kwargs)
-    if twin.drops_out:
+    if variant.drops_out:
         keywords = {k: v for k, v in kwargs.items() if k not in {a.name for a in schema_of(op).arguments if a.is_out}}
-    elif isinstance(twin.target, Overload):
-        passed = spell_out_defaults(op, twin.target, args)
+    elif isinstance(variant.target, Overload):
+        passed = spell_out_defaults(op, variant.target, args)
     torch.manual_seed(0)
-    results: Any = twin.target(*passed, **keywords)
+    results: Any = variant.target(*passed, **keywords)
     assert torch.equal(torch.get_rng_state(), state)
 
     for old, now in zip(pytree.tree_leaves(before), pytree.tree_leaves((args, kwargs)), strict=True):
         assert not isinstance(old, Tensor) or _equal(old, now), "an operand was written"
-    assert isinstance(results, tuple | list) == twin.returns_list
-    made = list(results) if twin.returns_list else [results]
-    assert len(made) == twin.fresh + len(wanted)
+    assert isinstance(results, tuple | list) == variant.returns_list
+    made = list(results) if variant.returns_list else [results]
+    assert len(made) == variant.fresh + len(wanted)
     fresh = [
         r for r in (returned if isinstance(returned, tuple | list) else [returned]) if all(r is not w for w in wanted)
     ]
-    for actual, expected in zip(made[twin.fresh :], wanted, strict=True):
+    for actual, expected in zip(made[variant.fresh :], wanted, strict=True):
         assert _equal(actual.to(expected.dtype), expected)
-    for actual, expected in zip(made[: twin.fresh], fresh, strict=False):
+    for actual, expected in zip(made[: variant.fresh], fresh, strict=False):
         assert _equal(actual, expected)
 
 
@@ -193,15 +193,15 @@ def test_defaults_that_differ_are_spelled_out() -> None:
     for op in aten_overloads():
         if not schema_of(op).is_mutable:
             continue
-        twin = functional_twin(op, facts_of(op).writes)
-        if isinstance(twin.target, Prim) or twin.drops_out:
+        variant = functional_variant(op, facts_of(op).writes)
+        if isinstance(variant.target, Prim) or variant.drops_out:
             continue
-        assert isinstance(twin.target, Overload)
+        assert isinstance(variant.target, Overload)
         required = [a for a in schema_of(op).arguments if not a.has_default and not a.kwarg_only]
         given = tuple(object() for _ in required)
-        spelled = spell_out_defaults(op, twin.target, given)
+        spelled = spell_out_defaults(op, variant.target, given)
         for mine, other in zip(
-            schema_of(op).arguments[len(spelled) :], schema_of(twin.target).arguments[len(spelled) :], strict=True
+            schema_of(op).arguments[len(spelled) :], schema_of(variant.target).arguments[len(spelled) :], strict=True
         ):
             assert mine.default == other.default, op
 
@@ -230,16 +230,16 @@ def _random_arguments(op: Overload, dtype: torch.dtype, second: tuple[int, ...])
 def test_an_elementwise_operator_gives_the_same_bits_in_place(dtype: torch.dtype) -> None:
     compared = 0
     for op in aten_overloads():
-        twin = inplace_twin(op, dtype) if facts_of(op).pointwise and not facts_of(op).draws else None
-        for second in ((37,), ()) if twin is not None else ():
+        variant = inplace_variant(op, dtype) if facts_of(op).pointwise and not facts_of(op).draws else None
+        for second in ((37,), ()) if variant is not None else ():
             arguments = _random_arguments(op, dtype, second)
             try:
                 result = op(*(arguments or ()))
             except RuntimeError:  # it has no kernel for the dtype, or needs arguments of other kinds
                 continue
             if arguments is not None and result.dtype == dtype:
-                assert twin is not None
-                assert _equal(twin(*arguments), result), f"{twin} with a second operand of shape {second}"
+                assert variant is not None
+                assert _equal(variant(*arguments), result), f"{variant} with a second operand of shape {second}"
                 compared += 1
     assert compared > 100
 
@@ -248,14 +248,14 @@ def test_an_elementwise_operator_gives_the_same_bits_in_place(dtype: torch.dtype
 def test_a_product_with_a_number_rounds_otherwise_in_place(dtype: torch.dtype) -> None:
     x = _random((37,), dtype)
     assert not torch.equal(aten.mul.Scalar(x, 0.6), aten.mul_.Scalar(x.clone(), 0.6)), "the exception is not needed"
-    assert inplace_twin(aten.mul.Scalar, dtype) is None
-    assert isinstance(exact_twin(aten.mul_.Scalar, (0,), [describe(x, 0)]).target, Prim)
-    assert exact_twin(aten.mul_.Scalar, (0,), [describe(x.float(), 0)]).target is aten.mul.Scalar
-    assert inplace_twin(aten.mul.Scalar, torch.float32) is aten.mul_.Scalar
+    assert inplace_variant(aten.mul.Scalar, dtype) is None
+    assert isinstance(exact_variant(aten.mul_.Scalar, (0,), [describe(x, 0)]).target, Prim)
+    assert exact_variant(aten.mul_.Scalar, (0,), [describe(x.float(), 0)]).target is aten.mul.Scalar
+    assert inplace_variant(aten.mul.Scalar, torch.float32) is aten.mul_.Scalar
 
 
 def test_a_write_into_another_layout_keeps_its_operator_unless_it_is_elementwise() -> None:
     rows, columns = describe(_f(2, 3), 0), describe(_f(3, 2).t(), 0)
-    assert exact_twin(aten.addmm_.default, (0,), [rows]).target is aten.addmm.default
-    assert isinstance(exact_twin(aten.addmm_.default, (0,), [columns]).target, Prim)
-    assert exact_twin(aten.exp_.default, (0,), [columns]).target is aten.exp.default
+    assert exact_variant(aten.addmm_.default, (0,), [rows]).target is aten.addmm.default
+    assert isinstance(exact_variant(aten.addmm_.default, (0,), [columns]).target, Prim)
+    assert exact_variant(aten.exp_.default, (0,), [columns]).target is aten.exp.default

@@ -1,7 +1,7 @@
-"""The functional twin of an operator that writes: same results, nothing written.
+"""The functional variant of an operator that writes: same results, nothing written.
 
 Found by schema: the same name without its trailing underscore (or without its out argument) whose arguments have the
-same types, or `<name>_functional`. Where no twin exists, `ops.prims.functional_form` serves.
+same types, or `<name>_functional`. Where no variant exists, `ops.prims.functional_form` serves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dovetail.torch_compat.dispatch import Argument, Overload, Schema, overloads
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
+class Variant:
     """A functional operator and how its results map to those of the writing one.
 
     target: the functional operator. drops_out: the writing operator's out arguments are not passed on.
@@ -35,8 +35,8 @@ class Twin:
     drops_out: bool = False
 
 
-def exact_twin(op: Overload, writes: tuple[int, ...], written: Sequence[TensorMeta]) -> Twin:
-    """The functional twin that gives, bit by bit, what `op` writes into these tensors. Never fails.
+def exact_variant(op: Overload, writes: tuple[int, ...], written: Sequence[TensorMeta]) -> Variant:
+    """The functional variant that gives, bit by bit, what `op` writes into these tensors. Never fails.
 
     An operator that is not elementwise may add up in another order where the result is laid out differently.
     """
@@ -45,28 +45,28 @@ def exact_twin(op: Overload, writes: tuple[int, ...], written: Sequence[TensorMe
         rounds_otherwise = in_place and rounds_otherwise_in_place(op, meta.dtype)
         if rounds_otherwise or not (facts.pointwise or _is_contiguous(meta)):
             return _own_form(op, writes)
-    return functional_twin(op, writes)
+    return functional_variant(op, writes)
 
 
 @cache
-def functional_twin(op: Overload, writes: tuple[int, ...]) -> Twin:
-    """The functional twin of `op`, which writes the arguments at positions `writes`. Never fails.
+def functional_variant(op: Overload, writes: tuple[int, ...]) -> Variant:
+    """The functional variant of `op`, which writes the arguments at positions `writes`. Never fails.
 
-    A draw has no twin among the operators: which numbers it draws depends on the strides of what it writes, and a twin
-    writes a tensor of its own.
+    A draw has no variant among the operators: which numbers it draws depends on the strides of what it writes, and a
+    variant writes a tensor of its own.
     """
     schema = schema_of(op)
-    finders = () if facts_of(op).draws else (_out_twin, _inplace_twin, _functional_twin)
+    finders = () if facts_of(op).draws else (_variant_of_out, _variant_of_inplace, _variant_by_suffix)
     for find in finders:
-        twin = find(schema, writes)
-        if twin is not None:
-            return twin
+        variant = find(schema, writes)
+        if variant is not None:
+            return variant
     return _own_form(op, writes)
 
 
-def _own_form(op: Overload, writes: tuple[int, ...]) -> Twin:
+def _own_form(op: Overload, writes: tuple[int, ...]) -> Variant:
     """The operator itself, on copies."""
-    return Twin(functional_form(op, writes), fresh=_fresh_count(schema_of(op)), returns_list=True)
+    return Variant(functional_form(op, writes), fresh=_fresh_count(schema_of(op)), returns_list=True)
 
 
 def _is_contiguous(meta: TensorMeta) -> bool:
@@ -80,10 +80,10 @@ def _is_contiguous(meta: TensorMeta) -> bool:
 
 
 @cache
-def inplace_twin(op: Overload, dtype: torch.dtype | None = None) -> Overload | None:
+def inplace_variant(op: Overload, dtype: torch.dtype | None = None) -> Overload | None:
     """The operator that does what `op` does and leaves the result, of `dtype`, in its first argument, if there is one.
 
-    `op` is the functional twin of what is returned, with equal defaults.
+    `op` is the functional variant of what is returned, with equal defaults.
     """
     if rounds_otherwise_in_place(op, dtype):
         return None
@@ -94,22 +94,22 @@ def inplace_twin(op: Overload, dtype: torch.dtype | None = None) -> Overload | N
             (a.type, a.kwarg_only, a.default) for a in schema.arguments
         ]
         writes = tuple(i for i, a in enumerate(other.arguments) if a.is_write)
-        if same and writes == (0,) and functional_twin(candidate, writes).target is op:
+        if same and writes == (0,) and functional_variant(candidate, writes).target is op:
             return candidate
     return None
 
 
-def spell_out_defaults(op: Overload, twin: Overload, args: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """`args` for `twin`: defaults of `op` that were left out are added where the twin's differ."""
+def spell_out_defaults(op: Overload, variant: Overload, args: tuple[Operand, ...]) -> tuple[Operand, ...]:
+    """`args` for `variant`: defaults of `op` that were left out are added where the variant's differ."""
     missing = [a for a in schema_of(op).arguments[len(args) :] if not a.kwarg_only]
-    others = [a for a in schema_of(twin).arguments[len(args) :] if not a.kwarg_only]
+    others = [a for a in schema_of(variant).arguments[len(args) :] if not a.kwarg_only]
     differs = [i for i, (a, b) in enumerate(zip(missing, others, strict=False)) if a.default != b.default]
     return (*args, *(a.default for a in missing[: differs[-1] + 1])) if differs else args
 
 
 @cache
 def form_of_lists(op: Overload) -> Prim | None:
-    """The functional form of the operator of which `op` is the functional twin, where that writes lists.
+    """The functional form of the operator of which `op` is the functional variant, where that writes lists.
 
     The new contents come in the order of `op`'s results, in one list: `_fused_adam` and `_fused_adam_`, say.
     """
@@ -139,18 +139,18 @@ def _candidates(namespace: str, name: str, wanted: list[tuple[str, str]], by_nam
     return found
 
 
-def _out_twin(schema: Schema, writes: tuple[int, ...]) -> Twin | None:
+def _variant_of_out(schema: Schema, writes: tuple[int, ...]) -> Variant | None:
     outs = [a for a in schema.arguments if a.is_out]
     if not outs or len(outs) != len(writes) or any(a.type.startswith("List") for a in outs):
         return None
     wanted = [(a.name, a.type) for a in schema.arguments if not a.is_out]
     for candidate in _candidates(schema.namespace, schema.name, wanted, by_name=True):
         if len(schema_of(candidate).returns) == len(outs):
-            return Twin(candidate, fresh=0, returns_list=len(outs) > 1, drops_out=True)
+            return Variant(candidate, fresh=0, returns_list=len(outs) > 1, drops_out=True)
     return None
 
 
-def _inplace_twin(schema: Schema, writes: tuple[int, ...]) -> Twin | None:
+def _variant_of_inplace(schema: Schema, writes: tuple[int, ...]) -> Variant | None:
     if not schema.name.endswith("_") or schema.name.endswith("__") or _fresh_count(schema):
         return None
     wanted = [(a.name, a.type) for a in schema.arguments]
@@ -160,13 +160,13 @@ def _inplace_twin(schema: Schema, writes: tuple[int, ...]) -> Twin | None:
         returned = [type_ for type_, _, _ in schema_of(candidate).returns]
         written = [schema.arguments[i].type for i in writes]
         if returned == ["Tensor"] and written == ["Tensor"]:
-            return Twin(candidate, fresh=0, returns_list=False)
+            return Variant(candidate, fresh=0, returns_list=False)
         if len(returned) == 1 and returned[0].startswith("List") and len(written) == 1:
-            return Twin(candidate, fresh=0, returns_list=True)
+            return Variant(candidate, fresh=0, returns_list=True)
     return None
 
 
-def _functional_twin(schema: Schema, writes: tuple[int, ...]) -> Twin | None:
+def _variant_by_suffix(schema: Schema, writes: tuple[int, ...]) -> Variant | None:
     written: list[Argument] = [schema.arguments[i] for i in writes]
     if any(a.type.startswith("List") for a in written):
         return None
@@ -177,5 +177,5 @@ def _functional_twin(schema: Schema, writes: tuple[int, ...]) -> Twin | None:
         for candidate in _candidates(schema.namespace, name, wanted, by_name):
             count = len(schema_of(candidate).returns)
             if count == _fresh_count(schema) + len(writes):
-                return Twin(candidate, fresh=_fresh_count(schema), returns_list=count > 1)
+                return Variant(candidate, fresh=_fresh_count(schema), returns_list=count > 1)
     return None
