@@ -112,7 +112,7 @@ class Buffers:
         self._regions: dict[Value, Region] = {}
         self._footprints: dict[Value, Footprint | None] = {}
         self._order_number = 0
-        for value in (*program.inputs, *(v for node in program.nodes for v in node.results())):
+        for value in program.values():
             if value.is_tensor:
                 self.values_on.setdefault(value.tensor.storage, []).append(value)
 

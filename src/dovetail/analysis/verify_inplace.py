@@ -115,7 +115,7 @@ def _numbers(functional: Program, inplace: Program, hints: Mapping[str, Number],
     """
     found = dict(hints)
     for program in (functional, inplace):
-        values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
+        values = list(program.values())
         names = [name for value in values for name in meta_symbols(value.meta)]
         names += [name for node in program.nodes for name in node.symbols()]
         for name in (*names, *symbols_in(program.outputs)):
@@ -148,7 +148,7 @@ def _extents(functional: Program, inplace: Program, numbers: Mapping[str, Number
     for program in (functional, inplace):
         inputs = program.input_storages()
         reach = dict.fromkeys(inputs, 0)
-        for value in (*program.inputs, *(value for node in program.nodes for value in node.results())):
+        for value in program.values():
             if value.is_tensor and value.tensor.storage in inputs:
                 reach[value.tensor.storage] = max(reach[value.tensor.storage], _end_bytes(value, numbers))
         reaches.append([reach[v.tensor.storage] if v.is_tensor else 0 for v in program.inputs])

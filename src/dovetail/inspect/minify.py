@@ -248,8 +248,7 @@ class _Minifier:
         first = self._ask(whole)
         if first is None:
             raise DoesNotFail(program=self._program.name)
-        names = [value.name for value in self._program.inputs]
-        names += [value.name for node in self._program.nodes for value in node.results()]
+        names = [value.name for value in self._program.values()]
         self._same = SameFailure(first, names)
         self._confirm(whole, first)
         self._steps.append(self._step(self._search.best, "all"))

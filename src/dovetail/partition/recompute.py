@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from dovetail.ir.fresh import Fresh
 from dovetail.ir.program import Node, Phase, Program, TensorMeta, Value, made_symbols, values_in
 from dovetail.ops.facts import may_be_removed
 from dovetail.partition.policy import can_run_again
@@ -77,7 +78,7 @@ def _still_read(program: Program, nodes: list[Node], needed: set[Value]) -> list
 class _Writer:
     """Backward with copies of forward nodes.
 
-    again: forward nodes that were copied. sources: what the copies read, values that are computed again included.
+    recomputed: forward nodes that were copied. sources: what the copies read, values that are computed again included.
     """
 
     def __init__(self, program: Program, keeps: Callable[[Value], bool]) -> None:
@@ -86,9 +87,7 @@ class _Writer:
         self.sources: set[Value] = set()
         self._keeps = keeps
         self._makers = {v: n for n in program.nodes if n.phase is Phase.FORWARD for v in n.results() if v.is_tensor}
-        values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
-        self._names = {value.name for value in values}
-        self._storages = max((value.tensor.storage for value in values if value.is_tensor), default=0)
+        self._fresh = Fresh(program)
         roles = zip(program.signature.outputs, program.outputs, strict=True)
         returned = [operand for role, operand in roles if not is_forward(role)]
         self._now: dict[Value, Value] = {value: value for value in values_in(returned)}
@@ -143,11 +142,6 @@ class _Writer:
         """A new value like this one. places: by storage in forward, the storage in backward."""
         meta = value.tensor
         if meta.storage not in places:
-            self._storages += 1
-            places[meta.storage] = self._storages
+            places[meta.storage] = self._fresh.storage()
         placed: TensorMeta = replace(meta, storage=places[meta.storage])
-        name = f"{value.name}_again"
-        while name in self._names:
-            name += "_"
-        self._names.add(name)
-        return Value(name, placed)
+        return Value(self._fresh.name(f"{value.name}_again"), placed)

@@ -359,8 +359,7 @@ def names_for(pool: Pool, stored: Sequence[int], reserved: Collection[str]) -> t
 
     reserved: names that they must not have.
     """
-    taken = {*reserved, *(value.name for program in pool.programs for value in program.inputs)}
-    taken |= {value.name for program in pool.programs for node in program.nodes for value in node.results()}
+    taken = {*reserved, *(value.name for program in pool.programs for value in program.values())}
     firsts = _first_constants(pool)
     found: list[tuple[int, str]] = []
     for value in stored:
