@@ -196,6 +196,12 @@ def _run_kind(kind: str, **options: Any) -> Any:
     return trail
 
 
+def test_passes_whose_results_differ_by_rounding_say_so() -> None:
+    specs = {spec.name: spec for passes in PASSES.values() for spec in passes.specs}
+    rounding = {name for name, spec in specs.items() if spec.tier == "numerics"}
+    assert rounding == {"fold_batch_norms", "merge_linears", "channels_last", "prepack"}
+
+
 @pytest.mark.parametrize("kind", list(PASSES))
 def test_every_kind_of_program_goes_through_the_same_loop(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     def edits(program: Program) -> tuple[Program, str]:

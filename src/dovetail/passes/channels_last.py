@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, Literal
 
 import torch
 
@@ -32,9 +31,6 @@ from dovetail.passes.convolution_forms import CHANNELS_LAST, Convolution, convol
 from dovetail.passes.dead_code import remove_dead_code
 
 aten = torch.ops.aten
-
-# Results differ from eager's by rounding: the layout decides which kernel runs.
-TIER: Final[Literal["bitwise", "numerics"]] = "numerics"
 
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 

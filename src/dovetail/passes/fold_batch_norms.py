@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
 
 import torch
 
@@ -46,9 +45,6 @@ from dovetail.passes.linear_forms import Affine, affine_of
 from dovetail.passes.norm_forms import BatchNorm, batch_norm_of, lies_as_norms_do
 
 aten = torch.ops.aten
-
-TIER: Final[Literal["bitwise", "numerics"]] = "numerics"
-"""Results are those of eager up to rounding: the bounds are stated above, element by element."""
 
 FOLDED = "FOLDED"
 

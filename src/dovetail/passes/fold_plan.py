@@ -258,15 +258,20 @@ def _looks_beside(target: object, args: tuple[object, ...]) -> bool:
 
 
 def _span(meta: TensorMeta) -> tuple[int, int]:
-    """The first and the last byte of a tensor, the first one rounded down as copies are; nothing for unknown sizes."""
-    reach, offset = 0, meta.offset
-    for size, step in zip(meta.shape, meta.stride, strict=True):
-        if size == 0 or not isinstance(size, int) or not isinstance(step, int):
-            return (0, 0)
-        reach += (size - 1) * step
-    if not isinstance(offset, int):
+    """The first and the last byte of a tensor; nothing for unknown sizes."""
+    numbers = [number for number in (*meta.shape, *meta.stride, meta.offset) if isinstance(number, int)]
+    rank = len(meta.shape)
+    if len(numbers) <= 2 * rank:
         return (0, 0)
-    first, last = offset * meta.dtype.itemsize, (offset + reach + 1) * meta.dtype.itemsize
+    return span_bytes(numbers[:rank], numbers[rank:-1], numbers[-1], meta.dtype.itemsize)
+
+
+def span_bytes(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> tuple[int, int]:
+    """The first and the last byte of a tensor in its storage, the first one rounded down as copies are."""
+    if 0 in shape:
+        return (0, 0)
+    reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    first, last = offset * itemsize, (offset + reach + 1) * itemsize
     return (first - first % ALIGNMENT_BYTES, last)
 
 

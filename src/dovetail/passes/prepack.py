@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
 
 import torch
 
@@ -42,9 +41,6 @@ from dovetail.torch_compat.onednn import has_onednn
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of
 
 aten = torch.ops.aten
-
-# Results differ from eager's by rounding: other kernels add in another order.
-TIER: Final[Literal["bitwise", "numerics"]] = "numerics"
 
 # A packed product of fewer rows is slower than one by the plain weight, unless the weight is read but once or twice;
 # so is one by a small weight, unless there are many rows (measured on one thread, AVX-512).
