@@ -27,7 +27,7 @@ help: ## list the commands
 	@echo "  PIP_ARGS='--index-url URL'  where pip looks, e.g. for a CPU-only torch"
 
 demo: $(VENV)/.installed-demo ## train a small GPT with eager and with dovetail, side by side; writes a picture and a page
-	$(RUN)/dovetail demo $(ARGS)
+	$(RUN)/python examples/train_gpt.py $(ARGS)
 
 # The core: tests for each way in, and those whose results depend on the processor's kernels.
 CORE := tests/test_bugs.py tests/passes/test_fold_batch_norms.py tests/passes/test_merge_linears.py \

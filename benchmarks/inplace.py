@@ -27,9 +27,9 @@ from dovetail.inspect.memory import measure_peak
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Program
 from dovetail.passes import InplaceReport, plan_inplace, reinplace
+from dovetail.passes.fx_api import plan_for
 from dovetail.passes.inplace import apply_plan
 from dovetail.passes.inplace_report import report_of
-from dovetail.passes.shelf import plan_for
 
 aten = torch.ops.aten
 LIMIT_S = 2.0

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dovetail.demo.model import Gpt, GptConfig
+from examples.demo.model import Gpt, GptConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import DYNAMO, EAGER, compile_for, describe_error
-from dovetail.analysis.arrangement import Accesses
+from dovetail.analysis.alias_pattern import Accesses
 from dovetail.analysis.region import address_range
 from dovetail.execute.alias_guard import AliasGuard
 from dovetail.frontends.function import compile as compile_directly

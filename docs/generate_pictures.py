@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dovetail.analysis.arrangement import Accesses, arrange
+from dovetail.analysis.alias_pattern import Accesses, alias_pattern_of
 from dovetail.inspect.draw import draw
 from dovetail.passes import reinplace
 
@@ -93,7 +93,7 @@ def _group() -> Picture:
         Row(label, _positions(view), "written" if i == 0 else "read", _COLORS[i], is_written=i == 0)
         for i, (label, view) in enumerate(views.items())
     ]
-    (group,) = arrange(list(views.values()), Accesses(written=frozenset([0])), "xyz").groups
+    (group,) = alias_pattern_of(list(views.values()), Accesses(written=frozenset([0])), "xyz").groups
     start = int(views["x = base[1:5]"].storage_offset()) - group.back
     names = " ".join("xyz"[member.argument] for member in group.members)
     flat = Row("flat tensor", tuple(range(start, start + group.length)), f"group {names}", _FLAT)
@@ -112,7 +112,7 @@ def _bytes() -> Picture:
         Row(label, _positions(view.view(torch.uint8)), note, color, is_written=True)
         for (label, view), note, color in zip(views.items(), notes, _COLORS, strict=False)
     ]
-    (group,) = arrange(list(views.values()), Accesses(written=frozenset(range(3))), "fib").groups
+    (group,) = alias_pattern_of(list(views.values()), Accesses(written=frozenset(range(3))), "fib").groups
     start = rows[0].cells[0] - group.back
     cells = tuple(range(start, start + group.length))
     return Picture(
@@ -129,7 +129,7 @@ def _families() -> Picture:
         "z = base.detach()[2:7]": apart[2:7],
         "w = base.detach()[9:]": apart[9:],
     }
-    (group,) = arrange(list(views.values()), Accesses(frozenset([0]), tracked=frozenset([0])), "xyzw").groups
+    (group,) = alias_pattern_of(list(views.values()), Accesses(frozenset([0]), tracked=frozenset([0])), "xyzw").groups
     family_of = {member.argument: member.family for member in group.members}
     rows = []
     for i, (label, view) in enumerate(views.items()):

@@ -93,7 +93,7 @@ class Recorder(TorchDispatchMode):
         operands = tree_map(self.operand, (args, kwargs or {}))
         result = func(*args, **(kwargs or {}))
         if func.namespace != "prim":  # that would be a question, such as for the device
-            require(not func._schema.is_mutable or func in TWINS, f"an operator that writes: {func}")
+            require(not func._schema.is_mutable or func in VARIANTS, f"an operator that writes: {func}")
             require(func.namespace == "aten" and isinstance(result, torch.Tensor), f"not one tensor from torch: {func}")
             node = Node(f"{func.overloadpacket.__name__}_{len(self.nodes)}", result, func, operands, self.backward)
             require(not (node.draws and self.backward), "random numbers in backward")
@@ -141,12 +141,12 @@ class Program:
 
 # ---- 3. Functionalize ------------------------------------------------------------------------------------------------
 # Writes make a program hard to rearrange. So each write becomes a new value, and who reads later reads that: `mul_` has
-# the functional twin `mul`. If a view was written, a scatter puts the new contents into a new root, at the place of the
-# view. A view of the old root is made again from the new one when somebody reads it.
-# The real one: src/dovetail/capture/functionalize.py, ops/twins.py, ops/views.py. Left out: most writes, most views.
-TWINS = {aten.bernoulli_.float: aten.bernoulli.p, aten.div_.Scalar: aten.div.Scalar}
-TWINS |= {aten.copy_.default: aten.copy.default, aten.zero_.default: aten.zero.default}
-TWINS |= {getattr(aten, f"{name}_").Tensor: getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div")}
+# the functional variant `mul`. If a view was written, a scatter puts the new contents into a new root, at the place of
+# the view. A view of the old root is made again from the new one when somebody reads it.
+# The real one: src/dovetail/capture/functionalize.py, ops/functional_variants.py, ops/views.py. Left out: most of both.
+VARIANTS = {aten.bernoulli_.float: aten.bernoulli.p, aten.div_.Scalar: aten.div.Scalar}
+VARIANTS |= {aten.copy_.default: aten.copy.default, aten.zero_.default: aten.zero.default}
+VARIANTS |= {getattr(aten, f"{name}_").Tensor: getattr(aten, name).Tensor for name in ("add", "sub", "mul", "div")}
 SCATTERS: dict[Any, Any] = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default}
 SCATTERS[aten.t.default] = lambda base, new: aten.t.default(new)  # a transpose undoes itself
 SCATTERS[aten.transpose.int] = lambda base, new, *dims: aten.transpose.int(new, *dims)
@@ -172,7 +172,7 @@ def functionalize(recorded: Recorder, inputs: list[list[Node]], results: list[No
         require(view.root.backward or not node.backward, "a write in backward to a value of forward")
         require(not (view.base and node.draws), "random numbers written to a view")
         args, kwargs = tree_map(find, node.operands)
-        contents = TWINS[node.target](*args, **kwargs)
+        contents = VARIANTS[node.target](*args, **kwargs)
         while view.base:
             require(view.target in SCATTERS, f"a write through {view.target}")
             contents = SCATTERS[view.target](find(view.base), contents, *view.operands[0][1:])
@@ -183,7 +183,7 @@ def functionalize(recorded: Recorder, inputs: list[list[Node]], results: list[No
     with torch.no_grad(), new.fakes, new:
         for node in recorded.nodes:
             new.backward = node.backward
-            (write if node.target in TWINS else again)(node)
+            (write if node.target in VARIANTS else again)(node)
         gradients = [new.operand(find(gradient)) for gradient in gradients]
         new.backward = False
         outputs = [new.operand(find(result)) for result in results]
@@ -335,7 +335,7 @@ print("\n8. The backward that runs:\n", recomputing[1].text(free=True), sep="\n"
 # ---- 9. Check --------------------------------------------------------------------------------------------------------
 # Results, gradients, what the inputs hold and the state of the random generator have to be those of eager, bit by bit.
 # The peak, measured by a mode that sees each real storage, has to be the promised one.
-# The real ones: src/dovetail/testing/, and src/dovetail/inspect/memory.py for blocks. Left out: random programs.
+# The real ones: tests/harness/, and src/dovetail/inspect/memory.py for blocks. Left out: random programs.
 class Meter(TorchDispatchMode):
     blocks, peak = frozenset[tuple[StorageWeakRef, int]](), 0
 

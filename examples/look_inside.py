@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from wrong_gelu import WrongGelu
 
 import dovetail
 from dovetail.inspect.bisect import BisectReport, bisect
 from dovetail.inspect.draw import draw
 from dovetail.inspect.dump_folder import read_dump
 from dovetail.inspect.minify import Minified, minify
+from dovetail.inspect.minify_files import read_source
 from dovetail.inspect.minify_oracles import CheckFile
 from dovetail.inspect.minify_script import Reproducer, write_reproducer
-from dovetail.inspect.minify_source import read_source
 from dovetail.inspect.replay import ReplayRow, replay
+from wrong_gelu import WrongGelu
 
 HERE = Path(__file__).resolve().parent
 EXECUTOR = "wrong_gelu.py"

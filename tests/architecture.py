@@ -10,6 +10,7 @@ The rules, by the name that a finding carries:
     private-attribute      `x._name` where x is not self, cls, super() or a class of the same file
     function-level-import  an import statement inside a function
     vague-file-name        a file or folder called utils, helpers, common or misc
+    import-circle          modules of one layer import each other in a circle, for types alone included
     function-length        a function of more than 80 lines, its docstring included
     file-length            a file of more than 400 lines
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +31,7 @@ MAX_FUNCTION_LINES = 80
 MAX_FILE_LINES = 400
 
 SIBLINGS = frozenset({"capture", "joint", "passes", "partition", "memory"})
-# The public face is the root package, `dovetail` itself: what a user imports, and what demo and cli import as users.
+# The public face is the root package, `dovetail` itself: what a user imports, and what cli imports as a user.
 ROOT = "__init__"
 
 _TO_ANALYSIS = frozenset({"errors", "torch_compat", "ir", "ops", "analysis"})
@@ -56,8 +57,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "compat": _TO_FRONTENDS | {"inspect"},
     ROOT: _TO_ROOT - {ROOT},
     "testing": _TO_ROOT,
-    "demo": _TO_ROOT,
-    "cli": _TO_ROOT | {"demo"},
+    "cli": _TO_ROOT,
     "__main__": frozenset({"cli"}),
 }
 
@@ -118,10 +118,19 @@ def check_tree(package_root: Path) -> list[Finding]:
         Every finding, by path and line.
     """
     findings: list[Finding] = []
+    files: list[_File] = []
     for path in sorted(package_root.rglob("*.py")):
         module = ".".join([PACKAGE, *path.relative_to(package_root).with_suffix("").parts])
-        findings += check_source(path.read_text(encoding="utf-8"), module=module, path=str(path))
-    return sorted(findings)
+        files.append(_parsed(path.read_text(encoding="utf-8"), module, str(path)))
+        findings += _check_file(files[-1])
+    return sorted([*findings, *_check_circles(files)])
+
+
+def check_circles(folder: Path, *, module: str) -> list[Finding]:
+    """Check who imports whom among the files of one folder. module: the dotted name of the folder."""
+    paths = sorted(folder.glob("*.py"))
+    files = [_parsed(path.read_text(encoding="utf-8"), f"{module}.{path.stem}", path.name) for path in paths]
+    return list(_check_circles(files))
 
 
 def check_source(source: str, *, module: str, path: str) -> list[Finding]:
@@ -135,8 +144,15 @@ def check_source(source: str, *, module: str, path: str) -> list[Finding]:
     Returns:
         Every finding, by line.
     """
+    return _check_file(_parsed(source, module, path))
+
+
+def _parsed(source: str, module: str, path: str) -> _File:
     name = module.removesuffix(".__init__")
-    file = _File(path, name, name != module, source, tuple(ast.walk(ast.parse(source, filename=path))))
+    return _File(path, name, name != module, source, tuple(ast.walk(ast.parse(source, filename=path))))
+
+
+def _check_file(file: _File) -> list[Finding]:
     findings = [*_check_names(file), *_check_lengths(file), *_check_imports(file), *_check_function_imports(file)]
     if file.layer != _COMPAT_LAYER:
         findings += [*_check_private_torch(file), *_check_private_attributes(file)]
@@ -187,6 +203,35 @@ def _check_imports(file: _File) -> Iterator[Finding]:
         siblings = file.layer in SIBLINGS and target in SIBLINGS
         rule = "sibling-import" if siblings else "layer-order"
         yield Finding(file.path, imported.line, rule, f"{file.layer} may not import {imported.target}")
+
+
+def _check_circles(files: Sequence[_File]) -> Iterator[Finding]:
+    """One finding for each circle of imports among the modules of a layer."""
+    by_module = {file.module: file for file in files}
+    left: dict[str, set[str]] = {}
+    for file in files:
+        targets = {_longest(imported.target, by_module) for imported in _imports(file)}
+        left[file.module] = {t for t in targets if t and t != file.module and by_module[t].layer == file.layer}
+    while left:
+        ends = [module for module, targets in left.items() if not targets & left.keys()]
+        for module in ends:
+            del left[module]
+        if ends or not left:
+            continue
+        path = [min(left)]
+        while path[-1] not in path[:-1]:  # every module that is left imports another one
+            path.append(min(left[path[-1]] & left.keys()))
+        circle = path[path.index(path[-1]) :]
+        yield Finding(by_module[circle[0]].path, 1, "import-circle", " imports ".join(circle))
+        for module in circle[1:]:
+            del left[module]
+
+
+def _longest(path: str, modules: Mapping[str, _File]) -> str:
+    """The module that a dotted path begins with; "" where it is none of these."""
+    while path and path not in modules:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _is_allowed(path: str, target: str, layer: str, allowed: frozenset[str]) -> bool:

@@ -24,9 +24,9 @@ import torch
 import dovetail
 from dovetail.errors import UnusableDonation
 from dovetail.ir.graph_signature import GraphSignature
-from dovetail.testing.agreement import Observation, first_difference, observe
-from dovetail.testing.aliasing import AliasProgram, alias_program
-from dovetail.testing.programs import RandomProgram, random_program
+from tests.harness.agreement import Observation, first_difference, observe
+from tests.harness.aliasing import AliasProgram, alias_program
+from tests.harness.programs import RandomProgram, random_program
 from tests.recompute_sweep import program as chain_program
 from tests.searching import Standing, begin, keep, parser_of
 

@@ -11,7 +11,7 @@ import torch
 import dovetail
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.backend import dovetail_backend
-from dovetail.testing.agreement import MakeInputs, first_difference, observe
+from tests.harness.agreement import MakeInputs, first_difference, observe
 
 
 @dataclass(frozen=True, slots=True)

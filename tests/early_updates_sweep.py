@@ -13,7 +13,7 @@ import time
 
 import torch
 
-from dovetail.testing.functional_programs import FunctionalProgram, functional_program
+from tests.harness.functional_programs import FunctionalProgram, functional_program
 from tests.random_steps import check_early, random_step
 from tests.searching import Standing, begin, keep, parser_of
 

@@ -41,7 +41,7 @@ from dovetail.artifact.program_json import program_from_json
 from dovetail.errors import DovetailError
 from dovetail.inspect.dump_folder import calls_in, read_dump, read_step
 from dovetail.inspect.explain_dump import explain_dump
-from dovetail.inspect.minify_source import read_source
+from dovetail.inspect.minify_files import read_source
 from dovetail.inspect.plain_run import run_program
 from dovetail.inspect.replay import replay
 from tests.file_corpus import FROZEN, Subject

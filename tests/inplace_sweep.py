@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dovetail.testing.functional_programs import FunctionalProgram, functional_program
-from dovetail.testing.inplace_agreement import Disagreement, check_careless, check_dynamic, check_in_place
-from dovetail.testing.shrinking import shrink_program
+from tests.harness.functional_programs import FunctionalProgram, functional_program
+from tests.harness.inplace_agreement import Disagreement, check_careless, check_dynamic, check_in_place
+from tests.harness.shrinking import shrink_program
 from tests.searching import Standing, begin, keep, parser_of
 
 _RUN = """
@@ -37,8 +37,8 @@ if __name__ == "__main__":
 
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from dovetail.testing.functional_programs import read_source
-    from dovetail.testing.inplace_agreement import check_careless, check_dynamic, check_in_place
+    from tests.harness.functional_programs import read_source
+    from tests.harness.inplace_agreement import check_careless, check_dynamic, check_in_place
 
     this = replace(read_source(open(__file__).read()), seed={seed})
     {call}

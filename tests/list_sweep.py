@@ -23,14 +23,14 @@ import pytest
 from tests import rotation
 
 LISTS = (
-    "tests/analysis/test_redescribe.py",
+    "tests/analysis/test_propagate_layouts.py",
     "tests/artifact/test_container.py",
     "tests/artifact/test_fuzz.py",
     "tests/benchmarks/test_benchmarks.py",
     "tests/benchmarks/test_freeze.py",
     "tests/capture/test_operator_trace.py",
     "tests/compat/test_debug_nop.py",
-    "tests/demo/test_demo.py",
+    "tests/examples/test_demo.py",
     "tests/differential/test_alias_programs.py",
     "tests/differential/test_inplace_programs.py",
     "tests/differential/test_operators.py",
@@ -71,7 +71,7 @@ LISTS = (
     "tests/semantics/test_transforms.py",
     "tests/test_opdb.py",
     "tests/test_sweep.py",
-    "tests/testing/test_aliasing.py",
+    "tests/harness/test_aliasing.py",
     "tests/testing/test_sanitizer.py",
 )
 

@@ -13,12 +13,12 @@ from dovetail.analysis.updates import find_updates
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.early_updates import early_updates, scheduled
+from dovetail.passes.expand_foreach import expand_lists
 from dovetail.passes.functional import require_functional
 from dovetail.passes.inplace import apply_plan, choose_plan
-from dovetail.passes.run_late import peak_in_place
-from dovetail.passes.unbundle import take_apart
-from dovetail.testing.functional_programs import FunctionalProgram
-from dovetail.testing.inplace_agreement import Disagreement, difference
+from dovetail.passes.sink import peak_in_place
+from tests.harness.functional_programs import FunctionalProgram
+from tests.harness.inplace_agreement import Disagreement, difference
 
 _FUSED_ADAMW = (
     "prims.functional_form(aten._fused_adamw_.default, (0, 1, 2, 3, 4))([{p}], [{g}], [{m}], [{s}], [], [{t}], "
@@ -30,7 +30,7 @@ def check_early(made: FunctionalProgram) -> bool:
     """Raise Disagreement when updates that run early, or at random times, show. Whether something moved."""
     choose = random.Random(made.seed)
     program, _ = remove_dead_code(made.program())
-    apart, _ = take_apart(program)
+    apart, _ = expand_lists(program)
     updates = find_updates(apart)
     times = {group: choose.choice((-1, choose.randrange(len(apart.nodes)))) for group in updates.groups}
     early = scheduled(apart, updates, None if choose.random() < 0.5 else times)

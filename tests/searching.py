@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +20,10 @@ class Standing:
 
 
 S = TypeVar("S", bound=Standing)
+
+_ROOT = Path(__file__).resolve().parent.parent
+# The environment in which the file of a failing program runs.
+ON_PATH = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:

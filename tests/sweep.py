@@ -7,8 +7,9 @@
 
 There are two kinds of programs: plain ones, and those whose arguments share bytes differently from call to call. With
 `--sanitize`, what the analysis says of storages is held against every operator that runs (see `testing.sanitizer`).
-Each failing program is made as small as it gets and written as a file that runs by itself (`sweep-failures/`). With a
-state file, the search goes on where it stopped. The exit status is 1 when something failed.
+Each failing program is made as small as it gets and written as a file (`sweep-failures/`) that runs by itself with the
+root of the repository on PYTHONPATH. With a state file, the search goes on where it stopped. The exit status is 1 when
+something failed.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import dovetail
 from dovetail.errors import DovetailError
-from dovetail.testing.agreement import check_program
-from dovetail.testing.aliasing import AliasProgram, alias_program
-from dovetail.testing.programs import RandomProgram, random_program
 from dovetail.testing.sanitizer import AliasSanitizer
-from dovetail.testing.shrinking import shrink_program
+from tests.harness.agreement import check_program
+from tests.harness.aliasing import AliasProgram, alias_program
+from tests.harness.programs import RandomProgram, random_program
+from tests.harness.shrinking import shrink_program
 from tests.searching import Standing, begin, keep, parser_of
 
 _RUN = """
@@ -44,8 +45,8 @@ if __name__ == "__main__":
     from types import SimpleNamespace
 
     import dovetail
-    from dovetail.testing.agreement import check_program
     from dovetail.testing.sanitizer import AliasSanitizer
+    from tests.harness.agreement import check_program
 
     source = open(__file__).read()
     this = SimpleNamespace(source=lambda: source, build=lambda: (program, inputs))

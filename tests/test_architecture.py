@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests import architecture
-from tests.architecture import MAY_IMPORT, PACKAGE, ROOT, check_source, check_tree, is_vague_name
+from tests.architecture import MAY_IMPORT, PACKAGE, ROOT, check_circles, check_source, check_tree, is_vague_name
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _PACKAGE_ROOT = _REPOSITORY / "src" / PACKAGE
 _SAMPLES = sorted((_REPOSITORY / "tests" / "data" / "architecture").glob("*.py"))
+_CIRCLE = _REPOSITORY / "tests" / "data" / "architecture" / "circle"
 _RULES = {
     "layer-order",
     "sibling-import",
@@ -47,7 +48,15 @@ def test_sample_breaks_exactly_the_rule_it_names(sample: Path) -> None:
 def test_every_rule_has_a_sample_and_is_documented() -> None:
     sampled = {_header(path.read_text(encoding="utf-8"), "expect") for path in _SAMPLES}
     assert sampled - {"nothing"} == _RULES
-    assert all(rule in (architecture.__doc__ or "") for rule in _RULES)
+    assert all(rule in (architecture.__doc__ or "") for rule in {*_RULES, "import-circle"})
+
+
+def test_a_circle_of_imports_in_one_layer_is_found() -> None:
+    """A type checker's import closes the circle; a module that imports only what is elsewhere is not part of it."""
+    (finding,) = check_circles(_CIRCLE, module="dovetail.execute.circle")
+    assert (finding.rule, finding.path) == ("import-circle", "graph.py")
+    names = ("graph", "training", "graph")
+    assert finding.detail == " imports ".join(f"dovetail.execute.circle.{name}" for name in names)
 
 
 def test_private_torch_is_allowed_in_torch_compat() -> None:

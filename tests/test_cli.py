@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from dovetail import cli
-from dovetail.cli import demo as demo_command
 from dovetail.cli import doctor
-from dovetail.demo import DemoConfig
-from dovetail.errors import MissingDependency
+from dovetail.errors import UnsupportedTorchVersion
 from dovetail.torch_compat.selfcheck import CheckResult
 from tests.torch_release import IS_TESTED
 
@@ -22,14 +20,6 @@ def _run(*arguments: str) -> int:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     return int(caught.value.code or 0)
-
-
-@pytest.fixture
-def configs(monkeypatch: pytest.MonkeyPatch) -> list[DemoConfig]:
-    """Replaces the demo by one that only notes what it was asked for."""
-    configs: list[DemoConfig] = []
-    monkeypatch.setattr(demo_command, "run_demo", configs.append)
-    return configs
 
 
 def _use_checks(monkeypatch: pytest.MonkeyPatch, *results: CheckResult) -> None:
@@ -44,7 +34,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_arguments_it_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run() == 2
     captured = capsys.readouterr()
-    assert all(command in captured.out + captured.err for command in ("doctor", "demo"))
+    assert all(command in captured.out + captured.err for command in ("doctor", "explain"))
 
 
 def test_doctor_tells_versions_machine_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,60 +111,38 @@ def test_doctor_says_that_another_torch_is_not_tested(
     assert "2.14.0 (not tested" in capsys.readouterr().out
 
 
-def test_demo_without_options_uses_the_defaults(configs: list[DemoConfig]) -> None:
-    assert _run("demo") == 0
-    assert configs == [DemoConfig()]
+@pytest.mark.parametrize("options", [("replay",), ("draw", "no-such-dump"), ("doctor", "--unknown"), ("unknown",)])
+def test_wrong_usage_ends_with_status_2(options: tuple[str, ...]) -> None:
+    assert _run(*options) == 2
 
 
-def test_demo_hands_on_its_options(configs: list[DemoConfig]) -> None:
-    options = "--with inductor --with eager --steps 7 --out somewhere --seed 3 --quick"
-    assert _run("demo", *options.split()) == 0
-    extra = ("inductor", "eager")
-    assert configs == [DemoConfig(steps=7, seed=3, out_dir=Path("somewhere"), extra=extra, quick=True)]
+def _raise_unsupported() -> None:
+    raise UnsupportedTorchVersion(version="1.0", reason="it is too old")
 
 
-def test_demo_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _run("demo", "--quick", "--steps", "2", "--out", str(tmp_path), "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [column["name"] for column in told["columns"]] == ["eager", "dovetail"]
-    assert told["is_bitwise_equal"] is True
-    assert Path(told["page"]).exists()
-
-
-@pytest.mark.parametrize("options", [("--steps", "0"), ("--steps", "many"), ("--unknown",)])
-def test_wrong_usage_ends_with_status_2(configs: list[DemoConfig], options: tuple[str, ...]) -> None:
-    assert _run("demo", *options) == 2
-    assert configs == []
-
-
-def _raise_missing(_: DemoConfig) -> None:
-    raise MissingDependency(feature="the demo", package="matplotlib", install="pip install 'dovetail[demo]'")
-
-
-def _raise_wrapped(config: DemoConfig) -> None:
+def _raise_wrapped() -> None:
     """What Dynamo does with an error of a backend: raises one of its own, and hides where it came from."""
     try:
-        _raise_missing(config)
-    except MissingDependency as error:
+        _raise_unsupported()
+    except UnsupportedTorchVersion as error:
         raise RuntimeError(f"backend='dovetail' raised: {error}") from None
 
 
-@pytest.mark.parametrize("demo", [_raise_missing, _raise_wrapped])
+@pytest.mark.parametrize("fail", [_raise_unsupported, _raise_wrapped])
 def test_an_error_of_dovetail_is_printed_without_a_traceback(
-    demo: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    fail: Callable[[], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo_command, "run_demo", demo)
-    assert _run("demo") == 2
+    monkeypatch.setattr(doctor, "run_self_checks", fail)
+    assert _run("doctor") == 2
     err = capsys.readouterr().err
-    assert err.startswith("DT-ENV-002 MissingDependency: the demo needs the package matplotlib")
-    assert "pip install 'dovetail[demo]'" in err
+    assert err.startswith("DT-ENV-001 UnsupportedTorchVersion: torch 1.0 cannot be used: it is too old")
     assert "Traceback" not in err
 
 
 def test_any_other_error_is_a_bug_and_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: DemoConfig) -> None:
+    def fail() -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr(demo_command, "run_demo", fail)
+    monkeypatch.setattr(doctor, "run_self_checks", fail)
     with pytest.raises(ZeroDivisionError):
-        cli.main(["demo"])
+        cli.main(["doctor"])

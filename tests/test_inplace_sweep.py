@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.testing import inplace_agreement
 from tests import inplace_sweep
+from tests.harness import inplace_agreement
+from tests.searching import ON_PATH
 
 
 def test_a_search_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -27,6 +28,7 @@ def test_a_failure_is_written_small_and_runs(tmp_path: Path, monkeypatch: pytest
     state = inplace_sweep.State(7)
     inplace_sweep.search(state, 1, 60, 1, tmp_path, lambda now: None)
     assert state.failures["in_place_7"].startswith("Disagreement: ")
-    done = subprocess.run([sys.executable, tmp_path / "in_place_7.py"], capture_output=True, text=True, check=False)
+    command = [sys.executable, tmp_path / "in_place_7.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ON_PATH)
     assert done.returncode == 1
     assert "it works in place now" in done.stderr

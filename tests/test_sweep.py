@@ -13,6 +13,7 @@ import dovetail
 from dovetail.testing.sanitizer import AliasSanitizer
 from tests import sweep
 from tests.rotation import rotated
+from tests.searching import ON_PATH
 
 
 def test_a_search_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,6 +66,8 @@ def test_a_failure_is_written_small_and_runs(
     assert "def program(" in path.read_text()
     patched = "import dovetail; dovetail.compile = lambda function: function; import runpy, sys; "
     patched += "runpy.run_path(sys.argv[1], run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", patched, path], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", patched, path], capture_output=True, text=True, check=False, env=ON_PATH
+    )
     assert done.returncode == 1
     assert "it agrees with eager now" in done.stderr

@@ -1,4 +1,4 @@
-"""Memory of tokens, held against a list of what each byte is."""
+"""Memory of value numbers, held against a list of what each byte is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dovetail.analysis.shadow_memory import Region, Storage
-from dovetail.analysis.tokens import Contents, Tokens
+from dovetail.analysis.symbolic_contents import Contents, Numbering
 
 _SIZE = 48
 
@@ -41,9 +41,9 @@ def _bytes(region: Region) -> list[int]:
 @pytest.mark.parametrize("seed", range(60))
 def test_reads_give_what_was_written(seed: int) -> None:
     choose = random.Random(seed)
-    tokens = Tokens()
+    numbering = Numbering()
     storages = [Storage(_SIZE) for _ in range(3)]
-    storages[0].hold(start := tokens.new(_SIZE))
+    storages[0].hold(start := numbering.new(_SIZE))
     model = [list(range(start, start + _SIZE)), [0] * _SIZE, [0] * _SIZE]
     seen: dict[object, list[int]] = {}
     for _ in range(60):
@@ -59,19 +59,19 @@ def test_reads_give_what_was_written(seed: int) -> None:
             keys = [k for k, held in seen.items() if held == expected and k[:2] == key[:2]]  # type: ignore[index]
             assert keys == [key], "equal bytes with other idents"
         if action < 0.4 and region.count:
-            first = tokens.new(region.count * region.itemsize)
+            first = numbering.new(region.count * region.itemsize)
             made = list(range(first, first + len(places)))
             if not region.overlaps_itself():
                 storages[here].write(region, Contents.run(region.shape, region.itemsize, first))
-                for place, token in zip(places, made, strict=True):
-                    model[here][place] = token
+                for place, number in zip(places, made, strict=True):
+                    model[here][place] = number
         elif action < 0.8:
             target = _region(choose)
             fits = target.count == region.count and target.itemsize == region.itemsize
             if fits and not target.overlaps_itself():
                 storages[there].write(target, contents.reshaped(target.shape))
-                for place, token in zip(_bytes(target), expected, strict=True):
-                    model[there][place] = token
+                for place, number in zip(_bytes(target), expected, strict=True):
+                    model[there][place] = number
         elif action < 0.9 and region.is_contiguous:
             part = storages[here].part(region.first, region.end)
             storages[there] = Storage(_SIZE)
@@ -88,32 +88,32 @@ def test_regions_overlap_where_they_share_a_byte() -> None:
 
 
 def test_equal_elements_are_converted_to_equal_elements() -> None:
-    tokens = Tokens()
-    whole = Contents.run((6,), 4, tokens.new(24))
+    numbering = Numbering()
+    whole = Contents.run((6,), 4, numbering.new(24))
     storage, converted = Storage(24), Storage(48)
     storage.write(Region(0, (6,), (1,), 4), whole)
-    converted.write(Region(0, (6,), (1,), 8), tokens.converted(whole, "wide", 8))
+    converted.write(Region(0, (6,), (1,), 8), numbering.converted(whole, "wide", 8))
     for region in (Region(1, (2, 2), (2, 1), 4), Region(0, (3,), (2,), 4), Region(2, (2, 3), (0, 1), 4)):
-        part = tokens.converted(storage.read(region), "wide", 8)
+        part = numbering.converted(storage.read(region), "wide", 8)
         wide = Region(region.offset, region.shape, region.stride, 8)
         assert part.ident == converted.read(wide).ident
-        assert tokens.converted(part, "other", 8).ident != part.ident
+        assert numbering.converted(part, "other", 8).ident != part.ident
 
 
 def test_a_conversion_that_undoes_itself() -> None:
-    tokens = Tokens()
-    whole = Contents.run((2, 3), 8, tokens.new(48))
-    other = tokens.converted(whole, "conj", 8, undoes_itself=True)
+    numbering = Numbering()
+    whole = Contents.run((2, 3), 8, numbering.new(48))
+    other = numbering.converted(whole, "conj", 8, undoes_itself=True)
     assert other.ident != whole.ident
-    assert tokens.converted(other, "conj", 8, undoes_itself=True).ident == whole.ident
+    assert numbering.converted(other, "conj", 8, undoes_itself=True).ident == whole.ident
 
 
 def test_elements_put_together_of_parts() -> None:
-    tokens = Tokens()
+    numbering = Numbering()
     storage = Storage(8)
-    storage.hold(tokens.new(8))
-    storage.write(Region(1, (1,), (1,), 2), Contents.run((1,), 2, tokens.new(2)))
+    storage.hold(numbering.new(8))
+    storage.write(Region(1, (1,), (1,), 2), Contents.run((1,), 2, numbering.new(2)))
     mixed = storage.read(Region(0, (2,), (1,), 4))
     assert mixed.unit == 1
-    assert tokens.converted(mixed, "wide", 8).ident == tokens.converted(mixed, "wide", 8).ident
-    assert tokens.converted(mixed, "wide", 8).ident != tokens.converted(mixed, "wider", 8).ident
+    assert numbering.converted(mixed, "wide", 8).ident == numbering.converted(mixed, "wide", 8).ident
+    assert numbering.converted(mixed, "wide", 8).ident != numbering.converted(mixed, "wider", 8).ident

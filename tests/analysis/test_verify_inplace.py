@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import importlib
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dovetail.analysis.value_numbers import call_of
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Origin, Program, ScalarMeta, Stage, Value
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops import prims
+from dovetail.ops.facts import draws_otherwise_in_place, rounds_otherwise_in_place
 from dovetail.ops.sub_programs import WithSubPrograms
 from dovetail.passes.inplace import work_in_place
+from dovetail.torch_compat.dispatch import schema_of
 from tests.analysis.inplace_pairs import PAIRS, Pair
 from tests.analysis.written_programs import broken, difference, written
 from tests.counting import LINEAR, growth
+from tests.ops.operators import aten_overloads
 from tests.passes.programs import Builder
 
 aten = torch.ops.aten
@@ -485,7 +492,7 @@ def test_an_expectation_can_fail() -> None:
 # --- descriptions -----------------------------------------------------------------------------------------------------
 
 
-def _redescribed(program: Program, name: str, **changes: Any) -> Program:
+def _with_description(program: Program, name: str, **changes: Any) -> Program:
     """The program with another description of one value."""
     (old,) = [value for node in program.nodes for value in node.results() if value.name == name]
     new = Value(name, replace(old.tensor, **changes))
@@ -516,12 +523,12 @@ def test_descriptions_are_true(name: str, changes: dict[str, Any], message: str)
     text = "v = aten.slice.Tensor(x, 0, 1, 3)\nb = aten.exp.default(v)\nc = aten.clone.default(v)\nreturn b, c"
     program = written(text, {"x": torch.randn(4)})
     with pytest.raises(InplaceMismatch, match=message):
-        verify_inplace(program, _redescribed(program, name, **changes))
+        verify_inplace(program, _with_description(program, name, **changes))
 
 
 def test_a_description_that_was_wrong_before_is_no_news() -> None:
     text = "v = aten.slice.Tensor(x, 0, 1, 3)\nb = aten.exp.default(v)\nreturn b"
-    program = _redescribed(written(text, {"x": torch.randn(4)}), "v", offset=0)
+    program = _with_description(written(text, {"x": torch.randn(4)}), "v", offset=0)
     verify_inplace(program, program)
 
 
@@ -697,3 +704,35 @@ def test_sizes_that_are_made_sure_to_be_equal() -> None:
     build.nodes.append(replace(build.nodes[0], target=prims.EXPECT, args=fact, outputs=()))
     program = build.program(flat)
     verify_inplace(program, program)
+
+
+# --- independence -----------------------------------------------------------------------------------------------------
+
+
+def _imported(module: str, found: set[str]) -> set[str]:
+    """A module and what it imports of the layers that decide and check, directly or through others."""
+    if module not in found:
+        found.add(module)
+        tree = ast.parse(Path(importlib.import_module(module).__file__ or "").read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and re.match(r"dovetail\.(analysis|passes)\.", node.module or ""):
+                _imported(node.module or "", found)
+    return found
+
+
+def test_the_checker_imports_no_analysis_of_the_pass() -> None:
+    checker = _imported("dovetail.analysis.verify_inplace", set())
+    assert len(checker) > 5
+    assert checker.isdisjoint(_imported("dovetail.passes.inplace", set()))
+
+
+def test_checker_and_pass_agree_on_where_bits_depend_on_the_place_of_the_result() -> None:
+    """Two derivations of one fact, over every overload of torch's own."""
+    for op in aten_overloads():
+        schema = schema_of(op)
+        call = call_of(Node(op, tuple(a.default for a in schema.arguments)))
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.complex64, torch.int16):
+            assert call.rounds_by_place(dtype) == rounds_otherwise_in_place(op, dtype), (op, dtype)
+        if call.draws and not call.outs:
+            reads_more = any("Tensor" in a.type for a in schema.arguments[1:])
+            assert reads_more or call.is_fill != draws_otherwise_in_place(op), op

@@ -17,8 +17,8 @@ from dovetail.ir.signature import Signature, UserInput, UserOutput
 from dovetail.ir.sizes import symbol
 from dovetail.ops import prims
 from dovetail.pipeline.differential import same_bits
-from dovetail.testing.shared_bytes import OrderMatters, WritesHaveOneMeaning, shared_bytes
 from dovetail.torch_compat.dispatch import storage_key
+from tests.harness.shared_bytes import OrderMatters, WritesHaveOneMeaning, shared_bytes
 
 aten = torch.ops.aten
 

@@ -27,7 +27,7 @@ from dovetail.artifact.program_json import program_from_json
 from dovetail.errors import BadArtifact, DovetailError
 from dovetail.inspect.dump_folder import read_dump
 from dovetail.inspect.explain_dump import explain_dump
-from dovetail.inspect.minify_source import read_source
+from dovetail.inspect.minify_files import read_source
 from dovetail.inspect.replay import replay
 from dovetail.ops import prims
 

@@ -16,7 +16,7 @@ import dovetail
 from dovetail.artifact.program_json import program_from_json
 from dovetail.errors import BadArtifact
 from dovetail.inspect.dump_folder import read_dump
-from dovetail.inspect.minify_source import read_source
+from dovetail.inspect.minify_files import read_source
 from dovetail.inspect.replay import replay
 
 Edit = Callable[[dict[str, Any]], None]

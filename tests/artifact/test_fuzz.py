@@ -28,7 +28,7 @@ from dovetail.execute.wrapper import wrapper_source
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.program import Program, meta_symbols
 from dovetail.ir.text import emit, plain_call
-from dovetail.testing.functional_programs import functional_program
+from tests.harness.functional_programs import functional_program
 from tests.rotation import rotated
 
 JSON_MEMBERS = ("program.json", "plan.json", "results.json", "constants.json")

@@ -23,7 +23,7 @@ from dovetail.ir.signature import Gradient, InputMutation, Signature, Tangent, U
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops import prims
 from dovetail.pipeline.driver import program_text
-from dovetail.testing.functional_programs import functional_program
+from tests.harness.functional_programs import functional_program
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

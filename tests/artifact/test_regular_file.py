@@ -17,7 +17,7 @@ from dovetail.artifact.regular_file import open_regular, read_regular
 from dovetail.errors import BadArtifact
 from dovetail.inspect.bisect import bisect
 from dovetail.inspect.dump_folder import read_dump, read_step
-from dovetail.inspect.minify_source import read_source
+from dovetail.inspect.minify_files import read_source
 from dovetail.inspect.replay import replay
 
 _READERS: dict[str, Callable[[Path], Any]] = {

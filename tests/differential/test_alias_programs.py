@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 import dovetail
-from dovetail.testing.agreement import check_program
-from dovetail.testing.aliasing import alias_program
+from tests.harness.agreement import check_program
+from tests.harness.aliasing import alias_program
 from tests.rotation import rotated
 
 BLOCK = 30

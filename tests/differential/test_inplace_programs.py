@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dovetail.testing.functional_programs import functional_program, is_functional, read_source
-from dovetail.testing.inplace_agreement import check_careless, check_dynamic, check_in_place
+from tests.harness.functional_programs import functional_program, is_functional, read_source
+from tests.harness.inplace_agreement import check_careless, check_dynamic, check_in_place
 from tests.rotation import rotated
 
 BLOCK = 125

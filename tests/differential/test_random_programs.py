@@ -16,9 +16,9 @@ from dovetail.capture.recording import InputSpec, Recording
 from dovetail.ir.program import Program
 from dovetail.ir.signature import UserInput
 from dovetail.pipeline.driver import PASS_NAMES
-from dovetail.testing.agreement import check_program, first_difference
-from dovetail.testing.programs import random_program
 from dovetail.torch_compat.fakes import fake_of, new_fake_mode
+from tests.harness.agreement import check_program, first_difference
+from tests.harness.programs import random_program
 from tests.rotation import rotated
 
 BLOCK = 30

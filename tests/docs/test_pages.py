@@ -12,8 +12,8 @@ import torch
 import typer.main
 
 from dovetail.cli.app import app
-from dovetail.testing.functional_programs import functional_program
 from tests.docs.blocks import ROOT, blocks, commands, pages, run_blocks, run_prompts
+from tests.harness.functional_programs import functional_program
 
 _PAGES = pages()
 _NAMES = [str(page.relative_to(ROOT)) for page in _PAGES]

@@ -17,10 +17,10 @@ from dovetail.compat.functorch import debug_nop
 from dovetail.errors import BadCompiledResult, BadCompiler, BadOptionValue
 from dovetail.ir.graph_signature import GraphSignature
 from dovetail.partition.problem import Problem
-from dovetail.testing.agreement import check_program
-from dovetail.testing.aliasing import alias_program
-from dovetail.testing.programs import random_program
 from tests.doors import assert_as_eager
+from tests.harness.agreement import check_program
+from tests.harness.aliasing import alias_program
+from tests.harness.programs import random_program
 from tests.models.zoo import ZOO, loss_of
 from tests.rotation import rotated
 

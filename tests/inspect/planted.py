@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from dovetail.inspect.minify_candidate import Builder
-from dovetail.inspect.minify_failure import Failure, FailureKind, worst
+from dovetail.inspect.minify_oracles import Failure, FailureKind, worst
 from dovetail.inspect.minify_recording import Recording, run_node, size_numbers
 from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.program import Program, Stage, values_in
 from dovetail.pipeline.differential import plain_function
-from dovetail.testing.functional_programs import Reader
+from tests.harness.functional_programs import Reader
 
 aten = torch.ops.aten
 BROKEN = aten.erf.default

@@ -16,12 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dovetail.errors import DoesNotFail, FlakyFailure
 from dovetail.frontends.function import compile as compile_function
-from dovetail.inspect.minify import Minified, minify, minify_module
-from dovetail.inspect.minify_failure import Failure, FailureKind, SameFailure
-from dovetail.inspect.minify_oracles import Agrees, Compiles
+from dovetail.inspect.minify import Minified, Step, minify, minify_module, shortened
+from dovetail.inspect.minify_files import read_source
+from dovetail.inspect.minify_oracles import Agrees, Compiles, Failure, FailureKind, SameFailure
 from dovetail.inspect.minify_recording import Recording, size_numbers
-from dovetail.inspect.minify_search import Step, shortened
-from dovetail.inspect.minify_source import read_source
 from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Node, Program, ScalarMeta, Stage, meta_symbols
@@ -30,9 +28,9 @@ from dovetail.ir.stages import verify_program
 from dovetail.ir.text import Names, plain_call
 from dovetail.ops.facts import writes_of
 from dovetail.pipeline.differential import plain_function
-from dovetail.testing.functional_programs import functional_program
-from dovetail.testing.programs import random_program
 from dovetail.torch_compat.dispatch import storage_key
+from tests.harness.functional_programs import functional_program
+from tests.harness.programs import random_program
 from tests.inspect.planted import BROKEN, Computes, Contains, long_program, smaller_failures
 from tests.rotation import rotated
 

@@ -14,7 +14,7 @@ import dovetail
 from dovetail import cli
 from dovetail.artifact.call import save_call
 from dovetail.artifact.program_json import program_from_json, program_to_json
-from dovetail.inspect.minify_source import read_source
+from dovetail.inspect.minify_files import read_source
 from tests.inspect.planted import BROKEN, long_program
 
 _CHECK = """

@@ -16,11 +16,9 @@ from dovetail.artifact.call import load_call, save_call
 from dovetail.artifact.program_json import program_to_json
 from dovetail.errors import BadCheck, DoesNotFail, OutputInTheWay
 from dovetail.inspect.minify import minify
-from dovetail.inspect.minify_failure import FailureKind
-from dovetail.inspect.minify_isolated import Isolated
-from dovetail.inspect.minify_oracles import Agrees, CheckFile, Compiles, NamedOracle, oracle_from_json
+from dovetail.inspect.minify_isolated import Isolated, run_apart
+from dovetail.inspect.minify_oracles import Agrees, CheckFile, Compiles, FailureKind, NamedOracle, oracle_from_json
 from dovetail.inspect.minify_script import write_reproducer
-from dovetail.inspect.minify_worker import run_apart
 from tests.inspect.planted import BROKEN, long_program
 
 aten = torch.ops.aten

@@ -17,7 +17,7 @@ from dovetail import cli
 from dovetail.inspect.bisect import bisect
 from dovetail.inspect.draw import draw
 from dovetail.inspect.minify import minify
-from dovetail.inspect.minify_failure import Failure, FailureKind
+from dovetail.inspect.minify_oracles import Failure, FailureKind
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Node, Program
 from dovetail.ir.text import Names, plain_call

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from dovetail.testing.agreement import Observation
 from dovetail.torch_compat.dispatch import storage_key
+from tests.harness.agreement import Observation
 from tests.opdb.calls import Call
 
 VALUES = "values"

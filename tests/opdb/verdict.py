@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 import dovetail
 from dovetail.errors import DovetailError
-from dovetail.testing.agreement import Observation, first_difference
+from tests.harness.agreement import Observation, first_difference
 from tests.opdb.calls import Entry, Sample
 from tests.opdb.observation import BACKWARD_RAISES, Raised, observe
 

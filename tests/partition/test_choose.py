@@ -35,7 +35,7 @@ def test_the_cut_halves_what_is_saved() -> None:
     split, report = choose_split(program, Policy(), {}, only_if_worth_it=False)
     assert (report.default.saved_bytes, report.min_cut.saved_bytes) == (800, 400)
     assert report.min_cut.peak_bytes < report.default.peak_bytes
-    assert (report.again, report.reason) == (4, "")
+    assert (report.recomputed, report.reason) == (4, "")
     assert report.min_cut == step_cost(program, split, {})
     assert str(report).startswith("4 nodes run again: default saves 800 bytes, peak ")
 
@@ -66,7 +66,7 @@ def test_what_is_cheap_runs_again_and_what_is_dear_does_not() -> None:
     _, asked = choose_split(program, Policy(), {}, only_if_worth_it=False)
     _, unasked = choose_split(program, Policy(), {}, only_if_worth_it=True)
     assert (asked.reason, unasked.reason) == ("", "")
-    assert 0 < unasked.again < asked.again
+    assert 0 < unasked.recomputed < asked.recomputed
     assert asked.min_cut.saved_bytes < unasked.min_cut.saved_bytes < unasked.default.saved_bytes
     assert unasked.min_cut.work <= 1.02 * unasked.default.work < asked.min_cut.work
 

@@ -6,7 +6,7 @@ from dovetail.ir.program import Program
 from dovetail.ir.signature import Gradient, InputMutation, UserOutput, WriteKind
 from dovetail.partition.choose import split_by_cut
 from dovetail.partition.policy import Mark, Policy
-from dovetail.partition.problem import FREE, UNAVAILABLE, Problem, pose_problem, written_storages
+from dovetail.partition.problem import FREE, UNAVAILABLE, Problem, build_problem, written_storages
 from dovetail.partition.work import CPU
 from tests.partition.joint_programs import DRAW, POINTWISE, PRODUCT, VIEW, Maker
 
@@ -28,17 +28,17 @@ def _program(writes_x: bool = False) -> Program:
 
 
 def _homes(program: Program, policy: Policy) -> dict[str, int]:
-    return {value.name: home for value, home in pose_problem(program, policy, {}).homes.items()}
+    return {value.name: home for value, home in build_problem(program, policy, {}).homes.items()}
 
 
 def _moved(problem: Problem) -> tuple[int | None, ...]:
-    """What jobs cost beside their calls."""
+    """What nodes cost beside their calls."""
     return tuple(None if cost is None else cost - CPU.bytes_per_call for cost in problem.costs)
 
 
 def test_items_jobs_and_what_is_free() -> None:
     program = _program()
-    problem = pose_problem(program, Policy("all"), {}).problem
+    problem = build_problem(program, Policy("all"), {}).problem
     assert problem.sizes == (16, 4)
     assert problem.makers == (0, 1)
     assert _moved(problem) == (8 + 8 + 16, 16 + 8 + 4, 4 + 4)
@@ -56,14 +56,14 @@ def test_items_jobs_and_what_is_free() -> None:
 
 
 def test_only_cheap_jobs_run_by_default() -> None:
-    assert _moved(pose_problem(_program(), Policy(), {}).problem) == (None, 28, 8)
+    assert _moved(build_problem(_program(), Policy(), {}).problem) == (None, 28, 8)
 
 
 def test_an_input_that_is_written_is_not_read_again() -> None:
     program = _program(writes_x=True)
     assert written_storages(program) == {0}
-    posed = pose_problem(program, Policy("all"), {})
-    assert _moved(posed.problem) == (None, 28, 8)
+    built = build_problem(program, Policy("all"), {})
+    assert _moved(built.problem) == (None, 28, 8)
     assert _homes(program, Policy("all"))["x"] == UNAVAILABLE
     assert _homes(program, Policy("all"))["v2_0"] == FREE  # the default split saves it, too
 
@@ -72,9 +72,9 @@ def test_marks() -> None:
     program = _program()
     product, view, pointwise, _, *_ = program.nodes
     marked = Policy("all", {product: Mark.MUST_RECOMPUTE, pointwise: Mark.MUST_SAVE})
-    problem = pose_problem(program, marked, {}).problem
+    problem = build_problem(program, marked, {}).problem
     assert (problem.sizes, _moved(problem)) == ((None, 4), (32, None, 8))
-    assert pose_problem(program, Policy(marks={view: Mark.MUST_SAVE}), {}).problem.sizes == (16, 16, 4)
+    assert build_problem(program, Policy(marks={view: Mark.MUST_SAVE}), {}).problem.sizes == (16, 16, 4)
 
 
 def test_a_mark_does_not_repeat_a_draw() -> None:
@@ -84,7 +84,7 @@ def test_a_mark_does_not_repeat_a_draw() -> None:
     (g,) = maker.apply(POINTWISE, tangent, mask, late=True)
     program = maker.program([(Gradient(0), g)])
     marks = {program.nodes[0]: Mark.MUST_RECOMPUTE}
-    problem = pose_problem(program, Policy("all", marks), {}).problem
+    problem = build_problem(program, Policy("all", marks), {}).problem
     assert (problem.sizes, _moved(problem)) == ((8,), (None,))
 
 
@@ -103,7 +103,7 @@ def test_only_what_eager_holds_is_there_later() -> None:
     free, strict = (_homes(program, Policy(only_what_eager_holds=strict)) for strict in (False, True))
     assert (free["x"], free["y"], free["v2_0"]) == (FREE, FREE, FREE)
     assert (strict["x"], strict["y"], strict["v2_0"]) == (FREE, UNAVAILABLE, UNAVAILABLE)
-    costs = pose_problem(program, Policy(only_what_eager_holds=True), {}).problem.costs
+    costs = build_problem(program, Policy(only_what_eager_holds=True), {}).problem.costs
     assert [cost is None for cost in costs] == [False, True, False, True]
     split = split_by_cut(program, Policy(only_what_eager_holds=True), {})
     assert split.residuals == ("x", "v1_0", "v3_0")

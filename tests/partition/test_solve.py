@@ -12,7 +12,7 @@ from dovetail.ir.program import Phase
 from dovetail.partition.check_recompute import verify_recomputation
 from dovetail.partition.choose import residual_bytes, split_by_cut
 from dovetail.partition.policy import Policy
-from dovetail.partition.problem import Problem, pose_problem
+from dovetail.partition.problem import Problem, build_problem
 from dovetail.partition.solve import follow, solve_cut
 from dovetail.partition.work import work_of
 from tests.counting import LINEAR, growth
@@ -28,7 +28,7 @@ def test_no_choice_is_better(recompute: str, may_run: frozenset[object]) -> None
     for seed in (*range(250), *_FOUND):
         program = random_program(seed)
         policy = Policy(recompute=recompute)
-        solution = solve_cut(pose_problem(program, policy, {}).problem)
+        solution = solve_cut(build_problem(program, policy, {}).problem)
         assert (solution.saved_bytes, solution.work) == best_by_search(program, may_run), seed
         split = split_by_cut(program, policy, {})
         verify_recomputation(program, split)
@@ -46,15 +46,15 @@ def test_no_choice_is_better_at_a_price(recompute: str, may_run: frozenset[objec
     lasting = 0
     for seed in (*range(100), *_FOUND):
         program = random_program(seed)
-        solution = solve_cut(pose_problem(program, Policy(recompute=recompute), {}).problem, price)
+        solution = solve_cut(build_problem(program, Policy(recompute=recompute), {}).problem, price)
         saved, moved = best_by_search(program, may_run, price)
         assert solution.saved_bytes + price * solution.work == saved + price * moved, seed
-        lasting += bool(solution.again)
+        lasting += bool(solution.recomputed)
     assert bool(lasting) == (price < 1)  # whatever runs again reads and writes more than it saves
 
 
 def test_a_higher_price_moves_fewer_bytes() -> None:
-    problem = pose_problem(random_program(7, 200), Policy("all"), {}).problem
+    problem = build_problem(random_program(7, 200), Policy("all"), {}).problem
     solutions = [
         solve_cut(problem, price) for price in (None, *map(Fraction, ("1/50000", "1/10000", "1/4000", "1/2000", "1")))
     ]
@@ -66,7 +66,7 @@ def test_a_higher_price_moves_fewer_bytes() -> None:
 
 
 def test_the_choice_does_not_depend_on_the_run() -> None:
-    problem = pose_problem(random_program(7, 200), Policy("all"), {}).problem
+    problem = build_problem(random_program(7, 200), Policy("all"), {}).problem
     assert solve_cut(problem) == solve_cut(problem)
 
 
@@ -79,7 +79,7 @@ def test_following_a_choice_saves_what_cannot_run_again() -> None:
 
 def test_a_tie_in_bytes_moves_nothing() -> None:
     problem = Problem(sizes=(8, 8), makers=(0, 1), costs=(None, 16), reads=((), (0,)), wanted=(1,))
-    assert (solve_cut(problem).saved, solve_cut(problem).again) == ({1}, frozenset())
+    assert (solve_cut(problem).saved, solve_cut(problem).recomputed) == ({1}, frozenset())
 
 
 def test_bytes_of_any_size_are_exact() -> None:
@@ -88,7 +88,7 @@ def test_bytes_of_any_size_are_exact() -> None:
     assert solve_cut(problem).saved_bytes == huge
 
 
-def _many_jobs(seed: int, count: int) -> Problem:
+def _many_nodes(seed: int, count: int) -> Problem:
     rng = random.Random(seed)
     reads = [
         tuple({rng.randrange(max(0, i - 30), i) for _ in range(rng.randint(1, 3))} if i else ()) for i in range(count)
@@ -105,5 +105,5 @@ def _many_jobs(seed: int, count: int) -> Problem:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_five_thousand_jobs(seed: int) -> None:
-    assert solve_cut(_many_jobs(seed, 5000)).again
-    assert growth(lambda count: partial(solve_cut, _many_jobs(seed, count)), 500, 8) < LINEAR
+    assert solve_cut(_many_nodes(seed, 5000)).recomputed
+    assert growth(lambda count: partial(solve_cut, _many_nodes(seed, count)), 500, 8) < LINEAR

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dovetail import passes
 from dovetail.errors import NotFunctional
 from dovetail.ir.program import Program
-from dovetail.passes.channels_last import TIER, ChannelsLastReport, channels_last
+from dovetail.passes.channels_last import ChannelsLastReport, channels_last
 from tests.passes.described import assert_described_as_made
 from tests.passes.programs import body
 from tests.passes.recorded_models import Recorded, assert_rounded_as, record
@@ -79,7 +79,6 @@ def test_before_and_after() -> None:
     assert report.convolutions == ("convolution_3", "convolution_1_1", "convolution_2_1")
     assert report.copies == ("arg_0", "convolution_2")
     assert str(report) == "3 convolutions in channels-last layout, 2 copies, left 0 convolutions unchanged"
-    assert TIER == "numerics"
     _check(model, x, recorded, program)
 
 
@@ -208,11 +207,11 @@ def test_doing_it_again_changes_nothing_more() -> None:
     assert len(again.nodes) == len(program.nodes)
 
 
-# --- the shelf -------------------------------------------------------------------------------------------------------
+# --- on graph modules -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
-def test_on_the_shelf(mode: str) -> None:
+def test_on_graph_modules(mode: str) -> None:
     model, x = Convolved(TAILS["pooled"]).eval(), torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         gm = make_fx(model, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
@@ -225,7 +224,7 @@ def test_on_the_shelf(mode: str) -> None:
         assert_rounded_as(made(x), model(x), in_float64(model, x))
 
 
-def test_the_shelf_refuses_writes() -> None:
+def test_graph_modules_refuse_writes() -> None:
     def writes(x: Tensor) -> Tensor:
         return torch.conv2d(x, torch.ones(3, 3, 1, 1)).relu_()
 

@@ -1,4 +1,4 @@
-"""Common subexpressions: twins, and nodes that only look like twins."""
+"""Common subexpressions: equal nodes, and nodes that only look equal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_before_and_after() -> None:
         "return (f,)",
     ]
     assert report == CommonSubexpressionReport((("c", "a"), ("e", "d")))
-    assert str(report) == "merged 2 values with an earlier twin"
+    assert str(report) == "merged 2 values with an earlier, equal one"
 
 
 def test_nothing_to_merge_gives_the_same_program() -> None:
@@ -56,7 +56,7 @@ def test_nothing_to_merge_gives_the_same_program() -> None:
     assert report.merged == ()
 
 
-def test_twins_with_several_results() -> None:
+def test_equal_nodes_with_several_results() -> None:
     b = Builder("x")
     first, second = ((b.value(f"v{i}"), b.value(f"i{i}")) for i in range(2))
     for outputs in (first, second):
@@ -150,7 +150,7 @@ def test_what_the_caller_gets_stays(returned: str) -> None:
     assert merge_common_subexpressions(program)[0] is program
 
 
-def test_a_backward_node_does_not_merge_with_a_forward_twin() -> None:
+def test_a_backward_node_does_not_merge_with_an_equal_forward_node() -> None:
     b = Builder("x", "t")
     x, t = b.inputs
     a = b.call("a", aten.exp.default, x)

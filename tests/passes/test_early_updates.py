@@ -18,12 +18,12 @@ from dovetail.errors import DovetailError
 from dovetail.ir.program import Node, Program, ScalarMeta, Value
 from dovetail.ops import prims
 from dovetail.passes.early_updates import EarlyUpdatesReport, early_updates, scheduled
-from dovetail.passes.run_late import peak_in_place
+from dovetail.passes.sink import peak_in_place
 from dovetail.pipeline.differential import same_bits
-from dovetail.testing.effect_operators import OPERATORS as checks
-from dovetail.testing.inplace_agreement import Disagreement
 from dovetail.torch_compat.dispatch import overloads
 from tests import early_updates_sweep
+from tests.harness.effect_operators import OPERATORS as checks
+from tests.harness.inplace_agreement import Disagreement
 from tests.passes.programs import Builder, body
 from tests.passes.training_steps import Step, recorded
 from tests.random_steps import check_early, random_step

@@ -393,7 +393,7 @@ def test_sources_die_right_after_their_last_evaluation() -> None:
     assert not any(t.requires_grad for t in held.values())
 
 
-def test_the_shelf_lets_dropped_tensors_die() -> None:
+def test_graph_modules_let_dropped_tensors_die() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -15,9 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dovetail import passes
 from dovetail.ir.program import Program
 from dovetail.ops import prims
-from dovetail.passes import prepack as prepack_on_the_shelf
+from dovetail.passes import prepack as prepack_on_graph_modules
 from dovetail.passes.channels_last import channels_last
-from dovetail.passes.prepack import TIER, PrepackReport, prepack
+from dovetail.passes.prepack import PrepackReport, prepack
 from dovetail.torch_compat import onednn
 from tests.passes.described import assert_described_as_made
 from tests.passes.programs import body
@@ -93,7 +93,6 @@ def test_before_and_after() -> None:
     assert (
         str(report) == "packed 1 weights for 1 products and 0 convolutions, fused 1 with later nodes, 0 copies, left 0"
     )
-    assert TIER == "numerics"
 
 
 TAILS: dict[str, tuple[str, Callable[[Tensor], Any]]] = {
@@ -335,20 +334,20 @@ def test_nan_is_not_lost() -> None:
         assert recorded.run(program, x)[0].isnan().equal(model(x).isnan())
 
 
-# --- the shelf -------------------------------------------------------------------------------------------------------
+# --- on graph modules -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])
-def test_on_the_shelf(mode: str) -> None:
+def test_on_graph_modules(mode: str) -> None:
     model, x = Block().eval(), torch.randn(2, 3, 8, 8)
     with torch.no_grad():
         gm = make_fx(model, tracing_mode=mode, _allow_non_fake_inputs=True)(x)
     before = gm.code
-    made = prepack_on_the_shelf(gm)
+    made = prepack_on_graph_modules(gm)
     made.graph.lint()
     assert gm.code == before
     assert len(passes.plan_prepack(gm).convolutions) == 4
     with torch.no_grad():
         assert_rounded_as(made(x), model(x), in_float64(model, x))
-    again = prepack_on_the_shelf(made)
+    again = prepack_on_graph_modules(made)
     assert again.code == made.code

@@ -41,7 +41,7 @@ def _small() -> Program:
 
 
 def _redundant() -> Program:
-    """Dead code, a copy, and a twin."""
+    """Dead code, a copy, and two equal nodes."""
     b = Builder("x")
     (x,) = b.inputs
     a = b.call("a", aten.exp.default, x)
@@ -196,6 +196,12 @@ def _run_kind(kind: str, **options: Any) -> Any:
     return trail
 
 
+def test_passes_whose_results_differ_by_rounding_say_so() -> None:
+    specs = {spec.name: spec for passes in PASSES.values() for spec in passes.specs}
+    rounding = {name for name, spec in specs.items() if spec.tier == "numerics"}
+    assert rounding == {"fold_batch_norms", "merge_linears", "channels_last", "prepack"}
+
+
 @pytest.mark.parametrize("kind", list(PASSES))
 def test_every_kind_of_program_goes_through_the_same_loop(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     def edits(program: Program) -> tuple[Program, str]:
@@ -235,7 +241,7 @@ def test_what_a_step_writes_is_compared_at_level_2(monkeypatch: pytest.MonkeyPat
 
 
 def _stretched() -> Program:
-    """Merging the twins keeps `a` alive where the peak is."""
+    """Merging the two equal nodes keeps `a` alive where the peak is."""
     b = Builder("x")
     (x,) = b.inputs
     a = b.call("a", aten.exp.default, x)
@@ -254,7 +260,7 @@ def test_a_pass_that_raises_the_peak_is_dropped() -> None:
     assert result is program
     assert records[-1].reason == "PEAK-RISES: 52 > 36 simulated bytes"
     assert records[-1].nodes_after == len(program.nodes)
-    assert records[-1].report == "merged 1 values with an earlier twin"
+    assert records[-1].report == "merged 1 values with an earlier, equal one"
 
 
 def test_decisions_made_before_hold() -> None:

@@ -18,11 +18,11 @@ from dovetail.execute.protocol import ExecutorList
 from dovetail.ir.program import Node, Origin, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, SharedBytes, Signature, UserInput, WriteKind
 from dovetail.ir.sizes import symbol
-from dovetail.testing.agreement import check_program
-from dovetail.testing.aliasing import alias_program
-from dovetail.testing.programs import random_program
 from dovetail.testing.real_memory import Tenant, intruder, occupied, share_a_byte, snapshots
 from dovetail.testing.sanitizer import AliasSanitizer, AliasViolation
+from tests.harness.agreement import check_program
+from tests.harness.aliasing import alias_program
+from tests.harness.programs import random_program
 from tests.models.zoo import ZOO, Entry, loss_of
 from tests.passes.programs import Builder
 from tests.rotation import rotated
@@ -52,7 +52,7 @@ def moved(value: Value, **changes: Any) -> Value:
     return Value(value.name, replace(value.tensor, **changes))
 
 
-def redescribed(program: Program, name: str, **changes: Any) -> Program:
+def with_description(program: Program, name: str, **changes: Any) -> Program:
     """The program with another description of one value, everywhere."""
     known = {v: v for v in (*program.inputs, *(v for n in program.nodes for v in n.results()))}
     known |= {v: moved(v, **changes) for v in known if v.name == name}
@@ -119,9 +119,9 @@ def test_sizes_that_are_symbols_are_checked() -> None:
     b.inputs.append(x)
     program = b.program(b.call("y", aten.neg.default, x, shape=(symbol("n"), 2)))
     run(program, torch.ones(3, 2))
-    wrong = redescribed(program, "y", shape=(symbol("n"), 3))
+    wrong = with_description(program, "y", shape=(symbol("n"), 3))
     refused(wrong, torch.ones(3, 2), match=r"y has sizes \(3, 3\); but it has \(3, 2\)")
-    run(redescribed(program, "y", shape=(symbol("unbound"), 2)), torch.ones(3, 2))
+    run(with_description(program, "y", shape=(symbol("unbound"), 2)), torch.ones(3, 2))
 
 
 def test_inputs_that_nobody_writes_may_overlap() -> None:
@@ -167,11 +167,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 def test_a_wrong_description_is_seen(name: str, changes: dict[str, Any], match: str) -> None:
     program = _view_and_sum()
     run(program, torch.ones(4))
-    refused(redescribed(program, name, **changes), torch.ones(4), match=match, bytes="none")
+    refused(with_description(program, name, **changes), torch.ones(4), match=match, bytes="none")
 
 
 def test_a_violation_says_where() -> None:
-    program = redescribed(_view_and_sum(), "v", storage=77)
+    program = with_description(_view_and_sum(), "v", storage=77)
     error = refused(program, torch.ones(4), match="(?s)they share bytes.*program   small.*node")
     assert (error.program, error.node) == ("small", "v = torch.ops.aten.t.default(y)")
 

@@ -112,7 +112,7 @@ class Buffers:
         self._regions: dict[Value, Region] = {}
         self._footprints: dict[Value, Footprint | None] = {}
         self._order_number = 0
-        for value in (*program.inputs, *(v for node in program.nodes for v in node.results())):
+        for value in program.values():
             if value.is_tensor:
                 self.values_on.setdefault(value.tensor.storage, []).append(value)
 
@@ -246,7 +246,7 @@ class Buffers:
         """Values whose contents would be lost for a later read if the place of `meta` were written at `after`.
 
         after: the position of the node to be settled. Values that are read neither there nor later are forgotten; what
-        is read there may be read later yet, if the node is postponed.
+        is read there may be read later yet, if the node is sunk.
         """
         buffer = self._places[meta.storage][0]
         buffer.values = [value for value in buffer.values if self.last_read.get(value, -1) >= after]

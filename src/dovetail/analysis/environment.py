@@ -1,4 +1,4 @@
-"""The values of a program that runs on tokens: what each is bound to, and what torch gets in its place."""
+"""The values of a program that runs on value numbers: what each is bound to, and what torch gets in its place."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.analysis.denotations import Call
-from dovetail.analysis.token_moves import Place
+from dovetail.analysis.data_movement import Place
+from dovetail.analysis.value_numbers import Call
 from dovetail.ir.program import Operand, ScalarMeta, TensorMeta, Value, values_in
 from dovetail.ir.sizes import Number, SizeExpr, evaluate
 
-Bound: TypeAlias = "Place | int"  # a number is bound to its token
+Bound: TypeAlias = "Place | int"  # a number is bound to its value number
 
 
 class Misfit(Exception):

@@ -28,6 +28,7 @@ from dovetail.analysis.diophantine import Budget
 from dovetail.analysis.footprint import Footprint, footprint_of, meet
 from dovetail.analysis.pairs import overlap_of_regions
 from dovetail.analysis.region import Region, RegionLike, region_of
+from dovetail.analysis.union_find import UnionFind
 
 # Work after which undecided pairs are joined, in microseconds, roughly.
 GROUP_WORK_US = 4_000_000
@@ -59,7 +60,7 @@ def overlap_groups(places: Sequence[RegionLike]) -> list[list[int]]:
 
     Raises: as `overlap`.
     """
-    groups = _Groups(len(places))
+    groups = UnionFind(len(places))
     known: dict[Hashable, dict[Footprint, int]] = {}
     symbolic: dict[Hashable, list[tuple[int, Region]]] = {}
     regions = [region_of(place) for place in places]
@@ -76,38 +77,11 @@ def overlap_groups(places: Sequence[RegionLike]) -> list[list[int]]:
     for storage, unknowns in symbolic.items():
         others = [(index, regions[index]) for index in known.get(storage, {}).values()]
         _tie_symbolic(unknowns, others, groups, budget)
-    return groups.listed()
-
-
-class _Groups:
-    """Disjoint sets of indices (Tarjan's union-find)."""
-
-    def __init__(self, size: int) -> None:
-        self._parents = list(range(size))
-
-    def find(self, index: int) -> int:
-        parents = self._parents
-        while parents[index] != index:
-            parents[index] = index = parents[parents[index]]
-        return index
-
-    def join(self, one: int, other: int) -> bool:
-        """Whether two groups became one."""
-        one, other = self.find(one), self.find(other)
-        if one == other:
-            return False
-        self._parents[max(one, other)] = min(one, other)
-        return True
-
-    def listed(self) -> list[list[int]]:
-        members: dict[int, list[int]] = {}
-        for index in range(len(self._parents)):
-            members.setdefault(self.find(index), []).append(index)
-        return list(members.values())
+    return groups.sets()
 
 
 def _tie_symbolic(
-    unknowns: list[tuple[int, Region]], others: list[tuple[int, Region]], groups: _Groups, budget: Budget
+    unknowns: list[tuple[int, Region]], others: list[tuple[int, Region]], groups: UnionFind, budget: Budget
 ) -> None:
     for place, (index, region) in enumerate(unknowns):
         for other, other_region in (*others, *unknowns[:place]):
@@ -118,7 +92,7 @@ def _tie_symbolic(
                 groups.join(index, other)
 
 
-def _tie(members: list[_Member], groups: _Groups, budget: Budget) -> None:
+def _tie(members: list[_Member], groups: UnionFind, budget: Budget) -> None:
     """Join the groups of members that share bytes; all lie in one memory, no two are equal."""
     pending = [members]
     while pending:
@@ -219,7 +193,7 @@ def _pair_count(pieces: list[_Piece]) -> int:
 # --- members that stay together ---------------------------------------------------------------------------------------
 
 
-def _tie_together(members: list[_Member], pieces: list[_Piece], groups: _Groups, budget: Budget) -> None:
+def _tie_together(members: list[_Member], pieces: list[_Piece], groups: UnionFind, budget: Budget) -> None:
     """Join members that no splitting parts: by likely pairs, then by all runs of bytes or all pairs."""
     _tie_pairs(_likely_pairs(members, pieces), members, groups, budget)
     if _count_groups(members, groups) == 1:
@@ -233,7 +207,7 @@ def _tie_together(members: list[_Member], pieces: list[_Piece], groups: _Groups,
 
 
 def _tie_pairs(
-    pairs: Iterable[tuple[_Member, _Member]], members: list[_Member], groups: _Groups, budget: Budget
+    pairs: Iterable[tuple[_Member, _Member]], members: list[_Member], groups: UnionFind, budget: Budget
 ) -> None:
     """Compare pairs of members until all are tied or the work is used up."""
     left = _count_groups(members, groups) - 1
@@ -271,7 +245,7 @@ def _meeting_pairs(pieces: list[_Piece]) -> Iterator[tuple[_Member, _Member]]:
             yield member, other_member
 
 
-def _tie_runs(members: list[_Member], groups: _Groups) -> None:
+def _tie_runs(members: list[_Member], groups: UnionFind) -> None:
     """Join members by sweeping over every run of bytes of each: exact, whatever the strides."""
     runs: list[tuple[int, int, int]] = []
     for index, (start, _, terms, length) in members:
@@ -288,7 +262,7 @@ def _tie_runs(members: list[_Member], groups: _Groups) -> None:
             furthest, holder = end, index
 
 
-def _count_groups(members: list[_Member], groups: _Groups) -> int:
+def _count_groups(members: list[_Member], groups: UnionFind) -> int:
     return len({groups.find(index) for index, _ in members})
 
 
@@ -300,6 +274,6 @@ def _size_of(footprint: Footprint) -> int:
     return size
 
 
-def _join_all(members: list[_Member], groups: _Groups) -> None:
+def _join_all(members: list[_Member], groups: UnionFind) -> None:
     for index, _ in members:
         groups.join(members[0][0], index)

@@ -1,6 +1,6 @@
 """Descriptions of an operator's results, by running it on fake tensors.
 
-Only needed for operators that were not recorded: the functional twins of writes. Answers are remembered by operator
+Only needed for operators that were not recorded: the functional variants of writes. Answers are remembered by operator
 and operand descriptions, because the same few writes recur in every layer.
 """
 

@@ -4,9 +4,9 @@ One sweep in program order. When a node is processed, its operands already have 
 write into the part of a buffer to which its result will be copied, into the input that receives it, or into memory that
 is no longer used; otherwise its results get their own memory. Each choice keeps the invariant of `analysis.buffers`
 (the bytes of a value hold its contents up to its last read), so none has to be undone. If a copy can only be avoided by
-moving reads of the old contents first, they are moved (`analysis.postpone`).
+moving reads of the old contents first, they are moved (`analysis.sink_writes`).
 
-Conditions for writing region W of buffer B at node N, all of them (`analysis.fitting` asks):
+Conditions for writing region W of buffer B at node N, all of them (`analysis.placement` asks):
 
 - B is the program's own, donated, or an input whose copy-back covers W and whose new contents come this way;
 - result and memory have the same layout, and no element of the memory shares bytes with another;
@@ -30,7 +30,6 @@ import torch
 
 from dovetail.analysis.buffers import Buffers, Owner
 from dovetail.analysis.destinations import copied_value, find_destinations
-from dovetail.analysis.fitting import Fit, Fitting, Wish, is_small_part, tensors_of
 from dovetail.analysis.inplace_plan import (
     Absorb,
     Action,
@@ -44,8 +43,9 @@ from dovetail.analysis.inplace_plan import (
     WriteOut,
     WritePart,
 )
-from dovetail.analysis.postpone import copy_back_early, order_after
+from dovetail.analysis.placement import PlacementLegality, PlacementRequest, PlacementResult, is_small_part, tensors_of
 from dovetail.analysis.reads import is_view, last_check_of, note_reads, only_result, other_operands, readers_of
+from dovetail.analysis.sink_writes import copy_back_early, order_after
 from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
 from dovetail.ops.views import viewed_meta
@@ -60,8 +60,8 @@ from dovetail.ops.writing_forms import (
 )
 
 expand = torch.ops.aten.expand.default
-_MOST_POSTPONEMENTS = 2
-_Attempt: TypeAlias = "Action | Fit | None"
+_MOST_SINKS = 2
+_Attempt: TypeAlias = "Action | PlacementResult | None"
 
 
 def decide_in_place(
@@ -86,7 +86,7 @@ class _Planner:
         self.kept: dict[Node, Kept] = {}
         self.moved: dict[Node, Kept] = {}
         self.given, self.escaping = program.input_storages(), program.output_storages()
-        self.postponed: dict[Node, int] = {}
+        self.sunk: dict[Node, int] = {}
         self.just_died: list[Value] = []
         self.lying: dict[Value, TensorMeta] = {}  # where a value lies that is laid out differently from it says
         self.died_at_home: dict[int, list[Value]] = {}
@@ -95,7 +95,7 @@ class _Planner:
         self.backs = frozenset(self.destinations.copy_backs)
         self.stay = self.backs | made_symbols(program).keys()
         last_check = last_check_of(program) if commit else None
-        self.fitting = Fitting(program, self.buffers, self.destinations, last_check)
+        self.legality = PlacementLegality(program, self.buffers, self.destinations, last_check)
         self.buffers.place_inputs(program, donated)
         note_reads(self.buffers, self.destinations, program)
         copy_back_early(self.buffers, self.destinations.copy_backs, last_check)
@@ -114,13 +114,13 @@ class _Planner:
             self._allocate(node, at)
             at += 1
         places = {storage: self.buffers.place_of(storage) for storage in self.buffers.values_on}
-        order, postponed = tuple(self.buffers.order), tuple(self.postponed)
+        order, sunk = tuple(self.buffers.order), tuple(self.sunk)
         return InplacePlan(
-            self.program, order, self.actions, self.kept, places, postponed, self.moved, frozenset(self.regrets)
+            self.program, order, self.actions, self.kept, places, sunk, self.moved, frozenset(self.regrets)
         )
 
     def _decide(self, node: Node, at: int) -> bool:
-        """Choose an action, or note why there is none; True when the node was postponed instead."""
+        """Choose an action, or note why there is none; True when the node was sunk instead."""
         for attempt in (
             self._share,
             self._write_part,
@@ -131,8 +131,8 @@ class _Planner:
             self._write_over_any,
         ):
             outcome = attempt(node, at)
-            if isinstance(outcome, Fit):
-                if outcome.readers and self._postpone(node, outcome.readers):
+            if isinstance(outcome, PlacementResult):
+                if outcome.readers and self._sink(node, outcome.readers):
                     return True
                 if outcome.obstacle is not None:
                     self.kept.setdefault(node, outcome.obstacle)
@@ -152,14 +152,14 @@ class _Planner:
             if maker is not None and isinstance(self.actions.get(maker), Share):
                 self.regrets.add(maker)
 
-    def _postpone(self, node: Node, readers: Sequence[Node]) -> bool:
-        if self.postponed.get(node, 0) >= _MOST_POSTPONEMENTS:
+    def _sink(self, node: Node, readers: Sequence[Node]) -> bool:
+        if self.sunk.get(node, 0) >= _MOST_SINKS:
             return False
         order = order_after(self.buffers, node, readers, self.stay)
         if order is None:
             return False
         self.buffers.reorder(self.buffers.position[node], order)
-        self.postponed[node] = self.postponed.get(node, 0) + 1
+        self.sunk[node] = self.sunk.get(node, 0) + 1
         return True
 
     def _allocate(self, node: Node, at: int) -> None:
@@ -170,7 +170,7 @@ class _Planner:
             if not self.buffers.is_placed(storage):
                 owner = Owner.PROGRAM if makes_new_memory(node, value) else Owner.UNKNOWN
                 external = storage if storage in self.escaping else None
-                self.buffers.allocate(value.tensor, owner, external, self.fitting.displacement(node))
+                self.buffers.allocate(value.tensor, owner, external, self.legality.displacement(node))
                 is_new = True
         if is_new:
             self.just_died.clear()
@@ -212,7 +212,7 @@ class _Planner:
         """A copy that protects nothing: its result is its operand, or a view of that."""
         result = only_result(node)
         if node in self.unshared:
-            return Fit(Kept(Reason.READ_LATER))
+            return PlacementResult(Kept(Reason.READ_LATER))
         source: object = copied_value(node)
         view = view_of_copy(node.target) if source is None else None
         source = node.args[0] if view is not None else source
@@ -228,14 +228,14 @@ class _Planner:
             view, args = expand, (list(result.tensor.shape),)
             onto = viewed_meta(view, None, args, source.tensor, result.tensor)
         if onto is None:
-            return Fit(Kept(Reason.UNKNOWN_PLACE))
+            return PlacementResult(Kept(Reason.UNKNOWN_PLACE))
         any_layout = not result.tensor.overlaps_itself() and all(
             self._only_copies(reader, result) for reader in self.readers.get(result, [None])
         )
-        fit = self.fitting.fit(Wish(node, at, result, onto, None, any_layout=any_layout))
-        if fit.obstacle is not None:
-            return fit
-        self.fitting.put(result, onto)
+        placement = self.legality.check(PlacementRequest(node, at, result, onto, None, any_layout=any_layout))
+        if placement.obstacle is not None:
+            return placement
+        self.legality.put(result, onto)
         if result.tensor.stride != onto.stride:
             self.lying[result] = onto
         return Share(source, view, args, onto.stride)
@@ -248,14 +248,14 @@ class _Planner:
         is_source = ignores_first_contents(reader.target) and reader.args[0] is not value
         target = reader.args[0] if reader in self.backs else None
         if isinstance(target, Value):  # onto bytes that are shared, the last element counts: in which order is not said
-            return not self.fitting.overlaps_itself(target.tensor)
+            return not self.legality.overlaps_itself(target.tensor)
         return is_source or (use is not None and use.source is value and use.base is not value)
 
     def _write_part(self, node: Node, at: int) -> _Attempt:
         """A part of the first operand is replaced: write it there."""
         use = self.destinations.parts.get(node)
         if use is None:
-            return Fit(Kept(Reason.UNKNOWN_PLACE)) if is_scatter(node.target) else None
+            return PlacementResult(Kept(Reason.UNKNOWN_PLACE)) if is_scatter(node.target) else None
         result = only_result(node)
         assert result is not None, "a part replaced gives a tensor"
         place, source = self.buffers.region_in_place(use.meta), use.source
@@ -266,17 +266,17 @@ class _Planner:
         )
         others = () if is_there else (source,)
         writes = None if is_there and self._is_ours(use.base) else use.meta
-        fit = self.fitting.fit(Wish(node, at, result, use.base.tensor, writes, others))
-        if fit.obstacle is not None:
-            return fit
-        if fit.first_copy and self._is_ours(use.base) and not is_small_part(source, result):
-            return Fit(Kept(Reason.OPERAND_OVERLAPS, source.name))
-        self.fitting.put(result, use.base.tensor)
-        return WritePart(use.part, use.args, use.meta, is_there, fit.first_copy)
+        placement = self.legality.check(PlacementRequest(node, at, result, use.base.tensor, writes, others))
+        if placement.obstacle is not None:
+            return placement
+        if placement.first_copy and self._is_ours(use.base) and not is_small_part(source, result):
+            return PlacementResult(Kept(Reason.OPERAND_OVERLAPS, source.name))
+        self.legality.put(result, use.base.tensor)
+        return WritePart(use.part, use.args, use.meta, is_there, placement.first_copy)
 
     def _write_in_copy(self, node: Node, at: int) -> _Attempt:
         """A part is replaced in a copy of what is a part of other memory now."""
-        return self.fitting.in_copy(node, self.kept.get(node))
+        return self.legality.in_copy(node, self.kept.get(node))
 
     def _write_cast(self, node: Node, at: int) -> _Attempt:
         """A comparison whose result is only converted back: what the comparison in place gives."""
@@ -291,48 +291,48 @@ class _Planner:
         made = only_result(cast) if cast is not None and is_copy(cast.target) else None
         if made is None or cast is None or made.tensor.dtype is torch.bool:
             return None
-        wish = Wish(node, at, made, first.tensor, first.tensor, other_operands(node, first), True, False)
-        fit = self.fitting.fit(wish)
-        if fit.obstacle is not None:
+        request = PlacementRequest(node, at, made, first.tensor, first.tensor, other_operands(node, first), True, False)
+        placement = self.legality.check(request)
+        if placement.obstacle is not None:
             return None
-        self.fitting.put(made, first.tensor)
+        self.legality.put(made, first.tensor)
         self.buffers.allocate(result.tensor, Owner.UNKNOWN)  # never made
         self.actions[cast] = Absorb()
         return WriteCast(form, cast)
 
     def _write_operands(self, node: Node, at: int) -> _Attempt:
-        """The in-place twin, or the operator of which this is the functional form."""
+        """The in-place variant, or the operator of which this is the functional form."""
         tensor = next(tensors_of(node), None)
         form = writing_form(node.target, None if tensor is None else tensor.tensor.dtype)
         written = written_operands(form, node) if form is not None else None
         if form is None or written is None:
-            return Fit(Kept(Reason.NO_FORM)) if replaces_a_part(node.target) else None
+            return PlacementResult(Kept(Reason.NO_FORM)) if replaces_a_part(node.target) else None
         results = node.outputs[form.fresh :]
         if any(r is None or r.tensor.layout() != w.tensor.layout() for r, w in zip(results, written, strict=True)):
-            return Fit(Kept(Reason.LAYOUT))
+            return PlacementResult(Kept(Reason.LAYOUT))
         elementwise = facts_of(node.target).pointwise and len(written) == 1
         may_copy = not elementwise and replaces_a_part(node.target)
-        wishes: list[Wish] = []
+        requests: list[PlacementRequest] = []
         for result, operand in zip(results, written, strict=True):
             assert result is not None, "checked"
-            others = other_operands(node, operand)
-            wishes.append(Wish(node, at, result, operand.tensor, operand.tensor, others, elementwise, may_copy))
-        fits = [self.fitting.fit(wish) for wish in wishes]
-        for fit, operand in zip(fits, written, strict=True):
-            overlaps = fit.obstacle is not None and fit.obstacle.reason is Reason.OVERLAPS_ITSELF
-            if overlaps or (fit.readers and (may_copy or not self._is_ours(operand))):
-                return fit
+            place, others = operand.tensor, other_operands(node, operand)
+            requests.append(PlacementRequest(node, at, result, place, place, others, elementwise, may_copy))
+        placements = [self.legality.check(request) for request in requests]
+        for placement, operand in zip(placements, written, strict=True):
+            overlaps = placement.obstacle is not None and placement.obstacle.reason is Reason.OVERLAPS_ITSELF
+            if overlaps or (placement.readers and (may_copy or not self._is_ours(operand))):
+                return placement
         slots: list[Kept | None] = []
         first_copy: list[Value] = []
-        for fit, wish, operand in zip(fits, wishes, written, strict=True):
+        for placement, request, operand in zip(placements, requests, written, strict=True):
             if slots:  # what was placed meanwhile counts
-                fit = self.fitting.fit(wish)
-            slots.append(fit.obstacle)
-            if fit.obstacle is None:
-                first_copy += [v for v in fit.first_copy if v not in first_copy]
-                self.fitting.put(wish.result, operand.tensor)
+                placement = self.legality.check(request)
+            slots.append(placement.obstacle)
+            if placement.obstacle is None:
+                first_copy += [v for v in placement.first_copy if v not in first_copy]
+                self.legality.put(request.result, operand.tensor)
         if all(slot is not None for slot in slots):
-            return Fit(slots[0])
+            return PlacementResult(slots[0])
         return WriteOperands(form, tuple(slots), tuple(first_copy))
 
     def _write_destination(self, node: Node, at: int) -> _Attempt:
@@ -342,24 +342,24 @@ class _Planner:
         if result is None or form is None:
             return None
         others = tuple(value for value in node.operands() if value.is_tensor)
-        elementwise = facts_of(node.target).pointwise
-        elementwise = elementwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype)
+        pointwise = facts_of(node.target).pointwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype)
         into = self.destinations.into.get(result.tensor.storage)
-        if into is not None and not self._twin_leads_to(node, into):
-            wish = Wish(node, at, result, into.tensor, into.tensor, others, elementwise, False)
-            fit = self.fitting.fit(wish)
-            if fit.obstacle is not None:
-                return fit
-            self.fitting.put(result, into.tensor)
+        if into is not None and not self._variant_leads_to(node, into):
+            request = PlacementRequest(node, at, result, into.tensor, into.tensor, others, pointwise, False)
+            placement = self.legality.check(request)
+            if placement.obstacle is not None:
+                return placement
+            self.legality.put(result, into.tensor)
             return WriteOut(form, into)
         use = self.destinations.part_of_source.get(result)
-        if use is None or not self.buffers.is_placed(use.meta.storage) or self._twin_leads_to(node, use.base):
+        if use is None or not self.buffers.is_placed(use.meta.storage) or self._variant_leads_to(node, use.base):
             return None
-        fit = self.fitting.fit(Wish(node, at, result, use.meta, use.meta, others, elementwise, False))
-        if fit.obstacle is not None:
-            self.moved[use.node] = fit.obstacle
+        request = PlacementRequest(node, at, result, use.meta, use.meta, others, pointwise, False)
+        placement = self.legality.check(request)
+        if placement.obstacle is not None:
+            self.moved[use.node] = placement.obstacle
             return None
-        self.fitting.put(result, use.meta)
+        self.legality.put(result, use.meta)
         return WriteOut(form, use.base, use.part, use.args, use.meta)
 
     def _write_over_any(self, node: Node, at: int) -> _Attempt:
@@ -369,19 +369,17 @@ class _Planner:
         if result is None or form is None:
             return None
         others = tuple(value for value in node.operands() if value.is_tensor)
-        pointwise = facts_of(node.target).pointwise
-        pointwise = pointwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype)
+        pointwise = facts_of(node.target).pointwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype)
         over_operands = others if pointwise else ()
-        home = self.destinations.chain.get(result.tensor.storage, -1)
-        at_home = self.died_at_home.get(home, ())
+        at_home = self.died_at_home.get(self.destinations.chain.get(result.tensor.storage, -1), ())
         for place in chain(over_operands, reversed(at_home), reversed(self.just_died)):
             if place in self.lying or place.tensor.layout() != result.tensor.layout():
                 continue
             if self.buffers.buffer_of(place).owner is Owner.CALLER and not self._leads_home(result, place):
                 continue
-            wish = Wish(node, at, result, place.tensor, place.tensor, others, pointwise, False)
-            if self.fitting.fit(wish).obstacle is None:
-                self.fitting.put(result, place.tensor)
+            request = PlacementRequest(node, at, result, place.tensor, place.tensor, others, pointwise, False)
+            if self.legality.check(request).obstacle is None:
+                self.legality.put(result, place.tensor)
                 return WriteOut(form, place)
         return None
 
@@ -391,8 +389,8 @@ class _Planner:
     def _leads_home(self, result: Value, place: Value) -> bool:
         return self.destinations.chain.get(result.tensor.storage) == self.buffers.buffer_of(place).number
 
-    def _twin_leads_to(self, node: Node, place: Value) -> bool:
-        """Whether the in-place twin would write the buffer that `place` lies in anyway."""
+    def _variant_leads_to(self, node: Node, place: Value) -> bool:
+        """Whether the in-place variant would write the buffer that `place` lies in anyway."""
         first = node.args[0] if node.args else None
         if not isinstance(first, Value) or not first.is_tensor:
             return False

@@ -163,7 +163,7 @@ class InplacePlan:
     """Decisions for a functional program.
 
     order: the nodes as they are to run. actions: what to do with a node instead of running it as it is. kept: why a
-    node that could have been rewritten is not. places: buffer and shift in bytes of each storage. postponed: nodes that
+    node that could have been rewritten is not. places: buffer and shift in bytes of each storage. sunk: nodes that
     run later than they stood. moved: for nodes that replace a part, why the source was not made in its place. regrets:
     copies left out, whose memory larger copies now have to leave alone.
     """
@@ -173,6 +173,6 @@ class InplacePlan:
     actions: dict[Node, Action]
     kept: dict[Node, Kept]
     places: dict[int, tuple[Buffer, Size]]
-    postponed: tuple[Node, ...] = ()
+    sunk: tuple[Node, ...] = ()
     moved: dict[Node, Kept] = field(default_factory=dict)
     regrets: frozenset[Node] = frozenset()

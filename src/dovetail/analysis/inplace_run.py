@@ -12,11 +12,11 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 
-from dovetail.analysis.denotations import Call, Denotations
+from dovetail.analysis.data_movement import Place, layout_of
 from dovetail.analysis.environment import Misfit
 from dovetail.analysis.shadow_memory import Storage
 from dovetail.analysis.symbolic_run import SymbolicRun, label_of
-from dovetail.analysis.token_moves import Place, layout_of
+from dovetail.analysis.value_numbers import Call, ValueNumbers
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.program import Node, Operand, Program, Value, values_in
 from dovetail.ir.sizes import Number
@@ -68,8 +68,8 @@ class FunctionalRun(SymbolicRun):
     themselves. displaced: values at another offset than they are described at, and what they lie on.
     """
 
-    def __init__(self, program: Program, denotations: Denotations, hints: Mapping[str, Number]) -> None:
-        super().__init__(program, denotations, hints)
+    def __init__(self, program: Program, value_numbers: ValueNumbers, hints: Mapping[str, Number]) -> None:
+        super().__init__(program, value_numbers, hints)
         self.descriptions = _Descriptions(self)
         self.crooked: set[str] = set()
         self.written_twice: set[Hashable] = set()
@@ -115,7 +115,7 @@ class InPlaceRun(FunctionalRun):
     """
 
     def __init__(self, program: Program, meant: FunctionalRun, commit: bool) -> None:
-        super().__init__(program, meant.denotations, meant.hints)
+        super().__init__(program, meant.value_numbers, meant.hints)
         self.meant = meant
         self.commit = commit
         self.committed = ""
@@ -132,7 +132,7 @@ class InPlaceRun(FunctionalRun):
 
     def sees_application(self, node: Node, call: Call, name: Hashable, operands: Sequence[Hashable]) -> None:
         """Refuse what the functional program did not apply, and what fails too late."""
-        if self.denotations.find(name, operands) is None:
+        if self.value_numbers.find(name, operands) is None:
             self.suspect = self.suspect or self._unknown(node, call, name, operands)
             if not (call.pointwise and not call.draws and not call.effect):
                 raise self.suspect
@@ -213,7 +213,7 @@ class InPlaceRun(FunctionalRun):
 
     def _unknown(self, node: Node, call: Call, name: Hashable, operands: Sequence[Hashable]) -> InplaceMismatch:
         """The message for an application that the functional program never made."""
-        nearest = self.denotations.nearest(name, operands)
+        nearest = self.value_numbers.nearest(name, operands)
         if nearest is None:
             turn = " at this turn among draws and effects" if call.draws or call.effect else ""
             detail = f"{label_of(node)} is applied{turn}, which it never was"

@@ -111,7 +111,7 @@ def storage_lives(program: Program, hints: Mapping[str, Number] | None = None) -
 
 def _values_by_storage(program: Program) -> dict[int, list[Value]]:
     owners: dict[int, list[Value]] = {}
-    for value in (*program.inputs, *(v for node in program.nodes for v in node.results())):
+    for value in program.values():
         if value.is_tensor:
             owners.setdefault(value.tensor.storage, []).append(value)
     return owners

@@ -14,6 +14,7 @@ import torch
 
 from dovetail.analysis.infer import MetaInference
 from dovetail.ir.convert import describe, scalar_of
+from dovetail.ir.fresh import Fresh
 from dovetail.ir.program import (
     Meta,
     Node,
@@ -36,13 +37,15 @@ _NOWHERE = Origin()
 
 
 class NodeMaker:
-    """Makes nodes for one program; everything it makes has a name and storages of its own."""
+    """Makes nodes for one program; everything it makes has a name and storages of its own.
+
+    name, storage: give names and storages that the program does not have; see `ir.fresh`.
+    """
 
     def __init__(self, program: Program, infer: MetaInference) -> None:
         """infer: makes fakes of the program's descriptions, of symbolic sizes as well."""
-        values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
-        self._names = {value.name for value in values}
-        self._next_storage = 1 + max((value.tensor.storage for value in values if value.is_tensor), default=-1)
+        fresh = Fresh(program)
+        self.name, self.storage = fresh.name, fresh.storage
         self._infer = infer
 
     def call(
@@ -84,19 +87,6 @@ class NodeMaker:
         if not isinstance(meta, ScalarMeta):
             meta = describe(self._infer.fake(meta), self.storage())
         return Value(self.name(wish), meta)
-
-    def name(self, wish: str) -> str:
-        """A name that nothing in the program has."""
-        name, count = wish, 1
-        while name in self._names:
-            name, count = f"{wish}_{count}", count + 1
-        self._names.add(name)
-        return name
-
-    def storage(self) -> int:
-        """The number of a storage that the program does not have."""
-        self._next_storage += 1
-        return self._next_storage - 1
 
     def _describe(
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]

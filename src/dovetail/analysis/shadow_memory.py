@@ -1,7 +1,7 @@
-"""Memory that holds tokens (see `analysis.tokens`) instead of numbers, and the regions that tensors occupy there.
+"""Memory that holds value numbers (`analysis.symbolic_contents`) instead of data, and where tensors lie in it.
 
-A storage keeps one token for each `unit` bytes, and none at all while it holds one value as that was written: then it
-only notes which. So a program that writes whole tensors costs nothing for their sizes.
+A storage keeps one value number for each `unit` bytes, and none at all while it holds one value as that was written:
+then it only notes which. So a program that writes whole tensors costs nothing for their sizes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cached_property
 
 import torch
 
-from dovetail.analysis.tokens import Contents, Shape, refine
+from dovetail.analysis.symbolic_contents import Contents, Shape, refine
 from dovetail.ops.prims import copy_into
 
 _WIDEST = 16  # bytes of the widest element
@@ -95,7 +95,7 @@ class Region:
 
 
 class Storage:
-    """The bytes of one storage, as tokens. is_input: it was there before the program ran.
+    """The bytes of one storage, as value numbers. is_input: it was there before the program ran.
 
     last_writer: what wrote here last, in words.
     """
@@ -104,19 +104,19 @@ class Storage:
         self.size_bytes = size_bytes
         self.is_input = is_input
         self.last_writer = ""
-        self._held: tuple[Region, Contents] | None = None  # all that it holds, while there are no tokens
-        self._tokens: torch.Tensor | None = None
+        self._held: tuple[Region, Contents] | None = None  # all that it holds, while there are no value numbers
+        self._numbers: torch.Tensor | None = None
         self._unit = 0
         self._known: dict[Hashable, Contents] = {}
 
     def hold(self, start: int) -> None:
-        """All bytes are those of the value whose first token is `start`."""
+        """All bytes are those of the value whose first value number is `start`."""
         whole = Region(0, (self.size_bytes,), (1,), 1)
         self._held = (whole, Contents.run(whole.shape, 1, start))
 
-    def hold_tokens(self, tokens: torch.Tensor, unit: int) -> None:
-        """The bytes are those of these tokens, one for each `unit` bytes; it keeps and changes them."""
-        self._held, self._tokens, self._unit = None, tokens, unit
+    def hold_numbers(self, numbers: torch.Tensor, unit: int) -> None:
+        """The bytes are those of these value numbers, one for each `unit` bytes; it keeps and changes them."""
+        self._held, self._numbers, self._unit = None, numbers, unit
 
     def read(self, region: Region) -> Contents:
         """What lies in a region."""
@@ -133,8 +133,8 @@ class Storage:
                 return Contents(region.shape, region.itemsize, contents.start + region.first - held.first, steps)
         known = self._known.get(region.key)
         if known is None:
-            tokens = self._spelled_out(region.itemsize)
-            found = region.of(tokens, self._unit).reshape(region.count, -1).clone()  # it may be written
+            numbers = self._spelled_out(region.itemsize)
+            found = region.of(numbers, self._unit).reshape(region.count, -1).clone()  # it may be written
             known = self._known[region.key] = Contents.of(region.shape, region.itemsize, found)
         return known
 
@@ -143,8 +143,8 @@ class Storage:
         if region.count == 0:
             return
         self._known.clear()
-        if contents.tokens is None and self._is_replaced_by(region):
-            self._tokens, self._held = None, (region, contents)
+        if contents.numbers is None and self._is_replaced_by(region):
+            self._numbers, self._held = None, (region, contents)
             return
         target = region.of(self._spelled_out(min(contents.unit, region.itemsize)), self._unit)
         source = contents.spelled_out(self._unit).view(target.shape)
@@ -159,16 +159,16 @@ class Storage:
             return False
         if region.is_contiguous and region.end - region.first == self.size_bytes:
             return True
-        if self._tokens is not None or self._held is None:
-            return self._tokens is None
+        if self._numbers is not None or self._held is None:
+            return self._numbers is None
         held = self._held[0]
         return held.key == region.key or (
             region.is_contiguous and region.first <= held.first and held.end <= region.end
         )
 
     def _spelled_out(self, unit: int) -> torch.Tensor:
-        """All tokens, one for each `unit` bytes or less; changes of it are changes of the storage."""
-        if self._tokens is None:
+        """All value numbers, one for each `unit` bytes or less; changes of it are changes of the storage."""
+        if self._numbers is None:
             region, contents = self._held or (Region(0, (0,), (1,), unit), Contents.run((0,), unit, 0))
             if region.is_contiguous and contents.is_in_order:  # bytes in order are units in order
                 unit = math.gcd(unit, self.size_bytes, region.first, region.end)
@@ -176,13 +176,13 @@ class Storage:
                 region = Region(region.first // unit, (count,), (1,), unit)
                 contents = Contents.run((count,), unit, contents.start)
             unit = math.gcd(unit, self.size_bytes, region.first, contents.unit)
-            self._tokens = torch.zeros(self.size_bytes // unit, dtype=torch.int64)
+            self._numbers = torch.zeros(self.size_bytes // unit, dtype=torch.int64)
             self._unit, self._held = unit, None
-            target = region.of(self._tokens, unit)
+            target = region.of(self._numbers, unit)
             target.copy_(contents.spelled_out(unit).view(target.shape))
         elif unit < self._unit:
-            self._tokens, self._unit = refine(self._tokens.unsqueeze(1), self._unit, unit).view(-1), unit
-        return self._tokens
+            self._numbers, self._unit = refine(self._numbers.unsqueeze(1), self._unit, unit).view(-1), unit
+        return self._numbers
 
     def part(self, first: int, end: int) -> Storage:
         """A storage of its own that holds the same as the bytes from `first` to `end` of this one."""
@@ -195,8 +195,8 @@ class Storage:
             if held.first <= first and end <= held.end:
                 copy.hold(self.read(bytes_of_it).start)
                 return copy
-        tokens = self._spelled_out(math.gcd(first, end, _WIDEST))
-        copy.hold_tokens(tokens[first // self._unit : end // self._unit].clone(), self._unit)
+        numbers = self._spelled_out(math.gcd(first, end, _WIDEST))
+        copy.hold_numbers(numbers[first // self._unit : end // self._unit].clone(), self._unit)
         return copy
 
     def everything(self) -> Contents:

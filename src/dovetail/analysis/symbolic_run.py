@@ -1,7 +1,7 @@
-"""Run a program on tokens: what each tensor holds and where it lies, without computing a number.
+"""Run a program on value numbers: what each tensor holds and where it lies, without computing a number.
 
-Data movement moves tokens (`analysis.token_moves`); any other operator gives those of its denotation, into new memory
-or into what it writes (`analysis.denotations`). Source: symbolic execution, King (1976).
+Data movement moves value numbers (`analysis.data_movement`); any other operator gives those of its application, into
+new memory or into what it writes (`analysis.value_numbers`). Source: symbolic execution, King (1976).
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.denotations import Application, Call, Denotations, Result, call_of, compared
+from dovetail.analysis.data_movement import DataMovement, Place, is_view, layout_of, on_new_memory, view_behind
 from dovetail.analysis.environment import Bound, Environment, Misfit
 from dovetail.analysis.shadow_memory import Storage
-from dovetail.analysis.token_moves import Moves, Place, is_view, layout_of, on_new_memory, view_behind
-from dovetail.analysis.tokens import Contents
+from dovetail.analysis.symbolic_contents import Contents
+from dovetail.analysis.value_numbers import Application, Call, Result, ValueNumbers, call_of, compared
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, made_symbols, values_in
 from dovetail.ir.sizes import Number
-from dovetail.ops.facts import draws_otherwise_in_place, rounds_otherwise_in_place
 from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, ViewScatter
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 
@@ -31,7 +30,7 @@ _MOVES_MEMORY = frozenset({"aten::resize", "aten::resize_as", "aten::set"})
 
 @dataclass(slots=True)
 class InputMemory:
-    """Where the inputs lie. starts: the first token of each input's storage. extents: bytes of it."""
+    """Where the inputs lie. starts: the first value number of each input's storage. extents: bytes of it."""
 
     starts: list[int] = field(default_factory=list)
     extents: list[int] = field(default_factory=list)
@@ -44,12 +43,12 @@ class SymbolicRun(Environment):
     called.
     """
 
-    def __init__(self, program: Program, denotations: Denotations, hints: Mapping[str, Number]) -> None:
+    def __init__(self, program: Program, value_numbers: ValueNumbers, hints: Mapping[str, Number]) -> None:
         super().__init__(hints)
         self.program = program
-        self.denotations = denotations
-        self.tokens = denotations.tokens
-        self.moves = Moves(self.tokens)
+        self.value_numbers = value_numbers
+        self.numbering = value_numbers.numbering
+        self.moves = DataMovement(self.numbering)
         self.made = made_symbols(program)
         self.unknown = set[str]().union(*self.made.values())
         self.inputs: list[Bound] = []
@@ -58,7 +57,7 @@ class SymbolicRun(Environment):
         self.effects = 0
 
     def sees_application(self, node: Node, call: Call, name: Hashable, operands: Sequence[Hashable]) -> None:
-        """An application that moves more than tokens is about to be made."""
+        """An application that moves more than value numbers is about to be made."""
 
     def sees_write(self, node: Node, call: Call, written: Sequence[Place]) -> None:
         """A node is about to write these tensors."""
@@ -72,11 +71,11 @@ class SymbolicRun(Environment):
     # --- the whole program --------------------------------------------------------------------------------------------
 
     def start(self, memory: InputMemory) -> None:
-        """Lay out the inputs; tokens of their memory are noted in `memory`, or taken from there."""
+        """Lay out the inputs; value numbers of their memory are noted in `memory`, or taken from there."""
         storages: dict[int, tuple[torch.Tensor, Storage]] = {}
         for position, value in enumerate(self.program.inputs):
             if position == len(memory.starts):
-                memory.starts.append(self.tokens.new(max(memory.extents[position], 1)))
+                memory.starts.append(self.numbering.new(max(memory.extents[position], 1)))
             start = memory.starts[position]
             if not value.is_tensor:
                 self.env[value] = start
@@ -255,12 +254,12 @@ class SymbolicRun(Environment):
         meta = _first_meta(node)
         shape = self.sizes(meta.shape)
         name = (call.name, next(value.name for value in node.results()))
-        made = self.denotations.make(name, self.operands(call), 1, label_of(node))
-        known = made.results[0] or Result(self.tokens.new(shape.numel() * meta.dtype.itemsize), None)
+        made = self.value_numbers.make(name, self.operands(call), 1, label_of(node))
+        known = made.results[0] or Result(self.numbering.new(shape.numel() * meta.dtype.itemsize), None)
         made.results[0] = known
         return Contents.run(tuple(shape), meta.dtype.itemsize, known.start)
 
-    # --- operators by denotation --------------------------------------------------------------------------------------
+    # --- operators by value number ----------------------------------------------------------------------------------
 
     def _opaque(self, node: Node, call: Call) -> Sequence[Bound | None]:
         """Fresh results into new memory, the others into what the operator writes."""
@@ -272,7 +271,7 @@ class SymbolicRun(Environment):
             self.sees_write(node, call, places)
         fresh, handed_back = _returned(node, call)
         count = len(fresh) + len(written)
-        made = self.denotations.make(name, operands, count, label_of(node))
+        made = self.value_numbers.make(name, operands, count, label_of(node))
         made.results.extend([None] * (count - len(made.results)))
         bound = {i: self._fresh_result(made, k, v) for k, (i, v) in enumerate(fresh) if v is not None}
         for index, place in enumerate(places, len(fresh)):
@@ -284,14 +283,11 @@ class SymbolicRun(Environment):
         """The canonical name, with its turn among draws and effects, how it rounds, and sizes that it finds out."""
         turn = self.draws if call.draws or call.reads_generator else None
         first = next((v for v in values_in(_operands(call)) if v.is_tensor), None)
-        dtype = None if first is None else self.place(first).tensor.dtype
         lies_there = call.in_place or any(
             place.overlaps(self.place(v)) for _, place in written for v in values_in(_operands(call)) if v.is_tensor
         )
-        own_bits = call.op is not None and lies_there and rounds_otherwise_in_place(call.op, dtype)
-        fills = not any(isinstance(operand, Value) for _, operand in call.arguments[1:])  # as `uniform_(x, 0, 1)`
-        fills = fills and call.op is not None and not draws_otherwise_in_place(call.op)
-        own_bits = own_bits or (call.draws and call.in_place and not fills)  # others draw in their own way in place
+        own_bits = lies_there and first is not None and call.rounds_by_place(self.place(first).tensor.dtype)
+        own_bits = own_bits or (call.draws and call.in_place and not call.is_fill)
         return (call.name, turn, self.effects if call.effect else None, own_bits, *sorted(self.made.get(node, ())))
 
     def operands(self, call: Call) -> tuple[Hashable, ...]:
@@ -314,11 +310,11 @@ class SymbolicRun(Environment):
     def _fresh_result(self, made: Application, index: int, value: Value) -> Bound:
         known = made.results[index]
         if not value.is_tensor:
-            known = made.results[index] = known or Result(self.tokens.new(1), None)
+            known = made.results[index] = known or Result(self.numbering.new(1), None)
             return known.start
         tensor = self.described(value.tensor)
         layout = layout_of(tensor)
-        known = known or Result(self.tokens.new(tensor.numel() * tensor.dtype.itemsize), layout)
+        known = known or Result(self.numbering.new(tensor.numel() * tensor.dtype.itemsize), layout)
         made.results[index] = known
         if known.layout != layout:
             raise Misfit(f"{value.name} is described as {layout}, and was {known.layout} in {made.label}")
@@ -326,7 +322,7 @@ class SymbolicRun(Environment):
 
     def _written_result(self, call: Call, made: Application, index: int, place: Place) -> None:
         layout = place.layout
-        known = made.results[index] or Result(self.tokens.new(place.region.count * layout[2].itemsize), layout)
+        known = made.results[index] or Result(self.numbering.new(place.region.count * layout[2].itemsize), layout)
         made.results[index] = known
         if known.layout is None or known.layout[0] != layout[0]:
             raise Misfit(f"it writes a result that was {known.layout} in {made.label} into {layout}")

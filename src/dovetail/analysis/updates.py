@@ -14,11 +14,12 @@ Cost: O(nodes + operands), and reads of each written input times copies into it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from dovetail.analysis.destinations import is_copy_back
 from dovetail.analysis.reads import can_fail, is_view
+from dovetail.analysis.union_find import UnionFind
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value, made_symbols, meta_symbols, values_in
 from dovetail.ops.facts import facts_of, is_copy, writes_of
@@ -180,25 +181,28 @@ class _Finder:
 
     def _groups(self) -> tuple[UpdateGroup, ...]:
         ready = self._earliest()
-        parents: dict[Node, Node] = {node: node for node in (*self.arithmetic, *self.copies)}
+        place = {node: number for number, node in enumerate(dict.fromkeys((*self.arithmetic, *self.copies)))}
+        joined = UnionFind(len(place))
+
+        def join(one: Node, others: Iterable[Node]) -> None:
+            for other in others:
+                if other in place:
+                    joined.join(place[one], place[other])
+
         for node in self.arithmetic:
             if not all(map(_is_number, node.results())):
                 for value in node.results():
-                    for reader in self.readers.get(value, ()):
-                        _join(parents, node, reader)
+                    join(node, self.readers.get(value, ()))
         for storage, copies in self.copies_of.items():
             if copies[0] not in self.copies:
                 continue
-            for copy in copies[1:]:
-                _join(parents, copies[0], copy)
+            join(copies[0], copies[1:])
             if not _is_number(_target(copies[0])):
-                for reader in self.readers_of[storage]:
-                    if reader in parents:
-                        _join(parents, copies[0], reader)
-        members: dict[Node, list[Node]] = {}
+                join(copies[0], self.readers_of[storage])
+        members: dict[int, list[Node]] = {}
         for node in self.program.nodes:
-            if node in parents:
-                members.setdefault(_root(parents, node), []).append(node)
+            if node in place:
+                members.setdefault(joined.find(place[node]), []).append(node)
         groups = [
             UpdateGroup(tuple(nodes), max(ready[node] for node in nodes), _written_bytes(nodes, self.copies))
             for nodes in members.values()
@@ -277,15 +281,3 @@ def _may_hoist(node: Node) -> bool:
 def _written_bytes(nodes: Collection[Node], copies: Collection[Node]) -> int:
     sizes = [_target(node).tensor.size_bytes() for node in nodes if node in copies]
     return sum(size for size in sizes if isinstance(size, int))
-
-
-def _root(parents: dict[Node, Node], node: Node) -> Node:
-    while parents[node] is not node:
-        parents[node] = parents[parents[node]]
-        node = parents[node]
-    return node
-
-
-def _join(parents: dict[Node, Node], one: Node, other: Node) -> None:
-    if one in parents and other in parents:
-        parents[_root(parents, one)] = _root(parents, other)

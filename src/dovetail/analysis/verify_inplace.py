@@ -1,13 +1,16 @@
 """Check that an in-place program is equivalent to the functional program it was made from.
 
-Both programs run on tokens (`analysis.symbolic_run`): the functional one first, which defines what each application
-means, then the other one, where each application must have been made by the functional one, of the same operands.
+Both programs run on value numbers (`analysis.symbolic_run`): the functional one first, which defines what each
+application means, then the other one, where each application must have been made by the functional one, of the same
+operands.
 
     functional                  in place                      read by add
-      b = mul(a, 2)               b = mul_(a, 2)                a: mul's tokens, not those of the input
+      b = mul(a, 2)               b = mul_(a, 2)                a: mul's value numbers, not those of the input
       c = add(a, b)               c = add(a, b)                 -> InplaceMismatch at c
 
-The check does not depend on how the program was made, and shares no code with the pass that made it.
+The check does not depend on how the program was made. It shares no analysis with the pass that made it: storages,
+overlap, and where an operator rounds or draws differently in place are derived here a second time. Both rely on
+operators' schemas, and on the tables of `ops` of what schemas do not say: hidden writes, and views that take places.
 Cost: linear in the nodes; where parts of values are read or written, in their elements as well.
 """
 
@@ -15,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from dovetail.analysis.denotations import Denotations, constant
+from dovetail.analysis.data_movement import Place
 from dovetail.analysis.environment import Misfit
 from dovetail.analysis.inplace_run import FunctionalRun, InPlaceRun, mismatch
 from dovetail.analysis.symbolic_run import InputMemory, label_of
-from dovetail.analysis.token_moves import Place
+from dovetail.analysis.value_numbers import ValueNumbers, constant
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.program import Node, Program, Value, meta_symbols, symbols_in, values_in
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
@@ -59,7 +62,7 @@ def _meaning(functional: Program, inplace: Program, hints: Mapping[str, Number])
     refusals = []
     for same in (None, *dict.fromkeys(number for number in hints.values() if type(number) is int), 3):
         numbers = _numbers(functional, inplace, hints, same)
-        run = FunctionalRun(functional, Denotations(), numbers)
+        run = FunctionalRun(functional, ValueNumbers(), numbers)
         memory = InputMemory(extents=_extents(functional, inplace, numbers))
         try:
             _follow(run, memory)
@@ -112,7 +115,7 @@ def _numbers(functional: Program, inplace: Program, hints: Mapping[str, Number],
     """
     found = dict(hints)
     for program in (functional, inplace):
-        values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
+        values = list(program.values())
         names = [name for value in values for name in meta_symbols(value.meta)]
         names += [name for node in program.nodes for name in node.symbols()]
         for name in (*names, *symbols_in(program.outputs)):
@@ -145,7 +148,7 @@ def _extents(functional: Program, inplace: Program, numbers: Mapping[str, Number
     for program in (functional, inplace):
         inputs = program.input_storages()
         reach = dict.fromkeys(inputs, 0)
-        for value in (*program.inputs, *(value for node in program.nodes for value in node.results())):
+        for value in program.values():
             if value.is_tensor and value.tensor.storage in inputs:
                 reach[value.tensor.storage] = max(reach[value.tensor.storage], _end_bytes(value, numbers))
         reaches.append([reach[v.tensor.storage] if v.is_tensor else 0 for v in program.inputs])

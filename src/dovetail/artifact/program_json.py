@@ -148,7 +148,7 @@ class _Writer:
     def written(self) -> dict[str, Any]:
         program = self._program
         _check_name_of(program)
-        values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
+        values = list(program.values())
         names = {value.name for value in values}
         if len(names) < len(values):
             raise ValueError("two of its values have one name")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.analysis.arrangement import Accesses
+from dovetail.analysis.alias_pattern import Accesses
 from dovetail.analysis.pairs import overlaps_itself
 from dovetail.analysis.region import extent_bytes
 from dovetail.capture.functionalize import Functionalizer, ViewStep

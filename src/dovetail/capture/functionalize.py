@@ -32,8 +32,8 @@ from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, Tens
 from dovetail.ir.sizes import difference
 from dovetail.ir.text import identifier
 from dovetail.ops.facts import overwrites, writes_of
+from dovetail.ops.functional_variants import Variant, exact_variant, spell_out_defaults
 from dovetail.ops.prims import COPY_TO_LAYOUT
-from dovetail.ops.twins import Twin, exact_twin, spell_out_defaults
 from dovetail.ops.views import BASE, SOURCE, addresses_storage, replayed_args, write_through
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
@@ -197,7 +197,7 @@ class Functionalizer:
         if overwrites(node.target):
             self._write(written[0], self._copied(written[0], self._read_operand(node.args[1])))
             return
-        twin = exact_twin(node.target, writes, [value.tensor for value in written])
+        twin = exact_variant(node.target, writes, [value.tensor for value in written])
         args, kwargs = self._twin_arguments(node, twin)
         metas = self._twin_metas(node, twin, args, kwargs, written)
         results = self._emit(twin.target, args, kwargs, metas, twin.returns_list)
@@ -219,7 +219,7 @@ class Functionalizer:
                 )
             self._write(value, content)
 
-    def _twin_arguments(self, node: Node, twin: Twin) -> tuple[tuple[Operand, ...], tuple[tuple[str, Operand], ...]]:
+    def _twin_arguments(self, node: Node, twin: Variant) -> tuple[tuple[Operand, ...], tuple[tuple[str, Operand], ...]]:
         assert isinstance(node.target, Overload), "only operators write"
         outs = {a.name for a in schema_of(node.target).arguments if a.is_out} if twin.drops_out else set()
         swapped = node.with_operands(self.read)
@@ -231,7 +231,7 @@ class Functionalizer:
     def _twin_metas(
         self,
         node: Node,
-        twin: Twin,
+        twin: Variant,
         args: tuple[Operand, ...],
         kwargs: tuple[tuple[str, Operand], ...],
         written: list[Value],

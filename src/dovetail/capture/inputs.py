@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.arrangement import Arrangement, Family, Group, Place
+from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
+from dovetail.analysis.alias_pattern import Family, Group, Place
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import OverlappingMutatedInputs
 from dovetail.ir.calling import FlatBytes, InputRule, ViewBase

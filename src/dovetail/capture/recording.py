@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.arrangement import APART, Accesses, Arrangement
+from dovetail.analysis.alias_pattern import APART, Accesses
+from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.engine import gradients_of, without_backward

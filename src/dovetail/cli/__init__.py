@@ -1,4 +1,4 @@
-"""The command `dovetail`: look at this machine, see a demonstration, look into what was compiled."""
+"""The command `dovetail`: look at this machine, and into what was compiled."""
 
 from dovetail.cli.app import main
 

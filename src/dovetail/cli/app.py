@@ -19,7 +19,6 @@ from rich.text import Text
 
 from dovetail.cli.bench import bench_command
 from dovetail.cli.bisect import bisect_command
-from dovetail.cli.demo import demo
 from dovetail.cli.doctor import doctor
 from dovetail.cli.draw import draw_command
 from dovetail.cli.explain import explain_command
@@ -39,7 +38,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for name, command in (
-    ("demo", demo),
     ("doctor", doctor),
     ("explain", explain_command),
     ("draw", draw_command),

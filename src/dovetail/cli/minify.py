@@ -12,10 +12,10 @@ from dovetail.cli.output import Allow, AsJson, print_json
 from dovetail.cli.progress import spinner
 from dovetail.errors import BadCheck, BadOptionValue, DoesNotFail, OutputInTheWay
 from dovetail.inspect.minify import Minified, minify
+from dovetail.inspect.minify_files import Source, read_source
 from dovetail.inspect.minify_isolated import Isolated
 from dovetail.inspect.minify_oracles import BUILT_IN, Agrees, CheckFile, Compiles, NamedOracle, Passes
 from dovetail.inspect.minify_script import Reproducer, write_reproducer
-from dovetail.inspect.minify_source import Source, read_source
 from dovetail.inspect.states import is_step
 
 _DOES_NOT_FAIL = 1

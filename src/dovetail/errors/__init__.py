@@ -26,7 +26,6 @@ from dovetail.errors.compilers import GraphMismatch as GraphMismatch
 from dovetail.errors.constants import FoldedOtherwise as FoldedOtherwise
 from dovetail.errors.donation import BadDonation as BadDonation
 from dovetail.errors.donation import UnusableDonation as UnusableDonation
-from dovetail.errors.environment import MissingDependency as MissingDependency
 from dovetail.errors.environment import UnsupportedDevice as UnsupportedDevice
 from dovetail.errors.environment import UnsupportedTorchVersion as UnsupportedTorchVersion
 from dovetail.errors.environment import UntestedDevice as UntestedDevice

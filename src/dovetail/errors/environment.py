@@ -14,15 +14,6 @@ class UnsupportedTorchVersion(DovetailError):
     way_out = "install a supported version (tested: torch 2.13); `dovetail doctor` shows each check"
 
 
-class MissingDependency(DovetailError):
-    """A feature needs an optional package that is not installed."""
-
-    code = "DT-ENV-002"
-    summary = "{feature} needs the package {package}, which is not installed."
-    because = "the package is an optional dependency"
-    way_out = "{install}"
-
-
 class UnsupportedDevice(DovetailError):
     """A tensor is on a device that dovetail does not support."""
 

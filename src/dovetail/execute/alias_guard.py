@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.analysis.arrangement import Accesses
+from dovetail.analysis.alias_pattern import Accesses
 from dovetail.analysis.region import address_range
 from dovetail.torch_compat.autograd import version_counter_classes, viewed_tensor
 
@@ -55,7 +55,7 @@ class AliasGuard:
         self._only_place = self._order.index(only) if only in self._sizes else None
 
     def fingerprint(self, arguments: Sequence[Any]) -> Fingerprint:
-        """What distinguishes this call from those with another arrangement. arguments: inputs, then constants."""
+        """What distinguishes this call from those with another alias pattern. arguments: inputs, then constants."""
         if self._is_single:
             return ()
         if not self._is_simple:

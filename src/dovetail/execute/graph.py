@@ -1,7 +1,7 @@
 """A compiled graph: what the user calls.
 
-Without gradients it is a program and its wrapper. With gradients, forward and backward are two programs under one
-`torch.autograd.Function` (`execute.training`).
+Without gradients it is a program and its wrapper. With gradients it is an `execute.training.TrainingGraph`: forward and
+backward are two programs under one `torch.autograd.Function`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from dovetail.execute.backward import CompiledBackward
 from dovetail.execute.donation import NOTHING_DONATED, Donated
 from dovetail.execute.protocol import RunnableProgram
 from dovetail.execute.second_order import Source
 from dovetail.execute.shared_bytes import announce_write
-from dovetail.execute.training import CompiledBackward, run_under_autograd
 from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import CallPlan, FromSlot, Pattern, WriteBack, is_carried_out
 from dovetail.ir.program import Operand, Value
@@ -113,11 +113,10 @@ class CompiledGraph:
         """Run with inputs in the order of the recorded function's arguments."""
         if self._only_computes and not torch.is_grad_enabled():
             return self.wrapper(self.forward, [*inputs, *self.constant_list])
-        run = self._run_training if self.backward_for else self._run_inference
         if self._is_followed and not torch.is_grad_enabled():
             with torch.enable_grad():  # the program has a region with gradients in one without
-                return self.wrapper(run, [*inputs, *self.constant_list])
-        return self.wrapper(run, [*inputs, *self.constant_list])
+                return self.wrapper(self._run, [*inputs, *self.constant_list])
+        return self.wrapper(self._run, [*inputs, *self.constant_list])
 
     @cached_property
     def draws(self) -> bool:
@@ -135,7 +134,7 @@ class CompiledGraph:
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledGraph:
         return self  # holds programs, which never change, and constants, which a copy of the user's module shares
 
-    def _run_inference(self, inputs: list[Any]) -> Sequence[Any]:
+    def _run(self, inputs: list[Any]) -> Sequence[Any]:
         with torch.no_grad():
             results = self.run_forward(inputs)
             return [*results, *self.packed(results)] if self.plan.packs else results
@@ -176,11 +175,6 @@ class CompiledGraph:
                 target.copy_(results[write.slot])
         for slot in self._written_slots:
             results[slot] = None
-
-    def _run_training(self, inputs: list[Any]) -> tuple[Any, ...]:
-        for index in self.unreached:
-            inputs[index] = inputs[index].detach()
-        return run_under_autograd(self, inputs)
 
     def tensors_of(self, names: Sequence[str]) -> list[torch.Tensor]:
         """Constants by name, the ones that only backward reads included."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,74 +18,25 @@ from dovetail.errors import (
     ForwardModeUnsupported,
     UnsupportedTensor,
 )
-from dovetail.execute.protocol import RunnableProgram
+from dovetail.execute.backward import CompiledBackward
+from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.second_order import HINT, Circumstances, Kept, differentiable_gradients
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival
-from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature
 from dovetail.torch_compat.autograd import backward_keeps_graph, drop_saved_tensors, version_of, viewed_tensor
 from dovetail.torch_compat.dynamo import not_traced
-from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
-
-if TYPE_CHECKING:
-    from dovetail.execute.graph import CompiledGraph
+from dovetail.torch_compat.subclasses import is_wrapper, put_together, take_apart
 
 
-def run_under_autograd(graph: CompiledGraph, inputs: list[Any]) -> tuple[Any, ...]:
-    """Run forward so that autograd can run backward. Empties the list of inputs."""
-    holder = _Call(graph)
-    results: tuple[Any, ...] = _CompiledFunction.apply(holder, *inputs)
-    inputs.clear()
-    return holder.merge(results)
+class TrainingGraph(CompiledGraph):
+    """A compiled graph whose forward saves residuals, and whose backward autograd runs."""
 
-
-@dataclass(frozen=True, slots=True)
-class CompiledBackward:
-    """A backward program for one pattern of arriving gradients.
-
-    residuals: places among the residuals of forward. unsaved: names of residuals that forward does not save.
-    gradients: for each output the input whose gradient it is, or -1. wrapped: inputs whose gradient is a wrapper of
-    several outputs.
-    """
-
-    program: RunnableProgram
-    residuals: tuple[int, ...]
-    unsaved: tuple[str, ...]
-    constants: tuple[str, ...]
-    tangents: tuple[int, ...]
-    gradients: tuple[int, ...]
-    wrapped: tuple[tuple[int, WrapperLayout, tuple[int, ...]], ...]
-    writes: tuple[tuple[int, InputMutation], ...]
-
-    @staticmethod
-    def of(compiled: RunnableProgram, tangents: Sequence[int], saved: Sequence[str]) -> CompiledBackward:
-        """Read the roles off the program's signature.
-
-        tangents: forward outputs whose gradient it takes. saved: names of what forward saves.
-        """
-        signature = compiled.program.signature
-        residuals = [r.name for r in signature.inputs if isinstance(r, Residual)]
-        place = {name: k for k, name in enumerate(saved)}
-        return CompiledBackward(
-            program=compiled,
-            residuals=tuple(place.get(name, -1) for name in residuals),
-            unsaved=tuple(name for name in residuals if name not in place),
-            constants=tuple(r.name for r in signature.inputs if isinstance(r, Constant)),
-            tangents=tuple(tangents),
-            gradients=tuple(
-                r.input if isinstance(r, Gradient) and r.wrapper is None else -1 for r in signature.outputs
-            ),
-            wrapped=_wrapped(signature),
-            writes=tuple((i, r) for i, r in enumerate(signature.outputs) if isinstance(r, InputMutation)),
-        )
-
-
-def _wrapped(signature: Signature) -> tuple[tuple[int, WrapperLayout, tuple[int, ...]], ...]:
-    """Gradients that are wrappers: of which input, how they are put together, and places of their parts."""
-    found: dict[int, tuple[WrapperLayout, list[int]]] = {}
-    for place, role in enumerate(signature.outputs):
-        if isinstance(role, Gradient) and role.wrapper is not None:
-            found.setdefault(role.input, (role.wrapper, []))[1].append(place)
-    return tuple((index, layout, tuple(places)) for index, (layout, places) in found.items())
+    def _run(self, inputs: list[Any]) -> tuple[Any, ...]:
+        for index in self.unreached:
+            inputs[index] = inputs[index].detach()
+        call = _Call(self)
+        results: tuple[Any, ...] = _CompiledFunction.apply(call, *inputs)
+        inputs.clear()
+        return call.merge(results)
 
 
 @dataclass(slots=True)

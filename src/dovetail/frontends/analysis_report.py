@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.arrangement import Arrangement
+from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
 from dovetail.capture.recording import Recording
 from dovetail.frontends.function import CompiledFunction
 from dovetail.frontends.targets import as_callable

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail.analysis.arrangement import Arrangement
+from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.interpret import GraphInterpreter
 from dovetail.capture.recording import Recording

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.analysis.arrangement import APART, Arrangement
+from dovetail.analysis.alias_pattern import APART
+from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.inspect.categories import CATEGORIES
+from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.places import line_text
 from dovetail.inspect.report_rows import MemoryMap, NodeRow
 from dovetail.ir.program import Origin
-
-if TYPE_CHECKING:
-    from dovetail.inspect.explanation import Explanation
 
 NODE_US = 1000
 THREAD = 1
@@ -35,7 +33,7 @@ class Span:
     facts: dict[str, object]
 
 
-def trace_events(explanation: Explanation) -> list[dict[str, Any]]:
+def trace_events(explanation: ExplanationData) -> list[dict[str, Any]]:
     """Metadata, slices and counters; times in microseconds."""
     nodes = [node for program in explanation.programs for node in program.nodes]
     programs = [(program.name, program.memory, program.nodes) for program in explanation.programs]

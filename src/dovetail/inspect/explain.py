@@ -2,43 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+import linecache
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.analysis.liveness import simulate_peak
 from dovetail.errors import NothingToExplain
 from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, compile
 from dovetail.frontends.step.step import CompiledStep
+from dovetail.inspect.categories import CATEGORIES, handed_to_backward
 from dovetail.inspect.decisions import (
     Halves,
     donation_decisions,
     inplace_decisions,
     split_decisions,
+    step_decisions,
     with_repeats_marked,
 )
-from dovetail.inspect.explain_rows import (
-    JOINT,
-    eager_memory,
-    kept_inplace_report,
-    part_of,
-    program_report,
-    recorded_program,
-    records_of,
-    source_lines,
-    step_rows,
-    withheld,
-)
-from dovetail.inspect.explain_step import explain_step
 from dovetail.inspect.explanation import Explanation
-from dovetail.inspect.memory_map import memory_map, saved_storages, whole_step
-from dovetail.inspect.report_rows import Decision
+from dovetail.inspect.memory_map import call_text, memory_map, node_origins, operator_name, saved_storages, whole_step
+from dovetail.inspect.report_rows import Decision, EagerMemory, MemoryMap, NodeRow, ProgramReport, StepRow
 from dovetail.inspect.step_time import measure_step
 from dovetail.ir.program import Program
+from dovetail.ir.text import Names
 from dovetail.partition.choose import PartitionReport
+from dovetail.passes.inplace_report import DonationRow, InplaceReport
 from dovetail.pipeline.compile import make_executors
-from dovetail.pipeline.trail import LIKELY, Lowering, Trail
+from dovetail.pipeline.donation import DonationReport
+from dovetail.pipeline.driver import StepRecord
+from dovetail.pipeline.trail import LIKELY, STEP_STATE, Lowering, Step, Trail
 
 
 def explain(target: Callable[..., Any] | Trail, *args: Any, measure_time: bool = False, **kwargs: Any) -> Explanation:
@@ -188,3 +184,158 @@ class _Gatherer:
                 found += donation_decisions(step.program, report.donations if report is not None else withheld(step))
                 before = step.program
         return found
+
+
+def explain_step(lowering: Lowering, executors: ExecutorList | None, *, measure_time: bool = False) -> Explanation:
+    """What was decided for a whole step. measure_time: also run it on random inputs, next to eager mode."""
+    decisions: list[Decision] = []
+    before: Program | None = None
+    for step in lowering.steps:
+        in_place = kept_inplace_report(step)
+        if before is not None and in_place is not None:
+            decisions += inplace_decisions(before, in_place)
+        before = step.program
+    assert before is not None, "a lowering of a step has steps"
+    program, hints, recorded = before, lowering.hints, recorded_program(lowering)
+    memory = memory_map(program, hints, handed_to_backward(program))
+    report = program_report(program, "training step", memory, executors)
+    rows = [*step_decisions(program, memory), *decisions]
+    time = measure_step(recorded, [program], executors, hints) if measure_time and recorded is not None else None
+    return Explanation(
+        lowering.name,
+        (report,),
+        memory,
+        tuple(step_rows(lowering, (JOINT,))),
+        tuple(rows),
+        source_lines([report], rows),
+        eager_memory(lowering),
+        time,
+    )
+
+
+JOINT = "joint"
+_AS_EAGER = ("recorded", "functional")  # the first steps of a lowering, before anything was improved
+_WRITES = "new contents are copied into the state"
+
+
+def program_report(program: Program, kind: str, memory: MemoryMap, executors: ExecutorList | None) -> ProgramReport:
+    """The nodes of a program. executors: who runs them, where that is known."""
+    makes = [0] * len(program.nodes)
+    for row in memory.storages:
+        makes[row.first] += row.bytes
+    origins, names = node_origins(program), Names()
+    nodes = []
+    for index, node in enumerate(program.nodes):
+        values = (*node.operands(), *node.results())
+        nodes.append(
+            NodeRow(
+                index=index,
+                name=", ".join(value.name for value in node.results()),
+                operator=operator_name(node),
+                call=call_text(names, node),
+                meta=", ".join(str(value.meta) for value in node.results()),
+                makes=makes[index],
+                live_bytes=memory.live_bytes[index],
+                storages=tuple(dict.fromkeys(v.tensor.storage for v in values if v.is_tensor)),
+                recomputed=node.recomputed,
+                executor=executors.owner(node).name if executors is not None else "",
+                origin=origins[node],
+            )
+        )
+    return ProgramReport(program.name, kind, tuple(nodes), memory)
+
+
+def recorded_program(lowering: Lowering) -> Program | None:
+    """The program as eager mode runs it; None where a dump does not have it."""
+    first = lowering.steps[0] if lowering.steps else None
+    return first.program if first is not None and first.name in _AS_EAGER else None
+
+
+def eager_memory(lowering: Lowering) -> EagerMemory | None:
+    """What eager mode would hold at its peak, simulated; None where the recorded program is not known."""
+    program = recorded_program(lowering)
+    if program is None:
+        return None
+    memory = memory_map(program, lowering.hints, handed_to_backward(program))
+    sums = dict.fromkeys(CATEGORIES, 0)
+    for row in (*memory.residents, *memory.alive(memory.peak_node)):
+        sums[row.category_at(memory.peak_node)] += row.bytes
+    return EagerMemory(memory.peak_bytes, tuple((category, sum_) for category, sum_ in sums.items() if sum_))
+
+
+def withheld(step: Step) -> tuple[DonationRow, ...]:
+    """Donated inputs that were not offered, if the step settled that."""
+    details = step.record.details if isinstance(step.record, StepRecord) else None
+    return details.donations if isinstance(details, DonationReport) else ()
+
+
+def kept_inplace_report(step: Step) -> InplaceReport | None:
+    """What was decided about working in place, if the step did and its result was kept."""
+    record = step.record
+    details = record.details if isinstance(record, StepRecord) and not record.reason else None
+    return details if isinstance(details, InplaceReport) else None
+
+
+def records_of(lowering: Lowering) -> list[StepRecord]:
+    """What the steps of a lowering say of themselves."""
+    return [step.record for step in lowering.steps if isinstance(step.record, StepRecord)]
+
+
+def part_of(step: Step, lowering: Lowering) -> str:
+    """Which program a step made: the joint one, "forward" or "backward"."""
+    rest = step.program.name.removeprefix(lowering.name)
+    return rest.removeprefix("_") if rest in ("_forward", "_backward") else JOINT
+
+
+def step_rows(lowering: Lowering, parts: tuple[str, ...]) -> Iterator[StepRow]:
+    """The timeline of one lowering. A half is compared with the half before it, the first one with the joint."""
+    texts: dict[str, list[str]] = {}
+    shown: dict[str, Program] = {}
+    peaks: dict[int, int] = {}
+    for step in lowering.steps:
+        part = part_of(step, lowering)
+        if part not in parts:
+            continue
+        program, record = step.program, step.record if isinstance(step.record, StepRecord) else None
+        before = texts.get(part)
+        if shown.get(part) is program and before is not None:
+            lines = before
+        else:
+            lines = texts[part] = _program_lines(program)
+        shown[part] = program
+        if id(program) not in peaks:
+            peaks[id(program)] = simulate_peak(program, lowering.hints).peak_bytes
+        yield StepRow(
+            program=program.name,
+            name=record.name if record is not None else step.name,
+            time_us=record.time_us if record is not None else -1,
+            nodes_before=record.nodes_before if record is not None else len(program.nodes),
+            nodes_after=record.nodes_after if record is not None else len(program.nodes),
+            peak_bytes=peaks[id(program)],
+            did=record.report if record is not None else _WRITES if step.name == STEP_STATE else "as eager runs it",
+            reason=record.reason if record is not None else "",
+            diff="" if before is None or before is lines else _difference(before, lines),
+        )
+
+
+def _program_lines(program: Program) -> list[str]:
+    names = Names()
+    lines = []
+    for node in program.nodes:
+        results = ", ".join(value.name for value in node.results())
+        call = call_text(names, node)
+        lines.append(f"{results} = {call}" if results else call)
+    returned = ", ".join(names.text(operand) for operand in program.outputs)
+    return [*lines, f"return {returned}"]
+
+
+def _difference(before: list[str], after: list[str]) -> str:
+    lines = list(difflib.unified_diff(before, after, n=1, lineterm=""))
+    return "\n".join(lines[2:])  # without the names of files
+
+
+def source_lines(programs: list[ProgramReport], decisions: list[Decision]) -> dict[str, str]:
+    """The text of each line of the user's that is named, by `file:line`."""
+    origins = [node.origin for program in programs for node in program.nodes] + [row.origin for row in decisions]
+    places = dict.fromkeys((origin.file, origin.line) for origin in origins if origin.file)
+    return {f"{file}:{line}": linecache.getline(file, line).strip() for file, line in places}

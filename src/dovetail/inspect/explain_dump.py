@@ -76,7 +76,9 @@ def _details(written: Mapping[str, Any]) -> object:
         return DonationReport(offered, _rows(DonationRow, written["donations"]))
     if "min_cut" in written:
         costs = {name: read_plain(StepCost, written[name]) for name in ("default", "min_cut")}
-        return PartitionReport(again=INTEGER.read(written["again"]), reason=TEXT.read(written["reason"]), **costs)
+        return PartitionReport(
+            recomputed=INTEGER.read(written["recomputed"]), reason=TEXT.read(written["reason"]), **costs
+        )
     return None
 
 

@@ -1,27 +1,19 @@
-"""The decisions for one call, as plain data: steps, nodes, lifetimes, saved values and copies.
-
-`dovetail.explain` makes an `Explanation`; text, page, trace and JSON are views of it. All bytes are those of the
-simulation that the passes decide by (`analysis.liveness`): memory of inputs and scratch memory inside operators are
-not in them.
-"""
+"""The decisions for one call, with their views: text, page, trace and JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from os import PathLike
 
 from dovetail.inspect.chrome_trace import trace_events
+from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.explanation_text import render_text
 from dovetail.inspect.page import render_page
-from dovetail.inspect.report_rows import Decision, EagerMemory, MemoryMap, ProgramReport, StepRow
-from dovetail.inspect.step_time import StepTime
 from dovetail.inspect.written_file import write_text
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(ExplanationData):
     """What a compilation decided.
 
     name: of the function. programs: forward, then backward if it trains. step: memory of both, run one after the other
@@ -30,24 +22,7 @@ class Explanation:
     where the recorded program is not known. time: where it goes, if it was measured.
     """
 
-    name: str
-    programs: tuple[ProgramReport, ...]
-    step: MemoryMap
-    steps: tuple[StepRow, ...]
-    decisions: tuple[Decision, ...]
-    lines: Mapping[str, str]
-    eager: EagerMemory | None = None
-    time: StepTime | None = None
-
-    @property
-    def peak_bytes(self) -> int:
-        """Predicted peak of the whole step, without its inputs."""
-        return self.step.peak_bytes
-
-    @property
-    def eager_peak_bytes(self) -> int:
-        """The simulated peak of the program as it was recorded, which is what eager runs; -1 where it is not known."""
-        return -1 if self.eager is None else self.eager.peak_bytes
+    __slots__ = ()
 
     def __str__(self) -> str:
         return self.text()

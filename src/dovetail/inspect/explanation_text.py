@@ -6,26 +6,25 @@ Equal rows of repeated layers are one row; `full` unfolds them. All bytes are in
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dovetail.inspect.decisions import kinds_in
+from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.grouping import Branch, DecisionGroup, group, group_decisions
-from dovetail.inspect.holders import Moment, layers_of, peak_moment
+from dovetail.inspect.holders import Moment, layers_of, peak_moment, short_operator
 from dovetail.inspect.layers import Layers
 from dovetail.inspect.places import line_text
 from dovetail.inspect.report_rows import StepRow
-from dovetail.inspect.time_text import time_lines
-from dovetail.inspect.units import Unit, byte_unit
+from dovetail.inspect.step_time import OperatorTime, StepTime
+from dovetail.inspect.units import Unit, byte_unit, time_unit
 from dovetail.ir.program import Origin
 from dovetail.pipeline.trail import LIKELY
-
-if TYPE_CHECKING:
-    from dovetail.inspect.explanation import Explanation
 
 COLUMNS = 100
 _MOST_OF_A_KIND = 6
 _MOST_BRANCHES = 8
+_MOST_ROWS = 8
 _DEPTH = 2
 _LEAST_SHARE = 10  # what has less than a tenth is not unfolded
 _WHAT_BYTES_ARE = {
@@ -37,7 +36,7 @@ _WHAT_BYTES_ARE = {
 }
 
 
-def render_text(explanation: Explanation, *, times: bool = True, full: bool = False) -> str:
+def render_text(explanation: ExplanationData, *, times: bool = True, full: bool = False) -> str:
     """The text. times: whether to say how long each step of the compilation took. full: every row."""
     peak = peak_moment(explanation)
     eager = explanation.eager.total_bytes if explanation.eager is not None else 0
@@ -62,7 +61,7 @@ def fitted(line: str, columns: int = COLUMNS) -> str:
 # --- how much is needed ---------------------------------------------------------------------------------------------
 
 
-def _needs(explanation: Explanation, peak: Moment, unit: Unit) -> Iterator[str]:
+def _needs(explanation: ExplanationData, peak: Moment, unit: Unit) -> Iterator[str]:
     made, total = explanation.peak_bytes, peak.total_bytes
     yield f"{explanation.name}: predicted peak {unit.text(total)}"
     if explanation.eager is not None:
@@ -90,7 +89,7 @@ LIKELY_MEANS = (
 # --- who holds it ---------------------------------------------------------------------------------------------------
 
 
-def _holders(explanation: Explanation, peak: Moment, unit: Unit, full: bool) -> Iterator[str]:
+def _holders(explanation: ExplanationData, peak: Moment, unit: Unit, full: bool) -> Iterator[str]:
     yield ""
     if explanation.step.peak_node < 0 or not peak.holders:
         yield "who holds memory at the peak: nothing is allocated"
@@ -148,7 +147,7 @@ def _rest(branches: Sequence[Branch], unit: Unit, full: bool, depth: int = 2) ->
 # --- what was decided -----------------------------------------------------------------------------------------------
 
 
-def _decided(explanation: Explanation, layers: Layers, unit: Unit, full: bool) -> Iterator[str]:
+def _decided(explanation: ExplanationData, layers: Layers, unit: Unit, full: bool) -> Iterator[str]:
     yield ""
     yield "what was decided"
     groups = group_decisions(explanation.decisions, layers)
@@ -208,7 +207,7 @@ def _table(rows: Sequence[Sequence[str]], right: Iterable[int]) -> Iterator[str]
 # --- what the steps did ---------------------------------------------------------------------------------------------
 
 
-def _passes(explanation: Explanation, unit: Unit, times: bool, full: bool) -> Iterator[str]:
+def _passes(explanation: ExplanationData, unit: Unit, times: bool, full: bool) -> Iterator[str]:
     """The steps of the compilation; those that changed nothing only when everything is wanted."""
     yield ""
     yield "steps of the compilation"
@@ -244,3 +243,41 @@ def origin_text(origin: Origin) -> str:
     if not origin.file:
         return origin.module
     return line_text(origin) + (f" ({origin.module})" if origin.module else "")
+
+
+def time_lines(time: StepTime | None, layers: Layers) -> Iterator[str]:
+    """The layers and operators that take longest. Without a measurement, how to get one."""
+    yield ""
+    if time is None:
+        yield "where the time goes: not measured"
+        yield "  dovetail.explain(..., measure_time=True) runs the program on random inputs to see"
+        return
+    if time.ratio is None:
+        yield f"where the time goes: it does not run on random inputs: {time.failure}"
+        return
+    unit = time_unit(max(time.eager_ns, time.compiled_ns))
+    yield f"where the time goes: {unit.text(time.compiled_ns)}, eager {unit.text(time.eager_ns)}"
+    yield f"  {time.ratio.median:.2f} of eager's time ({time.ratio.spread}); every operator timed, on random inputs"
+    yield from _time_table("layer", time, lambda row: layers.fold(row.origin.module) or "(outside modules)", unit)
+    yield from _time_table("operator", time, lambda row: short_operator(row.operator).removesuffix("_"), unit)
+
+
+def _time_table(title: str, time: StepTime, key: Callable[[OperatorTime], str], unit: Unit) -> Iterator[str]:
+    ours, theirs = _sums(time.compiled, key), _sums(time.eager, key)
+    total = sum(ours.values())
+    yield f"  by {title}           eager"
+    rows = sorted(ours, key=lambda label: -ours[label])
+    for label in rows[:_MOST_ROWS]:
+        share = 100 * ours[label] / total if total else 0.0
+        yield f"    {unit.number(ours[label]):>9} {unit.number(theirs[label]):>9}  {share:>3.0f} %  {label}"
+    rest = rows[_MOST_ROWS:]
+    if rest:
+        sums = (sum(found[label] for label in rest) for found in (ours, theirs))
+        yield f"    {' '.join(f'{unit.number(sum_):>9}' for sum_ in sums)}         {len(rest):,} more"
+
+
+def _sums(rows: tuple[OperatorTime, ...], key: Callable[[OperatorTime], str]) -> dict[str, int]:
+    found: dict[str, int] = defaultdict(int)
+    for row in rows:
+        found[key(row)] += row.time_ns
+    return found

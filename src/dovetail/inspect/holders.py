@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.layers import Layers
 from dovetail.inspect.places import is_library, line_text
 from dovetail.inspect.report_rows import MemoryMap, NodeRow, StorageRow
-
-if TYPE_CHECKING:
-    from dovetail.inspect.explanation import Explanation
 
 _FUNCTIONAL = "functional_aten_"  # how the functional form of an operator that writes is called
 
@@ -67,7 +64,7 @@ class Moment:
         return sum(holder.bytes for holder in self.holders)
 
 
-def peak_moment(explanation: Explanation) -> Moment:
+def peak_moment(explanation: ExplanationData) -> Moment:
     """Who holds memory at the peak of the whole step."""
     return moment(explanation.step, explanation.step.peak_node, explanation.lines, layers_of(explanation))
 
@@ -79,7 +76,7 @@ def moment(memory: MemoryMap, node: int, lines: Mapping[str, str], layers: Layer
     return Moment(node, tuple(sorted(holders, key=lambda holder: -holder.bytes)))
 
 
-def layers_of(explanation: Explanation) -> Layers:
+def layers_of(explanation: ExplanationData) -> Layers:
     """The folded names of the modules that an explanation mentions."""
     nodes = [node for program in explanation.programs for node in program.nodes]
     return layers_from(nodes, explanation.step.residents)

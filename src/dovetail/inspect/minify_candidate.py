@@ -7,11 +7,12 @@ with the same memory sharing; sizes stay symbolic, and a size that is no longer 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.inspect.minify_recording import Recording
+from dovetail.ir.fresh import Fresh
 from dovetail.ir.program import (
     Node,
     Operand,
@@ -80,7 +81,7 @@ class Builder:
         self._program = recording.program
         self._given = frozenset(self._program.inputs)
         self._made_symbols = made_symbols(self._program)
-        self._order = {value: place for place, value in enumerate(_values_of(self._program))}
+        self._order = {value: place for place, value in enumerate(self._program.values())}
         self._roles = dict(zip(self._program.inputs, self._program.signature.inputs, strict=True))
 
     def whole(self) -> Candidate:
@@ -172,8 +173,8 @@ class Builder:
         bound = replace(self._program, inputs=tuple(inputs), nodes=tuple(nodes), outputs=outputs)
         names = self._unbound_symbols(candidate, bound)
         real = self._recording.make(inputs, self._first_touches(candidate, inputs).__getitem__)
-        taken = {value.name for value in _values_of(self._program)}
-        sizes = [Value(_free_name(name, taken), ScalarMeta(symbol(name))) for name in names]
+        fresh = Fresh(self._program)
+        sizes = [Value(fresh.name(name), ScalarMeta(symbol(name))) for name in names]
         roles = [self._role(value, place) for place, value in enumerate(inputs)]
         signature = Signature(
             (*roles, *map(SizeInput, names)), tuple(UserOutput(place) for place in range(len(outputs)))
@@ -287,17 +288,3 @@ def _moved(value: Value, swaps: Mapping[Value, Operand]) -> Value:
     found = swaps.get(value, value)
     assert isinstance(found, Value), "values are swapped for values"
     return found
-
-
-def _values_of(program: Program) -> Iterator[Value]:
-    yield from program.inputs
-    for node in program.nodes:
-        yield from node.results()
-
-
-def _free_name(wish: str, taken: Collection[str]) -> str:
-    name, count = wish, 0
-    while name in taken:
-        count += 1
-        name = f"{wish}_{count}"
-    return name

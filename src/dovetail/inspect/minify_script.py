@@ -14,25 +14,75 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from dovetail.artifact.call import save_call
-from dovetail.artifact.program_json import program_to_json
+from dovetail.artifact.json_text import read_json_file
+from dovetail.artifact.program_json import program_from_json, program_to_json
 from dovetail.artifact.target_text import other_packages
 from dovetail.errors import NotSerializable, OutputInTheWay
 from dovetail.inspect.minify import Minified
-from dovetail.inspect.minify_failure import FailureKind, process_ending
-from dovetail.inspect.minify_oracles import CheckFile, NamedOracle, has_open_sizes
-from dovetail.inspect.minify_replay import DOES_NOT_FAIL, FAILS_AS_IT_SHOULD
+from dovetail.inspect.minify_isolated import process_ending
+from dovetail.inspect.minify_oracles import (
+    CheckFile,
+    Failure,
+    FailureKind,
+    NamedOracle,
+    Passes,
+    Run,
+    SameFailure,
+    has_open_sizes,
+    oracle_from_json,
+)
+from dovetail.inspect.minify_recording import SEED
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import number_text
 from dovetail.ir.text import emit, plain_call
 from dovetail.torch_compat.dispatch import storage_key
+
+FAILS_AS_IT_SHOULD = 1
+FAILS_OTHERWISE = 3
+DOES_NOT_FAIL = "it does not fail"
+
+
+def replay(
+    run: Run,
+    inputs: list[Any],
+    oracle: Mapping[str, Any],
+    failure: Mapping[str, Any],
+    folder: Path,
+    *,
+    dynamic: bool,
+    allow: Iterable[str] = (),
+) -> NoReturn:
+    """Check a program and exit with status 1 where it fails as it should, 0 where it does not, 3 otherwise.
+
+    run: the program. oracle, failure: as their `to_json` wrote them. folder: where `program.json`, which a user's check
+    is given as a graph module, and that check lie. dynamic: whether sizes of inputs are open. allow: operators of other
+    packages that the program calls.
+    """
+    where = {"path": str(folder / oracle["path"])} if "path" in oracle else {}
+    check = oracle_from_json({**oracle, **where})
+    torch.manual_seed(SEED)
+    if isinstance(check, CheckFile | Passes):
+        data = read_json_file(folder / "program.json")
+        program = program_from_json(data, allow=allow, believe_descriptions=True, may_be_step=True)
+        found = check(program, inputs)
+    else:
+        found = check.of_function(run, inputs, dynamic=dynamic)
+    if found is None:
+        print(DOES_NOT_FAIL)
+        sys.exit(0)
+    names = getattr(run, "__code__", replay.__code__).co_varnames
+    same = SameFailure(Failure.from_json(dict(failure)), names).holds(found)
+    print(f"it fails{'' if same else ' otherwise'}: {found}")
+    sys.exit(FAILS_AS_IT_SHOULD if same else FAILS_OTHERWISE)
+
 
 _INLINE_ELEMENTS = 64
 _SCRIPT = '''"""{title}
@@ -47,7 +97,7 @@ from pathlib import Path
 import torch
 
 from dovetail.artifact.call import load_call
-from dovetail.inspect.minify_replay import replay
+from dovetail.inspect.minify_script import replay
 from dovetail.ops import prims
 
 {named}

@@ -13,25 +13,23 @@ import hashlib
 import json
 from html import escape
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dovetail.inspect import page_answers, page_tables, page_text
 from dovetail.inspect.categories import CATEGORIES
+from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.grouping import Branch, By, group
 from dovetail.inspect.holders import Holder, Moment, peak_moment
 from dovetail.inspect.places import line_text
 from dovetail.inspect.report_rows import StorageRow
 from dovetail.inspect.units import Unit, byte_unit
 
-if TYPE_CHECKING:
-    from dovetail.inspect.explanation import Explanation
-
 _SCRIPTS = ("page.js", "page_tree.js")
 _BY: tuple[By, ...] = ("module", "layer", "line", "operator")
 _KINDS = {"inference": "one call, without gradients", "forward": "one training step", "step": "one whole training step"}
 
 
-def render_page(explanation: Explanation) -> str:
+def render_page(explanation: ExplanationData) -> str:
     """The whole page."""
     moment = peak_moment(explanation)
     eager = explanation.eager
@@ -79,7 +77,7 @@ def source_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode('ascii')}'"
 
 
-def _subtitle(explanation: Explanation, unit: Unit) -> str:
+def _subtitle(explanation: ExplanationData, unit: Unit) -> str:
     counts = ", ".join(f"{program.kind} {len(program.nodes):,} operators" for program in explanation.programs)
     kind = _KINDS.get(explanation.programs[0].kind, "")
     return f"{kind}: {counts}. Memory in {unit.name}."
@@ -88,7 +86,7 @@ def _subtitle(explanation: Explanation, unit: Unit) -> str:
 # --- data of the script ---------------------------------------------------------------------------------------------
 
 
-def _script_data(explanation: Explanation, moment: Moment, unit: Unit) -> str:
+def _script_data(explanation: ExplanationData, moment: Moment, unit: Unit) -> str:
     data = {
         "unit": {"name": unit.name, "size": unit.size},
         "categories": [[category, page_text.STYLES[category]] for category in CATEGORIES],
@@ -131,7 +129,7 @@ def _holder(holder: Holder) -> list[Any]:
     return [*facts, holder.line, holder.source, holder.module]
 
 
-def _storage(row: StorageRow, explanation: Explanation) -> list[Any]:
+def _storage(row: StorageRow, explanation: ExplanationData) -> list[Any]:
     """A storage, with its line: where, and its text."""
     facts = [row.storage, row.name, row.operator, row.meta, row.bytes, row.first, row.last]
     source = explanation.lines.get(f"{row.origin.file}:{row.origin.line}", "") if row.origin.file else ""

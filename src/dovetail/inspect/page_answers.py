@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from dovetail.inspect import page_text as text
 from dovetail.inspect.categories import CATEGORIES
 from dovetail.inspect.decisions import kinds_in
+from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.grouping import Branch, DecisionGroup, group, group_decisions
 from dovetail.inspect.holders import Moment, layers_of, short_operator
 from dovetail.inspect.layers import Layers
 from dovetail.inspect.step_time import OperatorTime, StepTime
 from dovetail.inspect.units import Unit, time_unit
-
-if TYPE_CHECKING:
-    from dovetail.inspect.explanation import Explanation
 
 _SHOWN = {"saved": 3, "recomputed": 2, "in place": 2, "copied": 2, "donated": 2}
 _TIMES_SHOWN = 6
@@ -42,7 +39,7 @@ _SIMULATED = (
 # --- how much -------------------------------------------------------------------------------------------------------
 
 
-def need(explanation: Explanation, moment: Moment, unit: Unit) -> Iterator[str]:
+def need(explanation: ExplanationData, moment: Moment, unit: Unit) -> Iterator[str]:
     """What eager needs, and what this needs."""
     ours, eager = moment.total_bytes, explanation.eager
     parts = category_sums(moment)
@@ -84,7 +81,7 @@ def _compared(ours: int, eager: int, unit: Unit) -> str:
     return f"{unit.text(abs(eager - ours))} ({percent}) {word} than eager mode"
 
 
-def _what_is_counted(explanation: Explanation, moment: Moment, unit: Unit) -> str:
+def _what_is_counted(explanation: ExplanationData, moment: Moment, unit: Unit) -> str:
     there, made = unit.text(moment.resident_bytes), unit.text(moment.made_bytes)
     words = f"{there} exists before the call (weights, state, arguments), {made} is allocated by it. "
     if explanation.eager is None:
@@ -119,7 +116,7 @@ def _branch_rows(tree: Branch, total: int, unit: Unit) -> Iterator[str]:
 # --- what was decided -----------------------------------------------------------------------------------------------
 
 
-def decisions(explanation: Explanation, unit: Unit) -> Iterator[str]:
+def decisions(explanation: ExplanationData, unit: Unit) -> Iterator[str]:
     """Groups of equal decisions by kind; each opens to its rows."""
     yield "<h2>What was decided, and why?</h2>"
     groups = group_decisions(explanation.decisions, layers_of(explanation))
@@ -143,7 +140,7 @@ def decisions(explanation: Explanation, unit: Unit) -> Iterator[str]:
         yield "</div>"
 
 
-def _decision_group(one: DecisionGroup, explanation: Explanation, unit: Unit) -> str:
+def _decision_group(one: DecisionGroup, explanation: ExplanationData, unit: Unit) -> str:
     amounts = escape(unit.text(one.bytes))
     if one.count > 1:
         amounts = f'<span class="quiet">{escape(unit.text(one.bytes_each))} each</span> {amounts}'
@@ -173,7 +170,7 @@ def _decision_group(one: DecisionGroup, explanation: Explanation, unit: Unit) ->
 # --- where the time goes --------------------------------------------------------------------------------------------
 
 
-def time(explanation: Explanation) -> Iterator[str]:
+def time(explanation: ExplanationData) -> Iterator[str]:
     """Times by layer next to eager's, or how to have them measured."""
     yield "<h2>Where does the time go?</h2>"
     found = explanation.time

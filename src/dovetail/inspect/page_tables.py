@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from dovetail.inspect import page_text as text
+from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.report_rows import MemoryMap, NodeRow, ProgramReport, StepRow, StorageRow
 from dovetail.inspect.units import Unit
 from dovetail.pipeline.trail import LIKELY
 
-if TYPE_CHECKING:
-    from dovetail.inspect.explanation import Explanation
-
-
 # --- memory over time -----------------------------------------------------------------------------------------------
 
 
-def maps_of(explanation: Explanation) -> dict[str, MemoryMap]:
+def maps_of(explanation: ExplanationData) -> dict[str, MemoryMap]:
     """The maps that are shown, by their titles."""
     found = {program.kind: program.memory for program in explanation.programs}
     return {"whole step": explanation.step, **found} if len(found) > 1 else found
 
 
-def live(explanation: Explanation, unit: Unit) -> Iterator[str]:
+def live(explanation: ExplanationData, unit: Unit) -> Iterator[str]:
     """A map for the whole step and for each program."""
     maps = maps_of(explanation)
     yield "<h2>Memory over time</h2>"
@@ -126,7 +122,7 @@ _CHUNK = 100  # rows that a browser lays out at once, when they come into view
 _FILTER = "filter: mm, layers.3, op:aten.add, name:relu, module:attention, storage:12, line:model.py:40"
 
 
-def programs(explanation: Explanation, unit: Unit) -> Iterator[str]:
+def programs(explanation: ExplanationData, unit: Unit) -> Iterator[str]:
     """Every node, in boxes that are closed at first."""
     yield "<h2>Programs</h2>"
     for program in explanation.programs:
@@ -193,7 +189,7 @@ _LIKELY_MEANS = (
 )
 
 
-def words(explanation: Explanation, unit: Unit) -> Iterator[str]:
+def words(explanation: ExplanationData, unit: Unit) -> Iterator[str]:
     """What the words on the page mean."""
     yield "<details><summary><h2>Words</h2></summary><dl>"
     if unit.size > 1:

@@ -213,6 +213,12 @@ class Program:
     outputs: tuple[Operand, ...]
     signature: Signature = field(default_factory=Signature)
 
+    def values(self) -> Iterator[Value]:
+        """The inputs, then the results of each node, in order."""
+        yield from self.inputs
+        for node in self.nodes:
+            yield from node.results()
+
     def producers(self) -> dict[Value, Node]:
         """The node that makes each value (inputs have none)."""
         return {value: node for node in self.nodes for value in node.results()}

@@ -16,7 +16,6 @@ ORIGIN_KEY = "dovetail_origin"
 
 _TORCH_DIR = str(Path(torch.__file__).parent)
 _OWN_DIR = str(Path(__file__).parent.parent)
-_DEMO_MODEL = os.path.join(_OWN_DIR, "demo", "model.py")  # stands for a user's model
 _PYTHON_DIR = str(Path(os.__file__).parent)
 _PACKAGE_DIRS = tuple(os.path.join(_PYTHON_DIR, name) for name in ("site-packages", "dist-packages"))
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
@@ -27,7 +26,7 @@ _TEXT = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: in (?P<function>\S+))?(?:   
 def is_library_file(filename: str) -> bool:
     """Whether a source file belongs to torch, to dovetail, or to Python itself, not to the user."""
     if filename.startswith((_TORCH_DIR, _OWN_DIR, "<frozen", "<dovetail", "<string")):
-        return filename != _DEMO_MODEL
+        return True
     return filename.startswith(_PYTHON_DIR) and not filename.startswith(_PACKAGE_DIRS)
 
 

@@ -32,7 +32,7 @@ def verify_program(program: Program, writes: Callable[[Node], bool]) -> None:
 
 def _verify_names(program: Program) -> None:
     seen: set[str] = set()
-    for value in (*program.inputs, *(v for node in program.nodes for v in node.results())):
+    for value in program.values():
         if not value.name.isidentifier():
             raise _broken(program, "names are Python names", repr(value.name))
         if value.name in seen:

@@ -173,7 +173,7 @@ def emit(
     before the first node). ranges: name of the profiler range of a node ("" for none).
     """
     _check_names(program)
-    values = (*program.inputs, *(value for node in program.nodes for value in node.results()))
+    values = tuple(program.values())
     writer = _Writer(program, call, dying, comments, Names(frozenset(value.name for value in values)))
     writer.line(f"def {function}(args):", 0)
     if program.inputs:

@@ -1,8 +1,9 @@
 """Facts per operator: what it writes, whether it draws random numbers, whether it has effects.
 
-Derived from the operator's schema and tags, never from a list of names; the two exceptions are operators whose
-schema does not tell the truth (`_HIDDEN_WRITES`), with the reason beside each. An operator nobody knows is opaque:
-it is kept, never merged, and executed as written.
+What an operator writes, whether it draws, has effects, is elementwise or deterministic is derived from its schema and
+tags. What these do not say is a short table of names, with the reason beside it: hidden writes, operators whose bits
+depend on where the result lies or on the grad mode, recurrent layers, copies, and views that read bytes differently.
+An operator that nobody knows is opaque: it is kept, never merged, and executed as written.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Three forms, all found by schema:
 
-- `writing_form`: the operator of which this one is the functional twin, with the arguments it writes
+- `writing_form`: the operator of which this one is the functional variant, with the arguments it writes
   (`add` -> `add_`, `_foreach_add` -> `_foreach_add_`, `functional_form(op)` -> `op`);
 - `out_form`: the overload that takes the place of the result as an argument (`mm` -> `mm.out`);
 - `part_of`, `view_of_copy`: the view behind an operator that replaces a part of its first operand, or copies one
@@ -19,8 +19,8 @@ import torch
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Target, Value, values_in
 from dovetail.ops.facts import draws_otherwise_in_place, facts_of, rounds_otherwise_in_place, rounds_otherwise_into_out
+from dovetail.ops.functional_variants import functional_variant, inplace_variant
 from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, ViewScatter
-from dovetail.ops.twins import functional_twin, inplace_twin
 from dovetail.torch_compat.dispatch import Overload, Schema, has_kernel, overloads, schema_of
 
 
@@ -57,9 +57,9 @@ def writing_form(target: Target, dtype: torch.dtype | None) -> WritingForm | Non
         return WritingForm(run.op, run.writes, sum(1 for _, _, is_write in schema.returns if not is_write))
     if not isinstance(target, Overload) or rounds_otherwise_in_place(target, dtype):
         return None
-    twin = inplace_twin(target, dtype)
-    if twin is not None and not schema_of(twin).arguments[0].type.startswith("List"):
-        return WritingForm(twin, (0,), returns_written=True)
+    variant = inplace_variant(target, dtype)
+    if variant is not None and not schema_of(variant).arguments[0].type.startswith("List"):
+        return WritingForm(variant, (0,), returns_written=True)
     return _other_writing_form(target)
 
 
@@ -73,9 +73,9 @@ def _other_writing_form(target: Overload) -> WritingForm | None:
             writes = tuple(i for i, a in enumerate(other.arguments) if a.is_write and not a.is_out)
             if not writes or not _takes_the_same(schema, other):
                 continue
-            twin = functional_twin(candidate, writes)
-            if twin.target is target and not twin.drops_out:
-                return WritingForm(candidate, writes, twin.fresh)
+            variant = functional_variant(candidate, writes)
+            if variant.target is target and not variant.drops_out:
+                return WritingForm(candidate, writes, variant.fresh)
             if writes == (0,) and _refills(schema, other) and not draws_otherwise_in_place(candidate):
                 return WritingForm(candidate, writes, returns_written=True)
     return None
@@ -164,11 +164,11 @@ def _view(schema: Schema, name: str, wanted: list[str]) -> Overload | None:
 def replaces_a_part(target: Target) -> bool:
     """Whether the result is the first operand with a part replaced, which an index or a mask selects.
 
-    Known by an argument of that name, and by an in-place twin.
+    Known by an argument of that name, and by an in-place variant.
     """
     if isinstance(target, Prim):
         return isinstance(target.run, FunctionalForm | ViewScatter)
-    if not isinstance(target, Overload) or inplace_twin(target) is None:
+    if not isinstance(target, Overload) or inplace_variant(target) is None:
         return _scattered_part(target) is not None
     return any(argument.name in ("index", "indices", "mask") for argument in schema_of(target).arguments[1:])
 

@@ -1,7 +1,7 @@
 """Prove a split correct, independently of how it was made.
 
 The checker rebuilds what each half may read and compares the two halves with the program they came from, node by node.
-It shares no code with `partition.split`.
+It shares no code with `partition.split` but the type of its result.
 """
 
 from __future__ import annotations

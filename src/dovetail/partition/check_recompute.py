@@ -1,8 +1,9 @@
 """Prove a split in which backward recomputes values correct, independently of how it was made.
 
-Every value gets a *number* that says what it holds: inputs and results of nodes that are not pure have one each, and
-equal applications of a pure operator to equal numbers share one. A copy in backward is right when its numbers are
-known from forward. The checker shares no code with the solver, nor with the code that applies its choice.
+Every value gets a *value number* that says what it holds: inputs and results of nodes that are not pure have one each,
+and equal applications of a pure operator to equal numbers share one. A copy in backward is right when its numbers are
+known from forward. The checker shares no code with the solver, nor with the code that applies its choice; all three
+rely on the facts of operators (`ops.facts`).
 """
 
 from __future__ import annotations

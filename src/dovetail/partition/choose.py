@@ -20,7 +20,7 @@ from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number
 from dovetail.partition.check_recompute import verify_recomputation
 from dovetail.partition.policy import Policy
-from dovetail.partition.problem import Posed, Problem, Solution, pose_problem
+from dovetail.partition.problem import BuiltProblem, Problem, Solution, build_problem
 from dovetail.partition.recompute import split_keeping
 from dovetail.partition.solve import follow, solve_cut
 from dovetail.partition.split import Split, split_by_phase
@@ -51,40 +51,40 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """default, min_cut: costs of the two splits. again: how many nodes run again. reason: why the default one stays."""
+    """default, min_cut: costs of the two splits. recomputed: how many nodes. reason: why the default one stays."""
 
     default: StepCost
     min_cut: StepCost
-    again: int
+    recomputed: int
     reason: str = ""
 
     def __str__(self) -> str:
-        kept = f"default split kept, {self.reason}" if self.reason else f"{self.again} nodes run again"
+        kept = f"default split kept, {self.reason}" if self.reason else f"{self.recomputed} nodes run again"
         return f"{kept}: default {self.default}; min-cut {self.min_cut}"
 
 
 def split_by_cut(program: Program, policy: Policy, hints: Mapping[str, Number]) -> Split:
     """The split that saves the fewest bytes. hints: a number for each size symbol."""
-    posed = pose_problem(program, policy, hints)
-    return _carried_out(program, posed, solve_cut(posed.problem))
+    built = build_problem(program, policy, hints)
+    return _carried_out(program, built, solve_cut(built.problem))
 
 
 def split_by(
     choose: Callable[[Problem], Collection[int]], program: Program, policy: Policy, hints: Mapping[str, Number]
 ) -> Split:
-    """The split that a function chooses: it is given the problem, and gives numbers of the items to save.
+    """The split that a function chooses: it is given the problem, and gives numbers of the values to save.
 
     What backward needs beyond these is computed again where it can be, and saved where it cannot. The split is checked.
-    Raises: BadOptionValue for what are not numbers of items.
+    Raises: BadOptionValue for what are not numbers of values.
     """
-    posed = pose_problem(program, policy, hints)
-    saved = choose(posed.problem)
-    items = range(len(posed.problem.sizes))
-    if not isinstance(saved, Collection) or any(item not in items for item in saved):
-        expected = f"a collection of numbers below {len(items)}"
+    built = build_problem(program, policy, hints)
+    saved = choose(built.problem)
+    values = range(len(built.problem.sizes))
+    if not isinstance(saved, Collection) or any(value not in values for value in saved):
+        expected = f"a collection of numbers below {len(values)}"
         raise BadOptionValue(option="partition", value=saved, reason="the function returned it", expected=expected)
-    kept = frozenset(item for item in saved if posed.problem.sizes[item] is not None)
-    split = _carried_out(program, posed, follow(posed.problem, kept))
+    kept = frozenset(value for value in saved if built.problem.sizes[value] is not None)
+    split = _carried_out(program, built, follow(built.problem, kept))
     verify_recomputation(program, split)
     return split
 
@@ -96,23 +96,23 @@ def choose_split(
 
     only_if_worth_it: the cut may add two percent of work to the step at most, and must lower the peak.
     """
-    default, posed = split_by_phase(program), pose_problem(program, policy, hints)
+    default, built = split_by_phase(program), build_problem(program, policy, hints)
     known: dict[Node, int] = {}
-    before, best = step_cost(program, default, hints, known), solve_cut(posed.problem)
+    before, best = step_cost(program, default, hints, known), solve_cut(built.problem)
     most_work = (MOST_WORK - 1) * before.work if only_if_worth_it else math.inf
-    chosen = best if best.work <= most_work else _within(posed.problem, most_work)
-    cut = _carried_out(program, posed, chosen)
-    again = sum(node.recomputed for node in cut.backward.nodes) - sum(n.recomputed for n in default.backward.nodes)
+    chosen = best if best.work <= most_work else _within(built.problem, most_work)
+    cut = _carried_out(program, built, chosen)
+    recomputed = sum(node.recomputed for node in cut.backward.nodes) - sum(n.recomputed for n in default.backward.nodes)
     after = step_cost(program, cut, hints, known)
     reason = ""
-    if not again:
+    if not recomputed:
         too_dear = f"NOT-WORTH-IT: nothing runs again for {most_work:.0f} of work"
-        reason = too_dear if best.again else "NOTHING-TO-GAIN: every value is saved"
+        reason = too_dear if best.recomputed else "NOTHING-TO-GAIN: every value is saved"
     elif after.peak_bytes > before.peak_bytes:
         reason = f"PEAK-RISES: {after.peak_bytes} > {before.peak_bytes} simulated bytes"
     elif only_if_worth_it and not worth_it(before, after):
         reason = f"NOT-WORTH-IT: peak {after.peak_bytes}, not {before.peak_bytes}; work {after.work}, not {before.work}"
-    return default if reason else cut, PartitionReport(before, after, again, reason)
+    return default if reason else cut, PartitionReport(before, after, recomputed, reason)
 
 
 def _within(problem: Problem, most_work: float) -> Solution:
@@ -131,24 +131,24 @@ def _within(problem: Problem, most_work: float) -> Solution:
 
 
 def _tilted(problem: Problem, most_work: float) -> Problem:
-    """The problem without jobs that are above the limit by themselves, in which later jobs cost a little more.
+    """The problem without nodes that are above the limit by themselves, in which later nodes cost a little more.
 
-    Many jobs are as good as each other, and one price would decide alike on all of them.
+    Many nodes are as good as each other, and one price would decide alike on all of them.
     """
     count = len(problem.costs)
     can_run = [cost is not None and cost <= most_work for cost in problem.costs]
-    costs = [(count + job) * (cost or 0) if can_run[job] else None for job, cost in enumerate(problem.costs)]
+    costs = [(count + node) * (cost or 0) if can_run[node] else None for node, cost in enumerate(problem.costs)]
     sizes = [None if size is None else count * size for size in problem.sizes]
-    reads = [read if can_run[job] else () for job, read in enumerate(problem.reads)]
-    must_run = [item for item, size in enumerate(sizes) if size is None and not can_run[problem.makers[item]]]
-    for item in must_run:  # it is asked for, whatever it costs
-        job = problem.makers[item]
-        costs[job], reads[job] = (count + job) * (problem.costs[job] or 0), problem.reads[job]
+    reads = [read if can_run[node] else () for node, read in enumerate(problem.reads)]
+    must_run = [value for value, size in enumerate(sizes) if size is None and not can_run[problem.makers[value]]]
+    for value in must_run:  # it is asked for, whatever it costs
+        node = problem.makers[value]
+        costs[node], reads[node] = (count + node) * (problem.costs[node] or 0), problem.reads[node]
     return replace(problem, sizes=tuple(sizes), costs=tuple(costs), reads=tuple(reads))
 
 
-def _carried_out(program: Program, posed: Posed, solution: Solution) -> Split:
-    homes, saved = posed.homes, solution.saved
+def _carried_out(program: Program, built: BuiltProblem, solution: Solution) -> Split:
+    homes, saved = built.homes, solution.saved
     return split_keeping(program, lambda value: homes[value] < 0 or homes[value] in saved)
 
 

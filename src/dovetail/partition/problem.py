@@ -1,8 +1,8 @@
 """What backward can read, save or recompute: the choice as plain numbers.
 
-An *item* is a piece of memory that forward allocates, a *job* the node that computes it. Views share the memory of
-their base, so they are not items: saving the item keeps them. Values that backward can read anyway cost nothing: inputs
-that are not written, and returned values; if the policy says so, only those of them that eager keeps, too.
+A value of the problem is a piece of memory that forward allocates. Views share the memory of their base, so they are no
+values of their own: saving the base keeps them. What backward can read anyway costs nothing: inputs that are not
+written, and returned values; if the policy says so, only those of them that eager keeps, too.
 
 An input that the program writes has other contents by the time backward runs: nothing is recomputed from it. Its
 new contents are read only where the default split reads them, so that a later write is refused where eager refuses it.
@@ -27,11 +27,11 @@ UNAVAILABLE = -2
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Items and jobs are numbered in program order; a job reads items of earlier jobs.
+    """Values and nodes are numbered in program order; a node reads values of earlier nodes.
 
-    sizes: bytes of each item; None where it must not be saved (its job can run again). makers: the job of each item.
-    costs: the work of running each job again, in bytes (`partition.work`); None where it cannot. reads: items that each
-    job reads. wanted: items that backward reads.
+    sizes: bytes of each value; None where it must not be saved (its node can run again). makers: the node of each
+    value. costs: the work of running each node again, in bytes (`partition.work`); None where it cannot. reads: values
+    that each node reads. wanted: values that backward reads.
     """
 
     sizes: tuple[int | None, ...]
@@ -43,29 +43,30 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """saved: items. again: jobs. saved_bytes, work: what the two cost."""
+    """saved: values. recomputed: nodes. saved_bytes, work: what the two cost."""
 
     saved: frozenset[int]
-    again: frozenset[int]
+    recomputed: frozenset[int]
     saved_bytes: int
     work: int
 
 
 @dataclass(frozen=True, slots=True)
-class Posed:
-    """A problem and what its numbers stand for. homes: the item of each forward value, or FREE, or UNAVAILABLE."""
+class BuiltProblem:
+    """A problem and what its numbers stand for. homes: where the problem has each value of forward: the number, FREE or
+    UNAVAILABLE."""
 
     problem: Problem
     homes: Mapping[Value, int]
 
 
-def pose_problem(program: Program, policy: Policy, hints: Mapping[str, Number]) -> Posed:
+def build_problem(program: Program, policy: Policy, hints: Mapping[str, Number]) -> BuiltProblem:
     """The choice for a functional program of two phases. hints: a number for each size symbol."""
-    poser = _Poser(program, policy, hints)
+    builder = _Builder(program, policy, hints)
     for node in program.nodes:
         if node.phase is Phase.FORWARD:
-            poser.add(node)
-    return poser.posed()
+            builder.add(node)
+    return builder.built()
 
 
 def written_storages(program: Program) -> frozenset[int]:
@@ -80,7 +81,7 @@ def written_storages(program: Program) -> frozenset[int]:
     return frozenset(value.tensor.storage for value in written if value.is_tensor)
 
 
-class _Poser:
+class _Builder:
     def __init__(self, program: Program, policy: Policy, hints: Mapping[str, Number]) -> None:
         self.policy = policy
         self.hints = hints
@@ -115,35 +116,35 @@ class _Poser:
             return
         reads = tuple(dict.fromkeys(self.homes[value] for value in node.operands()))
         storages = {value.tensor.storage for value in node.results() if value.is_tensor}
-        again = (
+        can_recompute = (
             can_run
             and self.policy.allows(node)
             and UNAVAILABLE not in reads
             and storages.isdisjoint(self.returned_late)
         )
-        job = len(self.costs)
-        self.costs.append(work_of(node, self.hints) if again else None)
-        self.reads.append(tuple(item for item in reads if item != FREE) if again else ())
-        is_marked = again and self.policy.marks.get(node) is Mark.MUST_RECOMPUTE
-        items: dict[int, int] = {}
+        number = len(self.costs)
+        self.costs.append(work_of(node, self.hints) if can_recompute else None)
+        self.reads.append(tuple(number for number in reads if number != FREE) if can_recompute else ())
+        is_marked = can_recompute and self.policy.marks.get(node) is Mark.MUST_RECOMPUTE
+        numbers: dict[int, int] = {}
         for value in node.results():
-            self.homes[value] = self._home(value, job, items, again, is_marked)
+            self.homes[value] = self._home(value, number, numbers, can_recompute, is_marked)
 
-    def _home(self, value: Value, job: int, items: dict[int, int], again: bool, is_marked: bool) -> int:
+    def _home(self, value: Value, number: int, numbers: dict[int, int], can_recompute: bool, is_marked: bool) -> int:
         if not value.is_tensor:
             return UNAVAILABLE
         storage = value.tensor.storage
         is_contents = storage in self.contents
         if storage in self.returned and not is_contents:
             return UNAVAILABLE if storage in self.let_go else FREE
-        if storage not in items:
-            items[storage] = UNAVAILABLE if is_contents and not again else len(self.sizes)
-            if items[storage] != UNAVAILABLE:
+        if storage not in numbers:
+            numbers[storage] = UNAVAILABLE if is_contents and not can_recompute else len(self.sizes)
+            if numbers[storage] != UNAVAILABLE:
                 self.sizes.append(None if is_contents or is_marked else self.bytes.get(storage, 0))
-                self.makers.append(job)
+                self.makers.append(number)
             if is_contents:
-                self.contents_homes[storage] = items[storage]
-        return FREE if is_contents and value in self.saved_by_default else items[storage]
+                self.contents_homes[storage] = numbers[storage]
+        return FREE if is_contents and value in self.saved_by_default else numbers[storage]
 
     def _home_of_view(self, value: Value, base: Value) -> int:
         """A view is where its base is; of new contents, the views that the default split saves are there as well."""
@@ -152,7 +153,7 @@ class _Poser:
             return self.homes[base]
         return FREE if value in self.saved_by_default else self.contents_homes.get(storage, self.homes[base])
 
-    def posed(self) -> Posed:
+    def built(self) -> BuiltProblem:
         """The problem, once every node of forward was added."""
         wanted = dict.fromkeys(self.homes[value] for value in self.saved_by_default if value in self.homes)
         problem = Problem(
@@ -160,9 +161,9 @@ class _Poser:
             tuple(self.makers),
             tuple(self.costs),
             tuple(self.reads),
-            tuple(item for item in wanted if item >= 0),
+            tuple(number for number in wanted if number >= 0),
         )
-        return Posed(problem, self.homes)
+        return BuiltProblem(problem, self.homes)
 
 
 def _storages(operands: list[object]) -> frozenset[int]:

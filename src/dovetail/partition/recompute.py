@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from dovetail.ir.fresh import Fresh
 from dovetail.ir.program import Node, Phase, Program, TensorMeta, Value, made_symbols, values_in
 from dovetail.ops.facts import may_be_removed
 from dovetail.partition.policy import can_run_again
@@ -35,7 +36,7 @@ def split_keeping(program: Program, keeps: Callable[[Value], bool]) -> Split:
     saved, _ = residuals_of(program, backward)
     roles = zip(program.signature.outputs, program.outputs, strict=True)
     returned = [operand for role, operand in roles if is_forward(role)]
-    if writer.again:
+    if writer.recomputed:
         forward = _still_read(program, forward, {*values_in(returned), *saved})
     split = split_nodes(program, tuple(forward), backward)
     names = {value.name for value in writer.sources}
@@ -77,18 +78,16 @@ def _still_read(program: Program, nodes: list[Node], needed: set[Value]) -> list
 class _Writer:
     """Backward with copies of forward nodes.
 
-    again: forward nodes that were copied. sources: what the copies read, values that are computed again included.
+    recomputed: forward nodes that were copied. sources: what the copies read, values that are computed again included.
     """
 
     def __init__(self, program: Program, keeps: Callable[[Value], bool]) -> None:
         self.nodes: list[Node] = []
-        self.again: set[Node] = set()
+        self.recomputed: set[Node] = set()
         self.sources: set[Value] = set()
         self._keeps = keeps
         self._makers = {v: n for n in program.nodes if n.phase is Phase.FORWARD for v in n.results() if v.is_tensor}
-        values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
-        self._names = {value.name for value in values}
-        self._storages = max((value.tensor.storage for value in values if value.is_tensor), default=0)
+        self._fresh = Fresh(program)
         roles = zip(program.signature.outputs, program.outputs, strict=True)
         returned = [operand for role, operand in roles if not is_forward(role)]
         self._now: dict[Value, Value] = {value: value for value in values_in(returned)}
@@ -129,25 +128,20 @@ class _Writer:
                 self._copy(maker)
 
     def _copy(self, maker: Node) -> None:
-        again = maker.with_operands(lambda value: self._now.get(value, value))
-        self.sources.update(again.operands())
+        recomputed = maker.with_operands(lambda value: self._now.get(value, value))
+        self.sources.update(recomputed.operands())
         places = {v.tensor.storage: self._now.get(v, v).tensor.storage for v in maker.operands()}
-        outputs = tuple(None if value is None else self._twin(value, places) for value in maker.outputs)
+        outputs = tuple(None if value is None else self._recomputed(value, places) for value in maker.outputs)
         for old, new in zip(maker.outputs, outputs, strict=True):
             if old is not None and new is not None:
                 self._now.setdefault(old, new)
-        self.nodes.append(replace(again, outputs=outputs, phase=Phase.BACKWARD, recomputed=True))
-        self.again.add(maker)
+        self.nodes.append(replace(recomputed, outputs=outputs, phase=Phase.BACKWARD, recomputed=True))
+        self.recomputed.add(maker)
 
-    def _twin(self, value: Value, places: dict[int, int]) -> Value:
+    def _recomputed(self, value: Value, places: dict[int, int]) -> Value:
         """A new value like this one. places: by storage in forward, the storage in backward."""
         meta = value.tensor
         if meta.storage not in places:
-            self._storages += 1
-            places[meta.storage] = self._storages
-        twin: TensorMeta = replace(meta, storage=places[meta.storage])
-        name = f"{value.name}_again"
-        while name in self._names:
-            name += "_"
-        self._names.add(name)
-        return Value(name, twin)
+            places[meta.storage] = self._fresh.storage()
+        placed: TensorMeta = replace(meta, storage=places[meta.storage])
+        return Value(self._fresh.name(f"{value.name}_again"), placed)

@@ -10,8 +10,8 @@ it is enough to store a constant weight in channels-last layout once:
                                       z = copy_to_layout(z_1, ...)                       # as the caller knows it
                                       return z
 
-Later values get new descriptions (`analysis.redescribe`); outputs keep their strides. An input that one convolution
-reads is converted by that; one that several read is converted once.
+Later values get new descriptions (`analysis.propagate_layouts`); outputs keep their strides. An input that one
+convolution reads is converted by that; one that several read is converted once.
 
 Cost: a run on fake tensors for each later node. Other kernels round differently.
 """
@@ -20,21 +20,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Final, Literal
 
 import torch
 
 from dovetail.analysis.constant_values import constant_values
 from dovetail.analysis.infer import MetaInference
-from dovetail.analysis.redescribe import Redescriber
+from dovetail.analysis.propagate_layouts import LayoutPropagation
 from dovetail.ir.program import Program, Value
 from dovetail.passes.convolution_forms import CHANNELS_LAST, Convolution, convolution_of, has_channels_last
 from dovetail.passes.dead_code import remove_dead_code
 
 aten = torch.ops.aten
-
-# Results differ from eager's by rounding: the layout decides which kernel runs.
-TIER: Final[Literal["bitwise", "numerics"]] = "numerics"
 
 _DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -82,9 +78,9 @@ def channels_last(
         if node in chosen:
             state.convolve(chosen[node])
         else:
-            state.redescriber.follow(node)
-    made, _ = remove_dead_code(state.redescriber.finish())
-    copies = (*state.converted, *state.redescriber.copies_in(made))
+            state.propagation.follow(node)
+    made, _ = remove_dead_code(state.propagation.finish())
+    copies = (*state.converted, *state.propagation.copies_in(made))
     if len(copies) >= len(chosen):
         reason = f"COPIES: {len(copies)} values would be copied for {len(chosen)} convolutions"
         everything = tuple(
@@ -101,7 +97,7 @@ class _LastChannels:
     """The rewriting of one program."""
 
     def __init__(self, program: Program, infer: MetaInference, chosen: list[Convolution]) -> None:
-        self.redescriber = Redescriber(program, infer)
+        self.propagation = LayoutPropagation(program, infer)
         self.weights: dict[Value, Value] = {}
         self.done: list[str] = []
         self.left: list[tuple[str, str]] = []
@@ -113,7 +109,7 @@ class _LastChannels:
 
     def convolve(self, form: Convolution) -> None:
         """Take over a convolution, with its weight laid out again."""
-        state = self.redescriber
+        state = self.propagation
         changes = {form.weight: self._weight(form), form.x: self._image(form)}
         node = form.node.with_operands(lambda value: changes.get(value, state.current(value)))
         again = state.described(node)
@@ -132,7 +128,7 @@ class _LastChannels:
         return self.weights[form.weight]
 
     def _image(self, form: Convolution) -> Value:
-        x = self.redescriber.current(form.x)
+        x = self.propagation.current(form.x)
         if has_channels_last(x.tensor):
             return x
         if form.x in self._images:
@@ -145,8 +141,8 @@ class _LastChannels:
 
     def _laid_out(self, value: Value, form: Convolution) -> Value:
         kwargs = (("memory_format", CHANNELS_LAST[len(value.tensor.shape)]),)
-        maker = self.redescriber.maker
+        maker = self.propagation.maker
         name = f"{value.name}_channels_last"
-        return self.redescriber.add(
+        return self.propagation.add(
             maker.call(aten.clone.default, (value,), kwargs, name=name, origin=form.node.origin)
         )

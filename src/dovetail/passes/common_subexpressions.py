@@ -1,15 +1,15 @@
 """Merge common subexpressions.
 
-Two nodes are *twins* when they apply one overload to the same operands, in the same phase, both inside or both outside
-of a checkpoint region that runs again. The later twin goes and its users read the earlier one, unless the program could
+Two nodes are *equal* when they apply one overload to the same operands, in the same phase, both inside or both outside
+of a checkpoint region that runs again. The later one goes and its users read the earlier one, unless the program could
 tell the difference: random draws and effects are never merged, nor values whose memory is returned (two outputs
 must stay two tensors, and the caller may write them), nor nodes from which the program reads a size that depends on
 data (each has a symbol of its own). A check that was made before goes.
 
     a = exp(x); b = exp(x); c = mul(a, b)   ->   a = exp(x); c = mul(a, a)
 
-A node of the backward phase never merges with a forward twin: that would undo the recomputation that a checkpoint asked
-for, and would lengthen a forward value's life.
+A node of the backward phase never merges with an equal forward node: that would undo the recomputation that a
+checkpoint asked for, and would lengthen a forward value's life.
 
 Source: Cocke, "Global common subexpression elimination" (1970), by value numbering.
 Cost: O(nodes + operands). Can raise peak memory: the kept value lives until the last user of either; the driver
@@ -34,11 +34,11 @@ class CommonSubexpressionReport:
     merged: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        return f"merged {len(self.merged)} values with an earlier twin"
+        return f"merged {len(self.merged)} values with an earlier, equal one"
 
 
 def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexpressionReport]:
-    """The program with each later twin replaced by the earlier one."""
+    """The program with each later of two equal nodes replaced by the earlier one."""
     escaping = program.output_storages()
     makers = made_symbols(program)
     if program.stage is Stage.WHOLE:  # numbers are read as values there, and what they are called matters to nobody
@@ -57,11 +57,11 @@ def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexp
         if not may_be_merged(node) or original in makers or _escapes(node, escaping):
             kept.append(node)
             continue
-        twin = first.setdefault(_number(node), node)
-        if twin is node:
+        earlier = first.setdefault(_number(node), node)
+        if earlier is node:
             kept.append(node)
             continue
-        for old, new in zip(node.outputs, twin.outputs, strict=True):
+        for old, new in zip(node.outputs, earlier.outputs, strict=True):
             if old is not None and new is not None:
                 merging.merge(old, new)
                 merged.append((old.name, new.name))
@@ -74,7 +74,7 @@ def _escapes(node: Node, escaping: frozenset[int]) -> bool:
 
 
 def _number(node: Node) -> object:
-    """Equal for two nodes exactly when they are twins."""
+    """Equal for two nodes exactly when they are equal."""
     return (node.target, node.phase, node.recomputed, _key(node.args), _key(node.kwargs))
 
 

@@ -7,7 +7,7 @@
 
 In a training step, gradients are freed as soon as they are used; an optimizer step at the end would keep all of them
 until then. `analysis.updates` finds updates by structure. Updates that can run at once, because all of them
-need the norm of all gradients, say, run one after the other. Lists are split first (`passes.unbundle`). Checks
+need the norm of all gradients, say, run one after the other. Lists are split first (`passes.expand_foreach`). Checks
 move up in front of the first write. The order of everything else stands, draws and effects among it. If an update
 needs memory when little is free, it waits until there is more (`analysis.update_times`).
 
@@ -25,23 +25,23 @@ from dovetail.analysis.update_times import times_that_need_less
 from dovetail.analysis.updates import UpdateGroup, Updates, find_updates
 from dovetail.ir.program import Node, Program, Value
 from dovetail.passes.collection import collection_paused
+from dovetail.passes.expand_foreach import expand_lists
 from dovetail.passes.inplace import PlanMemory
-from dovetail.passes.unbundle import take_apart
 
-# As in `passes.run_late`: what is kept alive may be a little larger than what is made.
+# As in `passes.sink`: what is kept alive may be a little larger than what is made.
 _NEARLY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyUpdatesReport:
     """groups: how many updates run before the end; 0 where the program is kept. waiting: of these, those that could run
-    earlier yet, and have no room there. unbundled: lists taken apart. checks: how many run earlier. saved_bytes: by how
+    earlier yet, and have no room there. expanded: lists expanded. checks: how many run earlier. saved_bytes: by how
     much the peak is lower, once all works in place.
     """
 
     groups: int = 0
     waiting: int = 0
-    unbundled: int = 0
+    expanded: int = 0
     checks: int = 0
     saved_bytes: int = 0
 
@@ -50,7 +50,7 @@ class EarlyUpdatesReport:
             return "no update runs earlier"
         text = f"{self.groups} updates run earlier"
         text += f", {self.waiting} of them later than they could" if self.waiting else ""
-        text += f"; split {self.unbundled} lists" if self.unbundled else ""
+        text += f"; split {self.expanded} lists" if self.expanded else ""
         text += f"; {self.checks} checks run earlier" if self.checks else ""
         return f"{text}: {self.saved_bytes} bytes less at the peak"
 
@@ -63,7 +63,7 @@ def early_updates(program: Program, memory: PlanMemory | None = None) -> tuple[P
     memory: where later passes find how the result works in place.
     """
     plans = memory or PlanMemory()
-    apart, lists = take_apart(program)
+    apart, lists = expand_lists(program)
     updates = find_updates(apart)
     if not updates.groups:
         return program, EarlyUpdatesReport()

@@ -15,7 +15,7 @@ ahead of time. Nodes that are no longer read, other than the layer and the norm,
 Error bound: each element is within gamma(n + 2) * (sum |w2 * x| + |b2|) of the exact one, in whatever
 order a kernel adds; n is the number of terms in the sum, gamma(n) = n * u / (1 - n * u), u the unit roundoff. A kernel
 that starts its sum from the bias may lose n * u * |b2|, where eager adds the shift once. Where that matters by the
-statistics of the norm (`passes.shift_size`), the shift stays out of the sum, and n * u * |b2| becomes 3 * u * |b2|:
+statistics of the norm (`passes.folded_weights`), the shift stays out of the sum, and n * u * |b2| becomes 3 * u * |b2|:
 
     y = batch_norm(convolution(x, w, b, ...), ...)    ->    y = add(convolution(x, w2, None, ...), b2)
 
@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
 
 import torch
 
@@ -46,9 +45,6 @@ from dovetail.passes.linear_forms import Affine, affine_of
 from dovetail.passes.norm_forms import BatchNorm, batch_norm_of, lies_as_norms_do
 
 aten = torch.ops.aten
-
-TIER: Final[Literal["bitwise", "numerics"]] = "numerics"
-"""Results are those of eager up to rounding: the bounds are stated above, element by element."""
 
 FOLDED = "FOLDED"
 

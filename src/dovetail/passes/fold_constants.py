@@ -146,7 +146,7 @@ class _Rewriter:
     def _new_inputs(self) -> list[Value]:
         """An input for each stored value; values that share memory say so."""
         tensors, names = self.evaluation.tensors, self.evaluation.names
-        values = [*self.program.inputs, *(v for node in self.program.nodes for v in node.results())]
+        values = self.program.values()
         fresh = 1 + max((value.tensor.storage for value in values if value.is_tensor), default=-1)
         places: dict[int, int] = {}
         for value in self.program.inputs:

@@ -22,7 +22,7 @@ from dovetail.errors import FoldedOtherwise
 from dovetail.ir.program import Operand, TensorMeta, Value
 from dovetail.ops.preconditions import checked
 from dovetail.passes.fold_graph import Expression
-from dovetail.passes.fold_plan import ALIGNMENT_BYTES, FoldingPlan
+from dovetail.passes.fold_plan import FoldingPlan, span_bytes
 from dovetail.torch_compat.autograd import below_autograd
 from dovetail.torch_compat.dispatch import storage_key, without_modes
 
@@ -224,7 +224,7 @@ class Evaluation:
         tensors = {value: self.tensors[self.names[value]] for value in values}
         whole = next(iter(tensors.values())).untyped_storage()
         parts: list[tuple[int, int, list[int]]] = []
-        for first, last, value in sorted((*_bytes_of(tensor), value) for value, tensor in tensors.items()):
+        for first, last, value in sorted((*_span_of(tensor), value) for value, tensor in tensors.items()):
             if parts and first < parts[-1][1]:
                 begin, end, members = parts.pop()
                 parts.append((begin, max(end, last), [*members, value]))
@@ -328,11 +328,5 @@ def _lie_alike(tensor: torch.Tensor, meta: TensorMeta) -> bool:
     return tensor.numel() == 0 or all(size == 1 or mine == described for size, mine, described in steps)
 
 
-def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first and the last byte of a tensor in its storage, the first one rounded down as copies are."""
-    if tensor.numel() == 0:
-        return (0, 0)
-    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    offset = int(tensor.storage_offset())
-    first, last = offset * tensor.dtype.itemsize, (offset + reach + 1) * tensor.dtype.itemsize
-    return (first - first % ALIGNMENT_BYTES, last)
+def _span_of(tensor: torch.Tensor) -> tuple[int, int]:
+    return span_bytes(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype.itemsize)

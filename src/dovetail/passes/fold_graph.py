@@ -18,9 +18,11 @@ from functools import cache, lru_cache
 
 import torch
 
+from dovetail.analysis.union_find import UnionFind
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ir.signature import Constant, InputMutation, SharedBytes
+from dovetail.ir.text import identifier
 from dovetail.ops.facts import facts_of, is_reinterpretation, runs_in_grad_mode, writes_of, written_values
 from dovetail.ops.packed import is_packing
 from dovetail.ops.prims import InGradMode
@@ -76,32 +78,6 @@ class Barred:
     reason: str
 
 
-class Classes:
-    """Union-find over numbers."""
-
-    def __init__(self) -> None:
-        self._parents: list[int] = []
-
-    def new(self) -> int:
-        """A number in a class of its own."""
-        self._parents.append(len(self._parents))
-        return len(self._parents) - 1
-
-    def of(self, number: int) -> int:
-        """The number that stands for the class."""
-        parents = self._parents
-        while parents[number] != number:
-            parents[number] = parents[parents[number]]
-            number = parents[number]
-        return number
-
-    def join(self, a: int, b: int) -> int:
-        """Make the two classes one."""
-        a, b = self.of(a), self.of(b)
-        self._parents[max(a, b)] = min(a, b)
-        return min(a, b)
-
-
 @dataclass
 class Pool:
     """Constants and expressions of several programs. Built once, read afterwards.
@@ -116,7 +92,7 @@ class Pool:
     opaque: bool
     values: list[PoolValue] = field(default_factory=list)
     expressions: list[Expression] = field(default_factory=list)
-    storages: Classes = field(default_factory=Classes)
+    storages: UnionFind = field(default_factory=UnionFind)
     of: list[dict[Value, int]] = field(default_factory=list)
     called: list[dict[Node, int]] = field(default_factory=list)
     barred: list[Barred] = field(default_factory=list)
@@ -126,7 +102,7 @@ class Pool:
 
     def storage_of(self, value: int) -> int:
         """The class of storages that a value lies in."""
-        return self.storages.of(self.values[value].storage)
+        return self.storages.find(self.values[value].storage)
 
     def member(self, program: int, storage: int) -> int:
         """The member of `storages` for a storage of a program."""
@@ -256,7 +232,7 @@ def _new_expression(pool: Pool, number: int, node: Node, digest: str) -> int:
             outputs.append(None)
             continue
         member = pool.member(number, value.tensor.storage)
-        is_lazy = is_lazy or (bool(lazy) and pool.storages.of(member) in lazy)
+        is_lazy = is_lazy or (bool(lazy) and pool.storages.find(member) in lazy)
         outputs.append(len(pool.values))
         pool.values.append(PoolValue(value.tensor, len(pool.expressions), member, f"{digest}.{place}"))
     return pool.add(digest, Expression(node, operands, tuple(outputs), is_lazy))
@@ -328,18 +304,7 @@ def _has_symbols(meta: TensorMeta) -> bool:
 
 # --- digests ----------------------------------------------------------------------------------------------------------
 
-_PLAIN = (
-    Value,
-    int,
-    float,
-    complex,
-    str,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
+_PLAIN = (Value, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def _has_text(operand: Operand) -> bool:
@@ -385,3 +350,41 @@ def _text(item: object) -> str:
 
 def _digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def names_for(pool: Pool, stored: Sequence[int], reserved: Collection[str]) -> tuple[tuple[int, str], ...]:
+    """A name for each stored value, in order: equal expressions over equal constants always get the same one.
+
+        weight_t_2d7f41cd: of the first constant, of the operator, of the whole expression
+
+    reserved: names that they must not have.
+    """
+    taken = {*reserved, *(value.name for program in pool.programs for value in program.values())}
+    firsts = _first_constants(pool)
+    found: list[tuple[int, str]] = []
+    for value in stored:
+        facts = pool.values[value]
+        expression = pool.expressions[facts.maker]
+        digest, _, place = facts.digest.partition(".")
+        wish = f"{firsts[value]}_{_short(expression.node.target)}"
+        suffix = f"_{place}" if len(expression.outputs) > 1 else ""
+        lengths = iter(range(8, len(digest) + 1, 8))
+        name = identifier(f"{wish}_{digest[: next(lengths)]}{suffix}")
+        while name in taken:
+            name = identifier(f"{wish}_{digest[: next(lengths)]}{suffix}")
+        taken.add(name)
+        found.append((value, name))
+    return tuple(found)
+
+
+def _first_constants(pool: Pool) -> list[str]:
+    """By value, the name of the first constant that it is computed from."""
+    found: list[str] = []
+    for facts in pool.values:
+        operands = pool.expressions[facts.maker].operands if facts.maker >= 0 else ()
+        found.append(found[operands[0]] if operands else facts.name[:60] or "made")
+    return found
+
+
+def _short(target: object) -> str:
+    return str(getattr(target, "__name__", "call")).partition(".")[0].strip("_")

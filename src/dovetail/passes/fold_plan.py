@@ -19,12 +19,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from dovetail.analysis.union_find import UnionFind
 from dovetail.ir.program import Program, TensorMeta
 from dovetail.ops.views import copies_from_place, is_strided, keeps_offset
 from dovetail.passes.collection import collection_paused
 from dovetail.passes.fold_cut import CONSTANT, OUTSIDE, Choice, Piece, choose_cut
-from dovetail.passes.fold_graph import REASONS, Classes, Pool, pool_of
-from dovetail.passes.fold_names import names_for
+from dovetail.passes.fold_graph import REASONS, Pool, names_for, pool_of
 
 # Copies of a part of a storage begin where a multiple of this begins, so that they are aligned as the part was.
 ALIGNMENT_BYTES = 64
@@ -120,15 +120,13 @@ def plan_folding(
 class _Planner:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
-        self.groups = Classes()
-        for _ in pool.expressions:
-            self.groups.new()
+        self.groups = UnionFind(len(pool.expressions))
         self.owners: dict[int, int] = {}  # by storage, an expression of the group that makes it, or CONSTANT
         self.fixed = self.groups.new()  # the group of what only views constants
         self.extents: dict[int, int] = {}
         self.spans = [_span(facts.meta) for facts in pool.values]
         self._group()
-        roots = sorted({self.groups.of(e) for e in range(len(pool.expressions))} - {self.groups.of(self.fixed)})
+        roots = sorted({self.groups.find(e) for e in range(len(pool.expressions))} - {self.groups.find(self.fixed)})
         self.numbers = {root: number for number, root in enumerate(roots)}
         self.group_count = len(roots)
         self.readers, self.whole = self._readers()
@@ -147,7 +145,7 @@ class _Planner:
 
     def group(self, expression: int) -> int:
         """The number of its group, or CONSTANT."""
-        return self.numbers.get(self.groups.of(expression), CONSTANT)
+        return self.numbers.get(self.groups.find(expression), CONSTANT)
 
     def forced(self, asked: Collection[Asked], everything: bool) -> set[int]:
         """The groups to compute once in any case."""
@@ -209,7 +207,7 @@ class _Planner:
             span = (0, self.extents[storage]) if self.whole[value] else self.spans[value]
             spans.setdefault(storage, {}).setdefault(span, set()).update(readers)
         for storage, read in spans.items():
-            owner = self.groups.of(self.owners[storage])
+            owner = self.groups.find(self.owners[storage])
             found += _cut_up(self.numbers.get(owner, CONSTANT), read, self.extents[storage])
         return found
 
@@ -260,15 +258,20 @@ def _looks_beside(target: object, args: tuple[object, ...]) -> bool:
 
 
 def _span(meta: TensorMeta) -> tuple[int, int]:
-    """The first and the last byte of a tensor, the first one rounded down as copies are; nothing for unknown sizes."""
-    reach, offset = 0, meta.offset
-    for size, step in zip(meta.shape, meta.stride, strict=True):
-        if size == 0 or not isinstance(size, int) or not isinstance(step, int):
-            return (0, 0)
-        reach += (size - 1) * step
-    if not isinstance(offset, int):
+    """The first and the last byte of a tensor; nothing for unknown sizes."""
+    numbers = [number for number in (*meta.shape, *meta.stride, meta.offset) if isinstance(number, int)]
+    rank = len(meta.shape)
+    if len(numbers) <= 2 * rank:
         return (0, 0)
-    first, last = offset * meta.dtype.itemsize, (offset + reach + 1) * meta.dtype.itemsize
+    return span_bytes(numbers[:rank], numbers[rank:-1], numbers[-1], meta.dtype.itemsize)
+
+
+def span_bytes(shape: Sequence[int], stride: Sequence[int], offset: int, itemsize: int) -> tuple[int, int]:
+    """The first and the last byte of a tensor in its storage, the first one rounded down as copies are."""
+    if 0 in shape:
+        return (0, 0)
+    reach = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    first, last = offset * itemsize, (offset + reach + 1) * itemsize
     return (first - first % ALIGNMENT_BYTES, last)
 
 

@@ -25,11 +25,12 @@ from itertools import combinations
 import torch
 
 from dovetail.analysis.pairs import may_overlap
+from dovetail.ir.fresh import Fresh
 from dovetail.ir.prim import FlatResults, Prim
 from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, difference
+from dovetail.ops.functional_variants import form_of_lists
 from dovetail.ops.prims import functional_form, view_scatter
-from dovetail.ops.twins import form_of_lists
 from dovetail.ops.views import addresses_storage, viewed_meta
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, Schema, schema_of
 
@@ -70,13 +71,9 @@ class _Rewriter:
     program: Program
     nodes: list[Node] = field(default_factory=list)
     moved: dict[int, Size] = field(default_factory=dict)  # storage -> by how much its values begin earlier now
-    names: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        program = self.program
-        values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
-        self.names = {value.name for value in values}
-        self.storages = max((v.tensor.storage for v in values if v.is_tensor), default=-1)
+        program, self.fresh = self.program, Fresh(self.program)
         addressing = [
             n for n in program.nodes if isinstance(n.target, Overload) and addresses_storage(n.target, n.args)
         ]
@@ -91,13 +88,13 @@ class _Rewriter:
         if not self.moved:
             return self.program.replace_nodes(tuple(self.nodes))
         now: dict[Value, Value] = {}
-        nodes = [self._redescribed(node, now) for node in self.nodes]
+        nodes = [self._with_offsets(node, now) for node in self.nodes]
         outputs = (
             replace(self.nodes[0], args=self.program.outputs, kwargs=()).with_operands(lambda v: now.get(v, v)).args
         )
         return self.program.replace_nodes(tuple(nodes), outputs)
 
-    def _redescribed(self, node: Node, now: dict[Value, Value]) -> Node:
+    def _with_offsets(self, node: Node, now: dict[Value, Value]) -> Node:
         for value in node.results():
             shift = self.moved.get(value.tensor.storage, 0) if value.is_tensor else 0
             if shift != 0:
@@ -167,7 +164,7 @@ class _Rewriter:
         meta = viewed_meta(part.view, None, part.args, base.tensor, None)
         if meta is None or (part.view is aten.as_strided.default and base.tensor.offset != 0):
             return None
-        made = Value(self._name(f"{base.name}_part"), meta)
+        made = Value(self.fresh.name(f"{base.name}_part"), meta)
         before.append(
             replace(node, target=part.view, args=(base, *part.args), kwargs=(), outputs=(made,), unpack=False)
         )
@@ -221,15 +218,7 @@ class _Rewriter:
         return True
 
     def _fresh(self, wish: str, like: TensorMeta) -> Value:
-        self.storages += 1
-        return Value(self._name(wish), replace(like, storage=self.storages, offset=0))
-
-    def _name(self, wish: str) -> str:
-        name, count = wish, 1
-        while name in self.names:
-            name, count = f"{wish}_{count}", count + 1
-        self.names.add(name)
-        return name
+        return Value(self.fresh.name(wish), replace(like, storage=self.fresh.storage(), offset=0))
 
 
 def _is_plain(schema: Schema) -> bool:

@@ -34,6 +34,7 @@ from dovetail.analysis.inplace_plan import (
 )
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.reads import is_view
+from dovetail.ir.fresh import Fresh
 from dovetail.ir.program import (
     Node,
     Operand,
@@ -106,8 +107,7 @@ def choose_plan(program: Program, donated: Collection[int] = (), *, commit: bool
     plan = decide_in_place(program, donated, commit=commit)
     if not plan.regrets:
         return plan
-    values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
-    sizes: dict[str, Number] = {name: _A_SIZE for value in values for name in meta_symbols(value.meta)}
+    sizes: dict[str, Number] = {name: _A_SIZE for value in program.values() for name in meta_symbols(value.meta)}
     other = decide_in_place(program, donated, commit=commit, unshared=plan.regrets)
     return min(plan, other, key=lambda p: report_of(p, sizes).copied_bytes)
 
@@ -129,8 +129,7 @@ class _Rewriter:
         self.hoisted: set[Node] = set()
         self.storages = max(plan.places, default=-1)
         self.producers = plan.program.producers()
-        self.names = {value.name for value in plan.program.inputs}
-        self.names.update(value.name for node in plan.program.nodes for value in node.results())
+        self.fresh = Fresh(plan.program)
 
     def run(self) -> Program:
         """Write every node."""
@@ -289,7 +288,7 @@ class _Rewriter:
     def _view(self, node: Node, part: Part, base: Value, args: tuple[Operand, ...], meta: TensorMeta) -> Value:
         """A view of `base`, made for `node`."""
         shift = self._shift(meta)
-        made = Value(self._name("part"), self._in_place(meta))
+        made = Value(self.fresh.name("part", 2), self._in_place(meta))
         args = tuple(map_operands(args, self._value))  # type: ignore[arg-type]
         operands = replayed_args(part.view, (base, *args), shift)
         self.nodes.append(view_node(part.view, part.index, operands, base.tensor, made, node))
@@ -302,21 +301,13 @@ class _Rewriter:
         if result is None:
             self.storages += 1
         place = replace(meta, storage=self.storages, offset=0) if result is None else self._in_place(result.tensor)
-        made = Value(self._name("copy"), place)
+        made = Value(self.fresh.name("copy", 2), place)
         args: tuple[Operand, ...] = (source, list(meta.shape), list(meta.stride), meta.dtype, meta.device)
         target: Target = COPY_TO_LAYOUT
         if _is_dense(meta) and source.tensor.stride == meta.stride:
             target, args = aten.clone.default, (source,)
         self.nodes.append(replace(node, target=target, args=args, kwargs=(), outputs=(made,), unpack=False))
         return made
-
-    def _name(self, wish: str) -> str:
-        name, count = wish, 1
-        while name in self.names:
-            count += 1
-            name = f"{wish}_{count}"
-        self.names.add(name)
-        return name
 
 
 def _each(values: Iterable[Value]) -> Callable[[Value], Value]:

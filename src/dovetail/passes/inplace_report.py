@@ -82,13 +82,13 @@ class DonationRow:
 class InplaceReport:
     """The rows in program order.
 
-    postponed: names of results that are computed later than they stood. unused_donations: names of donated inputs that
+    sunk: names of results that are computed later than they stood. unused_donations: names of donated inputs that
     nothing is written to. commit_point: how many nodes run before the first one that writes an input. donations: what
     became of each donated input.
     """
 
     rows: tuple[InplaceRow, ...] = ()
-    postponed: tuple[str, ...] = ()
+    sunk: tuple[str, ...] = ()
     unused_donations: tuple[str, ...] = ()
     commit_point: int = 0
     donations: tuple[DonationRow, ...] = ()
@@ -116,7 +116,7 @@ class InplaceReport:
     def explain(self) -> str:
         """One line for each row, and the sums."""
         lines = [str(row) for row in self.rows]
-        lines += [f"{name}: computed later, after the reads of the contents it replaces" for name in self.postponed]
+        lines += [f"{name}: computed later, after the reads of the contents it replaces" for name in self.sunk]
         lines += [f"{name}: donated, and not used: no result fits into it" for name in self.unused_donations]
         return "\n".join([*lines, str(self)])
 
@@ -141,7 +141,7 @@ def report_of(
     donations = tuple(_donation(plan, inputs[i], hints or {}) for i in donated)
     return InplaceReport(
         tuple(rows),
-        tuple(_name(node) for node in plan.postponed),
+        tuple(_name(node) for node in plan.sunk),
         tuple(row.name for row in donations if row.code == NOT_USED),
         _commit_point(plan, outside),
         donations,

@@ -16,14 +16,13 @@ only by name: it is meant for devices on which starting an operator is expensive
 
 Source: the "packed projections" of Vaswani et al., "Attention Is All You Need" (2017), in most implementations.
 Cost: O(nodes) a group, and one run on fakes for each node that reads a slice. Peak memory can rise: the slices live as
-long as the last of them.
+long as the last of them. Results differ from eager's by rounding: a product of another size sums in another order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
 
 import torch
 
@@ -37,9 +36,6 @@ from dovetail.passes.linear_forms import Affine, affine_of
 from dovetail.passes.new_layouts import Blocked, follow
 
 aten = torch.ops.aten
-
-TIER: Final[Literal["bitwise", "numerics"]] = "numerics"
-"""Results may differ from eager's in the last bits, because a product of another size sums in another order."""
 
 MERGED = "MERGED"
 

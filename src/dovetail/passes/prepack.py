@@ -13,7 +13,7 @@ while it writes its result.
 
 A packed weight is opaque and fits only this machine, so it must not be written to a file: it is evaluated in memory
 where the program runs. It serves inputs with any number of rows. Convolutions return channels-last results; later
-values get new descriptions, and outputs keep their strides (`analysis.redescribe`).
+values get new descriptions, and outputs keep their strides (`analysis.propagate_layouts`).
 
 Products and convolutions are left alone where they are too small to gain: the packed kernels take longer to start.
 
@@ -25,27 +25,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
 
 import torch
 
 from dovetail.analysis.constant_values import constant_values
 from dovetail.analysis.infer import MetaInference
-from dovetail.analysis.redescribe import Redescriber
+from dovetail.analysis.propagate_layouts import LayoutPropagation
 from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ir.sizes import Size
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, packed_conv, packed_linear
-from dovetail.passes.convolution_calls import ConvolutionCall, convolution_calls
 from dovetail.passes.convolution_forms import has_channels_last
 from dovetail.passes.dead_code import remove_dead_code
-from dovetail.passes.linear_calls import LinearCall, Uses, linear_call_of
+from dovetail.passes.layer_calls import ConvolutionCall, LinearCall, Uses, convolution_calls, linear_call_of
 from dovetail.torch_compat.onednn import has_onednn
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of
 
 aten = torch.ops.aten
-
-# Results differ from eager's by rounding: other kernels add in another order.
-TIER: Final[Literal["bitwise", "numerics"]] = "numerics"
 
 # A packed product of fewer rows is slower than one by the plain weight, unless the weight is read but once or twice;
 # so is one by a small weight, unless there are many rows (measured on one thread, AVX-512).
@@ -230,7 +225,7 @@ class _Packer:
     """The rewriting of one program."""
 
     def __init__(self, program: Program, infer: MetaInference) -> None:
-        self.state = Redescriber(program, infer)
+        self.state = LayoutPropagation(program, infer)
         self.packed: dict[object, Value] = {}
         self.linears: list[str] = []
         self.convolutions: list[str] = []

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from dovetail.ir.fresh import Fresh
 from dovetail.ir.program import Node, Operand, Program, Value
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.ops.views import viewed_meta
@@ -23,16 +24,15 @@ from dovetail.torch_compat.dispatch import Overload
 
 def split_view_copies(program: Program) -> Program:
     """The program with copies of views in two steps; itself if it has none."""
-    names = {value.name for value in program.inputs}
-    names.update(value.name for node in program.nodes for value in node.results())
+    fresh = Fresh(program)
     nodes: list[Node] = []
     for node in program.nodes:
         view = view_of_copy(node.target)
-        nodes += _apart(node, view, names) if view is not None else [node]
+        nodes += _apart(node, view, fresh) if view is not None else [node]
     return program if len(nodes) == len(program.nodes) else program.replace_nodes(tuple(nodes))
 
 
-def _apart(node: Node, view: Overload, names: set[str]) -> list[Node]:
+def _apart(node: Node, view: Overload, fresh: Fresh) -> list[Node]:
     base = node.args[0]
     if not isinstance(base, Value) or node.kwargs:
         return [node]
@@ -45,7 +45,7 @@ def _apart(node: Node, view: Overload, names: set[str]) -> list[Node]:
         meta = viewed_meta(view, place if node.unpack else None, node.args[1:], base.tensor, copy.tensor)
         if meta is None:
             return [node]
-        made = Value(_name(f"{copy.name}_view", names), meta)
+        made = Value(fresh.name(f"{copy.name}_view"), meta)
         shown.append(made)
         copies.append(_copy(node, made, copy))
     return [replace(node, target=view, outputs=tuple(shown)), *copies]
@@ -71,11 +71,3 @@ def _is_contiguous(value: Value) -> bool:
             return False
         step *= size
     return True
-
-
-def _name(wish: str, names: set[str]) -> str:
-    name, count = wish, 1
-    while name in names:
-        name, count = f"{wish}_{count}", count + 1
-    names.add(name)
-    return name

@@ -13,7 +13,6 @@ Cost: O(nodes).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final, Literal
 
 import torch
 
@@ -21,9 +20,6 @@ from dovetail.ir.program import Node, Program
 from dovetail.ops.layouts import is_reshaping_view
 
 aten = torch.ops.aten
-
-# Results are the same, bit by bit.
-TIER: Final[Literal["bitwise", "numerics"]] = "bitwise"
 
 
 @dataclass(frozen=True, slots=True)

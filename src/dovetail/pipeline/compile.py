@@ -12,13 +12,14 @@ import torch
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
 from dovetail.errors import CaptureFailed, LateSizeAssumption, UnusableDonation
+from dovetail.execute.backward import CompiledBackward
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.donation import Donated
 from dovetail.execute.foreign import ForeignProgram, example_inputs_of
 from dovetail.execute.graph import CompiledGraph
 from dovetail.execute.installed import executor_by_name
 from dovetail.execute.protocol import ExecutorList, RunnableProgram
-from dovetail.execute.training import CompiledBackward
+from dovetail.execute.training import TrainingGraph
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan, Pattern
 from dovetail.ir.fx_write import DescribedFakes, to_graph_module
@@ -103,7 +104,8 @@ class _GraphCompiler:
         forward = self._code_for(split.forward, None if trains else "inference")
         forward = self._dumps[full].watched(forward, FORWARD)
         signature = split.backward.signature
-        self._graph = CompiledGraph(
+        kind = TrainingGraph if trains else CompiledGraph
+        self._graph = kind(
             forward=forward,
             wrapper=build_wrapper(plan, split.forward),
             plan=plan,

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from dovetail.ir.calling import CallPlan, WriteBack, is_carried_out
+from dovetail.ir.fresh import Fresh
 from dovetail.ir.program import Node, Operand, Program, Stage, TensorMeta, Value, map_operands, values_in
 from dovetail.ir.signature import GradientBase, SharedBytes, WriteKind
 from dovetail.ops.facts import written_values
@@ -30,8 +31,7 @@ def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
     if not carries or any(isinstance(role, SharedBytes | GradientBase) for role in forward.signature.inputs):
         return forward
     forward = _with_inputs_apart(forward)
-    names = {value.name for value in forward.inputs}
-    names.update(value.name for node in forward.nodes for value in node.results())
+    fresh = Fresh(forward)
     nodes = list(forward.nodes)
     outputs = list(forward.outputs)
     for write in plan.writes:
@@ -41,7 +41,7 @@ def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
         others = [v for i, o in enumerate(outputs) if i != write.slot and o is not new for v in values_in(o)]
         if any(v.is_tensor and v.tensor.storage == target.tensor.storage for v in others) or new is target:
             continue
-        place = _place(write, target, new, names, nodes)
+        place = _place(write, target, new, fresh, nodes)
         if place is None or place.tensor.overlaps_itself():
             continue
         nodes.append(Node(torch.ops.aten.copy_.default, (place, new), outputs=()))
@@ -60,13 +60,11 @@ def _with_inputs_apart(program: Program) -> Program:
     shared = Counter(value.tensor.storage for value in program.inputs if value.is_tensor)
     if all(count == 1 for count in shared.values()):
         return program
-    values = [*program.inputs, *(value for node in program.nodes for value in node.results())]
-    number = max(value.tensor.storage for value in values if value.is_tensor)
+    fresh = Fresh(program)
     now: dict[Value, Value] = {}
     for value in program.inputs:
         if value.is_tensor and shared[value.tensor.storage] > 1:
-            number += 1
-            now[value] = Value(value.name, replace(value.tensor, storage=number))
+            now[value] = Value(value.name, replace(value.tensor, storage=fresh.storage()))
 
     def moved(node: Node, value: Value | None) -> Value | None:
         first = node.args[0] if node.args else None
@@ -118,7 +116,7 @@ def _viewed(value: Value, producers: Mapping[Value, Node]) -> Value:
     return value
 
 
-def _place(write: WriteBack, target: Value, new: Value, names: set[str], nodes: list[Node]) -> Value | None:
+def _place(write: WriteBack, target: Value, new: Value, fresh: Fresh, nodes: list[Node]) -> Value | None:
     """The tensor to copy into: the input or a view of it, whose nodes are appended; None if its layout is not known."""
     made: list[Node] = []
     place = target
@@ -130,18 +128,9 @@ def _place(write: WriteBack, target: Value, new: Value, names: set[str], nodes: 
         meta = viewed_meta(step.target, step.index, step.args, place.tensor, like)
         if meta is None:
             return None
-        value = Value(_name(f"{target.name}_part", names), meta)
+        value = Value(fresh.name(f"{target.name}_part", 2), meta)
         operands = (place, *step.args)
         made.append(view_node(step.target, step.index, operands, place.tensor, value, Node(step.target, operands)))
         place = value
     nodes += made
     return place
-
-
-def _name(wish: str, names: set[str]) -> str:
-    name, count = wish, 1
-    while name in names:
-        count += 1
-        name = f"{wish}_{count}"
-    names.add(name)
-    return name

@@ -23,14 +23,14 @@ from dovetail.passes.channels_last import channels_last
 from dovetail.passes.common_subexpressions import merge_common_subexpressions
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.early_updates import early_updates
+from dovetail.passes.expand_foreach import expand_foreach
 from dovetail.passes.fold_batch_norms import fold_batch_norms
 from dovetail.passes.inplace import PlanMemory, work_in_place
 from dovetail.passes.merge_linears import merge_linears
 from dovetail.passes.no_ops import remove_no_ops
 from dovetail.passes.prepack import prepack
 from dovetail.passes.remove_dropout import remove_dropout
-from dovetail.passes.run_late import run_late
-from dovetail.passes.unbundle import unbundle
+from dovetail.passes.sink import sink
 from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
 from dovetail.pipeline.options import Options
 
@@ -100,8 +100,8 @@ _FUNCTIONAL = frozenset({Stage.FUNCTIONAL, Stage.WHOLE})
 _LATE = frozenset({Stage.FUNCTIONAL, Stage.WHOLE, Stage.SPLIT, Stage.IN_PLACE})
 
 _EARLY_UPDATES = PassSpec("early_updates", "bitwise", _LATE, None, lambda p, given: early_updates(p, given.plans))
-_UNBUNDLE = PassSpec("unbundle", "bitwise", _LATE, None, lambda p, given: unbundle(p, given.plans))
-_RUN_LATE = PassSpec("run_late", "bitwise", _LATE, None, lambda p, given: run_late(p, given.dying, given.plans))
+_EXPAND_FOREACH = PassSpec("expand_foreach", "bitwise", _LATE, None, lambda p, given: expand_foreach(p, given.plans))
+_SINK = PassSpec("sink", "bitwise", _LATE, None, lambda p, given: sink(p, given.dying, given.plans))
 _REINPLACE = PassSpec(
     "reinplace",
     "bitwise",
@@ -116,7 +116,7 @@ _FOLD_BATCH_NORMS = PassSpec(
     None,
     lambda p, given: fold_batch_norms(p, given.constants, given.infer, frugal=True, contents=given.contents),
 )
-_HALF = (_UNBUNDLE, _RUN_LATE, _REINPLACE)
+_HALF = (_EXPAND_FOREACH, _SINK, _REINPLACE)
 
 PASSES: dict[str, PassList] = {
     "joint": PassList(
@@ -129,7 +129,7 @@ PASSES: dict[str, PassList] = {
     ),
     "forward": PassList(_HALF, "joint", FORWARD, weighs=True),
     "backward": PassList(_HALF, "joint", BACKWARD, weighs=True),
-    "step": PassList((_EARLY_UPDATES, _UNBUNDLE, _REINPLACE), "joint"),
+    "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _REINPLACE), "joint"),
     "frozen": PassList(
         (
             PassSpec("remove_dropout", "bitwise", _FUNCTIONAL, None, _over_constants(remove_dropout)),

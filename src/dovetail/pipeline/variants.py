@@ -2,7 +2,7 @@
 
 The first recording takes every input to be apart. It shows what the function writes; from then on each call is asked
 how its written inputs lie (`execute.alias_guard`), and a way not met before is recorded anew, with inputs that lie like
-that (`analysis.arrangement`). What nobody writes may be shared freely and costs nothing.
+that (`analysis.alias_pattern`). What nobody writes may be shared freely and costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from dovetail.analysis.arrangement import APART, Accesses, Arrangement, arrange
+from dovetail.analysis.alias_pattern import APART, Accesses, AliasPattern, alias_pattern_of
 from dovetail.analysis.region import extent_bytes
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
@@ -27,7 +27,7 @@ from dovetail.ir.program import Value
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.options import Options
-from dovetail.pipeline.recollect import verify_visible_effects
+from dovetail.pipeline.verify_wrapper import verify_visible_effects
 
 logger = logging.getLogger("dovetail")
 
@@ -38,7 +38,7 @@ class RecordAgain(Protocol):
     """Records the same function for other inputs. Every size is taken as it is."""
 
     def __call__(
-        self, inputs: Sequence[Any], arrangement: Arrangement, constants: Sequence[torch.Tensor]
+        self, inputs: Sequence[Any], alias_pattern: AliasPattern, constants: Sequence[torch.Tensor], /
     ) -> Recording: ...
 
 
@@ -73,7 +73,7 @@ class GraphVariants:
         self._names = [s.declared.name for s in arguments]
         self._sizes = [0 if s.is_wrapper else _size_bytes(s.declared) for s in arguments]
         self._has_numbers = any(not s.declared.is_tensor for s in arguments)
-        self._graphs: dict[Arrangement, CompiledGraph] = {}
+        self._graphs: dict[AliasPattern, CompiledGraph] = {}
         self._known: dict[Hashable, CompiledGraph] = {}
         self._accesses = Accesses()
         self._guard: AliasGuard | None = None
@@ -129,20 +129,20 @@ class GraphVariants:
 
     def _verify_known(self, known: CompiledGraph, arguments: list[Any]) -> None:
         """The guard's answer is a shortcut for the whole analysis; hold them against each other."""
-        arrangement = self._arrangement(arguments)
-        if self._graphs.get(arrangement) is not known:
+        alias_pattern = self._alias_pattern(arguments)
+        if self._graphs.get(alias_pattern) is not known:
             raise PassChangedMeaning(
-                name="alias_guard", program=self._name, detail=f"a call was taken for another, and is: {arrangement}"
+                name="alias_guard", program=self._name, detail=f"a call was taken for another, and is: {alias_pattern}"
             )
 
     def _select_anew(self, arguments: list[Any]) -> CompiledGraph | None:
         graph = None
         while graph is None:
-            arrangement = self._arrangement(arguments)
-            if arrangement not in self._graphs and len(self._graphs) >= self._options.max_variants:
+            alias_pattern = self._alias_pattern(arguments)
+            if alias_pattern not in self._graphs and len(self._graphs) >= self._options.max_variants:
                 return None
-            graph = self._graph(arrangement, arguments)
-            if arrangement != self._arrangement(arguments):  # it was shown an access that was not known
+            graph = self._graph(alias_pattern, arguments)
+            if alias_pattern != self._alias_pattern(arguments):  # it was shown an access that was not known
                 graph = None
         if len(self._known) >= _REMEMBERED_CALLS:
             self._known.clear()
@@ -150,42 +150,42 @@ class GraphVariants:
             self._known[self._guard.fingerprint(arguments)] = graph
         return graph
 
-    def _arrangement(self, arguments: list[Any]) -> Arrangement:
-        arrangement = arrange(arguments, self._accesses, self._names, wants_gradient=self._recording.can_train)
-        if arrangement.groups and (self._has_numbers or any(size is None for size in self._sizes)):
-            return replace(arrangement, sizes=tuple(map(size_of, arguments)))
-        return arrangement
+    def _alias_pattern(self, arguments: list[Any]) -> AliasPattern:
+        found = alias_pattern_of(arguments, self._accesses, self._names, wants_gradient=self._recording.can_train)
+        if found.groups and (self._has_numbers or any(size is None for size in self._sizes)):
+            return replace(found, sizes=tuple(map(size_of, arguments)))
+        return found
 
     def record_for(self, inputs: Sequence[Any]) -> Recording:
         """A recording in which the inputs share memory as these do."""
         arguments = [*inputs, *self._constants]
         found = None
         while found is None:
-            found = self._record(self._arrangement(arguments), arguments)
+            found = self._record(self._alias_pattern(arguments), arguments)
         return found
 
-    def _graph(self, arrangement: Arrangement, arguments: list[Any]) -> CompiledGraph | None:
-        """The graph for an arrangement; None when recording shows that the arguments are arranged otherwise."""
-        if arrangement in self._graphs:
-            return self._graphs[arrangement]
-        recording = self._record(arrangement, arguments)
-        return None if recording is None else self._compile(recording, arrangement)
+    def _graph(self, alias_pattern: AliasPattern, arguments: list[Any]) -> CompiledGraph | None:
+        """The graph for an alias pattern; None when recording shows that the arguments alias in another way."""
+        if alias_pattern in self._graphs:
+            return self._graphs[alias_pattern]
+        recording = self._record(alias_pattern, arguments)
+        return None if recording is None else self._compile(recording, alias_pattern)
 
-    def _record(self, arrangement: Arrangement, arguments: list[Any]) -> Recording | None:
-        if not arrangement.groups and not (arrangement.offsets and self._graphs):
+    def _record(self, alias_pattern: AliasPattern, arguments: list[Any]) -> Recording | None:
+        if not alias_pattern.groups and not (alias_pattern.offsets and self._graphs):
             return self._recording
         inputs = arguments[: len(arguments) - len(self._constants)]
-        logger.info("%s: graph variant %d, because %s", self._name, len(self._graphs), arrangement)
-        recording = self._again(inputs, arrangement, self._constants)
+        logger.info("%s: graph variant %d, because %s", self._name, len(self._graphs), alias_pattern)
+        recording = self._again(inputs, alias_pattern, self._constants)
         self._learn(recording)
-        return recording if arrangement == self._arrangement(arguments) else None
+        return recording if alias_pattern == self._alias_pattern(arguments) else None
 
-    def _compile(self, recording: Recording, arrangement: Arrangement) -> CompiledGraph:
+    def _compile(self, recording: Recording, alias_pattern: AliasPattern) -> CompiledGraph:
         name = self._name if not self._graphs else f"{self._name}_{len(self._graphs)}"
-        graph = self._graphs[arrangement] = compile_recording(
+        graph = self._graphs[alias_pattern] = compile_recording(
             recording, name, self._options, self._hints, self._donated
         )
-        graph.source = None if arrangement.groups else self._source
+        graph.source = None if alias_pattern.groups else self._source
         self._learn(recording)
         if self._options.verify and self._options.compilers is None:  # others' code need not run on fakes
             verify_visible_effects(recording, graph)

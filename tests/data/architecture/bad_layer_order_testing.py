@@ -1,5 +1,5 @@
 # module: dovetail.inspect.bad_layer_order_testing
 # expect: layer-order
-from dovetail.testing import programs
+from dovetail.testing import sanitizer
 
-make = programs
+make = sanitizer

@@ -447,7 +447,7 @@ def test_other_threads_go_on_while_a_step_is_captured() -> None:
     assert not failures
 
 
-@pytest.mark.parametrize("options", [{"skip": ("early_updates",)}, {"stop_after": "dead_code"}, {"skip": "run_late"}])
+@pytest.mark.parametrize("options", [{"skip": ("early_updates",)}, {"stop_after": "dead_code"}, {"skip": "sink"}])
 def test_passes_can_be_left_out(options: dict[str, Any]) -> None:
     ours, eager = _training(), _training()
     step = dovetail.compile_step(ours.step, **options)
@@ -455,4 +455,4 @@ def test_passes_can_be_left_out(options: dict[str, Any]) -> None:
         mine, theirs = _run_both(step, eager.step, number)
         assert torch.equal(mine, theirs)
     _assert_same(ours, eager)
-    assert "early_updates" not in dict(step.explain().passes) or options == {"skip": "run_late"}
+    assert "early_updates" not in dict(step.explain().passes) or options == {"skip": "sink"}

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.arrangement import APART, arrange
+from dovetail.analysis.alias_pattern import APART
+from dovetail.analysis.alias_pattern import alias_pattern_of as arrange
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.python_state import ambient_modes, leads_on

@@ -3,7 +3,7 @@
 import torch
 
 from dovetail.ops import prims
-from dovetail.testing import effect_operators
+from tests.harness import effect_operators
 
 aten = torch.ops.aten
 checks = effect_operators.OPERATORS
