@@ -77,7 +77,7 @@ class StepCapture:
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
-        self._remembering = [partial(_as_it_is, place.read()) for place in world.caches_of_functions]
+        self._asked = [partial(_as_it_is, item) for item in world.others]
         self._guard: ReadGuard | None = None
         self._elsewhere: list[ReadChange] = []
         self._watcher = Watcher(refuses_draws=False, line_of=world.line_naming)
@@ -254,7 +254,7 @@ class StepCapture:
         roots = [self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]
         known = self._world.compared
         try:
-            with self._watcher.watched(roots, {ask: ask() for ask in self._remembering}):
+            with self._watcher.watched(roots, {ask: ask() for ask in self._asked}):
                 yield
         finally:
             self._elsewhere = self._watcher.changes(known, self._world.looks_into)

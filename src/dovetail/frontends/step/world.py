@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import BuiltinFunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -152,12 +152,20 @@ class World:
             if type(key) is str and (holder.is_read(key) if key else holder.kind == "dict" and not holder.read_names)
         }
         for holder, key in self._left_to_others():
-            while True:
-                known -= {(id(holder.container), key), (id(holder.container), "")}
-                if holder.parent is None:
-                    break
-                holder, key = holder.parent, holder.key
+            for at, name in _upwards(holder, key):
+                known -= {(id(at.container), name), (id(at.container), "")}
         return frozenset(known)
+
+    @property
+    def others(self) -> list[Any]:
+        """Objects whose contents `watch` does not compare, where no place shows it: arguments, functions' defaults."""
+        found: dict[int, Any] = {}
+        for holder, key in self._left_to_others():
+            *_, (end, name) = _upwards(holder, key)
+            item = end.container if is_a(end.container, FunctionType) else end.read(name)
+            if is_a(item, FunctionType) or end.kind == "tuple":
+                found[id(item)] = item
+        return [*found.values(), *(place.read() for place in self._walk.caches)]
 
     def _left_to_others(self) -> Iterator[tuple[Holder, Any]]:
         """Spots of values with contents that are not looked into: the rest of a table, what a function remembers."""
@@ -256,6 +264,16 @@ class World:
 
     def _of(self, kind: Kind) -> list[tuple[str, Any]]:
         return [(holder.title, holder.owner) for holder in self._walk.of_kind.get(kind, ())]
+
+
+def _upwards(holder: Holder, key: Any) -> Iterator[tuple[Holder, Any]]:
+    """A spot, and those that lead to it, up to an attribute, a variable or a function."""
+    at: Holder | None = holder
+    while at is not None:
+        yield at, key
+        if at.link == "attribute" and at.kind == "dict" and not is_a(at.owner, FunctionType):
+            return
+        key, at = at.key, at.parent
 
 
 def _changes_in(holder: Holder, walk: Walk) -> list[Change]:
