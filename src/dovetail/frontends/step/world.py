@@ -42,7 +42,7 @@ from dovetail.reach.values import (
     set_random_state,
 )
 
-_BY_IDENTITY = (Kind.PLAIN, Kind.TENSOR, Kind.FUNCTION, Kind.CLASS)
+_OF_NO_CONTENTS = (Kind.PLAIN, Kind.TENSOR, Kind.CLASS, Kind.ARRAY)  # or looked at as they are met
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class World:
         yield from ((place.holder, place.key) for place in self._walk.others_compare)
         for holder in self._walk.holders:
             for key, value in zip(holder.keys, holder.values, strict=True):
-                if type(value) in PLAIN or self.looks_into(value) or self._walk.kind(value) in _BY_IDENTITY:
+                if type(value) in PLAIN or self.looks_into(value) or self._walk.kind(value) in _OF_NO_CONTENTS:
                     continue
                 if is_compared_by_contents(value):
                     yield holder, key
