@@ -132,7 +132,7 @@ def test_a_tensor_left_in_an_object_that_is_passed_is_refused() -> None:
         return x + 1
 
     settings = Plain()
-    with pytest.raises(PythonSideEffect, match="left a tensor in an argument"):
+    with pytest.raises(PythonSideEffect, match="left a tensor in a dict"):
         dovetail.compile(f)(settings, torch.ones(2))
     assert settings.inner.last is None
 

@@ -112,7 +112,7 @@ def _difference(before: dict[str, Any], after: dict[str, Any], module: torch.nn.
             changed = next((k for k in {**old, **new} if old.get(k) is not new.get(k)), None)
             if changed is not None:
                 return f"bound {kind}.{changed} to another object"
-        elif not (_unchanged(before.get(name), after.get(name)) or _is_derived(after.get(name), stand_ins)):
+        elif not (_unchanged(before.get(name), after.get(name)) or is_derived(after.get(name), stand_ins)):
             return f"set {kind}.{name}"
     return ""
 
@@ -121,7 +121,7 @@ def _unchanged(old: Any, new: Any) -> bool:
     return old is new or (type(old) is type(new) and isinstance(old, bool | int | float | str) and old == new)
 
 
-def _is_derived(value: Any, stand_ins: set[int]) -> bool:
+def is_derived(value: Any, stand_ins: set[int]) -> bool:
     """Whether a value only repeats the stand-ins (a recurrent module's list of its weights)."""
     if not isinstance(value, list | tuple):
         return False

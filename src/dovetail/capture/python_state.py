@@ -1,10 +1,9 @@
-"""The Python values that a function can read, so that a compiled program is not used after one of them changed.
+"""The modules that a target reaches, whose tensors become inputs of its program; and the ambient modes of torch.
 
-Looked at: closure cells, default arguments, globals that the code names (through the user's own helper functions,
-methods, modules of Python and hooks, too), children, attributes and hook tables of reached modules, attributes of the
-user's own objects and classes, and the ambient modes of torch. A plain value (number, string, None) is compared by
-value, lists, tuples, sets and dictionaries item by item, any other object by identity. Not looked at: containers and
-objects of more than 200 items, what is inside more than a few others (4 levels), and what a library's objects hold.
+Modules are looked for in closure cells, default arguments, global variables that the code names (through the user's own
+helper functions, methods, modules of Python and hooks, too), in lists, and in attributes of the user's own objects and
+classes. A tensor that is found nowhere is an input as well, once the recording meets it. What the code reads besides is
+for `dovetail.reach`.
 """
 
 from __future__ import annotations
@@ -24,24 +23,19 @@ from dovetail.reach.values import attributes_of, has_attributes
 from dovetail.torch_compat.modes import surroundings
 
 _PLAIN = (bool, int, float, complex, str, bytes, range, type(None), torch.dtype, torch.device)
-_CONTAINERS = (tuple, list, dict, set, frozenset)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN = frozenset(vars(torch.nn.Module())) - {"training"}
-_TABLES = ("_parameters", "_buffers")
-_OTHER_TABLES = (*_HOOKS, "_modules")
 _NEVER_CALLED = ("__init__", "__new__", "__repr__")
 _MAX_FUNCTIONS = 200
-_MAX_ITEMS = 200
-_MAX_DEPTH = 4
 _MISSING = object()
 _REACHED = (torch.nn.Module, FunctionType, MethodType, functools.partial)
 
 
 class PythonState:
-    """What `target` can read.
+    """What `target` reaches.
 
-    Attributes: modules, the reached modules by name; functions, objects: what else was reached; reads_gradients:
-    whether code reads `.grad` of something.
+    Attributes: modules, by name; functions, objects: what else was reached; reads_gradients: whether code reads `.grad`
+    of something.
     """
 
     def __init__(self, target: Callable[..., Any], arguments: Iterable[object] = ()) -> None:
@@ -49,8 +43,6 @@ class PythonState:
         self.modules: list[tuple[str, torch.nn.Module]] = []
         self.functions: list[FunctionType] = []
         self.objects: list[tuple[str, object]] = []
-        self._class_attributes: list[tuple[type, str]] = []
-        self._partials: list[functools.partial[Any]] = []
         self._seen: set[int] = set()
         self._kept: list[object] = []
         self._reach(target, "")
@@ -58,7 +50,7 @@ class PythonState:
             self._reach(argument, f"argument_{place}")
         self._children = list({id(m): m for _, module in self.modules for m in module.modules()}.values())
         self._reach_methods()
-        self.reads_gradients = any(reads_attribute(function, "grad") for function in self.functions)
+        self.reads_gradients = any(_reads_attribute(function, "grad") for function in self.functions)
 
     @property
     def reached(self) -> tuple[int, ...]:
@@ -76,7 +68,6 @@ class PythonState:
                 self._reach_module(child)
         elif isinstance(item, functools.partial):
             self._note(item)
-            self._partials.append(item)
             for part in (item.func, *item.args, *item.keywords.values()):
                 self._reach(part, name)
         elif isinstance(item, MethodType):
@@ -85,14 +76,14 @@ class PythonState:
         elif isinstance(item, FunctionType) and not is_library_file(item.__code__.co_filename):
             self._note(item)
             self.functions.append(item)
-            for cell_name, value in readable(item):
+            for cell_name, value in _readable(item):
                 self._reach(value, cell_name)
         elif isinstance(item, list | tuple) and len(item) < _MAX_FUNCTIONS:
             self._note(item)
             for index, part in enumerate(item):
                 if isinstance(part, torch.nn.Module | FunctionType | MethodType):
                     self._reach(part, f"{name}.{index}")
-        elif is_user_object(item):
+        elif _is_user_object(item):
             self._reach_object(item, name)
 
     def _reach_object(self, item: Any, name: str) -> None:
@@ -123,7 +114,6 @@ class PythonState:
                 for name, value in vars(owner).items():
                     if (name in named or _is_special(name, value)) and (owner, name) not in done:
                         done.add((owner, name))
-                        self._class_attributes.append((owner, name))
                         self._reach(_unwrapped(value), name)
 
     def _note(self, item: object) -> None:
@@ -135,10 +125,10 @@ def leads_on(argument: object) -> bool:
     """Whether more than its own value can be reached from an argument."""
     if isinstance(argument, (torch.Tensor, *_PLAIN)):
         return False
-    return isinstance(argument, _REACHED) or is_user_object(argument)
+    return isinstance(argument, _REACHED) or _is_user_object(argument)
 
 
-def is_user_object(item: object) -> bool:
+def _is_user_object(item: object) -> bool:
     """Whether an object with attributes is of a class that the user wrote."""
     if isinstance(item, type | ModuleType | FunctionType | MethodType | torch.Tensor | torch.nn.Module):
         return False
@@ -170,7 +160,7 @@ def _unwrapped(value: Any) -> Any:
     return value.fget if isinstance(value, property) else value
 
 
-def readable(function: FunctionType) -> Iterable[tuple[str, Any]]:
+def _readable(function: FunctionType) -> Iterable[tuple[str, Any]]:
     """Names and values that a function's code can read from outside its arguments."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -190,17 +180,6 @@ def readable(function: FunctionType) -> Iterable[tuple[str, Any]]:
             yield from ((f"{name}.{part}", vars(value)[part]) for part in names if part in vars(value))
 
 
-def named_globals(function: FunctionType) -> list[str]:
-    """The global variables that a function's code names and that exist."""
-    return [name for name in _names(function.__code__) if name in function.__globals__]
-
-
-def assigned_globals(function: FunctionType) -> set[str]:
-    """The global variables that a function's own code, or code inside it, assigns."""
-    instructions = (i for code in _codes(function.__code__) for i in dis.get_instructions(code))
-    return {i.argval for i in instructions if i.opname == "STORE_GLOBAL"}
-
-
 @functools.lru_cache(4096)
 def _names(code: CodeType) -> tuple[str, ...]:
     return tuple(sorted({name for part in _codes(code) for name in part.co_names}))
@@ -214,7 +193,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def reads_attribute(function: FunctionType, name: str) -> bool:
+def _reads_attribute(function: FunctionType, name: str) -> bool:
     """Whether a function's code, or code inside it, reads an attribute of this name, other than to call it."""
     if name not in _names(function.__code__):
         return False

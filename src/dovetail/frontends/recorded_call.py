@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import CodeType
 from typing import Any, TypeAlias
 
 import torch
@@ -19,7 +20,7 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.origins import module_names
-from dovetail.capture.python_effects import no_tensors_left
+from dovetail.capture.python_effects import refuse_tensors_left
 from dovetail.capture.recording import Recording
 from dovetail.errors import DoubleBackwardUnsupported, PythonSideEffect, UnsupportedTensor
 from dovetail.execute.second_order import HINT
@@ -54,7 +55,7 @@ class CallRecorder:
     def __init__(
         self, target: Callable[..., Any], described: Call, taken_apart: Decompositions | None, *, watches: bool = True
     ) -> None:
-        """Look at a call. watches: what the code reads while it is recorded is noted in `reads`.
+        """Look at a call. watches: what the code reads while it is recorded is noted in `reads`, or refused.
 
         Raises: UnsupportedTensor when the target reads a gradient that one of its tensors holds.
         """
@@ -73,6 +74,7 @@ class CallRecorder:
         self._slot_places = [place_of[id(tensor)] for tensor in described.tensors]
         self._arguments = [None if isinstance(item, torch.Tensor) else item for item in described.leaves]
         self._output_spec: Structure | None = None
+        self._codes: dict[CodeType, dict[str, Any]] = {}
 
     @property
     def output_spec(self) -> Structure:
@@ -129,29 +131,29 @@ class CallRecorder:
                 for name, value in held.items():
                     attributes_of(stand_in).setdefault(name, value)
         with (
-            no_tensors_left(self._target, self._arguments),
             replaced_tensors(self._reach.slots, shown),
             module_names(recording.origins, self._reach.state.modules),
-            self._watched(written),
+            self._watched(written, shown),
         ):
             yield
 
     @contextmanager
-    def _watched(self, written: Mapping[Callable[[], Any], Any]) -> Iterator[None]:
+    def _watched(self, written: Mapping[Callable[[], Any], Any], stand_ins: Sequence[Any]) -> Iterator[None]:
         """While active, what the code reads is noted."""
-        if not self._watches:
-            yield
-            return
-        watcher = Watcher()
+        watcher = Watcher(refuses=self._watches)
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
         try:
-            with watcher.watched(roots, written):
+            with watcher.watched(roots, written, self._codes):
                 yield
+            refuse_tensors_left(watcher.changes(), stand_ins)
         except BaseException:
             for change in watcher.changes():
                 change.undo()
             raise
-        self.reads.add(watcher.guard())
+        if watcher.reads is not None:
+            self._codes |= watcher.reads.codes
+        if self._watches:
+            self.reads.add(watcher.guard())
 
     def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any, dims: SymbolicDims | None) -> InputSpec:
         slots = self._reach.slots

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.reach.contents import MISSING, Snapshot, base_of
+from dovetail.reach.libraries import is_ours
 from dovetail.reach.reads import Reads
 from dovetail.reach.spots import in_cell, in_slot
 from dovetail.reach.values import attributes_of, dict_methods, is_a, is_same, name_of
@@ -21,7 +22,10 @@ _RESTORED = (dict, list, deque, set, bytearray, np.ndarray, io.StringIO, io.Byte
 
 @dataclass(frozen=True, slots=True)
 class ReadChange:
-    """A place that holds something else than when it was read first; MISSING: nothing. undo: puts it back."""
+    """A place that holds something else than when it was read first; MISSING: nothing.
+
+    undo: puts it back.
+    """
 
     label: str
     old: Any
@@ -29,12 +33,16 @@ class ReadChange:
     undo: Callable[[], None]
 
 
-def changes_of(reads: Reads, is_left_out: Callable[[Any], bool]) -> Iterator[ReadChange]:
-    """What is not as it was when it was read first.
+def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[[Any], bool]) -> Iterator[ReadChange]:
+    """What is not as it was when it was read first, but for what the call made itself and what others look after.
 
-    is_left_out: asked for objects, namespaces, classes, cells and containers. Containers count by what they hold. The
-    contents of tensors, and what functions remember, are not looked at.
+    is_made, is_known: asked for objects, namespaces, classes, cells; is_known also for containers. Those count by what
+    they hold. The contents of tensors, and what functions remember, are not looked at.
     """
+
+    def is_left_out(item: Any) -> bool:
+        return is_made(item) or is_known(item)
+
     for (key, name), old in reads.attributes.items():
         owner = reads.owners[key]
         table = None if is_left_out(owner) or is_a(owner, type) else _table_of(owner)
@@ -45,26 +53,34 @@ def changes_of(reads: Reads, is_left_out: Callable[[Any], bool]) -> Iterator[Rea
             yield from _of_entry(known, name, old, f"{reads.labels[id(known)]}.{name}".lstrip("."))
     for (_, name), (kind, old) in reads.class_attributes.items():
         now = type.__getattribute__(kind, "__dict__").get(name, MISSING)
-        if not (is_same(old, now) or is_left_out(kind)):
+        if not (_is_same(old, now) or is_left_out(kind)):
             put = (
                 partial(type.__delattr__, kind, name) if old is MISSING else partial(type.__setattr__, kind, name, old)
             )
             yield ReadChange(f"{name_of(kind)}.{name}", old, now, put)
     for owner, descriptor, old in reads.slots.values():
         now = in_slot(owner, descriptor)
-        if not (is_same(old, now) or is_left_out(owner)):
+        if not (_is_same(old, now) or is_left_out(owner)):
             put = partial(descriptor.__delete__, owner) if old is MISSING else partial(descriptor.__set__, owner, old)
             yield ReadChange(f"{name_of(type(owner))}.{descriptor.__name__}", old, now, put)
     for cell, name, old in reads.cells.values():
         now = in_cell(cell)
-        if not (is_same(old, now) or is_left_out(cell)):
+        if not (_is_same(old, now) or is_left_out(cell)):
             put = (
                 partial(delattr, cell, "cell_contents")
                 if old is MISSING
                 else partial(setattr, cell, "cell_contents", old)
             )
             yield ReadChange(f"variable {name}", old, now, put)
-    yield from _of_containers(reads.snapshot, is_left_out)
+    for item in reads.snapshot:
+        holder = reads.holders[id(item)]  # a dictionary may look young once it holds something
+        if is_a(item, _RESTORED) and not (is_known(item) or (holder is not None and is_made(holder))):
+            yield from _of_container(item, reads.snapshot)
+
+
+def _is_same(old: Any, now: Any) -> bool:
+    """Whether a place holds what it held, or something of this package's own for the time of the recording."""
+    return is_same(old, now) or is_ours(old) or is_ours(now)
 
 
 def _table_of(owner: Any) -> dict[str, Any] | None:
@@ -73,15 +89,14 @@ def _table_of(owner: Any) -> dict[str, Any] | None:
 
 def _of_entry(table: dict[str, Any], name: str, old: Any, label: str) -> Iterator[ReadChange]:
     now = dict.get(table, name, MISSING)
-    if not is_same(old, now):
+    if not _is_same(old, now):
         put = partial(dict.__delitem__, table, name) if old is MISSING else partial(dict.__setitem__, table, name, old)
         yield ReadChange(label, old, now, put)
 
 
-def _of_containers(snapshot: Snapshot, is_left_out: Callable[[Any], bool]) -> Iterator[ReadChange]:
-    for item in snapshot:
-        if is_a(item, _RESTORED) and not (is_left_out(item) or snapshot.is_as_before(item)):
-            yield ReadChange(f"a {name_of(type(item))}", item, item, partial(_fill, item, snapshot))
+def _of_container(item: Any, snapshot: Snapshot) -> Iterator[ReadChange]:
+    if not snapshot.is_as_before(item):
+        yield ReadChange(f"a {name_of(type(item))}", item, item, partial(_fill, item, snapshot))
 
 
 def _fill(item: Any, snapshot: Snapshot) -> None:

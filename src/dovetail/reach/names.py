@@ -31,7 +31,7 @@ class Names:
     def add(self, reads: Reads) -> bool:
         """Learn from a call; whether it has read something under a name that is new."""
         before = self._count
-        self.codes.update(reads.codes)
+        self.codes.update(reads.codes.keys())
         for key, name in reads.attributes:
             owner = reads.owners[key]
             if not is_a(owner, type):

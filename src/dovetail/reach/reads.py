@@ -12,7 +12,6 @@ import logging
 import operator
 import sys
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from enum import EnumType
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
@@ -52,6 +51,7 @@ class Reads:
     namespaces: entries of dictionaries, each with its dictionary and value. attributes: of objects, in their
     `__dict__`. class_attributes, slots, cells: the same for those. asked: functions, with their answers. owners:
     objects whose attributes were read. labels: of namespaces. roots: see `root`.
+    holders: of containers, the object or cell in which each was found.
     draws: random generators of NumPy, with where they stood.
     """
 
@@ -69,11 +69,12 @@ class Reads:
         self.asked: dict[Callable[[], Any], Any] = {}
         self.labels: dict[int, str] = {}
         self.roots: list[Any] = []
+        self.holders: dict[int, Any] = {}
         self.draws: dict[int, tuple[Any, Any, Any]] = {}
         self._met: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}
         self._functions: dict[CodeType, list[FunctionType]] = {}
-        self._codes: dict[CodeType, None] = {}
+        self._codes: dict[CodeType, dict[str, Any]] = {}
         self._inside: set[CodeType] = set()
         self._named: set[str] = set()
         self._classes: dict[int, type] = {}
@@ -88,8 +89,8 @@ class Reads:
         self.roots.append(value)
         self.meet(value)
 
-    def meet(self, value: Any) -> None:
-        """Code may hold a value now, and read what it holds."""
+    def meet(self, value: Any, holder: Any = None) -> None:
+        """Code may hold a value now, and read what it holds. holder: the object, or the cell, that it was found in."""
         left = [value]
         while left:
             item = left.pop()
@@ -110,6 +111,7 @@ class Reads:
                 self.draws[id(item)] = (item, *random_state(item))
             elif is_compared_by_contents(item):
                 left += self.snapshot.take(item)
+                self.holders[id(item)] = holder
             elif moves_on(item):
                 self._on_moving(item)
             self._goes_past_classes |= kind in _BY_NAME
@@ -205,7 +207,7 @@ class Reads:
         """Code of the user's is run. known: its global variables."""
         if code in self._codes:
             return
-        self._codes[code] = None
+        self._codes[code] = known
         self._inside |= codes_inside(code)
         names = names_of(code)
         for chain in names.chains:
@@ -226,9 +228,9 @@ class Reads:
             self._read_cells(function)
 
     @property
-    def codes(self) -> AbstractSet[CodeType]:
-        """The user's code that ran."""
-        return self._codes.keys()
+    def codes(self) -> dict[CodeType, dict[str, Any]]:
+        """The user's code that ran, each with its global variables."""
+        return self._codes
 
     @property
     def wholly_read(self) -> list[Any]:
@@ -254,7 +256,7 @@ class Reads:
             if id(cell) not in self.cells:
                 value = in_cell(cell)
                 self.cells[id(cell)] = (cell, name, value)
-                self.meet(value)
+                self.meet(value, cell)
 
     # --- places ---------------------------------------------------------------------------------------------------
 
@@ -319,7 +321,7 @@ class Reads:
             self._slot(item, name, found)
         if value is MISSING and found is MISSING and is_a(item, torch.nn.Module):
             self._of_tables(item, name)
-        self.meet(value)
+        self.meet(value, item)
         if name in _WHOLE:
             self.whole(item)
 
@@ -362,7 +364,7 @@ class Reads:
     def _slot(self, item: Any, name: str, descriptor: Any) -> None:
         value = in_slot(item, descriptor)
         self.slots[id(item), name] = (item, descriptor, value)
-        self.meet(value)
+        self.meet(value, item)
 
     def _of_tables(self, module: torch.nn.Module, name: str) -> None:
         held = attributes_of(module)

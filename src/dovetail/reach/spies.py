@@ -62,7 +62,10 @@ class Spies:
         if id(kind) not in self._installed:
             self._installed.add(id(kind))
             own = _found(kind, "__getattribute__")
-            self._replace(kind, "__getattribute__", self._reading(own))
+            try:
+                self._replace(kind, "__getattribute__", self._reading(own))
+            except TypeError:  # its own class is of C, and lets nobody do that
+                return
             self._replace(kind, "__setattr__", self._writing(_found(kind, "__setattr__")))
             self._replace(kind, "__delattr__", self._writing(_found(kind, "__delattr__")))
 
@@ -89,10 +92,10 @@ class Spies:
             self._is_out = False
 
     def _changed(self, put_in: Callable[[], None], take_out: Callable[[], None]) -> None:
-        self._put_in.append(put_in)
-        self._take_out.append(take_out)
         if not self._is_out:
             put_in()
+        self._put_in.append(put_in)
+        self._take_out.append(take_out)
 
     def _replace_builtin(self, name: str, function: Callable[..., Any]) -> None:
         self._changed(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
-from types import FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from dovetail.errors import DovetailError, IteratorRead, OutsideRead
@@ -22,25 +22,41 @@ from dovetail.reach.spies import Spies
 from dovetail.reach.values import random_state, set_random_state
 
 _NO_ANSWERS: Mapping[Callable[[], Any], Any] = {}
+_NO_CODE: Mapping[CodeType, dict[str, Any]] = {}
 
 
 class Watcher:
     """What is read while it is active, and what of the outside was asked for. reads: None before it began."""
 
-    def __init__(self, *, refuses_draws: bool = True, line_of: Callable[[Any], Origin | None] = lambda _: None) -> None:
-        """refuses_draws: random numbers outside torch, too. line_of: which line names an object, where known."""
-        self._refuses_draws = refuses_draws
+    def __init__(
+        self,
+        *,
+        refuses: bool = True,
+        refuses_draws: bool = True,
+        line_of: Callable[[Any], Origin | None] = lambda _: None,
+    ) -> None:
+        """refuses: what cannot be repeated. refuses_draws: random numbers outside torch, too.
+
+        line_of: which line names an object, where that is known.
+        """
+        self._refuses = refuses
+        self._refuses_draws = refuses and refuses_draws
         self._line_of = line_of
         self._made: frozenset[int] = frozenset()
         self.refusals: list[DovetailError] = []
         self.reads: Reads | None = None
 
     @contextmanager
-    def watched(self, roots: list[Any], answers: Mapping[Callable[[], Any], Any] = _NO_ANSWERS) -> Iterator[None]:
+    def watched(
+        self,
+        roots: list[Any],
+        answers: Mapping[Callable[[], Any], Any] = _NO_ANSWERS,
+        codes: Mapping[CodeType, dict[str, Any]] = _NO_CODE,
+    ) -> Iterator[None]:
         """While active, reads are noted.
 
         roots: what the call begins with: the function, and arguments that hold more than their own value. answers: of
-        functions that are asked before every call as well.
+        functions that are asked before every call as well. codes: what ran before, which left hooks behind, perhaps.
         Raises: OutsideRead, IteratorRead, by the code that runs and again at the end, for what cannot be repeated.
         """
         was_enabled = gc.isenabled()
@@ -49,6 +65,8 @@ class Watcher:
         try:
             with noted_reads(roots, self._on_call, self._on_moving) as reads:
                 self.reads = reads
+                for code, known in codes.items():
+                    reads.code(code, known)
                 for function, answer in answers.items():
                     reads.answered(function, answer)
                 yield
@@ -84,7 +102,7 @@ class Watcher:
         """
         if self.reads is None:
             return []
-        return list(changes_of(without(self.reads, known), lambda item: self._is_made(item) or is_known(item)))
+        return list(changes_of(without(self.reads, known), self._is_made, is_known))
 
     def _is_made(self, item: Any) -> bool:
         return id(item) in self._made
@@ -92,11 +110,13 @@ class Watcher:
     def _on_call(self, function: Any, verdict: Verdict, origin: Origin) -> None:
         if verdict.ask is not None and self.reads is not None:
             self.reads.ask(verdict.ask)
-        elif verdict.why != RANDOM or self._refuses_draws:
+        elif self._refuses and (verdict.why != RANDOM or self._refuses_draws):
             self.refusals.append(_refusal(function, verdict, origin))
             raise self.refusals[-1]
 
     def _on_moving(self, item: Any, origin: Origin) -> None:
+        if not self._refuses:
+            return
         kind = type(item)
         name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.").removeprefix("_io.")
         article = "an" if name[0] in "aeiou" else "a"
