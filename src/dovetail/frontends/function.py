@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -133,6 +134,11 @@ class CompiledFunction:
         graph, inputs, output_spec = chosen
         outputs = graph(*inputs)
         return unflatten(list(outputs), output_spec)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A function that is written as a method takes its object as the first argument; a module is no method."""
+        is_method = instance is not None and isinstance(self._target, FunctionType)
+        return MethodType(self, instance) if is_method else self
 
     def _choose(self, args: Any, kwargs: Any) -> tuple[CompiledGraph, list[Any], Structure] | None:
         """The graph for a call, compiled when it is new, and its inputs; None when the limit is reached."""

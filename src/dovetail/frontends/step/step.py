@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import MethodType
 from typing import Any, overload
 
 import torch
@@ -167,6 +168,10 @@ class CompiledStep:
                 tried.append(chosen.variant)
             except NothingWritten:  # eager raises what is to be raised
                 return self._run_eager(args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A step that is written as a method takes its object as the first argument: programs are for one object each."""
+        return self if instance is None else MethodType(self, instance)
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
         """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
