@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -85,6 +86,7 @@ class Recording:
         self._around = around
         self.origins = OriginTracker()
         self.arrangement = arrangement
+        self._twin = partial(fake_apart, mode)
         self.recorder = Recorder(self.origins, self._twin, self.mode)
         self.infer = MetaInference(mode, self.recorder.symbols)
         self.specs = list(inputs)
@@ -147,9 +149,6 @@ class Recording:
         """Fake inputs that lie and count versions like those that were recorded, and have seen nothing yet."""
         maker = InputMaker(self.mode, Recorder(self.origins, self._twin, self.mode), self.specs, self.arrangement, ())
         return [stand_in.seen for stand_in in maker.make()[: len(self.specs)]]
-
-    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
-        return fake_apart(self.mode, tensor)
 
     def accesses(self) -> Accesses:
         """What the program does to its arguments: inputs, then constants (extras are not counted)."""

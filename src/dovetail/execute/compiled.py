@@ -107,5 +107,5 @@ def _build(source: Source, filename: str) -> Callable[[list[Any]], tuple[Any, ..
     }
     linecache.cache[filename] = (len(source.text), None, source.text.splitlines(keepends=True), filename)
     exec(compile(source.text, filename, "exec"), namespace)
-    function: Callable[[list[Any]], tuple[Any, ...]] = namespace["run"]
+    function: Callable[[list[Any]], tuple[Any, ...]] = namespace.pop("run")  # so that it does not hold itself
     return function

@@ -207,5 +207,5 @@ def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
         **named,
     }
     exec(compile(source, f"<dovetail wrapper of {program.name}>", "exec"), namespace)
-    wrapper: Wrapper = namespace["call"]
+    wrapper: Wrapper = namespace.pop("call")
     return wrapper

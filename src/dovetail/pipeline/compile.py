@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -82,7 +83,9 @@ class _GraphCompiler:
         self._refused: dict[int, CaptureFailed] = {}
         self._partition = options.partition
         self._kept: frozenset[str] | None = None
-        self._graph: CompiledGraph
+        self._graph: weakref.ref[CompiledGraph]  # which keeps this alive
+        self._forward: RunnableProgram
+        self._residuals: tuple[str, ...]
 
     def compile(self) -> CompiledGraph:
         """The graph, with its forward compiled."""
@@ -103,9 +106,10 @@ class _GraphCompiler:
             self._pending[likely] = self._lower(f"{self._name}{LIKELY}", likely)
         forward = self._code_for(split.forward, None if trains else "inference")
         forward = self._dumps[full].watched(forward, FORWARD)
+        self._forward, self._residuals = forward, split.residuals
         signature = split.backward.signature
         kind = TrainingGraph if trains else CompiledGraph
-        self._graph = kind(
+        graph = kind(
             forward=forward,
             wrapper=build_wrapper(plan, split.forward),
             plan=plan,
@@ -124,7 +128,8 @@ class _GraphCompiler:
                 r.input for r in signature.outputs if isinstance(r, InputMutation) and not r.constant
             ),
         )
-        return self._graph
+        self._graph = weakref.ref(graph)
+        return graph
 
     def _unreached(self, backward: Program) -> tuple[int, ...]:
         """Inputs that are computed outside and get no gradient whatever arrives, while others do."""
@@ -248,7 +253,7 @@ class _GraphCompiler:
         if kind == "inference":
             return ForeignProgram(half, compilers.inference, described, donated=self._donated.offered)
         if any(isinstance(role, Tangent) for role in half.signature.inputs):
-            return ForeignProgram(half, compilers.backward, described, self._graph.forward.program)
+            return ForeignProgram(half, compilers.backward, described, self._forward.program)
         return ForeignProgram(half, compilers.forward, described, donated=self._donated.offered)
 
     def _described(self) -> DescribedFakes:
@@ -276,13 +281,14 @@ class _GraphCompiler:
             if known is not None:  # another thread was faster
                 return known
             known = self._backwards[pattern] = self._compile_backward(pattern)
-            if len(self._backwards) >= self._options.max_variants and self._graph.any_layout:
+            graph = self._graph()
+            if graph is not None and len(self._backwards) >= self._options.max_variants and graph.any_layout:
                 logger.info(
                     "%s: %d backward variants; from now on gradients get the layout of outputs",
                     self._name,
                     len(self._backwards),
                 )
-                self._graph.any_layout = False
+                graph.any_layout = False
         return known
 
     def _compile_backward(self, pattern: Pattern) -> CompiledBackward:
@@ -299,7 +305,7 @@ class _GraphCompiler:
                 raise UnusableDonation(name=name, reason=reason)
         tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
         compiled = self._dumps[pattern].watched(self._code_for(split.backward), BACKWARD)
-        return CompiledBackward.of(compiled, tangents, self._graph.residuals)
+        return CompiledBackward.of(compiled, tangents, self._residuals)
 
 
 def _functionalized(recorded: Program, functional: Program, start_ns: int) -> StepRecord:

@@ -38,7 +38,7 @@ class ReadGuard:
 
         is_private: whether an object was made by the call. known: see `dovetail.reach.known.without`.
         """
-        self.is_alive = True
+        self._dead: list[Any] = []  # references to what is gone
         reads = without(reads, known)
         self._kept: list[Any] = []
         owners = [x for x in reads.owners.values() if not is_private(x) and not isinstance(x, type)]
@@ -99,6 +99,11 @@ class ReadGuard:
             level.forget()
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it can hold again: nothing is gone whose identity it relies on."""
+        return not self._dead
+
+    @property
     def count(self) -> int:
         """How many places are looked at."""
         return len(self._labels)
@@ -106,7 +111,10 @@ class ReadGuard:
     def holds(self) -> bool:
         """Whether everything that was read is as it was."""
         tensors: list[Any] = []
-        if not self.is_alive or not self._holds(tensors):
+        if self._dead:
+            self._spaces, self._cells, self._kept, self._levels = [], [], [], []
+            return False
+        if not self._holds(tensors):
             return False
         return self._tensors is None or self._tensors.are(tensors)
 
@@ -162,13 +170,9 @@ class ReadGuard:
 
     def _reference(self, item: Any) -> Callable[[], Any]:
         try:
-            return weakref.ref(item, self._died)
+            return weakref.ref(item, self._dead.append)
         except TypeError:
             return _Strong(item)
-
-    def _died(self, _: object) -> None:
-        self.is_alive = False
-        self._spaces, self._cells, self._kept, self._levels = [], [], [], []
 
 
 class _Attributes:

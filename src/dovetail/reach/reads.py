@@ -82,6 +82,10 @@ class Reads:
         self._goes_past_classes = False
         self._goes_past_objects = False
 
+    def end(self) -> None:
+        """The call is over: nothing more is to be watched."""
+        self._install, self._on_moving = _nothing, _nothing
+
     # --- values ---------------------------------------------------------------------------------------------------
 
     def root(self, value: Any) -> None:
@@ -374,3 +378,7 @@ class Reads:
                 self.entry(entries, name, name_of(type(module)))
                 if name in entries:
                     return
+
+
+def _nothing(_: Any) -> None:
+    """Stand in for what was to be told."""

@@ -50,7 +50,7 @@ class Spies:
         self._is_out = False
         self._installed: set[int] = set()
         self._is_counted = is_counted
-        stack.callback(self.take_out)
+        stack.callback(self.end)
         self.reads = Reads(self.install, on_moving)
 
     def install(self, kind: type) -> None:
@@ -83,6 +83,13 @@ class Spies:
             for act in reversed(self._take_out):
                 act()
             self._is_out = True
+
+    def end(self) -> None:
+        """Let everything be as it was before, for good."""
+        self.take_out()
+        self._put_in.clear()
+        self._take_out.clear()
+        self.reads.end()
 
     def put_in(self) -> None:
         """Go on after `take_out`."""

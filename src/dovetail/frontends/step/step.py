@@ -170,7 +170,7 @@ class CompiledStep:
                 return self._run_eager(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """A step that is written as a method takes its object as the first argument: programs are for one object each."""
+        """A step that is written as a method takes its object as the first argument; programs are for one object."""
         return self if instance is None else MethodType(self, instance)
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
