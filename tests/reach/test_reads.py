@@ -463,6 +463,15 @@ class _Net(nn.Module):
         return self.linear(x) * self.config.w
 
 
+@pytest.mark.parametrize("item", [_Property, _Config, lambda: SimpleNamespace(w=1.0, other=2.0)])
+def test_an_object_that_is_read_as_a_whole_keeps_its_program(item: Callable[[], Any]) -> None:
+    held = item()
+    compiled = dovetail.compile(lambda x: x * len(vars(held)))
+    for _ in range(3):
+        compiled(torch.ones(2))
+    assert len(compiled.graphs) == 1
+
+
 def test_what_is_not_read_costs_nothing_and_is_not_refused() -> None:
     def places(net: nn.Module) -> int:
         compiled = dovetail.compile(net)

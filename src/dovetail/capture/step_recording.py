@@ -35,7 +35,7 @@ from dovetail.ops.facts import written_values
 from dovetail.ops.layouts import is_absolute
 from dovetail.torch_compat.autograd import backward_within
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, parameter_of_fake, symbolic_fake_of
-from dovetail.torch_compat.modes import has_function_mode
+from dovetail.torch_compat.modes import has_function_mode, unnoticed_mode
 from dovetail.torch_compat.swapping import (
     HookTable,
     attributes_in_common,
@@ -134,7 +134,8 @@ class StepRecording:
 
     @contextlib.contextmanager
     def _watched(self, around: AbstractContextManager[Any]) -> Iterator[None]:
-        with around, hidden_fakes(), traced_maths(), backward_within(self._in_backward), self._functions:
+        within = backward_within(self._in_backward)
+        with around, hidden_fakes(), traced_maths(), within, self._functions, unnoticed_mode():
             yield
 
     def _in_backward(self) -> AbstractContextManager[Any]:

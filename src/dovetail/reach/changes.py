@@ -73,8 +73,9 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
             )
             yield ReadChange(f"variable {name}", old, now, put)
     for item in reads.snapshot:
-        holder = reads.holders[id(item)]  # a dictionary may look young once it holds something
-        if is_a(item, _RESTORED) and not (is_known(item) or (holder is not None and is_made(holder))):
+        holder, was_tracked = reads.holders[id(item)]  # an old dictionary looks young once it holds something
+        made = (holder is not None and is_made(holder)) or (was_tracked and is_made(item))
+        if is_a(item, _RESTORED) and not (made or is_known(item)):
             yield from _of_container(item, reads.snapshot)
 
 

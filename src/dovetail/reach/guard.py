@@ -87,7 +87,7 @@ class ReadGuard:
             *(f"{label}.{name}".lstrip(".") for (key, name), _ in spaces for label in (reads.labels[key],)),
             *(f"variable {name}" for _, name, _ in reads.cells.values()),
             *(f"a {name_of(self._types[number])}'s {descriptor.__name__}" for number, descriptor, _ in slots),
-            *(getattr(function, "__qualname__", "which attributes exist") for function in self._asked),
+            *(getattr(function, "__qualname__", str(function)) for function in self._asked),
             *("an argument" for _ in roots),
         ]
         self._levels: list[Level] = levels_of(values, reads.snapshot)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dovetail.reach.contents import MISSING
 from dovetail.reach.values import is_a, mro_of, own_of
 
 _CLOCK = "reads the clock"
@@ -57,7 +58,6 @@ _OF_TEXT = frozenset(("StringIO", "BytesIO", "IncrementalNewlineDecoder"))
 _DATES = frozenset(("now", "utcnow", "today"))
 _HARMLESS = frozenset(
     (
-        "_signal.raise_signal",
         *("posix.fspath", "posix.getpid", "posix.cpu_count", "posix.register_at_fork", "posix._path_normpath"),
         *(
             "_signal.raise_signal",
@@ -84,6 +84,17 @@ class Verdict:
     ask: Callable[[], Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _ValueOf:
+    variable: ContextVar[Any]
+
+    def __call__(self) -> Any:
+        return self.variable.get(MISSING)
+
+    def __repr__(self) -> str:
+        return f"context variable {self.variable.name}"
+
+
 _FINE = Verdict()
 
 
@@ -96,7 +107,7 @@ def judge(function: Any) -> Verdict:
     if isinstance(owner, torch.Tensor):
         return _FINE
     if isinstance(owner, ContextVar):
-        return Verdict(ask=owner.get) if function.__name__ == "get" else _FINE
+        return Verdict(ask=_ValueOf(owner))  # of a variable that is set: what it was before
     kind = owner if isinstance(owner, type) else type(owner)
     base = next((base for base in mro_of(kind) if _is_of_c(own_of(base).get(function.__name__))), kind)
     if isinstance(owner, _random.Random):

@@ -8,6 +8,7 @@ before: a program that does not repeat the write is not used after it.
 
 from __future__ import annotations
 
+import gc
 import logging
 import operator
 import sys
@@ -51,7 +52,7 @@ class Reads:
     namespaces: entries of dictionaries, each with its dictionary and value. attributes: of objects, in their
     `__dict__`. class_attributes, slots, cells: the same for those. asked: functions, with their answers. owners:
     objects whose attributes were read. labels: of namespaces. roots: see `root`.
-    holders: of containers, the object or cell in which each was found.
+    holders: of containers, the object or cell in which each was found, and whether the collector knew it then.
     draws: random generators of NumPy, with where they stood.
     """
 
@@ -69,7 +70,7 @@ class Reads:
         self.asked: dict[Callable[[], Any], Any] = {}
         self.labels: dict[int, str] = {}
         self.roots: list[Any] = []
-        self.holders: dict[int, Any] = {}
+        self.holders: dict[int, tuple[Any, bool]] = {}
         self.draws: dict[int, tuple[Any, Any, Any]] = {}
         self._met: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}
@@ -115,7 +116,7 @@ class Reads:
                 self.draws[id(item)] = (item, *random_state(item))
             elif is_compared_by_contents(item):
                 left += self.snapshot.take(item)
-                self.holders[id(item)] = holder
+                self.holders[id(item)] = (holder, gc.is_tracked(item))
             elif moves_on(item):
                 self._on_moving(item)
             self._goes_past_classes |= kind in _BY_NAME
@@ -342,7 +343,7 @@ class Reads:
             for name, value in list(own_of(owner).items()):
                 if type(value) is MemberDescriptorType:
                     self.attribute(item, name)
-        self.asked.setdefault(NamesOf(item), NamesOf(item)())
+        self.ask(NamesOf(item))
 
     def ask(self, function: Callable[[], Any]) -> None:
         """A function without arguments is asked, whose answer may change."""

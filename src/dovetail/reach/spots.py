@@ -33,6 +33,9 @@ class NamesOf:
     def __call__(self) -> tuple[str, ...]:
         return tuple(attributes_of(self.item)) if has_attributes(type(self.item)) else ()
 
+    def __repr__(self) -> str:
+        return f"which attributes a {type(self.item).__name__} has"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NamesOf) and other.item is self.item
 

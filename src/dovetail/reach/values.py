@@ -100,6 +100,7 @@ _FAMILIES: tuple[tuple[Any, Kind], ...] = (
     (GradScaler, Kind.SCALER),
     (np.generic, Kind.PLAIN),
     ((np.ndarray, bytearray), Kind.ARRAY),
+    (random.SystemRandom, Kind.OPAQUE),  # without a state; its draws are refused as they happen
     (RANDOM_SOURCES, Kind.RANDOM),
     (Enum, Kind.OPAQUE),
     (dict, Kind.DICT),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch.nn.modules import module
-from torch.overrides import _get_current_function_mode_stack
+from torch.overrides import _get_current_function_mode_stack, _pop_mode_temporarily
 from torch.utils._device import DeviceContext
 
 _HOOKS = tuple(
@@ -29,6 +33,28 @@ def autocast_is_active() -> bool:
 def has_function_mode(mode: object) -> bool:
     """Whether this function mode is active."""
     return any(active is mode for active in _get_current_function_mode_stack())
+
+
+@contextmanager
+def unnoticed_mode() -> Iterator[None]:
+    """While active, modules that ask whether anything overrides torch's functions are not told of the innermost mode.
+
+    `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` take another way when something does.
+    """
+    asked = torch.overrides.has_torch_function
+
+    def has_torch_function(relevant_args: Iterable[Any]) -> bool:
+        if not _function_modes():
+            return bool(asked(relevant_args))
+        with _pop_mode_temporarily():
+            return bool(asked(relevant_args))
+
+    overrides: Any = torch.overrides
+    overrides.has_torch_function = has_torch_function
+    try:
+        yield
+    finally:
+        overrides.has_torch_function = asked
 
 
 def surroundings() -> tuple[object, ...]:

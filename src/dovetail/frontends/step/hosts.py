@@ -12,6 +12,7 @@ import builtins
 import contextlib
 import functools
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -120,7 +121,7 @@ class HostCalls:
                     for table in tables:
                         stack.enter_context(_replaced_values(table, self._hook))
             stack.enter_context(noticed_conversions(self._refuse_conversion))
-            stack.enter_context(_replaced_builtin("print", self._of(builtins.print)))
+            stack.enter_context(_replaced_builtin("print", self._print(builtins.print, sys.stdout)))
             stack.enter_context(_replaced_handling(self._log))
             _ACTIVE.append(self)
             try:
@@ -147,13 +148,20 @@ class HostCalls:
             HostCall(function, plain, tuple(made), structure, len(recorder.nodes), origin, scheduler, is_hook)
         )
 
-    def _of(self, function: Callable[..., Any]) -> Callable[..., None]:
+    def _print(self, function: Callable[..., Any], output: Any) -> Callable[..., None]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> None:
-            if threading.get_ident() == self._thread:
-                self.note(function, args, kwargs)
-            else:
+            if threading.get_ident() != self._thread:
                 function(*args, **kwargs)
+                return
+            if sys.stdout is not output and kwargs.get("file") is None:
+                raise UnsupportedStep(
+                    what="prints to another place than its caller does (`contextlib.redirect_stdout`)",
+                    why="prints are made after the program, and where they went to may be gone",
+                    hint="redirect the output around the step, or pass print(..., file=...)",
+                    origin=self._recording.origins.here(),
+                )
+            self.note(function, args, kwargs)
 
         return call
 

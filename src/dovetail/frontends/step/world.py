@@ -162,8 +162,8 @@ class World:
         found: dict[int, Any] = {}
         for holder, key in self._left_to_others():
             *_, (end, name) = _upwards(holder, key)
-            item = end.container if is_a(end.container, FunctionType) else end.read(name)
-            if is_a(item, FunctionType) or end.kind == "tuple":
+            if is_a(end.container, FunctionType) or end.kind == "tuple":
+                item = end.container if is_a(end.container, FunctionType) else end.read(name)
                 found[id(item)] = item
         return [*found.values(), *(place.read() for place in self._walk.caches)]
 

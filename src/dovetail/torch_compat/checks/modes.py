@@ -62,3 +62,16 @@ def check_autocast_is_active() -> str | None:
 
 
 CHECKS = (check_autocast_is_active, check_has_function_mode, check_function_mode_is_active, check_surroundings)
+
+
+def check_unnoticed_mode() -> str | None:
+    """The question whether something overrides torch's functions has eager's answer under the innermost mode."""
+    tensors = (torch.ones(1),)
+    with _Through():
+        found = [torch.overrides.has_torch_function(tensors)]
+        with modes.unnoticed_mode():
+            found.append(torch.overrides.has_torch_function(tensors))
+            with _Through():
+                found.append(torch.overrides.has_torch_function(tensors))
+        found.append(torch.overrides.has_torch_function(tensors))
+    return first_difference(("answers", found, [True, False, True, True]))
