@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dovetail.capture.item_log import ItemLog
-from dovetail.frontends.step.hosts import output_is_unnoted
+from dovetail.frontends.step.output import output_is_unnoted
 from dovetail.frontends.structure import flatten
 from dovetail.reach.names import Names
 from dovetail.reach.watcher import noted_reads

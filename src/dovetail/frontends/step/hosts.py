@@ -22,6 +22,7 @@ import torch
 
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.frontends.step.output import replaced_builtin, replaced_handling
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.program import Origin, Value
 from dovetail.reach.frames import unnoted
@@ -121,8 +122,8 @@ class HostCalls:
                     for table in tables:
                         stack.enter_context(_replaced_values(table, self._hook))
             stack.enter_context(noticed_conversions(self._refuse_conversion))
-            stack.enter_context(_replaced_builtin("print", self._print(builtins.print, sys.stdout)))
-            stack.enter_context(_replaced_handling(self._log))
+            stack.enter_context(replaced_builtin("print", self._print(builtins.print, sys.stdout)))
+            stack.enter_context(replaced_handling(self._log))
             _ACTIVE.append(self)
             try:
                 yield
@@ -253,24 +254,6 @@ class HostCalls:
         return tuple(found)
 
 
-@contextlib.contextmanager
-def output_is_unnoted() -> Iterator[None]:
-    """While active, in eager mode, what `print` and handlers of logs read is not noted as read by the step."""
-    told, handle = builtins.print, logging.Logger.handle
-
-    def write(*args: Any, **kwargs: Any) -> None:
-        with unnoted():
-            told(*args, **kwargs)
-
-    def log(logger: logging.Logger, record: logging.LogRecord) -> bool:
-        with unnoted():
-            handle(logger, record)
-        return True
-
-    with _replaced_builtin("print", write), _replaced_handling(log):
-        yield
-
-
 class _Log:
     """Hands a log record on, with real numbers in place of traced ones."""
 
@@ -334,34 +317,6 @@ def _replaced_values(table: dict[int, Any], instead: Callable[[Any], Any]) -> It
         yield
     finally:
         table.update(before)
-
-
-@contextlib.contextmanager
-def _replaced_builtin(name: str, function: Callable[..., Any]) -> Iterator[None]:
-    before = getattr(builtins, name)
-    setattr(builtins, name, function)
-    try:
-        yield
-    finally:
-        setattr(builtins, name, before)
-
-
-@contextlib.contextmanager
-def _replaced_handling(log: Callable[[logging.Logger, logging.LogRecord], bool]) -> Iterator[None]:
-    """While active, log records go elsewhere; dovetail's own and torch's do not."""
-    before = logging.Logger.handle
-
-    def handle(logger: logging.Logger, record: logging.LogRecord) -> None:
-        is_own = logger.name.partition(".")[0] in ("dovetail", "torch")
-        if is_own or not log(logger, record):
-            before(logger, record)
-
-    put: Any = logging.Logger
-    put.handle = handle
-    try:
-        yield
-    finally:
-        put.handle = before
 
 
 class SchedulerState:
