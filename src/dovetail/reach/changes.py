@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.reach.contents import MISSING, Snapshot, base_of
-from dovetail.reach.libraries import is_ours
+from dovetail.reach.libraries import FOLLOWED, is_library_class, is_library_module, is_ours
 from dovetail.reach.reads import Reads
 from dovetail.reach.spots import in_cell, in_slot
 from dovetail.reach.values import attributes_of, dict_methods, is_a, is_same, name_of
@@ -45,15 +45,15 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
 
     for (key, name), old in reads.attributes.items():
         owner = reads.owners[key]
-        table = None if is_left_out(owner) or is_a(owner, type) else _table_of(owner)
+        table = None if is_left_out(owner) or _is_librarys(owner) else _table_of(owner)
         if table is not None:
             yield from _of_entry(table, name, old, f"{name_of(type(owner))}.{name}")
     for (_, name), (known, old) in reads.namespaces.items():
-        if not is_left_out(known):
+        if not (is_left_out(known) or is_library_module(known.get("__name__"))):
             yield from _of_entry(known, name, old, f"{reads.labels[id(known)]}.{name}".lstrip("."))
     for (_, name), (kind, old) in reads.class_attributes.items():
         now = type.__getattribute__(kind, "__dict__").get(name, MISSING)
-        if not (_is_same(old, now) or is_left_out(kind)):
+        if not (_is_same(old, now) or is_left_out(kind) or is_library_class(kind)):
             put = (
                 partial(type.__delattr__, kind, name) if old is MISSING else partial(type.__setattr__, kind, name, old)
             )
@@ -77,6 +77,11 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
         made = (holder is not None and is_made(holder)) or (was_tracked and is_made(item))
         if is_a(item, _RESTORED) and not (made or is_known(item)):
             yield from _of_container(item, reads.snapshot)
+
+
+def _is_librarys(owner: Any) -> bool:
+    """Whether an object is a library's own, which remembers for itself: an operator that was looked up, say."""
+    return is_a(owner, type) or (is_library_class(type(owner)) and not is_a(owner, FOLLOWED))
 
 
 def _is_same(old: Any, now: Any) -> bool:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
-from dovetail.reach.libraries import OURS, is_library_class, is_library_module
+from dovetail.reach.libraries import FOLLOWED, OURS, is_library_class, is_library_module
 from dovetail.reach.outside import RANDOM, Verdict, judge
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.control_flow import GIVES_TO_DYNAMO
@@ -44,7 +44,6 @@ _OF_LOADERS = DataLoader.__iter__.__code__.co_filename
 _DRAWING = ("__iter__", "__next__")
 _DRAWS = Verdict(why="draws another batch in each call")
 _CAN_PAUSE = sys.version_info < (3, 12)
-_FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
 class Role(Enum):
@@ -78,7 +77,7 @@ class Frames:
             return True
         if role is Role.OURS:
             return False
-        return is_a(item, _FOLLOWED) or (item is not None and not is_library_class(type(item)))
+        return is_a(item, FOLLOWED) or (item is not None and not is_library_class(type(item)))
 
     def followed(
         self,

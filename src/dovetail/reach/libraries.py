@@ -7,8 +7,12 @@ import sys
 from pathlib import Path
 from types import FunctionType
 
+import torch
+
 from dovetail.ir.provenance import is_library_file
 
+# classes of torch whose objects are the user's
+FOLLOWED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 OURS = __file__.rpartition("/reach/")[0]
 _SCRIPTS = ("__main__", "__mp_main__")
 _LIBRARIES = sys.stdlib_module_names | {"torch", "dovetail"}

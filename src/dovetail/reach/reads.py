@@ -42,6 +42,7 @@ _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _WHOLE = frozenset(("__dict__", "__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__"))
 _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
 _BY_NAME = (operator.attrgetter, operator.methodcaller)
+_ATTRIBUTE_METHODS = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__")
 _PAST_OBJECTS = frozenset(("__getattribute__", "getattr_static"))
 _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *_REPORTING))
 
@@ -221,7 +222,8 @@ class Reads:
             module = sys.modules.get(name)
             if module is not None:
                 self.meet(module)
-        self._goes_past_objects |= not _PAST_OBJECTS.isdisjoint(names.attributes)
+        if code.co_name not in _ATTRIBUTE_METHODS:  # for whose objects everything counts as read anyway
+            self._goes_past_objects |= not _PAST_OBJECTS.isdisjoint(names.attributes)
         new = names.attributes - self._named
         if new:
             self._named |= new

@@ -129,7 +129,7 @@ def difference(old: Record, new: Record) -> list[Difference]:
     for path, before in old.shapes.items():
         after = new.shapes.get(path, MISSING)
         if after is not MISSING and before != after and path[:-1] not in reported:
-            found.append(Difference(path[:-1], old.labels[path], before, after))
+            found.append(Difference(path[:-1], old.labels.get(path, ""), before, after))
     return found
 
 

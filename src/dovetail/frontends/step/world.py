@@ -162,8 +162,10 @@ class World:
         found: dict[int, Any] = {}
         for holder, key in self._left_to_others():
             *_, (end, name) = _upwards(holder, key)
-            if is_a(end.container, FunctionType) or end.kind == "tuple":
-                item = end.container if is_a(end.container, FunctionType) else end.read(name)
+            if is_a(end.container, FunctionType):
+                found[id(end.container)] = end.container
+            elif end.kind == "tuple" and name in end.keys:  # not a table of hooks
+                item = end.read(name)
                 found[id(item)] = item
         return [*found.values(), *(place.read() for place in self._walk.caches)]
 

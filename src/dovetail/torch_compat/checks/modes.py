@@ -61,9 +61,6 @@ def check_autocast_is_active() -> str | None:
     return first_difference(("off, on, off", found, [False, True, False]))
 
 
-CHECKS = (check_autocast_is_active, check_has_function_mode, check_function_mode_is_active, check_surroundings)
-
-
 def check_unnoticed_mode() -> str | None:
     """The question whether something overrides torch's functions has eager's answer under the innermost mode."""
     tensors = (torch.ones(1),)
@@ -75,3 +72,12 @@ def check_unnoticed_mode() -> str | None:
                 found.append(torch.overrides.has_torch_function(tensors))
         found.append(torch.overrides.has_torch_function(tensors))
     return first_difference(("answers", found, [True, False, True, True]))
+
+
+CHECKS = (
+    check_autocast_is_active,
+    check_has_function_mode,
+    check_function_mode_is_active,
+    check_surroundings,
+    check_unnoticed_mode,
+)
