@@ -57,11 +57,12 @@ class ReadGuard:
             [f"{name_of(self._types[n])}" for n in with_dict],
             reads.snapshot,
         )
-        classes = {key: owner for (key, _), (owner, _) in reads.class_attributes.items()}
+        of_classes = {key: place for key, place in reads.class_attributes.items() if not is_private(place[0])}
+        classes = {key: owner for (key, _), (owner, _) in of_classes.items()}
         class_number = {key: n for n, key in enumerate(classes)}
         self._classes = [self._reference(owner) for owner in classes.values()]
-        self._pick_classes = picker([class_number[key] for key, _ in reads.class_attributes])
-        self._class_names = [name for _, name in reads.class_attributes]
+        self._pick_classes = picker([class_number[key] for key, _ in of_classes])
+        self._class_names = [name for _, name in of_classes]
         spaces = list(reads.namespaces.items())
         self._spaces = [known for _, (known, _) in spaces]
         self._space_names = [name for (_, name), _ in spaces]
@@ -74,7 +75,7 @@ class ReadGuard:
         self._roots = [self._reference(root) for root in roots]
         values = [
             *self._attributes.containers,
-            *(value for _, value in reads.class_attributes.values()),
+            *(value for _, value in of_classes.values()),
             *(value for _, (_, value) in spaces),
             *(value for _, _, value in reads.cells.values()),
             *(value for _, _, value in slots),
@@ -83,7 +84,7 @@ class ReadGuard:
         ]
         self._labels = [
             *self._attributes.container_labels,
-            *(f"{name_of(owner)}.{name}" for (_, name), (owner, _) in reads.class_attributes.items()),
+            *(f"{name_of(owner)}.{name}" for (_, name), (owner, _) in of_classes.items()),
             *(f"{label}.{name}".lstrip(".") for (key, name), _ in spaces for label in (reads.labels[key],)),
             *(f"variable {name}" for _, name, _ in reads.cells.values()),
             *(f"a {name_of(self._types[number])}'s {descriptor.__name__}" for number, descriptor, _ in slots),

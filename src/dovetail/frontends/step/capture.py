@@ -258,7 +258,8 @@ class StepCapture:
                 yield
         finally:
             self._elsewhere = self._watcher.changes(known, self._world.looks_into)
-        self._guard = self._watcher.guard(known, [scheduler for _, scheduler in self._world.schedulers])
+        schedulers = [scheduler for _, scheduler in self._world.schedulers]  # each of a class made for the recording
+        self._guard = self._watcher.guard(known, [*schedulers, *map(type, schedulers)])
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
         """The inputs that a scheduler may change."""
