@@ -10,10 +10,18 @@ from dovetail.torch_compat import fake_layouts, fakes
 from dovetail.torch_compat.checks.difference import first_difference
 
 _aten = torch.ops.aten
+_OF_TWO = (
+    _aten.copysign.Tensor,
+    _aten.floor_divide.default,
+    _aten.hardsigmoid_backward.default,
+    _aten.hardswish_backward.default,
+    _aten.special_xlog1py.default,
+    _aten.xlogy.Tensor,
+)
 
 
 def check_as_laid_out() -> str | None:
-    """Results are laid out as kernels do: eval batch norm over every order of dimensions, paddings, zeros."""
+    """Results are laid out as kernels do: batch norm over every order of dimensions, paddings, zeros, gradients."""
     found = []
     for x in (torch.ones(2, 5, 4).transpose(1, 2), torch.ones(2, 4, 5, 3).permute(0, 3, 1, 2), torch.ones(3, 2).t()):
         channels = x.shape[1]
@@ -31,7 +39,27 @@ def check_as_laid_out() -> str | None:
 def _layouts_of_one_result() -> list[tuple[str, object, object]]:
     found: list[tuple[str, object, object]] = []
     image = torch.ones(2, 4, 5, 3).permute(0, 3, 1, 2)
+    x, other, mask = torch.ones(2, 4, 3).permute(2, 0, 1), torch.ones(3, 2, 4), torch.ones(3, 2, 4) > 0
     calls: list[tuple[Any, torch.Tensor, tuple[Any, ...]]] = [
+        *((op, x, others) for op in _OF_TWO for others in ((other,), (other.mT.contiguous().mT,))),
+        *((op, x, (x, other, 1)) for op in (_aten.mse_loss_backward.default, _aten.soft_margin_loss_backward.default)),
+        *(
+            (op, x, (x, other, 1, 1.0))
+            for op in (_aten.huber_loss_backward.default, _aten.smooth_l1_loss_backward.default)
+        ),
+        (_aten.elu_backward.default, other, (1.0, 1.0, 1.0, False, x)),
+        (_aten.hardtanh_backward.default, other, (x, -1.0, 1.0)),
+        (_aten.softplus_backward.default, other, (x, 1.0, 20.0)),
+        (_aten.logit_backward.default, other, (x,)),
+        (_aten.native_dropout_backward.default, x, (mask, 2.0)),
+        (_aten.rrelu_with_noise_backward.default, other, (x, x, 0.1, 0.3, True, False)),
+        (_aten._log_softmax_backward_data.default, x, (x, 1, torch.float32)),
+        (_aten.isin.Tensor_Tensor, x, (other,)),
+        (_aten.isin.Tensor_Scalar, x, (1,)),
+        (_aten.roll.default, image, ([1], [2])),
+        (_aten.channel_shuffle.default, image, (3,)),
+        (_aten.reflection_pad2d_backward.default, torch.ones(2, 3, 5, 8), (image, [1, 2, 1, 0])),
+        (_aten.replication_pad2d_backward.default, torch.ones(2, 3, 5, 8), (image, [1, 2, 1, 0])),
         (_aten.reflection_pad2d.default, image, ([1, 1, 2, 1],)),
         (_aten.replication_pad2d.default, image, ([1, 1, 2, 1],)),
         (_aten.zero.default, torch.ones(4, 6).t()[:, ::2], ()),
