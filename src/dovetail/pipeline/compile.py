@@ -118,6 +118,7 @@ class _GraphCompiler:
             residual_inputs=_residual_inputs(split.forward, plan),
             counted_only=counted_only(split.forward, plan),
             donated=self._donated,
+            left_modes=self._recording.left_modes,
             written_in_backward=tuple(
                 r.input for r in signature.outputs if isinstance(r, InputMutation) and not r.constant
             ),

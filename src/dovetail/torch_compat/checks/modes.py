@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -61,4 +62,39 @@ def check_autocast_is_active() -> str | None:
     return first_difference(("off, on, off", found, [False, True, False]))
 
 
-CHECKS = (check_autocast_is_active, check_has_function_mode, check_function_mode_is_active, check_surroundings)
+def check_switches() -> str | None:
+    """Each switch that is set is seen."""
+    before = modes.switches()
+    other = {"torch.set_grad_enabled": not before["torch.set_grad_enabled"], "torch.set_default_dtype": torch.float64}
+    other["torch.set_autocast_dtype('cpu')"] = torch.float16
+    try:
+        modes.set_switches(other)
+        after = modes.switches()
+    finally:
+        modes.set_switches({name: before[name] for name in other})
+    return first_difference(
+        ("what was set", {name: after[name] for name in other}, other),
+        ("what was not", {n: v for n, v in after.items() if n not in other}, _without(before, other)),
+        ("what it is after that", modes.switches(), before),
+    )
+
+
+def check_set_switches() -> str | None:
+    """Every switch can be set to what it is."""
+    before = modes.switches()
+    modes.set_switches({name: value for name, value in before.items() if name != "torch.set_default_device"})
+    return first_difference(("the switches", modes.switches(), before))
+
+
+def _without(found: dict[str, object], names: Collection[str]) -> dict[str, object]:
+    return {name: value for name, value in found.items() if name not in names}
+
+
+CHECKS = (
+    check_autocast_is_active,
+    check_has_function_mode,
+    check_function_mode_is_active,
+    check_set_switches,
+    check_surroundings,
+    check_switches,
+)
