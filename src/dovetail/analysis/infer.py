@@ -19,6 +19,7 @@ from dovetail.ir.sizes import Size, SizeExpr
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.fake_layouts import as_laid_out
 from dovetail.torch_compat.fakes import FakeMode, kernels_for_symbolic_sizes
+from dovetail.torch_compat.modes import autocast_off
 
 
 class MetaInference:
@@ -52,7 +53,7 @@ class MetaInference:
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
     ) -> list[Meta | None]:
         kernels = kernels_for_symbolic_sizes() if self._symbols else nullcontext()
-        with self.mode, torch.no_grad(), kernels:
+        with self.mode, torch.no_grad(), autocast_off(), kernels:
             given = self.materialize(args)
             result = as_laid_out(target, given, target(*given, **{name: self.materialize(o) for name, o in kwargs}))
         items = list(result) if isinstance(result, tuple | list) else [result]

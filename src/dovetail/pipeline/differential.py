@@ -17,6 +17,7 @@ from dovetail.ir.program import Program, ScalarMeta, TensorMeta, meta_symbols
 from dovetail.ir.sizes import Number, evaluate
 from dovetail.ir.text import Call, emit, plain_call
 from dovetail.ops import prims
+from dovetail.torch_compat.modes import autocast_off
 
 _SEED = 20240229
 
@@ -189,7 +190,7 @@ def _run(program: Program, inputs: list[Any]) -> tuple[tuple[Any, ...], torch.Te
     before = torch.get_rng_state()
     torch.manual_seed(_SEED)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), autocast_off():
             outputs = run(inputs)
         return outputs, torch.get_rng_state()
     finally:

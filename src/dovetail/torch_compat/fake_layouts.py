@@ -28,7 +28,7 @@ def as_laid_out(op: Any, args: Sequence[Any], result: Any) -> Any:
     """
     rule = _RULES.get(op)
     if rule is not None:
-        return rule(args[0], result)
+        return rule(args[0], result if rule is not _batch_norm else _with_mixed_statistics(args, result))
     if op in _IN_MEMORY_FORMAT:
         return _in_memory_format(args[_IN_MEMORY_FORMAT[op]], result)
     if op is _aten.roll.default and len(args) > 2 and args[2]:
@@ -166,6 +166,15 @@ class RightLayouts(TorchDispatchMode):
 
 def _batch_norm(x: torch.Tensor, result: Sequence[Any]) -> Any:
     return _laid_out_as_on_cpu(x, result) if x.device.type == "cpu" else result
+
+
+def _with_mixed_statistics(args: Sequence[Any], result: Sequence[Any]) -> Sequence[Any]:
+    """On CPU, statistics of numbers of 16 bits have the dtype of the parameters, where that is wider."""
+    kinds = {one.dtype for one in args[1:5] if isinstance(one, torch.Tensor)}
+    if args[0].device.type != "cpu" or args[0].dtype.itemsize > 2 or torch.float32 not in kinds:
+        return result
+    made, *others = result
+    return (made, *(one.float() if one.dtype is args[0].dtype and one.numel() else one for one in others))
 
 
 def _laid_out_as_on_cpu(x: torch.Tensor, result: Sequence[Any]) -> Any:

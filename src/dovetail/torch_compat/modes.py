@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ _HOOKS = tuple(
     getattr(module, f"_global_{name}_hooks") for name in ("forward_pre", "forward", "backward_pre", "backward")
 )
 
+_KINDS = ("cpu", "cuda")
 _function_modes = torch._C._len_torch_function_stack
 
 
@@ -27,6 +29,26 @@ def function_mode_is_active() -> bool:
 def autocast_is_active() -> bool:
     """Whether autocast is on for any kind of device."""
     return torch._C._is_any_autocast_enabled()
+
+
+def casts_in_force() -> tuple[tuple[str, torch.dtype], ...]:
+    """The kinds of devices for which autocast is on, each with what it casts to."""
+    if not autocast_is_active():
+        return ()
+    return tuple([(kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind)])
+
+
+@contextmanager
+def autocast_off() -> Iterator[None]:
+    """While active, nothing is cast: for operators that were recorded with their casts."""
+    active = [kind for kind in _KINDS if torch.is_autocast_enabled(kind)]
+    for kind in active:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        for kind in active:
+            torch.set_autocast_enabled(kind, True)
 
 
 def has_function_mode(mode: object) -> bool:
@@ -64,7 +86,7 @@ def switches() -> dict[str, Any]:
         "torch.backends.cuda.enable_math_sdp": torch.backends.cuda.math_sdp_enabled(),
         "torch.backends.cuda.enable_mem_efficient_sdp": torch.backends.cuda.mem_efficient_sdp_enabled(),
     }
-    for kind in ("cpu", "cuda"):
+    for kind in _KINDS:
         found[f"torch.set_autocast_enabled({kind!r})"] = torch.is_autocast_enabled(kind)
         found[f"torch.set_autocast_dtype({kind!r})"] = torch.get_autocast_dtype(kind)
     return found

@@ -33,6 +33,13 @@ def check_as_laid_out() -> str | None:
                 _aten.native_batch_norm.default, twins, _aten.native_batch_norm.default(*twins)
             )
         found.append((f"strides {x.stride()}", made[0].stride(), _aten.native_batch_norm.default(*given)[0].stride()))
+    mixed = (torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(3), torch.ones(3), None, None, True, 0.1, 1e-5)
+    mode = fakes.new_fake_mode()
+    twins = [mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in mixed]
+    with mode:
+        made = fake_layouts.as_laid_out(_aten.native_batch_norm.default, twins, _aten.native_batch_norm.default(*twins))
+    wanted = [one.dtype for one in _aten.native_batch_norm.default(*mixed)]
+    found.append(("dtypes of statistics", [one.dtype for one in made], wanted))
     return first_difference(*found, *_layouts_of_one_result())
 
 

@@ -43,6 +43,28 @@ def check_surroundings() -> str | None:
     return first_difference(("what differs", differ, [True] * 3), ("afterwards", modes.surroundings(), before))
 
 
+def check_autocast_off() -> str | None:
+    """Nothing is cast inside, and everything as before after it."""
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with modes.autocast_off():
+            inside = (modes.autocast_is_active(), (x @ x).dtype)
+        after = (modes.autocast_is_active(), (x @ x).dtype)
+    return first_difference(
+        ("inside", inside, (False, torch.float32)),
+        ("after it", after, (True, torch.bfloat16)),
+    )
+
+
+def check_casts_in_force() -> str | None:
+    """Autocast for the CPU is seen with its dtype."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = modes.casts_in_force()
+    return first_difference(
+        ("outside and inside", (modes.casts_in_force(), inside), ((), (("cpu", torch.bfloat16),))),
+    )
+
+
 def check_has_function_mode() -> str | None:
     """A mode that was entered is known from one that was not."""
     mode, other = torch.overrides.BaseTorchFunctionMode(), torch.overrides.BaseTorchFunctionMode()
@@ -92,6 +114,8 @@ def _without(found: dict[str, object], names: Collection[str]) -> dict[str, obje
 
 CHECKS = (
     check_autocast_is_active,
+    check_autocast_off,
+    check_casts_in_force,
     check_has_function_mode,
     check_function_mode_is_active,
     check_set_switches,
