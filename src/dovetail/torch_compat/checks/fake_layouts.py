@@ -80,6 +80,32 @@ def _layouts_of_one_result() -> list[tuple[str, object, object]]:
     return found
 
 
+def check_run_on_fakes() -> str | None:
+    """Products of groups, of matrices of float32 too, and with rows that end before 16 bytes do."""
+    found: list[tuple[str, object, object]] = []
+    offsets = torch.tensor([3, 8], dtype=torch.int32, device="cpu")
+    rows, stack = torch.ones(8, 16, device="cpu"), torch.ones(2, 5, 16, device="cpu")
+    calls = (
+        (rows, stack.mT, offsets),
+        (stack, rows.t(), offsets),
+        (torch.ones(5, 8, device="cpu"), torch.ones(8, 8, device="cpu")[:, :5], offsets),
+        (torch.ones(2, 3, 16, device="cpu"), stack.mT, None),
+    )
+    for dtype in (torch.float32, torch.bfloat16):
+        for a, b, places in calls:
+            cast = (a.to(dtype), b.to(dtype))
+            if cast[1].stride(-1) == 1 and cast[1].stride(-2) * dtype.itemsize % 16:
+                continue  # which the kernel refuses
+            made = _aten._grouped_mm.default(*cast, places)
+            mode = fakes.new_fake_mode()
+            twins = [mode.from_tensor(item) if item is not None else None for item in (*cast, places)]
+            with mode:
+                told = fake_layouts.run_on_fakes(_aten._grouped_mm.default, twins, {})
+            place = f"{dtype} {tuple(a.shape)} {tuple(b.shape)}"
+            found.append((place, (told.shape, told.stride(), told.dtype), (made.shape, made.stride(), made.dtype)))
+    return first_difference(*found)
+
+
 def check_right_layouts() -> str | None:
     """The mode does the same for whatever runs in it."""
     x, mode = torch.ones(2, 5, 4).transpose(1, 2), fakes.new_fake_mode()
@@ -104,4 +130,4 @@ def check_as_on_cpu() -> str | None:
     return first_difference(*found)
 
 
-CHECKS = (check_as_laid_out, check_as_on_cpu, check_right_layouts)
+CHECKS = (check_as_laid_out, check_as_on_cpu, check_right_layouts, check_run_on_fakes)
