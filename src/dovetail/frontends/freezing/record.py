@@ -82,7 +82,7 @@ class MethodRecorder:
             given_dims = None if dims is None else lambda place: dims(order[place])
             recording = recorder.record(inputs, dims=given_dims, unknown_sizes=dims is None)
             if recording.left_modes:
-                raise PythonSideEffect(what=f"left {next(iter(recording.left_modes))} otherwise than it was")
+                raise PythonSideEffect(what=f"left what {next(iter(recording.left_modes))} sets changed")
             self._refuse_sharing(recording, inputs)
             names = self._held_names(pool, described, recorder.sources, recording)
             one = self._recorded(recording, recorder, len(described.tensors), names)
