@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -36,5 +37,14 @@ def compiled_functions_run_plainly() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules or get_eval_frame_callback() not in (None, False):
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
+    before = torch._dynamo.eval_frame._set_stance(_plainly())
+    try:
         yield
+    finally:
+        torch._dynamo.eval_frame._set_stance(before)
+
+
+@cache
+def _plainly() -> Any:
+    """Always the same object: code that is recorded may read it."""
+    return torch._dynamo.eval_frame.DynamoStance("force_eager")
