@@ -69,6 +69,8 @@ LISTS = (
     "tests/semantics/test_modes.py",
     "tests/semantics/test_modules.py",
     "tests/semantics/test_transforms.py",
+    "tests/test_gapped_programs.py",
+    "tests/test_layout_sweep.py",
     "tests/test_opdb.py",
     "tests/test_sweep.py",
     "tests/harness/test_aliasing.py",

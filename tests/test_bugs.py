@@ -1,7 +1,8 @@
 """Every bug that was fixed left its smallest program in `data/bugs`; each must equal eager, bit by bit.
 
 A file defines `program(*inputs)`, which returns tensors, and `inputs()`, which makes them; and, where it matters,
-`around()`, a context in which the program is called. `DYNAMO = False` says that Dynamo refuses the program.
+`around()`, a context in which the program is called; `finish(results)`, what the caller does to them. `DYNAMO = False`
+says that Dynamo refuses the program.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def _run(function: Callable[..., Any], module: ModuleType) -> list[Any]:
     inputs = module.inputs()
     with getattr(module, "around", contextlib.nullcontext)():
         results = function(*inputs)
+        getattr(module, "finish", id)(results)
     outputs = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, Tensor)]
     wanted = [output for output in outputs if output.requires_grad]
     if wanted:

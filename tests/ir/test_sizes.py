@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dovetail.ir.sizes import (
+    OPAQUE,
     OPERATIONS,
     Scalar,
     SizeExpr,
@@ -31,7 +32,8 @@ _LEAVES = st.one_of(
 )
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _BINARY = ("add", "mul", "floordiv", "truediv", "mod", "max", "min", *_COMPARISONS)
-_UNARY = ("floor", "ceil", "trunc", "round", "float", "int", "sqrt")
+_UNARY = ("floor", "ceil", "trunc", "round", "float", "int", "abs", *OPAQUE)
+_BITWISE = ("bitand", "bitor", "bitxor")
 
 
 def _grow(inner: st.SearchStrategy[Scalar]) -> st.SearchStrategy[Scalar]:
@@ -44,6 +46,8 @@ def _grow(inner: st.SearchStrategy[Scalar]) -> st.SearchStrategy[Scalar]:
         of(("add", "mul"), inner, inner, inner),
         of(_UNARY, inner),
         of(("pow",), inner, st.integers(0, 3)),
+        of(("round",), inner, st.integers(-2, 3)),
+        of(_BITWISE, inner.map(lambda size: SizeExpr("int", (size,))), st.integers(-9, 9)),
         of(("and", "or"), truth, truth),
         of(("not",), inner),
         of(("where",), truth, inner, inner),
@@ -76,7 +80,7 @@ def test_serialised_and_read_back(size: Scalar) -> None:
 
 
 def test_the_strategy_builds_every_operation() -> None:
-    assert {*_BINARY, *_UNARY, "pow", "and", "or", "not", "where"} == OPERATIONS
+    assert {*_BINARY, *_UNARY, *_BITWISE, "pow", "and", "or", "not", "where"} == OPERATIONS
 
 
 @pytest.mark.parametrize(
@@ -89,6 +93,8 @@ def test_the_strategy_builds_every_operation() -> None:
         (SizeExpr("pow", (-2, S0)), "(-2) ** s0"),
         (SizeExpr("where", (SizeExpr("gt", (S0, 1)), S0, 0)), "(s0 if s0 > 1 else 0)"),
         (SizeExpr("mul", (S0, math.inf)), "s0 * math.inf"),
+        (SizeExpr("bitand", (SizeExpr("add", (S0, 1)), 5)), "(s0 + 1) & 5"),
+        (SizeExpr("round", (SizeExpr("log2", (S0,)), 2)), "round(math.log2(s0), 2)"),
     ],
 )
 def test_text(size: SizeExpr, text: str) -> None:

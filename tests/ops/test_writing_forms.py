@@ -36,6 +36,8 @@ def test_what_has_no_form() -> None:
     assert writing_form(aten.mul.Tensor, torch.complex64) is None
     assert out_form(aten.index_put.default, "cpu") is None  # makes a result first, and copies it
     assert out_form(aten.binary_cross_entropy.default, "cpu") is None
+    losses = (aten.huber_loss.default, aten.mse_loss.default, aten.smooth_l1_loss.default)
+    assert all(out_form(loss, "cpu") is None for loss in losses)  # they resize what they are given
 
 
 def test_views_behind_copies_and_parts() -> None:

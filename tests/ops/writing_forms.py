@@ -50,14 +50,15 @@ class Compare(DispatchMode):
         if out is None:
             return
         memory = clone_with_strides(result).fill_(1)
-        self._note(func, out, result, lambda: out(*args, **kwargs, out=memory))
+        place = memory.data_ptr()
+        self._note(func, out, result, lambda: _still_at(place, memory, out(*args, **kwargs, out=memory)))
         if not facts_of(func).pointwise or rounds_otherwise_in_place(func, result.dtype):
             return
-        for place, operand in enumerate(args):
+        for number, operand in enumerate(args):
             if isinstance(operand, torch.Tensor) and _alike(operand, result):
                 over = [*args]
-                over[place] = clone_with_strides(operand)
-                self._note(func, out, result, lambda over=over, at=place: out(*over, **kwargs, out=over[at]))
+                over[number] = clone_with_strides(operand)
+                self._note(func, out, result, lambda over=over, at=number: out(*over, **kwargs, out=over[at]))
 
     def _note(self, func: Overload, form: Overload, expected: torch.Tensor, run: Callable[[], Any]) -> None:
         key = (str(func), str(form))
@@ -69,6 +70,11 @@ class Compare(DispatchMode):
             return
         if not same_bits(expected, actual):
             self.found.setdefault(key, f"other bits for {expected.dtype}{list(expected.shape)} {expected.stride()}")
+
+
+def _still_at(place: int, memory: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    assert memory.data_ptr() == place, "other memory was taken"
+    return result
 
 
 def _alike(operand: torch.Tensor, result: torch.Tensor) -> bool:

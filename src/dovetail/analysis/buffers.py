@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from dovetail.analysis.footprint import Footprint, footprint_of, meet
+from dovetail.analysis.footprint import Footprint, footprint_of, is_within, meet
 from dovetail.analysis.pairs import overlap_of_regions
 from dovetail.analysis.region import Region
 from dovetail.analysis.verdict import Verdict, overlap_from
@@ -300,4 +300,4 @@ def lies_in(region: Region, hole: Region) -> bool:
     inner, outer = footprint_of(region), footprint_of(hole)
     if inner is None or outer is None:
         return False
-    return inner == outer or (not outer.terms and outer.start <= inner.start and inner.end <= outer.end)
+    return inner == outer or is_within(inner, outer)

@@ -80,6 +80,29 @@ def _merge(dims: list[Term], run: int) -> tuple[tuple[Term, ...], int]:
     return tuple(terms), run
 
 
+def is_within(inner: Footprint, outer: Footprint) -> bool:
+    """Whether every byte of one is surely one of the other: its strides are multiples of strides there, or in a run.
+
+    False is no proof of the contrary.
+    """
+    left, free = inner.start - outer.start, list[Term]()
+    for step, count in reversed(outer.terms):  # where it begins
+        used = max(0, min(left // step, count))
+        left -= used * step
+        free.append((step, count - used))
+    if left < 0:
+        return inner.run == 0
+    for step, count in inner.terms:
+        for place, (other, most) in enumerate(free):
+            times, rest = divmod(step, other)
+            if rest == 0 and times * count <= most:
+                free[place] = (other, most - times * count)
+                break
+        else:
+            left += step * count
+    return left + inner.run <= outer.run
+
+
 def meet(a: Footprint, b: Footprint, budget: Budget | None = None) -> Answer:
     """Whether two footprints in one memory share a byte.
 

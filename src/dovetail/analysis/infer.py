@@ -17,8 +17,9 @@ from dovetail.ir.convert import describe, scalar_of, size_of
 from dovetail.ir.program import Meta, Operand, ScalarMeta, Target, TensorMeta, Value, meta_symbols
 from dovetail.ir.sizes import Size, SizeExpr
 from dovetail.ops.facts import facts_of
-from dovetail.torch_compat.fake_layouts import as_laid_out
+from dovetail.torch_compat.fake_layouts import as_laid_out, run_on_fakes
 from dovetail.torch_compat.fakes import FakeMode, kernels_for_symbolic_sizes
+from dovetail.torch_compat.modes import autocast_off
 
 
 class MetaInference:
@@ -52,9 +53,10 @@ class MetaInference:
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
     ) -> list[Meta | None]:
         kernels = kernels_for_symbolic_sizes() if self._symbols else nullcontext()
-        with self.mode, torch.no_grad(), kernels:
+        with self.mode, torch.no_grad(), autocast_off(), kernels:
             given = self.materialize(args)
-            result = as_laid_out(target, given, target(*given, **{name: self.materialize(o) for name, o in kwargs}))
+            result = run_on_fakes(target, given, {name: self.materialize(o) for name, o in kwargs})
+            result = as_laid_out(target, given, result)
         items = list(result) if isinstance(result, tuple | list) else [result]
         return [self._describe(item, place) for place, item in enumerate(items)]
 

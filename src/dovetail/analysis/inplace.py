@@ -47,7 +47,7 @@ from dovetail.analysis.placement import PlacementLegality, PlacementRequest, Pla
 from dovetail.analysis.reads import is_view, last_check_of, note_reads, only_result, other_operands, readers_of
 from dovetail.analysis.sink_writes import copy_back_early, order_after
 from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
-from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy, rounds_otherwise_in_place
+from dovetail.ops.facts import facts_of, is_copy, rounds_otherwise_in_place
 from dovetail.ops.views import viewed_meta
 from dovetail.ops.writing_forms import (
     is_scatter,
@@ -229,9 +229,7 @@ class _Planner:
             onto = viewed_meta(view, None, args, source.tensor, result.tensor)
         if onto is None:
             return PlacementResult(Kept(Reason.UNKNOWN_PLACE))
-        any_layout = not result.tensor.overlaps_itself() and all(
-            self._only_copies(reader, result) for reader in self.readers.get(result, [None])
-        )
+        any_layout = self.legality.is_only_copied(result, self.readers)
         placement = self.legality.check(PlacementRequest(node, at, result, onto, None, any_layout=any_layout))
         if placement.obstacle is not None:
             return placement
@@ -239,17 +237,6 @@ class _Planner:
         if result.tensor.stride != onto.stride:
             self.lying[result] = onto
         return Share(source, view, args, onto.stride)
-
-    def _only_copies(self, reader: Node | None, value: Value) -> bool:
-        """Whether a reader only copies the value, so that it does not matter how it is laid out."""
-        if reader is None:
-            return False
-        use = self.destinations.parts.get(reader)
-        is_source = ignores_first_contents(reader.target) and reader.args[0] is not value
-        target = reader.args[0] if reader in self.backs else None
-        if isinstance(target, Value):  # onto bytes that are shared, the last element counts: in which order is not said
-            return not self.legality.overlaps_itself(target.tensor)
-        return is_source or (use is not None and use.source is value and use.base is not value)
 
     def _write_part(self, node: Node, at: int) -> _Attempt:
         """A part of the first operand is replaced: write it there."""
@@ -266,12 +253,17 @@ class _Planner:
         )
         others = () if is_there else (source,)
         writes = None if is_there and self._is_ours(use.base) else use.meta
-        placement = self.legality.check(PlacementRequest(node, at, result, use.base.tensor, writes, others))
+        gapped = result.tensor.stride != use.base.tensor.stride
+        gapped = gapped and self.legality.is_only_copied(result, self.readers)
+        request = PlacementRequest(node, at, result, use.base.tensor, writes, others, any_layout=gapped)
+        placement = self.legality.check(request)
         if placement.obstacle is not None:
             return placement
         if placement.first_copy and self._is_ours(use.base) and not is_small_part(source, result):
             return PlacementResult(Kept(Reason.OPERAND_OVERLAPS, source.name))
         self.legality.put(result, use.base.tensor)
+        if gapped:
+            self.lying[result] = use.base.tensor
         return WritePart(use.part, use.args, use.meta, is_there, placement.first_copy)
 
     def _write_in_copy(self, node: Node, at: int) -> _Attempt:
@@ -308,15 +300,19 @@ class _Planner:
         if form is None or written is None:
             return PlacementResult(Kept(Reason.NO_FORM)) if replaces_a_part(node.target) else None
         results = node.outputs[form.fresh :]
-        if any(r is None or r.tensor.layout() != w.tensor.layout() for r, w in zip(results, written, strict=True)):
-            return PlacementResult(Kept(Reason.LAYOUT))
         elementwise = facts_of(node.target).pointwise and len(written) == 1
+        result = results[0] if elementwise else None  # over its own operand, it goes through memory as before
+        gapped = result is not None and result.tensor.stride != written[0].tensor.stride
+        pairs = zip(results, written, strict=True)
+        is_free = gapped and result is not None and self.legality.is_only_copied(result, self.readers)
+        if not is_free and any(r is None or r.tensor.layout() != w.tensor.layout() for r, w in pairs):
+            return PlacementResult(Kept(Reason.LAYOUT))
         may_copy = not elementwise and replaces_a_part(node.target)
         requests: list[PlacementRequest] = []
         for result, operand in zip(results, written, strict=True):
             assert result is not None, "checked"
             place, others = operand.tensor, other_operands(node, operand)
-            requests.append(PlacementRequest(node, at, result, place, place, others, elementwise, may_copy))
+            requests.append(PlacementRequest(node, at, result, place, place, others, elementwise, may_copy, gapped))
         placements = [self.legality.check(request) for request in requests]
         for placement, operand in zip(placements, written, strict=True):
             overlaps = placement.obstacle is not None and placement.obstacle.reason is Reason.OVERLAPS_ITSELF
@@ -333,7 +329,9 @@ class _Planner:
                 self.legality.put(request.result, operand.tensor)
         if all(slot is not None for slot in slots):
             return PlacementResult(slots[0])
-        return WriteOperands(form, tuple(slots), tuple(first_copy))
+        if result is not None and gapped:
+            self.lying[result] = written[0].tensor
+        return WriteOperands(form, tuple(slots), tuple(first_copy), written[0].tensor.stride if gapped else None)
 
     def _write_destination(self, node: Node, at: int) -> _Attempt:
         """Make the result where it is going to be copied: in an input, or in a part of a buffer."""

@@ -77,12 +77,14 @@ class Kept:
 class WriteOperands:
     """Run the writing form. slots: for each written operand, None if it is written itself, or why a copy of it is.
 
-    first_copy: other operands that are copied first, because they lie partly on what is written.
+    first_copy: other operands that are copied first, because they lie partly on what is written. stride: of the result,
+    where it is not as it was: it lies as its operand does, with gaps.
     """
 
     form: WritingForm
     slots: tuple[Kept | None, ...]
     first_copy: tuple[Value, ...] = ()
+    stride: tuple[Size, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from dovetail.ir.program import (
 )
 from dovetail.ir.sizes import Size, difference, product, shifted
 from dovetail.torch_compat.dispatch import storage_key
-from dovetail.torch_compat.fake_layouts import as_laid_out
+from dovetail.torch_compat.fake_layouts import as_laid_out, run_on_fakes
 from dovetail.torch_compat.fakes import kernels_for_symbolic_sizes
 
 _NOWHERE = Origin()
@@ -130,7 +130,7 @@ class NodeMaker:
         with self._infer.mode, torch.no_grad(), kernels:
             given = [live(operand) for operand in args]
             named = {name: live(operand) for name, operand in kwargs}
-            result: Any = as_laid_out(target, given, target(*given, **named))
+            result: Any = as_laid_out(target, given, run_on_fakes(target, given, named))
         unpack = isinstance(result, tuple | list)
         return [_described(item, places) for item in (result if unpack else [result])], unpack
 

@@ -6,7 +6,7 @@ If only reads of the old contents are in the way, it says which nodes would have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, lies_in
@@ -18,7 +18,7 @@ from dovetail.analysis.region import Region, extent_bytes
 from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, SizeExpr, difference, product, shifted
-from dovetail.ops.facts import is_reinterpretation
+from dovetail.ops.facts import ignores_first_contents, is_reinterpretation
 from dovetail.ops.views import addresses_storage, copies_from_place, is_strided, keeps_offset, viewed_meta
 from dovetail.torch_compat.dispatch import Overload
 
@@ -63,6 +63,7 @@ class PlacementLegality:
     def __init__(self, program: Program, buffers: Buffers, destinations: Destinations, last_check: Node | None) -> None:
         self._buffers = buffers
         self._destinations = destinations
+        self._backs = frozenset(destinations.copy_backs)
         self._last_check = last_check
         self._escaping = program.output_storages()
         self._reread = _storages_of_results(program, lambda node: is_reinterpretation(node.target))
@@ -103,6 +104,23 @@ class PlacementLegality:
         self._buffers.put(result.tensor.storage, buffer, shift)
         if result.tensor.stride != onto.stride:
             self._buffers.lies_at(result, self._buffers.region_in_place(onto))
+
+    def is_only_copied(self, result: Value, readers: Mapping[Value, Sequence[Node | None]]) -> bool:
+        """Whether nobody can tell how a result is laid out. readers: of each value, None for the caller."""
+        if result.tensor.overlaps_itself():
+            return False
+        return all(self._only_copies(reader, result) for reader in readers.get(result, [None]))
+
+    def _only_copies(self, reader: Node | None, value: Value) -> bool:
+        """Whether a reader only copies the value, so that it does not matter how it is laid out."""
+        if reader is None:
+            return False
+        use = self._destinations.parts.get(reader)
+        is_source = ignores_first_contents(reader.target) and reader.args[0] is not value
+        target = reader.args[0] if reader in self._backs else None
+        if isinstance(target, Value):  # onto bytes that are shared, the last element counts: in which order is not said
+            return not self.overlaps_itself(target.tensor)
+        return is_source or (use is not None and use.source is value and use.base is not value)
 
     # --- places
 

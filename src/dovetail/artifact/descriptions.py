@@ -25,7 +25,7 @@ from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, 
 from dovetail.ir.sizes import Number, Scalar, Size, SizeExpr, evaluate
 from dovetail.ops import prims
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key, tags_of
-from dovetail.torch_compat.fake_layouts import as_laid_out, as_on_cpu
+from dovetail.torch_compat.fake_layouts import as_laid_out, as_on_cpu, run_on_fakes
 from dovetail.torch_compat.fakes import (
     DATA_DEPENDENT_ERRORS,
     NO_FAKE_KERNEL_ERRORS,
@@ -216,7 +216,7 @@ class _Run:
             with fake_mode:
                 args = [map_leaves(operand, fake) for operand in node.args]
                 kwargs = {name: map_leaves(operand, fake) for name, operand in node.kwargs}
-                result = as_laid_out(_operator_of(node), args, node.target(*args, **kwargs))
+                result = as_laid_out(_operator_of(node), args, run_on_fakes(node.target, args, kwargs))
                 results = list(result) if node.unpack else [result]
                 self._check_number(node, results)
         except _UNKNOWN:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dovetail.ir.sizes import Scalar, SizeExpr
+from dovetail.ir.sizes import OPAQUE, Scalar, SizeExpr
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ MAX_BITS = 65_536
 
 _WORD = 64
 _FRACTION = 1_100  # an integer made of a float64 has fewer bits
-_FRACTIONS = frozenset({"truediv", "float", "sqrt"})
+_FRACTIONS = frozenset({"truediv", "float", *OPAQUE})
 _ANSWERS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "not"})
 
 

@@ -7,7 +7,7 @@ the end of forward), so that a new pattern is one more backward, not one more fo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.engine import gradients_of, without_backward
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
+from dovetail.capture.left_modes import modes_left
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.outputs import OutputAnalysis, analyse_outputs
 from dovetail.capture.recorder import Recorder
@@ -99,12 +100,13 @@ class Recording:
         self._forward_nodes = 0
         self._forward_constants = 0
         self._late_writes: set[int] = set()
+        self.left_modes: dict[str, Any] = {}
 
     # --- forward --------------------------------------------------------------------------------------------
 
-    def run_forward(self, function: Callable[..., Sequence[object]]) -> None:
-        """Record `function(*inputs)`, which returns a flat sequence."""
-        with self._recording(), without_backward(self.origins):
+    def run_forward(self, function: Callable[..., Sequence[object]], set_anyway: Collection[str] = ()) -> None:
+        """Record `function(*inputs)`, which returns a flat sequence. set_anyway: see `left_modes`."""
+        with self._recording(), without_backward(self.origins), modes_left(self.left_modes, set_anyway):
             results = list(function(*[stand_in.seen for stand_in in self.stand_ins[: len(self.specs)]]))
             self._note_constants(results)
             self._expect_sizes()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.exclusive import recording_is_active
 from dovetail.capture.generator import RecordedGenerator
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
@@ -21,6 +22,7 @@ from dovetail.errors import (
 )
 from dovetail.torch_compat.autograd import without_saved_tensor_hooks
 from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
+from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.symbols import data_dependent_sizes
@@ -52,6 +54,8 @@ def recording_on_fakes(
             torch.autograd.set_detect_anomaly(False),  # it looks for NaN among numbers, which are not there
             without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
             data_dependent_sizes(mode.shape_env),
+            compiled_functions_run_plainly(),
+            recording_is_active(),
             traced_apart(),
             sub_programs_by_dynamo(lambda graph, inputs: torch.fx.Interpreter(graph).run(*inputs)),
             mode,

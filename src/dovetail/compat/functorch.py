@@ -8,6 +8,7 @@ they say which split dovetail is to make. What has no meaning any more raises an
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from dovetail.frontends.aot import make_boxed_compiler
 from dovetail.frontends.function import CompiledFunction
 from dovetail.inspect.draw import draw
 from dovetail.inspect.graph_check import GraphChecker
+from dovetail.inspect.minify import minify_module
 from dovetail.torch_compat.boxed import boxed as make_boxed_func
 from dovetail.torch_compat.decompositions import decompositions_of
 
@@ -44,6 +46,7 @@ __all__ = [
     "make_boxed_func",
     "memory_efficient_fusion",
     "min_cut_rematerialization_partition",
+    "minifier",
     "nnc_jit",
     "nop",
     "print_compile",
@@ -76,7 +79,21 @@ def min_cut_rematerialization_partition(joint_module: fx.GraphModule, *args: Any
     raise _only_a_name("min_cut_rematerialization_partition", "min_cut")
 
 
-_PARTITIONS = {default_partition: "default", min_cut_rematerialization_partition: "min_cut"}
+_PARTITIONS: dict[object, str] = {default_partition: "default", min_cut_rematerialization_partition: "min_cut"}
+
+
+def _partition_named(function: object) -> str | None:
+    """The split that a partition function names: one of these, or functorch's own, with arguments given or not.
+
+    Arguments choose the compiler for which functorch prepares its graphs, and how it searches: they change no result.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    if function in _PARTITIONS:
+        return _PARTITIONS[function]
+    is_functorchs = getattr(function, "__module__", "") == "torch._functorch.partitioners"
+    known = {"default_partition": "default", "min_cut_rematerialization_partition": "min_cut"}
+    return known.get(getattr(function, "__name__", "")) if is_functorchs else None
 
 
 def _only_a_name(name: str, option: str) -> CompilerUnavailable:
@@ -146,7 +163,7 @@ def _chosen(
             reason="compilers are given functional graphs",
             hint="leave it out; dovetail.passes.reinplace(gm) in your compiler works in place again",
         )
-    partition = _PARTITIONS.get(partition_fn)
+    partition = _partition_named(partition_fn)
     if partition is None:
         raise NotYetSupported(
             feature="a partition function of functorch's kind",
@@ -233,3 +250,29 @@ def debug_compile(
     path = write_script(gm, inputs, folder, "graph", "A graph, as a compiler was given it.")
     sys.stdout.write(f"to run only this graph: python {path}\n")
     return GraphChecker(gm).run
+
+
+# --- finding a small graph that fails ---------------------------------------------------------------------------------
+
+
+def minifier(
+    fail_f: fx.GraphModule,
+    inps: Sequence[Any],
+    module_fails: Callable[[fx.GraphModule, Sequence[Any]], bool],
+    dump_state: Callable[[fx.GraphModule, Sequence[Any]], object] | None = None,
+    **others: Any,
+) -> tuple[fx.GraphModule, Sequence[Any]]:
+    """The smallest part that is found of a graph module for which the checker says True, and its inputs.
+
+    dump_state: called with the result. others: how functorch searches and what it keeps on disk; they change nothing.
+    Raises: DoesNotFail when the checker does not say so of the whole; and as `dovetail.inspect.minify.minify_module`.
+    """
+
+    def check(module: fx.GraphModule, inputs: list[Any]) -> None:
+        if module_fails(module, inputs):
+            raise AssertionError("the checker says that it fails")
+
+    found = minify_module(fail_f, inps, check)
+    if dump_state is not None:
+        dump_state(found.module, found.inputs)
+    return found.module, found.inputs

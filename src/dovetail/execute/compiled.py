@@ -25,6 +25,7 @@ from dovetail.ir.program import Node, Program
 from dovetail.ir.text import Source, emit
 from dovetail.ops import prims
 from dovetail.torch_compat.autograd import profiler_is_running
+from dovetail.torch_compat.modes import autocast_is_active, autocast_off
 
 _SERIAL = itertools.count()
 
@@ -55,6 +56,9 @@ class CompiledProgram:
         """Run. inputs: one per program input, in order; emptied."""
         code = self._with_ranges() if profiler_is_running() else self._code
         try:
+            if autocast_is_active():  # casts are nodes of the program
+                with autocast_off():
+                    return code.run(inputs)
             return code.run(inputs)
         except Exception as error:
             self._explain(error)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from dovetail.ir.sizes import SizeExpr
 from dovetail.ops.prims import copy_into
 from dovetail.torch_compat.boxed import is_boxed
 from dovetail.torch_compat.decompositions import Decompositions
+from dovetail.torch_compat.modes import autocast_is_active, autocast_off
 
 Compiler = Callable[..., Any]
 
@@ -91,13 +93,14 @@ class ForeignProgram:
         kept = (item for index, item in enumerate(inputs) if index not in self._donated)
         taken = {item.untyped_storage().data_ptr() for item in kept if isinstance(item, torch.Tensor)} - {0}
         del kept
-        if self._is_boxed:
-            results = self._run(inputs)
-        else:
-            given = tuple(inputs)
-            inputs.clear()
-            results = self._run(*given)
-            del given
+        with autocast_off() if autocast_is_active() else nullcontext():  # casts are nodes of the program
+            if self._is_boxed:
+                results = self._run(inputs)
+            else:
+                given = tuple(inputs)
+                inputs.clear()
+                results = self._run(*given)
+                del given
         inputs.clear()
         if not isinstance(results, tuple | list) or len(results) != len(self._expected):
             raise self._bad(f"returned {_told(results)}", f"a list or tuple of {len(self._expected)}")

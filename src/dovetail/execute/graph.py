@@ -25,6 +25,7 @@ from dovetail.ir.signature import WriteKind
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import copy_into
 from dovetail.ops.views import replay
+from dovetail.torch_compat.modes import set_switches
 from dovetail.torch_compat.subclasses import put_together
 
 
@@ -41,7 +42,8 @@ class CompiledGraph:
     residual_inputs: for residuals that are the new contents of an input, by their place: that input. counted_only:
     inputs that hold what the program should write: their version counters move. source: the compiled function itself,
     where second derivatives are wanted. donated: inputs whose contents are lost. direct: forward, where the user gets
-    what it returns for inputs and constants without gradients, and the wrapper has nothing to do.
+    what it returns for inputs and constants without gradients, and the wrapper has nothing to do. left_modes: modes of
+    torch that each call leaves so, as `torch_compat.modes.switches` names them.
     """
 
     forward: RunnableProgram
@@ -62,6 +64,7 @@ class CompiledGraph:
     unreached: tuple[int, ...] = ()
     constant_list: list[torch.Tensor] = field(default_factory=list)
     direct: RunnableProgram | None = None
+    left_modes: Mapping[str, Any] = field(default_factory=dict)
     _copies: list[WriteBack] = field(default_factory=list)
     _copies_overlap: bool = False
     _written_slots: tuple[int, ...] = ()
@@ -111,6 +114,13 @@ class CompiledGraph:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Run with inputs in the order of the recorded function's arguments."""
+        if self.left_modes:
+            results = self._called(inputs)
+            set_switches(self.left_modes)
+            return results
+        return self._called(inputs)
+
+    def _called(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         if self._only_computes and not torch.is_grad_enabled():
             return self.wrapper(self.forward, [*inputs, *self.constant_list])
         if self._is_followed and not torch.is_grad_enabled():

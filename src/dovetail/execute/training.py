@@ -96,6 +96,8 @@ class _CompiledFunction(torch.autograd.Function):
         if graph.source:
             second = Kept.of(graph.plan, inputs, Circumstances.now(draws=graph.draws, own=graph.generators))
         results = graph.run_forward(list(inputs))
+        for i in graph.slots:
+            results[i] = _as_result(results[i])
         outputs, saved = [results[i] for i in graph.slots], results[graph.outputs :]
         numbers: dict[int, Any] = {}
         live: dict[int, torch.Tensor] = {}
@@ -200,6 +202,14 @@ def _as_data(residuals: list[torch.Tensor], inputs: Sequence[Any]) -> list[torch
         return residuals
     own = {id(x) for x in inputs}
     return [r if viewed_tensor(r) is r or id(r) in own else r.detach() for r in residuals]
+
+
+def _as_result(output: torch.Tensor) -> torch.Tensor:
+    """The output, without what autograd knows of views: it lets nobody write a view that a function returns.
+
+    Its version counter stays that of its memory, so that backward notices writes to what it saved there.
+    """
+    return output if viewed_tensor(output) is output else output.detach()
 
 
 def _parts(grad: torch.Tensor, count: int) -> list[torch.Tensor]:

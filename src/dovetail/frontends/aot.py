@@ -15,9 +15,10 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx, nn
 
-from dovetail.errors import BadOptionValue
+from dovetail.errors import BadOptionValue, UnsupportedTensor
 from dovetail.execute.foreign import Compiler, Compilers
 from dovetail.frontends.backend import compile_graph
 from dovetail.frontends.function import CompiledFunction
@@ -28,6 +29,8 @@ from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import resolve_options
 from dovetail.torch_compat.boxed import boxed
 from dovetail.torch_compat.decompositions import by_overload
+from dovetail.torch_compat.fakes import new_fake_mode
+from dovetail.torch_compat.symbols import concrete_layout
 
 Partition = str | Callable[[Problem], Collection[int]]
 
@@ -140,7 +143,25 @@ def aot_module_simplified(
     is_bare = isinstance(mod, fx.GraphModule) and not [*mod.parameters(), *mod.buffers()]
     if isinstance(mod, fx.GraphModule) and is_bare:  # what Dynamo makes: everything is an argument
         return compile_graph(mod, args, resolve_options({**options, **chosen}, PASS_NAMES))
+    if any(map(_is_symbolic, args)):
+        args = [_as_first_seen(item) if _is_symbolic(item) else item for item in args]
+        options.setdefault("dynamic", True)
     return compile_function(mod, args, **{**options, **chosen})
+
+
+def _is_symbolic(item: object) -> bool:
+    return isinstance(item, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in (*item.shape, *item.stride()))
+
+
+def _as_first_seen(tensor: torch.Tensor) -> torch.Tensor:
+    """A fake of the sizes that one of symbolic sizes was made with. Raises: UnsupportedTensor where there are none."""
+    shape, stride = concrete_layout(tensor)
+    if any(number is None for number in (*shape, *stride)):
+        hint = "pass an example of the sizes that it may have"
+        raise UnsupportedTensor(name="an argument", kind="a tensor whose sizes depend on data", hint=hint)
+    with new_fake_mode():
+        made = torch.empty_strided(shape, stride, dtype=tensor.dtype, device=tensor.device)  # type: ignore[arg-type]
+    return made.requires_grad_(tensor.requires_grad)
 
 
 def make_boxed_compiler(compiler: Compiler) -> Compiler:

@@ -14,6 +14,7 @@ from torch import fx
 from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.interpret import GraphInterpreter
+from dovetail.capture.left_modes import switched_in
 from dovetail.capture.recording import Recording
 from dovetail.errors import (
     BadDonation,
@@ -82,10 +83,11 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: O
     specs = specs_with_parts(example_inputs, own, lambda part: part if is_fake(part) else fake_of(fake_mode, part))
     has_wrappers = len(specs) > len(own)
     rules = decompositions(resolved)
+    switched = switched_in(node.target for node in gm.graph.nodes)
 
     def run(recording: Recording) -> Recording:
         interpreter = GraphInterpreter(gm, recording.origins, recording.in_region)
-        recording.run_forward(lambda *inputs: _as_sequence(interpreter.run(*inputs)))
+        recording.run_forward(lambda *inputs: _as_sequence(interpreter.run(*inputs)), switched)
         return recording
 
     def again(inputs: Sequence[Any], arrangement: Arrangement, constants: Sequence[torch.Tensor]) -> Recording:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.exclusive import RECORDING
+from dovetail.capture.exclusive import RECORDING, is_recording
 from dovetail.capture.python_state import ambient_modes
 from dovetail.capture.recording import Recording
 from dovetail.errors import (
@@ -119,6 +119,8 @@ class CompiledFunction:
     @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
+        if is_recording():  # by an outer function, whose program holds what the target does
+            return self._target(*args, **kwargs)
         self._counts.calls += 1
         if transform_is_active() or function_mode_is_active():  # the program would not see what they do to tensors
             self._counts.eager_calls += 1

@@ -43,7 +43,7 @@ from dovetail.ir.signature import (
     WriteKind,
 )
 from dovetail.ir.signature_entries import Argument, InputEntry, InputPurpose, Kind, OutputEntry, OutputPurpose, Plain
-from dovetail.ir.sizes import Scalar, SizeExpr
+from dovetail.ir.sizes import OPAQUE, Scalar, SizeExpr
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,12 +314,13 @@ def _argument(operand: Operand) -> Argument:
 
 def _kind_of(expr: Scalar) -> Kind:
     if isinstance(expr, SizeExpr):
-        return Kind.BOOL if expr.op in _TRUTHS else Kind.FLOAT if expr.op in _FRACTIONS else Kind.INT
+        is_fraction = expr.op in _FRACTIONS or (expr.op == "round" and len(expr.args) == 2)
+        return Kind.BOOL if expr.op in _TRUTHS else Kind.FLOAT if is_fraction else Kind.INT
     return Kind.BOOL if isinstance(expr, bool) else Kind.FLOAT if isinstance(expr, float) else Kind.INT
 
 
 _TRUTHS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"})
-_FRACTIONS = frozenset({"truediv", "float", "sqrt"})
+_FRACTIONS = frozenset({"truediv", "float", *OPAQUE})
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------

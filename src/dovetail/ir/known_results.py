@@ -17,6 +17,7 @@ import torch
 
 from dovetail.ir.program import Value
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key
+from dovetail.torch_compat.fake_layouts import run_on_fakes
 from dovetail.torch_compat.fakes import (
     FakeMode,
     Layout,
@@ -69,14 +70,14 @@ class KnownResults:
                 tuple((name, self._key(argument)) for name, argument in keywords.items()),
             )
         except _Unknown:
-            return func(*args, **keywords)
+            return run_on_fakes(func, args, keywords)
         if key not in self._answers:
-            result = func(*args, **keywords)
+            result = run_on_fakes(func, args, keywords)
             self._answers[key] = self._answer(func, args, keywords, result)
             return result
         answer = self._answers[key]
         if answer is None:
-            return func(*args, **keywords)
+            return run_on_fakes(func, args, keywords)
         found = self._as_said(answer, args, said)
         return self._made(answer, args) if found is None else found
 

@@ -13,7 +13,10 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
+
+from dovetail.torch_compat.symbols import NUMBER_FUNCTIONS
 
 Number: TypeAlias = "int | float | bool"
 Size: TypeAlias = "int | SizeExpr"
@@ -26,6 +29,16 @@ def _product(*factors: Number) -> Number:
 
 def _total(*terms: Number) -> Number:
     return functools.reduce(operator.add, terms)  # `sum` rounds floats otherwise than `+` does
+
+
+OPAQUE = ("sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos", "atan", "asinh", "exp", "log", "log2")
+
+
+def _opaque(name: str, number: Any) -> Number:
+    """A function of `math`; of a symbolic number, a symbolic one."""
+    function = getattr(math, name) if isinstance(number, int | float) else NUMBER_FUNCTIONS[name]
+    result: Number = function(number)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +63,11 @@ _RULES: dict[str, _Rule] = {
     "round": _Rule(round, call="round"),
     "float": _Rule(float, call="float"),
     "int": _Rule(int, call="int"),
-    "sqrt": _Rule(math.sqrt, call="math.sqrt"),
+    "abs": _Rule(abs, call="abs"),
+    "bitand": _Rule(operator.and_, infix=" & "),
+    "bitor": _Rule(operator.or_, infix=" | "),
+    "bitxor": _Rule(operator.xor, infix=" ^ "),
+    **{name: _Rule(partial(_opaque, name), call=f"math.{name}") for name in OPAQUE},
     "eq": _Rule(lambda a, b: a == b, infix=" == "),
     "ne": _Rule(lambda a, b: a != b, infix=" != "),
     "lt": _Rule(lambda a, b: a < b, infix=" < "),
@@ -65,7 +82,8 @@ _RULES: dict[str, _Rule] = {
 
 OPERATIONS = frozenset(_RULES)
 _ROUNDED = frozenset({"floor", "ceil", "trunc", "round", "int"})
-_OF_WHOLE = frozenset({"add", "mul", "floordiv", "mod", "max", "min", "where"})
+_OF_WHOLE = frozenset({"add", "mul", "floordiv", "mod", "max", "min", "where", "abs", "bitand", "bitor", "bitxor"})
+_ARGUMENTS = {"where": (3,), "round": (1, 2)}
 _ANY_NUMBER = frozenset({"add", "mul", "max", "min", "and", "or"})  # of operands
 
 
@@ -140,7 +158,7 @@ def is_whole(size: Scalar | str) -> bool:
     if not isinstance(size, SizeExpr):
         return type(size) is int
     if size.op in _ROUNDED or size.op == "symbol":
-        return True
+        return len(size.args) == 1  # `round` to decimals gives a fraction
     if size.op == "pow":
         return is_whole(size.args[0]) and type(size.args[1]) is int and size.args[1] >= 0
     operands = size.args[1:] if size.op == "where" else size.args
@@ -173,7 +191,7 @@ def from_json(data: object) -> Scalar:
 def _takes(op: str, count: int) -> bool:
     if op in _ANY_NUMBER:
         return count >= 1
-    return count == (3 if op == "where" else 2 if _RULES[op].infix else 1)
+    return count in _ARGUMENTS.get(op, (2,) if _RULES[op].infix else (1,))
 
 
 def product(sizes: tuple[Size, ...]) -> Size:

@@ -205,6 +205,15 @@ def rounds_otherwise_into_out(op: Overload) -> bool:
     return (schema_of(op).namespace, schema_of(op).name) in _OTHERWISE_INTO_OUT
 
 
+# They write every element's loss into `out` before they average, so that torch resizes it, with a warning.
+_RESIZING_OUT = frozenset({("aten", "huber_loss"), ("aten", "mse_loss"), ("aten", "smooth_l1_loss")})
+
+
+def resizes_out(op: Overload) -> bool:
+    """Whether the overload that takes `out=` gives it other memory, though it has the shape of the result."""
+    return (schema_of(op).namespace, schema_of(op).name) in _RESIZING_OUT
+
+
 # --- operators that look at the grad mode ---------------------------------------------------------------------
 
 # The kernel prepares its workspace for backward only when the grad mode is on.

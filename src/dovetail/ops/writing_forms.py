@@ -18,7 +18,13 @@ import torch
 
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Target, Value, values_in
-from dovetail.ops.facts import draws_otherwise_in_place, facts_of, rounds_otherwise_in_place, rounds_otherwise_into_out
+from dovetail.ops.facts import (
+    draws_otherwise_in_place,
+    facts_of,
+    resizes_out,
+    rounds_otherwise_in_place,
+    rounds_otherwise_into_out,
+)
 from dovetail.ops.functional_variants import functional_variant, inplace_variant
 from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, ViewScatter
 from dovetail.torch_compat.dispatch import Overload, Schema, has_kernel, overloads, schema_of
@@ -104,7 +110,9 @@ def out_form(target: Target, device_type: str) -> Overload | None:
 
     An overload that has no kernel for the device makes a result first, and copies it: nothing is won.
     """
-    if not isinstance(target, Overload) or not facts_of(target).is_pure or rounds_otherwise_into_out(target):
+    if not isinstance(target, Overload) or not facts_of(target).is_pure:
+        return None
+    if rounds_otherwise_into_out(target) or resizes_out(target):
         return None
     schema = schema_of(target)
     if [(type_, alias) for type_, alias, _ in schema.returns] != [("Tensor", "")]:

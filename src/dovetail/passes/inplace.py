@@ -186,7 +186,7 @@ class _Rewriter:
         kwargs = tuple([(name, map_operands(operand, self._value)) for name, operand in node.kwargs])
         target = action.form.target
         if action.form.returns_written:
-            outputs = tuple(map(self._renew, node.outputs))
+            outputs = tuple([self._renew(value, action.stride) for value in node.outputs])
             self.nodes.append(replace(node, target=target, args=tuple(args), kwargs=kwargs, outputs=outputs))
             return
         fresh, contents = node.outputs[: action.form.fresh], node.outputs[action.form.fresh :]
@@ -260,13 +260,13 @@ class _Rewriter:
     def _value(self, value: Value) -> Value:
         return self.now[value]
 
-    def _renew(self, value: Value | None) -> Value | None:
-        """A result, described at its place."""
+    def _renew(self, value: Value | None, stride: tuple[Size, ...] | None = None) -> Value | None:
+        """A result, described at its place. stride: how it lies there, if not as it did."""
         if value is None:
             return None
         made = value
         if value.is_tensor:
-            meta = self._in_place(value.tensor)
+            meta = self._in_place(value.tensor if stride is None else replace(value.tensor, stride=stride))
             made = value if meta is value.tensor else Value(value.name, meta)
         self.now[value] = made
         return made

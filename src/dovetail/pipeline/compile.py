@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -43,6 +44,7 @@ from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
 from dovetail.pipeline.trail import LIKELY
 from dovetail.torch_compat.autograd import frees_arriving_gradients
+from dovetail.torch_compat.modes import autocast_off, casts_in_force
 
 logger = logging.getLogger("dovetail")
 
@@ -76,7 +78,7 @@ class _GraphCompiler:
         self._options = options
         self._hints = hints
         self._executors = make_executors(options)
-        self._backwards: dict[Pattern, CompiledBackward] = {}
+        self._backwards: dict[tuple[Pattern, Hashable], CompiledBackward] = {}
         self._pending: dict[Pattern, Split] = {}
         self._dumps: dict[Pattern, Dump] = {}
         self._decisions: dict[str, bool] = {}
@@ -124,6 +126,7 @@ class _GraphCompiler:
             residual_inputs=_residual_inputs(split.forward, plan),
             counted_only=counted_only(split.forward, plan),
             donated=self._donated,
+            left_modes=self._recording.left_modes,
             written_in_backward=tuple(
                 r.input for r in signature.outputs if isinstance(r, InputMutation) and not r.constant
             ),
@@ -160,10 +163,11 @@ class _GraphCompiler:
         options, first = self._options, next(iter(self._dumps.values()), None)
         return Dump(options.dump, name, self._hints, options.dump_calls, first, options.trail)
 
-    def _lower(self, name: str, pattern: Pattern) -> Split:
+    def _lower(self, name: str, pattern: Pattern, *, casts: bool = False) -> Split:
         start = time.perf_counter_ns()
         dump = self._dumps[pattern] = self._new_dump(name)
-        programs = self._recording.programs(name, pattern)
+        with nullcontext() if casts else autocast_off():  # a backward is run outside of autocast, as a rule
+            programs = self._recording.programs(name, pattern)
         program = programs.functional
         dump.step("recorded", programs.recorded)
         record = _functionalized(programs.recorded, program, start)
@@ -273,14 +277,15 @@ class _GraphCompiler:
         for slot, refusal in self._refused.items():
             if pattern[slot] is not None:
                 raise refusal.__cause__ or refusal
-        known = self._backwards.get(pattern)
+        casts = casts_in_force()
+        known = self._backwards.get((pattern, casts))
         if known is not None:
             return known
         with RECORDING:
-            known = self._backwards.get(pattern)
+            known = self._backwards.get((pattern, casts))
             if known is not None:  # another thread was faster
                 return known
-            known = self._backwards[pattern] = self._compile_backward(pattern)
+            known = self._backwards[pattern, casts] = self._compile_backward(pattern, casts=bool(casts))
             graph = self._graph()
             if graph is not None and len(self._backwards) >= self._options.max_variants and graph.any_layout:
                 logger.info(
@@ -291,12 +296,12 @@ class _GraphCompiler:
                 graph.any_layout = False
         return known
 
-    def _compile_backward(self, pattern: Pattern) -> CompiledBackward:
-        split = self._pending.pop(pattern, None)
+    def _compile_backward(self, pattern: Pattern, *, casts: bool) -> CompiledBackward:
+        split = None if casts else self._pending.pop(pattern, None)
         if split is None:
             logger.info("%s: backward variant %d, gradients arrive as %s", self._name, len(self._backwards), pattern)
             facts, known = self._recording.size_facts, len(self._recording.constants)
-            split = self._lower(f"{self._name}_{len(self._backwards)}", pattern)
+            split = self._lower(f"{self._name}_{len(self._backwards)}", pattern, casts=casts)
             if self._recording.size_facts != facts:
                 raise LateSizeAssumption(pattern=pattern)
             if self._donated.offered and len(self._recording.constants) > known:

@@ -17,6 +17,7 @@ from dovetail.ir.program import Program, ScalarMeta, TensorMeta, meta_symbols
 from dovetail.ir.sizes import Number, evaluate
 from dovetail.ir.text import Call, emit, plain_call
 from dovetail.ops import prims
+from dovetail.torch_compat.modes import autocast_off
 
 _SEED = 20240229
 
@@ -38,6 +39,8 @@ def verify_same_results(
     before, after = without_questions(before), without_questions(after)
     values = [*before.inputs, *(value for node in before.nodes for value in node.results())]
     if any(name not in hints for value in values for name in meta_symbols(value.meta)):
+        return
+    if any(node.target in _ABORTING for node in before.nodes):
         return
     try:
         inputs = sample_inputs(before, hints)
@@ -153,6 +156,10 @@ def _check_fit(program: Program, hints: Mapping[str, Number]) -> None:
             raise NoSampleInputs(program=program.name, reason=reason)
 
 
+# Kernels that end the process on a workspace that their forward kernel did not fill.
+_ABORTING = frozenset({torch.ops.aten.mkldnn_rnn_layer_backward.default})
+
+
 @cache
 def _memory_bytes() -> int:
     if {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= getattr(os, "sysconf_names", {}).keys():
@@ -183,7 +190,7 @@ def _run(program: Program, inputs: list[Any]) -> tuple[tuple[Any, ...], torch.Te
     before = torch.get_rng_state()
     torch.manual_seed(_SEED)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), autocast_off():
             outputs = run(inputs)
         return outputs, torch.get_rng_state()
     finally:

@@ -1,13 +1,21 @@
-"""Operators whose results torch's fakes lay out otherwise than the operators themselves."""
+"""Operators whose results torch's fakes lay out otherwise than the operators themselves.
+
+Kernels that read these results may round by their layout, autograd chooses what it calls by it, a later `reshape` is a
+view or a copy by it, and work in place keeps to it: so programs must say what the kernels do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
+from dovetail.torch_compat.kernel_strides import Layout, iterator_strides, view_strides
 
 _aten = torch.ops.aten
 
@@ -15,12 +23,42 @@ _aten = torch.ops.aten
 def as_laid_out(op: Any, args: Sequence[Any], result: Any) -> Any:
     """The results of an operator on fakes, in the layout that the operator gives them.
 
-    Batch norm on CPU: its fake keeps the strides of the input, and the kernel those of a memory format. Before torch
-    2.13, fakes of two more are always contiguous: kernels that pad by what lies inside keep channels last on CPU, and
-    zeros are laid out as the tensor in whose place they are.
+    Many fakes run a decomposition, which reads the operands in another order than the kernel, or keeps strides where
+    the kernel gives a contiguous tensor: gradients of activations, losses and norms, and a few elementwise operators.
     """
     rule = _RULES.get(op)
-    return result if rule is None else rule(args[0], result)
+    if rule is not None:
+        return rule(args[0], result if rule is not _batch_norm else _with_mixed_statistics(args, result))
+    if op in _IN_MEMORY_FORMAT:
+        return _in_memory_format(args[_IN_MEMORY_FORMAT[op]], result)
+    if op is _aten.roll.default and len(args) > 2 and args[2]:
+        return _in_memory_format(args[0], result)
+    if op in _CONTIGUOUS:
+        is_meant = "cuda" in _CONTIGUOUS[op] or _first_of(result).device.type == "cpu"
+        return _each(_contiguous, result) if is_meant else result
+    if op in _LOSSES and args[1].shape == result.shape:
+        return _contiguous(result)
+    order = _order_of_operands(op, args)
+    if order is not None:
+        return _each(lambda made: _like_operands([args[place] for place in order], made), result)
+    return _with_small_dimensions(op, args, result)
+
+
+def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator gives on fakes, also where torch's fakes refuse what its kernel takes."""
+    if op is _aten._grouped_mm.default and args[0].device.type == "cpu":
+        return _grouped_product(*args)
+    return op(*args, **kwargs)
+
+
+def _grouped_product(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *_: Any) -> torch.Tensor:
+    """Fakes take bfloat16 only. The kernel begins each row at a multiple of 16 bytes."""
+    groups = [] if a.dim() != b.dim() else [a.shape[0]] if offsets is None else [offsets.shape[0]]
+    rows, columns = a.shape[-2], b.shape[-1]
+    step = 16 // a.dtype.itemsize
+    row = (columns + step - 1) // step * step
+    strides = ([rows * row] if groups else []) + [row, 1]
+    return torch.empty_strided([*groups, rows, columns], strides, dtype=a.dtype, device=a.device)
 
 
 def as_on_cpu(op: Any, args: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
@@ -32,6 +70,107 @@ def as_on_cpu(op: Any, args: Sequence[Any], results: Sequence[Any]) -> Sequence[
     return [made, *(torch.empty(0, dtype=other.dtype, device=other.device) for other in others)]
 
 
+def _each(put_right: Callable[[Any], Any], result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return put_right(result)
+    return type(result)(made if made is None else put_right(made) for made in result)
+
+
+def _first_of(result: Any) -> torch.Tensor:
+    items = [result] if isinstance(result, torch.Tensor) else result
+    made: torch.Tensor = next(one for one in items if one is not None)
+    return made
+
+
+def _like_operands(operands: Sequence[Any], result: torch.Tensor) -> torch.Tensor:
+    """The result of an elementwise kernel that reads its operands in this order; numbers are among them."""
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
+    if all(map(_is_plain, (result, *tensors))):
+        numbers: list[Layout] = [((), ())] * (len(operands) - len(tensors))
+        layouts = [(tuple(one.shape), one.stride()) for one in tensors]
+        return _blank(result, iterator_strides(result.shape, [*layouts, *numbers]))
+    if any(operand.shape != result.shape for operand in tensors):
+        tensors = list(torch.broadcast_tensors(*tensors))
+    return _blank(result, compute_elementwise_output_strides(*tensors))
+
+
+def _blank(result: torch.Tensor, stride: Sequence[Any]) -> torch.Tensor:
+    if tuple(stride) == result.stride():
+        return result
+    return torch.empty_strided(result.shape, stride, dtype=result.dtype, device=result.device)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return all(type(number) is int for number in (*tensor.shape, *tensor.stride()))
+
+
+def _contiguous(result: torch.Tensor) -> torch.Tensor:
+    return _blank(result, torch.empty(result.shape, device="meta").stride())
+
+
+def _order_of_operands(op: Any, args: Sequence[Any]) -> tuple[int, ...] | None:
+    """In which order an elementwise kernel reads its operands, where its fake reads them in another."""
+    if op is _aten.rrelu_with_noise_backward.default:
+        return (2, 0) if args[5] else None
+    return _LOSSES.get(op) or _ELEMENTWISE.get(op)
+
+
+def _with_small_dimensions(op: Any, args: Sequence[Any], result: Any) -> Any:
+    """Results with the strides that kernels on CPU give dimensions of size 1, by which others tell memory formats."""
+    first = result[0] if type(result) is tuple and result else result
+    if (
+        not isinstance(first, torch.Tensor)
+        or first.device.type != "cpu"
+        or not _is_plain(first)
+        or 1 not in first.shape
+    ):
+        return result
+    if op in _VIEWS and _is_plain(args[0]):
+        stride = view_strides(tuple(args[0].shape), args[0].stride(), tuple(first.shape))
+        return first if stride in (None, first.stride()) else args[0].as_strided(first.shape, stride)
+    if op is _aten.glu.default:
+        halves: list[Layout] = [(tuple(first.shape), args[0].stride())]
+        return _blank(first, iterator_strides(first.shape, halves))
+    if op is _aten.index.Tensor:
+        return _indexed(args[0], args[1], first)
+    if op in _ALIKE:
+        return _each(lambda made: _blank(made, torch.empty_like(args[0]).stride()), result)
+    if not _is_elementwise(op) or first is not result:
+        return result
+    return _like_operands(_operands_of(op, args), first)
+
+
+def _indexed(x: torch.Tensor, indices: Sequence[torch.Tensor | None], result: torch.Tensor) -> torch.Tensor:
+    """Rows that one index tensor takes: the iterator reads the tensor, with that dimension still, and the index."""
+    places = [place for place, index in enumerate(indices) if index is not None]
+    index = indices[places[0]]
+    if len(places) != 1 or index is None or index.dtype in (torch.bool, torch.uint8) or not _is_plain(index):
+        return result
+    before, after = places[0], x.dim() - places[0] - 1
+    stride = view_strides(tuple(index.shape), index.stride(), (*[1] * before, *index.shape, *[1] * after))
+    if stride is None:
+        return result
+    stands = (*x.stride()[:before], *[0] * index.dim(), *x.stride()[before + 1 :])
+    layouts: list[Layout] = [(tuple(result.shape), stands), ((*[1] * before, *index.shape, *[1] * after), stride)]
+    return _blank(result, iterator_strides(result.shape, layouts))
+
+
+@cache
+def _is_elementwise(op: Any) -> bool:
+    if not isinstance(op, Overload) or torch.Tag.pointwise not in tags_of(op) or schema_of(op).is_mutable:
+        return False
+    return op not in _OWN_WAY and schema_of(op).namespace == "aten"
+
+
+def _operands_of(op: Any, args: Sequence[Any]) -> list[Any]:
+    """What an elementwise kernel reads: its tensors, and the numbers that it takes for tensors."""
+    schema = schema_of(op)
+    described = zip(args, schema.arguments, strict=False)
+    meant = [one for one, told in described if isinstance(one, torch.Tensor) or told.type == "Tensor"]
+    takes_number = "scalar" in schema.overload.lower() and op is not _aten.pow.Tensor_Scalar
+    return [*meant, 0] if takes_number else meant
+
+
 class RightLayouts(TorchDispatchMode):
     """While active, above a mode of fakes, operators give fakes in the layout of the operators themselves."""
 
@@ -39,11 +178,20 @@ class RightLayouts(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run the operator, and put its results right."""
-        return as_laid_out(func, args, func(*args, **(kwargs or {})))
+        return as_laid_out(func, args, run_on_fakes(func, args, kwargs or {}))
 
 
 def _batch_norm(x: torch.Tensor, result: Sequence[Any]) -> Any:
     return _laid_out_as_on_cpu(x, result) if x.device.type == "cpu" else result
+
+
+def _with_mixed_statistics(args: Sequence[Any], result: Sequence[Any]) -> Sequence[Any]:
+    """On CPU, statistics of numbers of 16 bits have the dtype of the parameters, where that is wider."""
+    kinds = {one.dtype for one in args[1:5] if isinstance(one, torch.Tensor)}
+    if args[0].device.type != "cpu" or args[0].dtype.itemsize > 2 or torch.float32 not in kinds:
+        return result
+    made, *others = result
+    return (made, *(one.float() if one.dtype is args[0].dtype and one.numel() else one for one in others))
 
 
 def _laid_out_as_on_cpu(x: torch.Tensor, result: Sequence[Any]) -> Any:
@@ -75,6 +223,101 @@ def _zeroed(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x, dtype=result.dtype)
 
 
+def _in_memory_format(x: torch.Tensor, result: Any) -> Any:
+    """On CPU, the first result is laid out in the memory format that suits this operand."""
+    first, *others = [result] if isinstance(result, torch.Tensor) else result
+    if x.device.type != "cpu" or first is None or first.dim() < 3:
+        return result
+    right = torch.empty(first.shape, dtype=first.dtype, device=first.device, memory_format=suggest_memory_format(x))
+    if right.stride() == first.stride():
+        return result
+    return right if isinstance(result, torch.Tensor) else (right, *others)
+
+
+# Kernels that lay out their first result in the memory format of an operand, by its place.
+_IN_MEMORY_FORMAT: dict[Any, int] = {
+    _aten.batch_norm_backward.default: 1,
+    _aten.channel_shuffle.default: 0,
+    _aten.max_unpool2d.default: 0,
+    _aten.native_batch_norm_backward.default: 1,
+    _aten.native_channel_shuffle.default: 0,
+    _aten.native_group_norm.default: 0,
+    _aten.native_group_norm_backward.default: 1,
+    _aten.reflection_pad2d_backward.default: 1,
+    _aten.replication_pad2d_backward.default: 1,
+    _aten.upsample_bicubic2d.default: 0,
+    _aten.upsample_bilinear2d.default: 0,
+    _aten.upsample_nearest2d.default: 0,
+}
+_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
+# Kernels whose results lie as their first operand does.
+_ALIKE = frozenset(
+    {
+        _aten._prelu_kernel.default,
+        _aten.flip.default,
+        _aten.hardtanh.default,
+        _aten.nan_to_num.default,
+        _aten.sort.default,
+        _aten.sort.stable,
+    }
+)
+# Elementwise kernels that do not ask `TensorIterator` for strides.
+_OWN_WAY = frozenset(
+    {
+        _aten.clone.default,
+        _aten.deg2rad.default,
+        _aten.frexp.Tensor,
+        _aten.hardtanh.default,
+        _aten.isinf.default,
+        _aten.ldexp.Tensor,
+        _aten.lerp.Scalar,
+        _aten.masked_fill.Scalar,
+        _aten.masked_fill.Tensor,
+        _aten.mvlgamma.default,
+        _aten.nan_to_num.default,
+        _aten.rad2deg.default,
+    }
+)
+# Elementwise kernels whose fakes read the operands in another order: by their places, in the order of the kernel.
+_ELEMENTWISE: dict[Any, tuple[int, ...]] = {
+    _aten._prelu_kernel_backward.default: (1, 2, 0),
+    _aten.copysign.Tensor: (0, 1),
+    _aten.div.Tensor_mode: (0, 1),
+    _aten.elu_backward.default: (0, 5),
+    _aten.floor_divide.default: (0, 1),
+    _aten.hardsigmoid_backward.default: (0, 1),
+    _aten.hardswish_backward.default: (0, 1),
+    _aten.hardtanh_backward.default: (0, 1),
+    _aten.logit_backward.default: (0, 1),
+    _aten.native_dropout_backward.default: (0, 1),
+    _aten.soft_margin_loss_backward.default: (2, 1),
+    _aten.softplus_backward.default: (0, 1),
+    _aten.special_xlog1py.default: (0, 1),
+    _aten.threshold_backward.default: (1, 0),
+    _aten.xlogy.Tensor: (0, 1),
+}
+# Kernels that give a contiguous tensor, unless what they are the gradient of is smaller than that.
+_LOSSES: dict[Any, tuple[int, ...]] = dict.fromkeys(
+    (
+        _aten.huber_loss_backward.default,
+        _aten.mse_loss_backward.default,
+        _aten.smooth_l1_loss_backward.default,
+    ),
+    (1, 2, 0),
+)
+# Kernels that give contiguous tensors, whatever they read: on which devices.
+_CPU, _EVERYWHERE = ("cpu",), ("cpu", "cuda")
+_CONTIGUOUS: dict[Any, tuple[str, ...]] = {
+    _aten._log_softmax_backward_data.default: _EVERYWHERE,
+    _aten.glu_backward.default: _CPU,
+    _aten.isin.Tensor_Scalar: _EVERYWHERE,
+    _aten.isin.Tensor_Tensor: _EVERYWHERE,
+    _aten.log_sigmoid_forward.default: _CPU,
+    _aten.native_layer_norm.default: _CPU,
+    _aten.native_layer_norm_backward.default: _CPU,
+    _aten.normal.Tensor_Tensor: _EVERYWHERE,
+    _aten.pow.Scalar: _EVERYWHERE,
+}
 _RULES: dict[Any, Callable[[torch.Tensor, Any], Any]] = {
     _aten.reflection_pad2d.default: _padded,
     _aten.replication_pad2d.default: _padded,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ _HOOKS = tuple(
     getattr(module, f"_global_{name}_hooks") for name in ("forward_pre", "forward", "backward_pre", "backward")
 )
 
+_KINDS = ("cpu", "cuda")
 _function_modes = torch._C._len_torch_function_stack
 
 
@@ -28,6 +29,26 @@ def function_mode_is_active() -> bool:
 def autocast_is_active() -> bool:
     """Whether autocast is on for any kind of device."""
     return torch._C._is_any_autocast_enabled()
+
+
+def casts_in_force() -> tuple[tuple[str, torch.dtype], ...]:
+    """The kinds of devices for which autocast is on, each with what it casts to."""
+    if not autocast_is_active():
+        return ()
+    return tuple([(kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind)])
+
+
+@contextmanager
+def autocast_off() -> Iterator[None]:
+    """While active, nothing is cast: for operators that were recorded with their casts."""
+    active = [kind for kind in _KINDS if torch.is_autocast_enabled(kind)]
+    for kind in active:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        for kind in active:
+            torch.set_autocast_enabled(kind, True)
 
 
 def has_function_mode(mode: object) -> bool:
@@ -67,3 +88,45 @@ def surroundings() -> tuple[object, ...]:
         torch._C._get_mem_efficient_sdp_enabled(),
         tuple([tuple(hooks.values()) for hooks in _HOOKS if hooks]),
     )
+
+
+def switches() -> dict[str, Any]:
+    """What code can switch for whoever calls it, by the name of what switches it."""
+    found: dict[str, Any] = {
+        "torch.set_grad_enabled": torch.is_grad_enabled(),
+        "torch.set_default_dtype": torch.get_default_dtype(),
+        "torch.use_deterministic_algorithms": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        "torch.set_num_threads": torch.get_num_threads(),
+        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.set_default_device": torch.get_default_device(),
+        "torch.set_anomaly_enabled": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        "torch.set_autocast_cache_enabled": torch.is_autocast_cache_enabled(),
+        "torch.backends.cuda.enable_flash_sdp": torch.backends.cuda.flash_sdp_enabled(),
+        "torch.backends.cuda.enable_math_sdp": torch.backends.cuda.math_sdp_enabled(),
+        "torch.backends.cuda.enable_mem_efficient_sdp": torch.backends.cuda.mem_efficient_sdp_enabled(),
+    }
+    for kind in _KINDS:
+        found[f"torch.set_autocast_enabled({kind!r})"] = torch.is_autocast_enabled(kind)
+        found[f"torch.set_autocast_dtype({kind!r})"] = torch.get_autocast_dtype(kind)
+    return found
+
+
+def set_switches(wanted: Mapping[str, Any]) -> None:
+    """Set what `switches` gives, by its names."""
+    for name, value in wanted.items():
+        if name.startswith("torch.set_autocast_enabled"):
+            torch.set_autocast_enabled(name.split("'")[1], value)
+        elif name.startswith("torch.set_autocast_dtype"):
+            torch.set_autocast_dtype(name.split("'")[1], value)
+        elif name == "torch.use_deterministic_algorithms":
+            torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+        elif name == "torch.set_grad_enabled":
+            torch._C._set_grad_enabled(value)  # `torch.set_grad_enabled` is a context that costs more
+        elif name == "torch.set_anomaly_enabled":
+            torch.autograd.set_detect_anomaly(*value)
+        else:
+            owner: Any = torch.backends.cuda if name.startswith("torch.backends.cuda") else torch
+            getattr(owner, name.rpartition(".")[2])(value)

@@ -53,8 +53,30 @@ _OPERATIONS = {
     "Or": "or",
     "Not": "not",
     "Where": "where",
-    "OpaqueUnaryFn_sqrt": "sqrt",
+    "Abs": "abs",
+    "RoundDecimal": "round",
+    "BitwiseFn_bitwise_and": "bitand",
+    "BitwiseFn_bitwise_or": "bitor",
+    "BitwiseFn_bitwise_xor": "bitxor",
 }
+# Functions of `math` that sympy is told nothing about: torch's for symbolic numbers, where it has one.
+_OPAQUE: dict[str, Callable[..., Any]] = {
+    "sqrt": torch._sym_sqrt,
+    "sin": torch._sym_sin,
+    "cos": torch._sym_cos,
+    "tan": torch._sym_tan,
+    "sinh": torch._sym_sinh,
+    "cosh": torch._sym_cosh,
+    "tanh": torch._sym_tanh,
+    "asin": torch._sym_asin,
+    "acos": torch._sym_acos,
+    "atan": torch._sym_atan,
+    "asinh": math.asinh,
+    "exp": math.exp,
+    "log": math.log,
+    "log2": torch._sym_log2,
+}
+_OPERATIONS |= {f"OpaqueUnaryFn_{name}": name for name in _OPAQUE}
 
 # For each operation of two arguments or one, the function that graphs call for it. It takes symbolic numbers.
 NUMBER_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -72,7 +94,11 @@ NUMBER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "round": round,
     "float": torch.sym_float,
     "int": torch.sym_int,
-    "sqrt": torch._sym_sqrt,
+    "abs": abs,
+    "bitand": operator.and_,
+    "bitor": operator.or_,
+    "bitxor": operator.xor,
+    **_OPAQUE,
     "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,
@@ -133,6 +159,8 @@ def expression_tree(expr: object) -> object:
             return ("mod", ("floordiv", arguments[0], arguments[1]), arguments[2])
         if name == "Identity":
             return arguments[0]
+        if name == "TruncToFloat":
+            return ("float", ("trunc", arguments[0]))
         if name in _OPERATIONS:
             return (_OPERATIONS[name], *arguments)
     raise NotImplementedError(f"no size expression for {expr!r}")

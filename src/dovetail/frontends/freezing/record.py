@@ -19,7 +19,7 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.python_state import ambient_modes, leads_on
 from dovetail.capture.recording import Recording
 from dovetail.capture.recurrent import recorded_whole
-from dovetail.errors import NotFreezable
+from dovetail.errors import NotFreezable, PythonSideEffect
 from dovetail.frontends.call_kind import Call, checked_name
 from dovetail.frontends.freezing.examples import Example, same_tensors
 from dovetail.frontends.freezing.nesting import Captured, Nesting
@@ -82,6 +82,8 @@ class MethodRecorder:
             inputs = [described.everything[source] for source in recorder.sources]
             given_dims = None if dims is None else lambda place: dims(order[place])
             recording = recorder.record(inputs, dims=given_dims, unknown_sizes=dims is None)
+            if recording.left_modes:
+                raise PythonSideEffect(what=f"left what {next(iter(recording.left_modes))} sets changed")
             self._refuse_sharing(recording, inputs)
             names = self._held_names(pool, described, recorder.sources, recording)
             one = self._recorded(recording, recorder, len(described.tensors), names)

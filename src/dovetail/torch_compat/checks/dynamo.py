@@ -39,4 +39,18 @@ def check_not_traced() -> str | None:
     return first_difference(("what Dynamo was asked about", wanted, ["unmarked", "called"]))
 
 
-CHECKS = (check_not_traced,)
+def check_compiled_functions_run_plainly() -> str | None:
+    """Dynamo makes nothing of a function that `torch.compile` was given, until afterwards."""
+    made: list[object] = []
+
+    def backend(graph: Any, inputs: object) -> Any:
+        made.append(graph)
+        return graph
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend, fullgraph=True)
+    with dynamo.compiled_functions_run_plainly():
+        found = compiled(torch.ones(2)).tolist()
+    return first_difference(("the result", found, [2.0, 2.0]), ("what was compiled", made, []))
+
+
+CHECKS = (check_compiled_functions_run_plainly, check_not_traced)

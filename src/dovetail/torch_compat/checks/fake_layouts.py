@@ -10,10 +10,18 @@ from dovetail.torch_compat import fake_layouts, fakes
 from dovetail.torch_compat.checks.difference import first_difference
 
 _aten = torch.ops.aten
+_OF_TWO = (
+    _aten.copysign.Tensor,
+    _aten.floor_divide.default,
+    _aten.hardsigmoid_backward.default,
+    _aten.hardswish_backward.default,
+    _aten.special_xlog1py.default,
+    _aten.xlogy.Tensor,
+)
 
 
 def check_as_laid_out() -> str | None:
-    """Results are laid out as kernels do: eval batch norm over every order of dimensions, paddings, zeros."""
+    """Results are laid out as kernels do: batch norm over every order of dimensions, paddings, zeros, gradients."""
     found = []
     for x in (torch.ones(2, 5, 4).transpose(1, 2), torch.ones(2, 4, 5, 3).permute(0, 3, 1, 2), torch.ones(3, 2).t()):
         channels = x.shape[1]
@@ -25,13 +33,40 @@ def check_as_laid_out() -> str | None:
                 _aten.native_batch_norm.default, twins, _aten.native_batch_norm.default(*twins)
             )
         found.append((f"strides {x.stride()}", made[0].stride(), _aten.native_batch_norm.default(*given)[0].stride()))
+    mixed = (torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(3), torch.ones(3), None, None, True, 0.1, 1e-5)
+    mode = fakes.new_fake_mode()
+    twins = [mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in mixed]
+    with mode:
+        made = fake_layouts.as_laid_out(_aten.native_batch_norm.default, twins, _aten.native_batch_norm.default(*twins))
+    wanted = [one.dtype for one in _aten.native_batch_norm.default(*mixed)]
+    found.append(("dtypes of statistics", [one.dtype for one in made], wanted))
     return first_difference(*found, *_layouts_of_one_result())
 
 
 def _layouts_of_one_result() -> list[tuple[str, object, object]]:
     found: list[tuple[str, object, object]] = []
     image = torch.ones(2, 4, 5, 3).permute(0, 3, 1, 2)
+    x, other, mask = torch.ones(2, 4, 3).permute(2, 0, 1), torch.ones(3, 2, 4), torch.ones(3, 2, 4) > 0
     calls: list[tuple[Any, torch.Tensor, tuple[Any, ...]]] = [
+        *((op, x, others) for op in _OF_TWO for others in ((other,), (other.mT.contiguous().mT,))),
+        *((op, x, (x, other, 1)) for op in (_aten.mse_loss_backward.default, _aten.soft_margin_loss_backward.default)),
+        *(
+            (op, x, (x, other, 1, 1.0))
+            for op in (_aten.huber_loss_backward.default, _aten.smooth_l1_loss_backward.default)
+        ),
+        (_aten.elu_backward.default, other, (1.0, 1.0, 1.0, False, x)),
+        (_aten.hardtanh_backward.default, other, (x, -1.0, 1.0)),
+        (_aten.softplus_backward.default, other, (x, 1.0, 20.0)),
+        (_aten.logit_backward.default, other, (x,)),
+        (_aten.native_dropout_backward.default, x, (mask, 2.0)),
+        (_aten.rrelu_with_noise_backward.default, other, (x, x, 0.1, 0.3, True, False)),
+        (_aten._log_softmax_backward_data.default, x, (x, 1, torch.float32)),
+        (_aten.isin.Tensor_Tensor, x, (other,)),
+        (_aten.isin.Tensor_Scalar, x, (1,)),
+        (_aten.roll.default, image, ([1], [2])),
+        (_aten.channel_shuffle.default, image, (3,)),
+        (_aten.reflection_pad2d_backward.default, torch.ones(2, 3, 5, 8), (image, [1, 2, 1, 0])),
+        (_aten.replication_pad2d_backward.default, torch.ones(2, 3, 5, 8), (image, [1, 2, 1, 0])),
         (_aten.reflection_pad2d.default, image, ([1, 1, 2, 1],)),
         (_aten.replication_pad2d.default, image, ([1, 1, 2, 1],)),
         (_aten.zero.default, torch.ones(4, 6).t()[:, ::2], ()),
@@ -43,6 +78,32 @@ def _layouts_of_one_result() -> list[tuple[str, object, object]]:
             made = fake_layouts.as_laid_out(op, (twin, *others), op(twin, *others))
         found.append((f"strides of {op}", made.stride(), op(x, *others).stride()))
     return found
+
+
+def check_run_on_fakes() -> str | None:
+    """Products of groups, of matrices of float32 too, and with rows that end before 16 bytes do."""
+    found: list[tuple[str, object, object]] = []
+    offsets = torch.tensor([3, 8], dtype=torch.int32, device="cpu")
+    rows, stack = torch.ones(8, 16, device="cpu"), torch.ones(2, 5, 16, device="cpu")
+    calls = (
+        (rows, stack.mT, offsets),
+        (stack, rows.t(), offsets),
+        (torch.ones(5, 8, device="cpu"), torch.ones(8, 8, device="cpu")[:, :5], offsets),
+        (torch.ones(2, 3, 16, device="cpu"), stack.mT, None),
+    )
+    for dtype in (torch.float32, torch.bfloat16):
+        for a, b, places in calls:
+            cast = (a.to(dtype), b.to(dtype))
+            if cast[1].stride(-1) == 1 and cast[1].stride(-2) * dtype.itemsize % 16:
+                continue  # which the kernel refuses
+            made = _aten._grouped_mm.default(*cast, places)
+            mode = fakes.new_fake_mode()
+            twins = [mode.from_tensor(item) if item is not None else None for item in (*cast, places)]
+            with mode:
+                told = fake_layouts.run_on_fakes(_aten._grouped_mm.default, twins, {})
+            place = f"{dtype} {tuple(a.shape)} {tuple(b.shape)}"
+            found.append((place, (told.shape, told.stride(), told.dtype), (made.shape, made.stride(), made.dtype)))
+    return first_difference(*found)
 
 
 def check_right_layouts() -> str | None:
@@ -69,4 +130,4 @@ def check_as_on_cpu() -> str | None:
     return first_difference(*found)
 
 
-CHECKS = (check_as_laid_out, check_as_on_cpu, check_right_layouts)
+CHECKS = (check_as_laid_out, check_as_on_cpu, check_right_layouts, check_run_on_fakes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -42,6 +43,28 @@ def check_surroundings() -> str | None:
     return first_difference(("what differs", differ, [True] * 3), ("afterwards", modes.surroundings(), before))
 
 
+def check_autocast_off() -> str | None:
+    """Nothing is cast inside, and everything as before after it."""
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with modes.autocast_off():
+            inside = (modes.autocast_is_active(), (x @ x).dtype)
+        after = (modes.autocast_is_active(), (x @ x).dtype)
+    return first_difference(
+        ("inside", inside, (False, torch.float32)),
+        ("after it", after, (True, torch.bfloat16)),
+    )
+
+
+def check_casts_in_force() -> str | None:
+    """Autocast for the CPU is seen with its dtype."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = modes.casts_in_force()
+    return first_difference(
+        ("outside and inside", (modes.casts_in_force(), inside), ((), (("cpu", torch.bfloat16),))),
+    )
+
+
 def check_has_function_mode() -> str | None:
     """A mode that was entered is known from one that was not."""
     mode, other = torch.overrides.BaseTorchFunctionMode(), torch.overrides.BaseTorchFunctionMode()
@@ -74,10 +97,42 @@ def check_unnoticed_mode() -> str | None:
     return first_difference(("answers", found, [True, False, True, True]))
 
 
+def check_switches() -> str | None:
+    """Each switch that is set is seen."""
+    before = modes.switches()
+    other = {"torch.set_grad_enabled": not before["torch.set_grad_enabled"], "torch.set_default_dtype": torch.float64}
+    other["torch.set_autocast_dtype('cpu')"] = torch.float16
+    try:
+        modes.set_switches(other)
+        after = modes.switches()
+    finally:
+        modes.set_switches({name: before[name] for name in other})
+    return first_difference(
+        ("what was set", {name: after[name] for name in other}, other),
+        ("what was not", {n: v for n, v in after.items() if n not in other}, _without(before, other)),
+        ("what it is after that", modes.switches(), before),
+    )
+
+
+def check_set_switches() -> str | None:
+    """Every switch can be set to what it is."""
+    before = modes.switches()
+    modes.set_switches({name: value for name, value in before.items() if name != "torch.set_default_device"})
+    return first_difference(("the switches", modes.switches(), before))
+
+
+def _without(found: dict[str, object], names: Collection[str]) -> dict[str, object]:
+    return {name: value for name, value in found.items() if name not in names}
+
+
 CHECKS = (
     check_autocast_is_active,
+    check_autocast_off,
+    check_casts_in_force,
     check_has_function_mode,
     check_function_mode_is_active,
+    check_set_switches,
     check_surroundings,
+    check_switches,
     check_unnoticed_mode,
 )

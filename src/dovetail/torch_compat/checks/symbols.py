@@ -169,13 +169,16 @@ def check_number_functions() -> str | None:
     results = [functions[name](rows, columns) for name in ("add", "mul", "floordiv", "mod", "max", "min")]
     halves = functions["truediv"](rows, 2)
     results += [functions[name](halves) for name in ("floor", "ceil", "trunc", "round", "int")]
-    floats = [functions["float"](rows), functions["sqrt"](functions["float"](rows))]
+    results += [functions["abs"](rows - 9), *(functions[f"bit{name}"](rows, columns) for name in ("and", "or", "xor"))]
+    floats = [functions["float"](rows), functions["sqrt"](functions["float"](rows)), functions["round"](halves, 1)]
+    names = ("sin", "cos", "tan", "sinh", "cosh", "tanh", "atan", "log2")
+    floats += [functions[name](functions["float"](rows)) for name in names]
     asked = [functions[name](rows, columns) for name in ("eq", "ne", "lt", "le", "gt", "ge")]
     asked += [functions["and"](*asked[:2]), functions["or"](*asked[:2]), functions["not"](asked[0])]
     results.append(functions["where"](asked[2], rows, columns))
     hints = [symbols.hint_of(number) for number in results]
     return first_difference(
-        ("whole numbers", hints, [12, 35, 0, 5, 7, 5, 2, 3, 2, 2, 2, 5]),
+        ("whole numbers", hints, [12, 35, 0, 5, 7, 5, 2, 3, 2, 2, 2, 4, 5, 7, 2, 5]),
         ("the types of other numbers", {type(number) for number in floats}, {torch.SymFloat}),
         ("the types of answers", {type(answer) for answer in asked}, {torch.SymBool}),
         ("what was assumed", symbols.guard_count(symbols.shape_env_of(rows)), 0),

@@ -1,0 +1,62 @@
+"""Modes of torch that code leaves otherwise than it found them: `torch.set_grad_enabled(False)`, and never back.
+
+Eager code that does so changes what its caller runs next. A program does the same after each call, for the modes by
+which programs are guarded; code that leaves another one changed is refused. Recording itself changes none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from dovetail.errors import PythonSideEffect
+from dovetail.torch_compat.modes import set_switches, switches
+
+_GUARDED = frozenset(
+    {
+        "torch.set_grad_enabled",
+        "torch.set_default_dtype",
+        "torch.use_deterministic_algorithms",
+        "torch.set_autocast_enabled('cpu')",
+        "torch.set_autocast_enabled('cuda')",
+    }
+)
+_IN_GRAPHS = {"set_deterministic_algorithms": "use_deterministic_algorithms"}
+
+
+@contextmanager
+def modes_left(left: dict[str, Any], set_anyway: Collection[str] = ()) -> Iterator[None]:
+    """While active, modes may change; then they are as before, and what was left changed is in `left`.
+
+    set_anyway: names of functions that set modes to what is known, whatever they were.
+    Raises: PythonSideEffect for a mode that a program would not set again.
+    """
+    before = switches()
+    try:
+        yield
+        after = switches()
+        known = {name: value for name, value in after.items() if _function_of(name) in set_anyway}
+        left.update({**_changed(before, after), **known})
+        for name, value in left.items():
+            if name not in _GUARDED and name not in known:
+                raise PythonSideEffect(what=f"left {name} at {value}, which was {before[name]}")
+    finally:
+        changed = _changed(switches(), before)
+        if changed:
+            set_switches(changed)
+
+
+def switched_in(targets: Iterable[object]) -> frozenset[str]:
+    """Names of the functions that set modes, among the targets of a graph's nodes."""
+    known = set(map(_function_of, switches()))
+    names = (str(getattr(target, "__name__", "")).lstrip("_") for target in targets)
+    return frozenset(_IN_GRAPHS.get(name, name) for name in names if _IN_GRAPHS.get(name, name) in known)
+
+
+def _function_of(switch: str) -> str:
+    return switch.partition("(")[0].rpartition(".")[2]
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in after.items() if before[name] != value}

@@ -1,0 +1,50 @@
+"""Checks of `torch_compat.kernel_strides`."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from dovetail.torch_compat import kernel_strides
+from dovetail.torch_compat.checks.difference import first_difference
+
+_SHAPES = ((1, 4, 3, 2), (2, 1, 3, 4), (4, 1, 3), (2, 3, 4))
+
+
+def check_iterator_strides() -> str | None:
+    """Sums of two tensors, and products with a number, over every order of dimensions."""
+    found = []
+    for shape in _SHAPES:
+        laid_out = [_ordered(shape, order) for order in itertools.permutations(range(len(shape)))]
+        for x, y in itertools.product(laid_out, (laid_out[0], laid_out[-1], laid_out[2], laid_out[3][:1])):
+            told = kernel_strides.iterator_strides(shape, [(tuple(t.shape), t.stride()) for t in (x, y)])
+            found.append((f"strides of {x.stride()} + {y.stride()}", told, (x + y).stride()))
+        for x in laid_out:
+            told = kernel_strides.iterator_strides(shape, [(tuple(x.shape), x.stride()), ((), ())])
+            found.append((f"strides of {x.stride()} * 2", told, (x * 2).stride()))
+    return first_difference(*found)
+
+
+def check_view_strides() -> str | None:
+    """Views as one row, as another shape and as the same, where there are such views."""
+    found: list[tuple[str, object, object]] = []
+    for shape in _SHAPES:
+        for order in itertools.permutations(range(len(shape))):
+            x = _ordered(shape, order)
+            for wanted in (list(shape), [x.numel()], [1, x.numel()], [*shape[:-2], 1, shape[-2] * shape[-1]]):
+                try:
+                    stride = x.view(wanted).stride()
+                except RuntimeError:
+                    stride = None
+                told = kernel_strides.view_strides(shape, x.stride(), wanted)
+                found.append((f"strides of {x.stride()} as {wanted}", told, stride))
+    return first_difference(*found)
+
+
+def _ordered(shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
+    made = torch.ones([shape[dim] for dim in order])
+    return made.permute([order.index(dim) for dim in range(len(order))])
+
+
+CHECKS = (check_iterator_strides, check_view_strides)
