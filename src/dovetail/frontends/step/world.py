@@ -273,7 +273,7 @@ def _upwards(holder: Holder, key: Any) -> Iterator[tuple[Holder, Any]]:
     at: Holder | None = holder
     while at is not None:
         yield at, key
-        if at.link == "attribute" and at.kind == "dict" and not is_a(at.owner, FunctionType):
+        if at.link == "attribute" and at.kind == "dict" and not is_compared_by_contents(at.owner):
             return
         key, at = at.key, at.parent
 
