@@ -116,3 +116,29 @@ def test_in_a_step(inner: str) -> None:
         called = compile_step(step)
         outcomes.append([called(torch.ones(4, 3) * number).detach().clone() for number in range(3)])
     assert all(map(torch.equal, *outcomes))
+
+
+@pytest.mark.parametrize("compiler", [lambda f: torch.compile(f, backend="eager", fullgraph=True), dovetail.compile])
+def test_a_step_calls_a_compiled_function(compiler: Callable[..., Any]) -> None:
+    def train(compiled: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        inner = compiler(lambda gradient: gradient * 2)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = net(x).square().mean()
+            loss.backward()
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad.copy_(inner(parameter.grad))
+            optimizer.step()
+            return loss.detach()
+
+        call = dovetail.compile_step(step) if compiled else step
+        losses = [call(torch.ones(3, 4) * number) for number in range(4)]
+        return [*losses, net.weight.detach(), inner(torch.ones(2))]  # which is not broken afterwards
+
+    assert all(map(torch.equal, train(True), train(False)))

@@ -12,6 +12,7 @@ from dovetail.frontends.step.output import output_is_unnoted
 from dovetail.frontends.structure import flatten
 from dovetail.reach.names import Names
 from dovetail.reach.watcher import noted_reads
+from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
 from dovetail.torch_compat.traced_numbers import Plain
 
 _LEADS_NOWHERE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -28,7 +29,8 @@ class EagerRuns:
         """Call a step, and note what it reads. Raises: what the step raises."""
         leaves, _ = flatten((args, kwargs), results=True)
         log = ItemLog()
-        with noted_reads([step, *filter(leads_on, leaves)]) as reads, output_is_unnoted(), log:
+        noted = noted_reads([step, *filter(leads_on, leaves)])
+        with compiled_functions_run_plainly(), noted as reads, output_is_unnoted(), log:
             results = step(*args, **kwargs)
         self.read.add(reads)
         if log.numbers:
