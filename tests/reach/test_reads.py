@@ -393,6 +393,7 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "object.__getattribute__": _past_objects,
     "text in memory": _object(lambda: io.StringIO("1"), lambda a: float(a.getvalue()), lambda a: a.write("2")),
+    "a lock": _object(threading.Lock, lambda a: 2.0 if a.locked() else 1.0, lambda a: a.acquire()),
     "an event": _event,
     "a logger's level": _logger,
     "the level of a logger's parent": _parent_logger,

@@ -34,7 +34,7 @@ _warnings _weakref array binascii builtins cmath collections datetime decimal fr
 mappingproxy marshal math operator re types unicodedata weakref zlib
 """
 _PURE = frozenset(_PURE_NAMES.split())
-_PURE_PACKAGES = ("torch", "numpy", "scipy", "dovetail", "safetensors", "tokenizers", "_operator", "regex", "_regex")
+_PURE_PACKAGES = ("torch", "numpy", "scipy", "dovetail", "safetensors", "tokenizers", "regex", "_regex")
 _OUTSIDE: dict[str, str] = {
     "time": _CLOCK,
     "posix": _FILES,
@@ -53,8 +53,9 @@ _OUTSIDE: dict[str, str] = {
     "_queue": _HIDDEN,
     "_ctypes": _HIDDEN,
 }
-_OUTSIDE_PACKAGES = {"numpy.random": RANDOM}
+_DRAWING_PACKAGE = "numpy.random"
 _OF_TEXT = frozenset(("StringIO", "BytesIO", "IncrementalNewlineDecoder"))
+_ASKED_OF_LOCKS = ("locked", "_is_owned")
 _DATES = frozenset(("now", "utcnow", "today"))
 _HARMLESS = frozenset(
     (
@@ -108,6 +109,8 @@ def judge(function: Any) -> Verdict:
         return _FINE
     if isinstance(owner, ContextVar):
         return Verdict(ask=_ValueOf(owner))  # of a variable that is set: what it was before
+    if function.__name__ in _ASKED_OF_LOCKS and type(owner).__module__ == "_thread":
+        return Verdict(ask=function)
     kind = owner if isinstance(owner, type) else type(owner)
     base = next((base for base in mro_of(kind) if _is_of_c(own_of(base).get(function.__name__))), kind)
     if isinstance(owner, _random.Random):
@@ -141,9 +144,8 @@ def _judge_home(home: str, name: str) -> Verdict:
         return _FINE
     if home in _OUTSIDE:
         return Verdict(why=_OUTSIDE[home])
-    package = next((package for package in _OUTSIDE_PACKAGES if home.startswith(package)), None)
-    if package is not None:
-        return Verdict(why=_OUTSIDE_PACKAGES[package])
+    if home.startswith(_DRAWING_PACKAGE):
+        return Verdict(why=RANDOM)
     if home in _PURE or not home or home.partition(".")[0] in _PURE_PACKAGES:
         return _FINE
     return Verdict(why="is a function of C of which nothing is known")

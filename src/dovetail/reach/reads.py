@@ -29,6 +29,7 @@ from dovetail.reach.values import (
     attributes_of,
     has_attributes,
     is_a,
+    is_heap_type,
     moves_on,
     mro_of,
     name_of,
@@ -37,7 +38,6 @@ from dovetail.reach.values import (
 )
 from dovetail.torch_compat.fakes import is_fake
 
-_HEAP_TYPE = 1 << 9
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _WHOLE = frozenset(("__dict__", "__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__"))
 _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
@@ -160,7 +160,7 @@ class Reads:
                     self.whole(item)
 
     def _meet_kind(self, kind: type) -> None:
-        if id(kind) in self._kinds or not kind.__flags__ & _HEAP_TYPE:
+        if id(kind) in self._kinds or not is_heap_type(kind):
             return
         self._kinds[id(kind)] = kind
         self._install(kind)
@@ -296,9 +296,7 @@ class Reads:
     def of_class(self, kind: type, name: str) -> Any:
         """An attribute of a class is read: its own, or one of a class that it derives from."""
         for owner in (*mro_of(kind), *mro_of(type(kind))):
-            value = (
-                self.class_attribute(owner, name) if owner.__flags__ & _HEAP_TYPE else own_of(owner).get(name, MISSING)
-            )
+            value = self.class_attribute(owner, name) if is_heap_type(owner) else own_of(owner).get(name, MISSING)
             if value is not MISSING:
                 return value
         return MISSING
@@ -320,7 +318,7 @@ class Reads:
         self.attributes[key] = value
         found = MISSING
         for owner in mro_of(type(item)):
-            if owner.__flags__ & _HEAP_TYPE:
+            if is_heap_type(owner):
                 found = self.class_attribute(owner, name)
             if found is not MISSING:
                 break

@@ -20,12 +20,11 @@ import torch
 
 from dovetail.reach.contents import MISSING
 from dovetail.reach.reads import Reads
-from dovetail.reach.values import has_attributes, is_a, module_of, mro_of, own_of
+from dovetail.reach.values import has_attributes, is_a, is_heap_type, module_of, mro_of, own_of
 
 IsCounted: TypeAlias = "Callable[[Any, FrameType], bool]"
 
 _IMMUTABLE_TYPE = 1 << 8
-_HEAP_TYPE = 1 << 9
 _vars: Any = vars  # also while something else stands in for it
 _ALONE = (
     *("dovetail", "torch._", "torch.fx", "torch.overrides", "torch.utils._", "sympy", "mpmath", "_pytest", "pluggy"),
@@ -55,7 +54,7 @@ class Spies:
 
     def install(self, kind: type) -> None:
         """Let the objects of a class report."""
-        if kind.__flags__ & _IMMUTABLE_TYPE or not kind.__flags__ & _HEAP_TYPE:
+        if kind.__flags__ & _IMMUTABLE_TYPE or not is_heap_type(kind):
             return
         if issubclass(kind, _OF_RECORDINGS) or module_of(kind).startswith(_ALONE):
             return

@@ -45,6 +45,7 @@ _EXACT = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
 PLAIN = frozenset((*_EXACT, float, complex, range))
 HOST_CALL = "_dovetail_host_call"  # an attribute of functions that are called after the program
 MAX_WATCHED_BYTES = 1024
+_HEAP_TYPE = 1 << 9
 RANDOM_SOURCES = (random.Random, np.random.Generator, np.random.RandomState)
 _WALKED_PACKAGES = ("torch.distributions", "torch.nn", "torch.optim", "torch.amp")
 _WALKED = (
@@ -161,6 +162,11 @@ def moves_on(item: Any) -> bool:
         )
     following = next((own_of(owner)["__next__"] for owner in mro_of(type(item)) if "__next__" in own_of(owner)), None)
     return following is not None and not is_a(following, FunctionType) and not is_a(item, weakref.ProxyTypes)
+
+
+def is_heap_type(kind: type) -> bool:
+    """Whether a class was made by code of Python's, or may be changed like one."""
+    return bool(kind.__flags__ & _HEAP_TYPE)
 
 
 def mro_of(kind: type) -> tuple[type, ...]:
