@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextvars
 import dataclasses
+import decimal
 import enum
 import functools
 import gc
@@ -393,6 +394,10 @@ CASES: dict[str, Callable[[], Case]] = {
     ),
     "object.__getattribute__": _past_objects,
     "text in memory": _object(lambda: io.StringIO("1"), lambda a: float(a.getvalue()), lambda a: a.write("2")),
+    "the settings of decimal numbers": lambda: (
+        lambda x: x * float(Decimal(1) / 3),
+        lambda: setattr(decimal.getcontext(), "prec", 3),
+    ),
     "a lock": _object(threading.Lock, lambda a: 2.0 if a.locked() else 1.0, lambda a: a.acquire()),
     "an event": _event,
     "a logger's level": _logger,
@@ -422,6 +427,7 @@ def _as_before() -> Iterator[None]:
     sys.setrecursionlimit(limit)
     os.environ.pop("REACH", None)
     LEVEL.set(1.0)
+    decimal.setcontext(decimal.Context())
     _Color.RED._value_ = 1.0
 
 

@@ -8,6 +8,7 @@ before: a program that does not repeat the write is not used after it.
 
 from __future__ import annotations
 
+import decimal
 import gc
 import logging
 import operator
@@ -23,7 +24,7 @@ import torch
 from dovetail.reach.codes import codes_inside, names_of
 from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
 from dovetail.reach.libraries import is_installed, is_library_class, is_library_module, is_ours, is_users_function
-from dovetail.reach.spots import NamesOf, in_cell, in_slot
+from dovetail.reach.spots import NamesOf, in_cell, in_slot, settings_of_decimals
 from dovetail.reach.values import (
     PLAIN,
     attributes_of,
@@ -104,6 +105,8 @@ class Reads:
             if kind in PLAIN or id(item) in self._met:
                 continue
             self._met[id(item)] = item
+            if kind is decimal.Decimal or item is decimal.Decimal or item is decimal:
+                self.ask(settings_of_decimals)
             if issubclass(kind, torch.Tensor):
                 if not is_fake(item) and attributes_of(item):  # whose own attributes nothing shows being read
                     self.every_entry(attributes_of(item), "a tensor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from typing import Any
 
 from dovetail.reach.contents import MISSING
@@ -22,6 +23,12 @@ def in_slot(item: Any, descriptor: Any) -> Any:
         return descriptor.__get__(item)
     except AttributeError:
         return MISSING
+
+
+def settings_of_decimals() -> tuple[Any, ...]:
+    """What the arithmetic of decimal numbers goes by, in this thread."""
+    context = decimal.getcontext()
+    return context.prec, context.rounding, context.Emin, context.Emax, context.clamp
 
 
 class NamesOf:

@@ -35,7 +35,10 @@ class NumberSpot:
     @property
     def can_be_put(self) -> bool:
         """Whether another number can be put there: what it is inside of, if that cannot be written, are tuples."""
-        value = self._outer.read()
+        try:
+            value = self._outer.read()
+        except LookupError:  # in a key of a dictionary
+            return False
         for item in self._items:
             if not isinstance(value, tuple):
                 return False
