@@ -25,6 +25,7 @@ from dovetail.reach.libraries import FOLLOWED, OURS, is_library_class, is_librar
 from dovetail.reach.outside import RANDOM, Verdict, judge
 from dovetail.reach.values import is_a
 from dovetail.torch_compat.control_flow import GIVES_TO_DYNAMO
+from dovetail.torch_compat.dynamo import is_running_plainly
 
 _TORCH = torch.__file__.rpartition("/")[0]
 _NUMPY = np.__file__.rpartition("/")[0]
@@ -40,6 +41,7 @@ _OF_TORCH = frozenset(
     ("sympy", "mpmath", "networkx", "jinja2", "filelock", "fsspec", "tqdm", "typing_extensions", "triton")
 )
 _QUIET = ("logging", "threading")  # whose calls of C serve themselves: locks, the time of a message
+_DYNAMO = f"{_TORCH}/_dynamo/eval_frame.py"
 _OF_LOADERS = DataLoader.__iter__.__code__.co_filename
 _DRAWING = ("__iter__", "__next__")
 _DRAWS = Verdict(why="draws another batch in each call")
@@ -114,7 +116,11 @@ class Frames:
                     on_code(frame)
                 elif role is Role.DRAWING:
                     on_call(frame.f_code, _DRAWS, self.origin(frame))
-                elif role is Role.COMPILER and compiling is None:
+                elif (
+                    role is Role.COMPILER
+                    and compiling is None
+                    and (frame.f_code.co_filename != _DYNAMO or not is_running_plainly())
+                ):
                     compiling = frame
                     on_compiler(frame)
             elif event == "return" and frame is compiling:
@@ -222,6 +228,11 @@ def _role(frame: FrameType) -> Role:
     if not is_library_file(file):
         return Role.USERS
     return Role.MACHINERY if str(home).partition(".")[0] in _MACHINERY else Role.ON_BEHALF
+
+
+def _is_run_plainly(frame: FrameType) -> bool:
+    """Whether Dynamo is asked, and leaves the function as it was written."""
+    return frame.f_code.co_filename == _DYNAMO and is_running_plainly()
 
 
 def _is_quiet(frame: FrameType) -> bool:

@@ -44,6 +44,11 @@ def compiled_functions_run_plainly() -> Iterator[None]:
         torch._dynamo.eval_frame._set_stance(before)
 
 
+def is_running_plainly() -> bool:
+    """Whether functions that `torch.compile` made run as they were written now."""
+    return "torch._dynamo" in sys.modules and torch._dynamo.eval_frame._stance.stance == "force_eager"
+
+
 @cache
 def _plainly() -> Any:
     """Always the same object: code that is recorded may read it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -53,4 +54,13 @@ def check_compiled_functions_run_plainly() -> str | None:
     return first_difference(("the result", found, [2.0, 2.0]), ("what was compiled", made, []))
 
 
-CHECKS = (check_compiled_functions_run_plainly, check_not_traced)
+def check_is_running_plainly() -> str | None:
+    """It is seen while functions run plainly, and not before and after."""
+    before = dynamo.is_running_plainly()
+    with dynamo.compiled_functions_run_plainly():
+        during = dynamo.is_running_plainly()
+    loaded = "torch._dynamo" in sys.modules
+    return first_difference(("answers", (before, during, dynamo.is_running_plainly()), (False, loaded, False)))
+
+
+CHECKS = (check_is_running_plainly, check_compiled_functions_run_plainly, check_not_traced)
