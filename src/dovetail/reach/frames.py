@@ -116,11 +116,7 @@ class Frames:
                     on_code(frame)
                 elif role is Role.DRAWING:
                     on_call(frame.f_code, _DRAWS, self.origin(frame))
-                elif (
-                    role is Role.COMPILER
-                    and compiling is None
-                    and (frame.f_code.co_filename != _DYNAMO or not is_running_plainly())
-                ):
+                elif role is Role.COMPILER and compiling is None and not _is_run_plainly(frame):
                     compiling = frame
                     on_compiler(frame)
             elif event == "return" and frame is compiling:

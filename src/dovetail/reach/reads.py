@@ -113,7 +113,7 @@ class Reads:
                 continue
             if issubclass(kind, type):
                 self._meet_class(item)
-                self._goes_past_classes |= item in _BY_NAME
+                self._goes_past_classes |= any(item is known for known in _BY_NAME)
             elif issubclass(kind, ModuleType):
                 self._meet_module(item)
             elif issubclass(kind, np.random.Generator | np.random.RandomState):
@@ -123,7 +123,7 @@ class Reads:
                 self.holders[id(item)] = (holder, gc.is_tracked(item))
             elif moves_on(item):
                 self._on_moving(item)
-            self._goes_past_classes |= kind in _BY_NAME
+            self._goes_past_classes |= any(kind is known for known in _BY_NAME)
             if kind is FunctionType and not is_ours(item):
                 self._functions.setdefault(item.__code__, []).append(item)
                 if item.__code__ in self._codes or not is_users_function(item):

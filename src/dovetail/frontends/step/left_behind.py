@@ -149,19 +149,17 @@ def _random_name(change: Change) -> str:
     return names.get(id(change.item), change.label)
 
 
-def _holds_the_same(old: Any, new: Any) -> bool:
-    """Whether a container was replaced by another one of Python's own that holds the same."""
-    if type(old) is not type(new) or type(old) not in (dict, list, tuple, set):
+def _holds_the_same(old: Any, new: Any, depth: int = 8) -> bool:
+    """Whether a container was replaced by another one of Python's own that holds the same, no deeper than `depth`."""
+    if is_same(old, new):
+        return True
+    if type(old) is not type(new) or type(old) not in (dict, list, tuple, set) or len(old) != len(new) or not depth:
         return False
-    if len(old) != len(new):
-        return False
-    if type(old) is dict:
-        return all(map(is_same, old, new)) and all(map(_is_or_holds_the_same, old.values(), new.values()))
-    return all(map(_is_or_holds_the_same, old, new)) if type(old) is not set else {*map(id, old)} == {*map(id, new)}
-
-
-def _is_or_holds_the_same(old: Any, new: Any) -> bool:
-    return is_same(old, new) or _holds_the_same(old, new)
+    if type(old) is set:
+        return set(map(id, old)) == set(map(id, new))
+    pairs = zip(old.values(), new.values(), strict=True) if type(old) is dict else zip(old, new, strict=True)
+    is_keyed_alike = type(old) is not dict or all(map(is_same, old, new))
+    return is_keyed_alike and all(_holds_the_same(a, b, depth - 1) for a, b in pairs)
 
 
 def _is_plain(value: Any) -> bool:

@@ -144,13 +144,14 @@ class World:
     @property
     def compared(self) -> frozenset[tuple[int, str]]:
         """The places that `watch` compares: the identity of what holds them, and the name, "" for every name."""
-        known = {
-            (id(holder.container), key)
-            for holder in self._walk.holders
-            if holder.kind in ("dict", "names", "cell")
-            for key in ("", *holder.keys)
-            if type(key) is str and (holder.is_read(key) if key else holder.kind == "dict" and not holder.read_names)
-        }
+        known = set[tuple[int, str]]()
+        for holder in self._walk.holders:
+            if holder.kind in ("dict", "names", "cell"):
+                known.update(
+                    (id(holder.container), key) for key in holder.keys if type(key) is str and holder.is_read(key)
+                )
+            if holder.kind == "dict" and holder.read_names is None:
+                known.add((id(holder.container), ""))
         for holder, key in self._left_to_others():
             for at, name in _upwards(holder, key):
                 known -= {(id(at.container), name), (id(at.container), "")}
