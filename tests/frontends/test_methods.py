@@ -70,5 +70,5 @@ def test_a_step_belongs_to_its_object() -> None:
             eager.factor = compiled.factor = 2.0 + (call > 2)
             assert torch.equal(compiled.step(x), eager.plain(x))
         assert torch.equal(compiled.net.weight, eager.net.weight)
-    assert _Training.step.stats.captures <= 4
+    assert _Training.step.stats.captures in (2, 3, 4)  # an object may get the address of one that is gone
     assert _Training.step.__doc__ == "One step."

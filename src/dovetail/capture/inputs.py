@@ -1,6 +1,6 @@
 """What a recorded function sees for its inputs: fake tensors that share memory, and a gradient graph, as the real ones.
 
-Inputs in a group of an `Arrangement` lie in one fake flat tensor, which is an input of the program of its own; the
+Inputs in a group of an `AliasPattern` lie in one fake flat tensor, which is an input of the program of its own; the
 program begins with the views of it that the inputs are. What autograd knows of the sharing is a separate matter: the
 members of a family are made as views of one fake base, which receives their gradient.
 """
@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
-from dovetail.analysis.alias_pattern import Family, Group, Place
+from dovetail.analysis.alias_pattern import AliasPattern, Family, Group, Place
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import OverlappingMutatedInputs
 from dovetail.ir.calling import FlatBytes, InputRule, ViewBase
@@ -95,7 +94,7 @@ class InputMaker:
         mode: FakeMode,
         recorder: Recorder,
         specs: Sequence[InputSpec],
-        arrangement: Arrangement,
+        arrangement: AliasPattern,
         constants: Sequence[torch.Tensor],
     ) -> None:
         self.mode = mode

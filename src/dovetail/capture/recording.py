@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.alias_pattern import APART, Accesses
-from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
+from dovetail.analysis.alias_pattern import APART, Accesses, AliasPattern
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.engine import gradients_of, without_backward
@@ -73,7 +72,7 @@ class Recording:
         mode: FakeMode,
         inputs: Sequence[InputSpec],
         around: Callable[[Recording], contextlib.AbstractContextManager[None]] | None = None,
-        arrangement: Arrangement = APART,
+        arrangement: AliasPattern = APART,
         constants: Sequence[torch.Tensor] = (),
         taken_apart: Decompositions | None = None,
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
+from dovetail.analysis.alias_pattern import AliasPattern
 from dovetail.capture.recording import Recording
 from dovetail.frontends.function import CompiledFunction
 from dovetail.frontends.targets import as_callable
@@ -96,7 +96,7 @@ class AnalysisReport:
 
     inputs: tuple[InputReport, ...]
     outputs: tuple[OutputReport, ...]
-    arrangement: Arrangement
+    arrangement: AliasPattern
     signature: GraphSignature
 
     def __str__(self) -> str:

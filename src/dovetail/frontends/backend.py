@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
+from dovetail.analysis.alias_pattern import AliasPattern
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.interpret import GraphInterpreter
 from dovetail.capture.left_modes import switched_in
@@ -90,7 +90,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: O
         recording.run_forward(lambda *inputs: _as_sequence(interpreter.run(*inputs)), switched)
         return recording
 
-    def again(inputs: Sequence[Any], arrangement: Arrangement, constants: Sequence[torch.Tensor]) -> Recording:
+    def again(inputs: Sequence[Any], arrangement: AliasPattern, constants: Sequence[torch.Tensor]) -> Recording:
         mode = new_fake_mode()
         fixed = [_fixed_spec(spec, value, mode) for spec, value in zip(specs, inputs, strict=True)]
         fixed = specs_with_parts(inputs[: len(own)], fixed[: len(own)], lambda part: fake_of(mode, part))

@@ -14,8 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.analysis.alias_pattern import APART
-from dovetail.analysis.alias_pattern import AliasPattern as Arrangement
+from dovetail.analysis.alias_pattern import APART, AliasPattern
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors
@@ -85,7 +84,7 @@ class CallRecorder:
     def record(
         self,
         inputs: Sequence[Any],
-        arrangement: Arrangement = APART,
+        arrangement: AliasPattern = APART,
         constants: Sequence[torch.Tensor] = (),
         *,
         dims: SymbolicDims | None = None,

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.alias_pattern import APART
-from dovetail.analysis.alias_pattern import alias_pattern_of as arrange
+from dovetail.analysis.alias_pattern import APART, alias_pattern_of
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.python_state import ambient_modes, leads_on
@@ -110,7 +109,7 @@ class MethodRecorder:
         """The program must be right for any arguments that share no memory: other sharing is not looked for."""
         names = [s.declared.name for s in recording.stand_ins]
         arguments = [*inputs, *recording.constants]
-        arrangement = arrange(arguments, recording.accesses(), names, wants_gradient=False)
+        arrangement = alias_pattern_of(arguments, recording.accesses(), names, wants_gradient=False)
         if arrangement != APART:
             what = arrangement.groups and [names[member.argument] for member in arrangement.groups[0].members]
             reason = f"it writes memory that several of its tensors share ({', '.join(what or names[:1])})"
