@@ -92,7 +92,7 @@ def test_structures_come_back(example: Any) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_leaves_are_in_the_order_of_the_compiler(example: Any) -> None:
-    leaves, spec = structure.flatten(example, results=True)
+    leaves, spec = structure.flatten(example)
     numbered = structure.unflatten(list(range(len(leaves))), spec)
     assert take_apart(numbered, tree_of(numbered)) == list(range(len(leaves)))
     assert take_apart(example, tree_of(example)) == leaves

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -407,3 +409,17 @@ def test_an_attribute_that_is_set_is_the_modules() -> None:
     twin.p = 0.25
     assert net.p == 0.5
     assert twin.p == 0.25
+
+
+@pytest.mark.parametrize("door", [dovetail.compile, dovetail.compile_step])
+def test_plain_objects_as_arguments_count_by_value(door: Any) -> None:
+    def f(x: torch.Tensor, size: torch.Size, part: Fraction, path: Path) -> torch.Tensor:
+        return x * size.numel() * float(part) * len(path.name)
+
+    compiled = door(f)
+    for length in (2, 3, 2, 3, 2, 3):
+        x = torch.ones(length)
+        for part in (Fraction(1, 2), Fraction(2, 3)):
+            arguments = (x, x.shape, part, Path("/a/name"))
+            assert torch.equal(compiled(*arguments), f(*arguments))
+    assert compiled.stats.captures <= 4

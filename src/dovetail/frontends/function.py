@@ -37,7 +37,7 @@ from dovetail.frontends.reach import Reach, Reaches
 from dovetail.frontends.recorded_call import CallRecorder, all_dims
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.statistics import Counts, Stats, VariantStats
-from dovetail.frontends.structure import Structure, flatten, unflatten
+from dovetail.frontends.structure import Structure, flatten_call, unflatten
 from dovetail.frontends.targets import as_callable, default_options
 from dovetail.ir.text import identifier
 from dovetail.pipeline.doors import COMPILE
@@ -251,7 +251,7 @@ class CompiledFunction:
     # --- describing a call ----------------------------------------------------------------------------------
 
     def _describe(self, args: Any, kwargs: Any, reach: Reach | None = None) -> Call:
-        leaves, spec = flatten((args, kwargs))
+        leaves, spec = flatten_call(args, kwargs)
         reach = reach or self._reaches.of(leaves)
         tensors = [slot.read() for slot in reach.slots]
         if any(not isinstance(tensor, torch.Tensor) for tensor in tensors):

@@ -115,7 +115,7 @@ class CallRecorder:
         pairs = zip(self._arguments, self._leaf_places, strict=True)
         shown = [item if place is None else inputs[place] for item, place in pairs]
         args, kwargs = unflatten(shown, self._spec)
-        results, self._output_spec = flatten(self._target(*args, **kwargs), results=True)
+        results, self._output_spec = flatten(self._target(*args, **kwargs))
         if changes((args, kwargs), shown, self._spec):
             raise PythonSideEffect(what="changed a container among its arguments")
         return results

@@ -7,7 +7,9 @@ another object: a change that the compiled code makes to it would be lost, and i
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -36,10 +38,12 @@ class WithObjects:
 
 Structure: TypeAlias = pytree.TreeSpec | WithObjects
 
+_NO_CONTAINERS = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, complex, str, type(None)))
 
-def flatten(tree: object, *, results: bool = False) -> tuple[list[Any], Structure]:
-    """The leaves of nested containers and dataclasses, and how to put them together. results: they are outputs."""
-    leaves, spec = pytree.flatten_results(tree) if results else pytree.flatten(tree)
+
+def flatten(tree: object) -> tuple[list[Any], Structure]:
+    """The leaves of nested containers and dataclasses, and how to put them together."""
+    leaves, spec = pytree.flatten(tree)
     if not any(map(_is_object, leaves)):
         return leaves, spec
     flat: list[Any] = []
@@ -49,10 +53,18 @@ def flatten(tree: object, *, results: bool = False) -> tuple[list[Any], Structur
             flat.append(leaf)
             continue
         names = _attributes(leaf)
-        own, structure = flatten([getattr(leaf, name) for name in names], results=results)
+        own, structure = flatten([getattr(leaf, name) for name in names])
         objects.append(Parts(len(flat), len(own), type(leaf), names, structure))
         flat += own
     return flat, WithObjects(spec, tuple(objects))
+
+
+def flatten_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Structure]:
+    """The leaves of the arguments of a call, and how to put them together. Cost: 0.5 us where none is a container."""
+    leaves = [*args, *kwargs.values()]
+    if _NO_CONTAINERS.issuperset(map(type, leaves)):
+        return leaves, _structure_of_leaves(len(args), tuple(kwargs))
+    return flatten((args, kwargs))
 
 
 def unflatten(leaves: list[Any], structure: Structure) -> Any:
@@ -72,10 +84,15 @@ def unflatten(leaves: list[Any], structure: Structure) -> Any:
     return pytree.unflatten([*whole, *leaves[done:]], structure.spec)
 
 
-def changes(tree: object, leaves: list[Any], structure: Structure, *, results: bool = False) -> bool:
-    """Whether code has put other things into a tree since it was put together. results: as `flatten` was told."""
-    now, found = flatten(tree, results=results)
+def changes(tree: object, leaves: list[Any], structure: Structure) -> bool:
+    """Whether code has put other things into a tree since it was put together."""
+    now, found = flatten(tree)
     return found != structure or any(a is not b for a, b in zip(now, leaves, strict=True))
+
+
+@lru_cache(256)
+def _structure_of_leaves(count: int, names: tuple[str, ...]) -> Structure:
+    return flatten(((None,) * count, dict.fromkeys(names)))[1]
 
 
 def _is_object(leaf: object) -> bool:

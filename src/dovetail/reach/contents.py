@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from dovetail.ir.provenance import is_library_file
+from dovetail.reach.libraries import is_library_class
 from dovetail.reach.values import PLAIN, is_a, is_same, plain_key, referent_of
 from dovetail.torch_compat.fakes import is_fake
 
@@ -342,12 +343,14 @@ def _is_equal(expected: Any, now: Any) -> bool:
 
 
 def value_key(item: Any) -> Hashable:
-    """A key of a value: plain ones and sets of such count by value, methods by their parts, others by identity."""
+    """A key of a value: plain ones and tuples of such count by value, methods by their parts, others by identity."""
     if type(item) in (float, complex):
         return (type(item), repr(item))  # which people read
     if _is_plain(item):
         return plain_key(item)
-    if type(item) in (tuple, frozenset, set, slice):
+    if _is_equal_by_text(item):
+        return (type(item), repr(item))
+    if type(item) in (tuple, torch.Size, frozenset, set, slice):
         parts = (item.start, item.stop, item.step) if type(item) is slice else item
         keys = map(value_key, parts)
         return (type(item), frozenset(keys) if is_a(item, (set, frozenset)) else tuple(keys))
@@ -358,13 +361,16 @@ def value_key(item: Any) -> Hashable:
 
 def identified(item: Any) -> list[Any]:
     """The objects that `value_key` knows by identity."""
-    if _is_plain(item):
+    if _is_plain(item) or _is_equal_by_text(item) or type(item) is slice:
         return []
-    if type(item) in (tuple, frozenset, set):
+    if type(item) in (tuple, torch.Size, frozenset, set):
         return [part for each in item for part in identified(each)]
-    if type(item) is slice:
-        return []
     return [item.__self__, item.__func__] if type(item) is MethodType else [item]
+
+
+def _is_equal_by_text(item: Any) -> bool:
+    """Whether an object is as good as any other one of its class that reads the same: a fraction, a date, a path."""
+    return is_a(item, _BY_EQUALITY) and is_library_class(type(item))
 
 
 def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:

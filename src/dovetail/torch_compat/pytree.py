@@ -11,12 +11,10 @@ TreeSpec = torch_pytree.TreeSpec
 
 
 def flatten(tree: object) -> tuple[list[object], TreeSpec]:
-    """The leaves of a nested container and the structure to rebuild it."""
-    return torch_pytree.tree_flatten(tree)
+    """The leaves of a nested container and the structure to rebuild it.
 
-
-def flatten_results(tree: object) -> tuple[list[object], TreeSpec]:
-    """As `flatten`; a `torch.Size` of fixed numbers stays whole, because torch would rebuild it as a tuple."""
+    A `torch.Size` of fixed numbers is a leaf, because torch would rebuild it as a tuple.
+    """
     return torch_pytree.tree_flatten(tree, is_leaf=_is_fixed_size)
 
 

@@ -30,15 +30,14 @@ class Nesting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """As an example was, with its own classes. results: `torch.Size` is a leaf."""
+    """As an example was, with its own classes."""
 
     structure: Structure
     count: int
-    results: bool = False
 
     def take_apart(self, value: Any) -> list[Any]:
         """See `Nesting`."""
-        leaves, structure = flatten(value, results=self.results)
+        leaves, structure = flatten(value)
         if structure != self.structure or len(leaves) != self.count:
             raise ValueError(self._difference(value))
         return leaves
@@ -49,7 +48,7 @@ class Captured:
 
     def is_leaf(self) -> bool:
         """See `Nesting`."""
-        return self.structure == flatten(None, results=self.results)[1]
+        return self.structure == flatten(None)[1]
 
     def tree(self) -> Tree:
         """See `Nesting`."""

@@ -148,7 +148,7 @@ class MethodRecorder:
             program=program,
             plan=plan,
             arguments=leaves,
-            results=Captured(recorder.output_spec, len(plan.outputs), results=True),
+            results=Captured(recorder.output_spec, len(plan.outputs)),
             guard=SizeGuard.of(declared, recording.size_conditions),
             hints=size_hints(recording.specs),
             lasting=frozenset(name for number, name in names.items() if number in touched),

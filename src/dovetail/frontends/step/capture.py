@@ -226,12 +226,12 @@ class StepCapture:
 
     def _run(self) -> list[Any]:
         args, kwargs = unflatten(self._shown, self._call.structure)
-        results, self._result_structure = flatten(self._call.step(*args, **kwargs), results=True)
+        results, self._result_structure = flatten(self._call.step(*args, **kwargs))
         refuse_new_objects(
             [x for x in results if not (isinstance(x, torch.Tensor) or is_traced(x))],
             lambda x: self._world.knows(x) or any(x is leaf for leaf in self._call.leaves),
         )
-        if changes((args, kwargs), self._shown, self._call.structure, results=True):
+        if changes((args, kwargs), self._shown, self._call.structure):
             raise refused_change("a container among its arguments")
         return results
 

@@ -27,7 +27,7 @@ class EagerRuns:
 
     def run(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a step, and note what it reads. Raises: what the step raises."""
-        leaves, _ = flatten((args, kwargs), results=True)
+        leaves, _ = flatten((args, kwargs))
         log = ItemLog()
         noted = noted_reads([step, *filter(leads_on, leaves)])
         with compiled_functions_run_plainly(), noted as reads, output_is_unnoted(), log:

@@ -134,7 +134,7 @@ class HostCalls:
         self, function: Callable[..., Any], args: Any, kwargs: Any, scheduler: Any = None, *, is_hook: bool = False
     ) -> None:
         """A call was to be made."""
-        leaves, structure = flatten((list(args), dict(kwargs)), results=True)
+        leaves, structure = flatten((list(args), dict(kwargs)))
         recorder, made = self._recording.recorder, list[int | None]()
         for leaf in leaves:
             made.append(None)

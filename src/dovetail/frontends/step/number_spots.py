@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from dovetail.frontends.step.places import Path, Place
 
 
@@ -40,7 +42,7 @@ class NumberSpot:
         except LookupError:  # in a key of a dictionary
             return False
         for item in self._items:
-            if not isinstance(value, tuple):
+            if not isinstance(value, tuple) or isinstance(value, torch.Size):  # which holds plain numbers alone
                 return False
             value = value[item]
         return True

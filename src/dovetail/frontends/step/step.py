@@ -43,7 +43,7 @@ from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.reasons import what_differs
 from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
 from dovetail.frontends.step.world import World
-from dovetail.frontends.structure import Structure, flatten
+from dovetail.frontends.structure import Structure, flatten_call
 from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
 from dovetail.pipeline.doors import COMPILE_STEP
@@ -149,7 +149,7 @@ class CompiledStep:
             self._counts.eager_calls += 1
             return self._step(*args, **kwargs)
         if self._counts.calls == 1:
-            self._lifting.see(*flatten((args, kwargs), results=True))
+            self._lifting.see(*flatten_call(args, kwargs))
             return self._run_eager(args, kwargs)
         tried: list[Variant] = []
         while True:
@@ -189,7 +189,7 @@ class CompiledStep:
 
         tried: variants whose questions got other answers in this call.
         """
-        leaves, structure = flatten((args, kwargs), results=True)
+        leaves, structure = flatten_call(args, kwargs)
         for variant in self._recent:
             if variant in tried:
                 continue

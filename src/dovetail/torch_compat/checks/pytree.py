@@ -11,22 +11,13 @@ from dovetail.torch_compat.checks.difference import first_difference
 
 
 def check_flatten() -> str | None:
-    """Leaves come in the order of the container; None is a leaf."""
-    tree = {"b": 1, "a": [2, (3, None)], "c": OrderedDict(d=4)}
+    """Leaves come in the order of the container; None and a size are leaves."""
+    tree = {"b": 1, "a": [2, (3, None)], "c": OrderedDict(d=4), "d": torch.Size((2, 3))}
     leaves, spec = pytree.flatten(tree)
     return first_difference(
-        ("the leaves", leaves, [1, 2, 3, None, 4]),
+        ("the leaves", leaves, [1, 2, 3, None, 4, torch.Size((2, 3))]),
         ("the structure of an equal tree", spec == pytree.flatten(dict(tree))[1], True),
-        ("the structure of another tree", spec == pytree.flatten([1, 2, 3, None, 4])[1], False),
-    )
-
-
-def check_flatten_results() -> str | None:
-    """A size is one leaf."""
-    leaves, spec = pytree.flatten_results([torch.Size((2, 3)), 1])
-    return first_difference(
-        ("the leaves", leaves, [torch.Size((2, 3)), 1]),
-        ("the type of a size", type(pytree.unflatten(leaves, spec)[0]), torch.Size),
+        ("the structure of another tree", spec == pytree.flatten(leaves)[1], False),
     )
 
 
@@ -40,4 +31,4 @@ def check_unflatten() -> str | None:
     )
 
 
-CHECKS = (check_flatten, check_flatten_results, check_unflatten)
+CHECKS = (check_flatten, check_unflatten)
