@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import dovetail
-from dovetail.frontends.function import CompiledFunction
+from dovetail.frontends.call_guard import CallGuard
 from dovetail.frontends.patience import Patience, Walks
 from dovetail.frontends.statistics import Stats
 from dovetail.frontends.step.world import World
@@ -36,7 +36,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(owner, name, count)
 
     counted(World, "refresh", "world")
-    counted(CompiledFunction, "_describe", "call")
+    counted(CallGuard, "inputs", "call")
     return found
 
 

@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from dovetail import DovetailWarning
 from dovetail.errors import UntestedDevice
 from dovetail.frontends import untested_devices
-from dovetail.frontends.call_kind import checked_name
+from dovetail.frontends.described_call import checked_name
 from dovetail.frontends.inputs import check_tensor
 
 

@@ -2,16 +2,15 @@
 
 The function is run once on fake tensors for each kind of call: structure of the arguments, their shapes, strides,
 dtypes and devices, which tensor is passed twice, which ones require gradients, plain arguments, and every Python value
-that the function reads (see `capture.python_state`). Each kind is a *variant*; variants are kept up to a limit, beyond
-which calls run in eager mode, with a warning.
+that the function reads (see `dovetail.reach`). Each kind is a *variant*; variants are kept up to a limit, beyond which
+calls run in eager mode, with a warning.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 import time
-import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,37 +20,30 @@ from typing import Any
 import torch
 
 from dovetail.capture.exclusive import RECORDING, is_recording
-from dovetail.capture.python_state import ambient_modes
 from dovetail.capture.recording import Recording
-from dovetail.errors import (
-    DataDependentControlFlow,
-    DovetailError,
-    DovetailWarning,
-)
+from dovetail.errors import DataDependentControlFlow, DovetailError
 from dovetail.execute.graph import CompiledGraph
-from dovetail.frontends.call_kind import Call, SameKind
+from dovetail.frontends.call_guard import CallGuard
+from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
+from dovetail.frontends.held_modules import Named
 from dovetail.frontends.inputs import size_hints, with_parts
-from dovetail.frontends.patience import Patience
-from dovetail.frontends.reach import Reach, Reaches
-from dovetail.frontends.recorded_call import CallRecorder, all_dims
+from dovetail.frontends.recorded_call import all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
-from dovetail.frontends.statistics import Counts, Stats, VariantStats
+from dovetail.frontends.statistics import Stats
 from dovetail.frontends.structure import Structure, flatten_call, unflatten
 from dovetail.frontends.targets import as_callable, default_options
+from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.text import identifier
 from dovetail.pipeline.doors import COMPILE
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, decompositions, resolve_options
 from dovetail.pipeline.variants import GraphVariants
-from dovetail.reach.guard import ReadGuards
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.version import ensure_supported_torch
-
-logger = logging.getLogger("dovetail")
 
 
 def compile(
@@ -83,22 +75,32 @@ def compile(
 
 @dataclass(slots=True, eq=False)
 class _Variant:
+    """One kind of call. output_spec: how results are put together. has_wrappers: some inputs wrap other tensors."""
+
+    guard: CallGuard
     graphs: GraphVariants
-    sources: tuple[int, ...]
-    has_wrappers: bool
     output_spec: Structure
-    guard: SizeGuard | None
-    reads: ReadGuards
+    has_wrappers: bool
     reason: str = ""
     calls: int = 0
+    misses: int = 0
+
+    def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
+        return self.guard.inputs(leaves, structure)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.guard.reads.is_alive
+
+    def graph(self, inputs: Sequence[Any]) -> tuple[CompiledGraph, Sequence[Any]] | None:
+        """The graph for the way in which inputs share memory, and what it takes; None when there are too many."""
+        if self.has_wrappers:
+            inputs = with_parts(inputs)
+        graph = self.graphs.select(inputs)
+        return None if graph is None else (graph, inputs)
 
 
-_OWN_ATTRIBUTES = frozenset(
-    {
-        *("_target", "_options", "_name", "_reaches", "_variants", "_last", "_warned", "_donation"),
-        *("_counts", "_patience"),
-    }
-)
+_OWN_ATTRIBUTES = frozenset(("_target", "_options", "_donation", "_cache", "_found_modules"))
 
 
 class CompiledFunction:
@@ -108,87 +110,69 @@ class CompiledFunction:
         self._target = target
         self._options = options
         self._donation = Donation.of(target, options.donate)
-        self._name = identifier(getattr(target, "__name__", type(target).__name__))
-        self._reaches = Reaches(target)
-        self._variants: dict[tuple[object, ...], list[_Variant]] = {}
-        self._last: tuple[SameKind, _Variant] | None = None
-        self._warned = False
-        self._counts = Counts()
-        self._patience = Patience()
+        name = identifier(getattr(target, "__name__", type(target).__name__))
+        self._cache = VariantCache[_Variant](name, options.max_variants)
+        self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
 
     @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
         if is_recording():  # by an outer function, whose program holds what the target does
             return self._target(*args, **kwargs)
-        self._counts.calls += 1
+        counts = self._cache.counts
+        counts.calls += 1
         if transform_is_active() or function_mode_is_active():  # the program would not see what they do to tensors
-            self._counts.eager_calls += 1
+            counts.eager_calls += 1
             return self._target(*args, **kwargs)
         chosen = None
-        if not self._patience.waits():
+        if not self._cache.patience.waits():
             with RECORDING:
                 chosen = self._choose(args, kwargs)
         if chosen is None:
+            counts.eager_calls += 1
             for tensor, _ in self._donation.tensors(args, kwargs):
                 torch.autograd.graph.increment_version(tensor)
-            return self._call_eager(args, kwargs)
+            return self._target(*args, **kwargs)
         graph, inputs, output_spec = chosen
-        outputs = graph(*inputs)
-        return unflatten(list(outputs), output_spec)
+        return unflatten(list(graph(*inputs)), output_spec)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A function that is written as a method takes its object as the first argument; a module is no method."""
         is_method = instance is not None and isinstance(self._target, FunctionType)
         return MethodType(self, instance) if is_method else self
 
-    def _choose(self, args: Any, kwargs: Any) -> tuple[CompiledGraph, list[Any], Structure] | None:
+    def _choose(self, args: Any, kwargs: Any) -> tuple[CompiledGraph, Sequence[Any], Structure] | None:
         """The graph for a call, compiled when it is new, and its inputs; None when the limit is reached."""
-        chosen = self._chosen(self._describe(args, kwargs), args, kwargs)
-        if chosen is None:
-            self._patience.missed()
-        else:
-            self._patience.found()
-        return chosen
+        cache = self._cache
+        leaves, structure = flatten_call(args, kwargs)
+        found = cache.find(leaves, structure)
+        if found is None:
+            cache.counts.misses += 1
+            cache.drop_dead()
+            if not cache.is_full:
+                found = self._add(leaves, structure)
+            else:
+                cache.warn_of_limit(lambda: self._why(leaves, structure), stacklevel=3)
+        chosen = None if found is None else found[0].graph(found[1])
+        if found is None or chosen is None:
+            cache.warn_of_limit(lambda: "inputs share memory in a new way", stacklevel=3)
+            cache.patience.missed()
+            return None
+        cache.patience.found()
+        found[0].calls += 1
+        return *chosen, found[0].output_spec
 
-    def _chosen(self, call: Call, args: Any, kwargs: Any) -> tuple[CompiledGraph, list[Any], Structure] | None:
-        last = self._last
-        if last is not None and last[0].holds(call.spec, call.everything, call.modes) and last[1].reads.holds():
-            variant = last[1]
-        else:
-            found, call = self._variant_for(call, args, kwargs)
-            if found is None:
-                return None
-            variant = found
-        everything = call.everything
-        inputs = [everything[i] for i in variant.sources]
-        if variant.has_wrappers:
-            inputs = with_parts(inputs)
-        graph = variant.graphs.select(inputs)
-        variant.calls += graph is not None
-        return None if graph is None else (graph, inputs, variant.output_spec)
+    def _add(self, leaves: list[Any], structure: Structure) -> tuple[_Variant, list[Any]]:
+        """A new variant, and its inputs in the call that it was recorded for."""
+        variant, inputs = self._compile(leaves, structure, self._why(leaves, structure))
+        self._cache.add(variant)
+        return variant, inputs
 
-    def _variant_for(self, call: Call, args: Any, kwargs: Any) -> tuple[_Variant | None, Call]:
-        """The variant for a call, recorded when it is new; and the call, described by what can be reached now."""
-        key = call.key(self._options.dynamic)
-        variant = self._find(key, call.everything)
-        if variant is None and (reach := self._reaches.anew(call.leaves, call.reach)) is not call.reach:
-            call = self._describe(args, kwargs, reach)
-            key = call.key(self._options.dynamic)
-            variant = self._find(key, call.everything)
-        if variant is None:
-            self._counts.misses += 1
-            count = sum(map(len, self._variants.values()))
-            if count >= self._options.max_variants:
-                return None, call
-            reason = self._what_changed(key)
-            logger.info("%s: variant %d, because %s", self._name, count, reason)
-            variant = self._compile(call, reason)
-            self._variants.setdefault(key, []).append(variant)
-        reads_gradients = call.reach.state.reads_gradients
-        if not (self._options.dynamic or reads_gradients) and SameKind.can_tell(call.everything):
-            self._last = SameKind(call.spec, call.everything, call.modes), variant
-        return variant, call
+    def _why(self, leaves: Sequence[Any], structure: Structure) -> str:
+        """The reason for a new variant, compared with the one that was used last."""
+        if not self._cache.recent:
+            return "it is the first call"
+        return self._cache.recent[0].guard.difference(leaves, structure)
 
     @property
     def options(self) -> Options:
@@ -202,23 +186,16 @@ class CompiledFunction:
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running."""
+        leaves, structure = flatten_call(args, kwargs)
         with RECORDING:
-            self._prepare(args, kwargs)
-
-    def _prepare(self, args: Any, kwargs: Any) -> None:
-        call = self._describe(args, kwargs)
-        call = self._describe(args, kwargs, self._reaches.anew(call.leaves, call.reach))
-        key, everything = call.key(self._options.dynamic), call.everything
-        if self._find(key, everything) is None:
-            variant = self._compile(call, self._what_changed(key))
-            self._variants.setdefault(key, []).append(variant)
+            if self._cache.find(leaves, structure) is None:
+                self._add(leaves, structure)
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""
+        leaves, structure = flatten_call(args, kwargs)
         with RECORDING:
-            call = self._describe(args, kwargs)
-            variant = self._capture(call, unknown_sizes=True)
-            inputs = [call.everything[i] for i in variant.sources]
+            call, variant, inputs = self._capture(self._described(leaves, structure), unknown_sizes=True)
             counts = tuple(sum(other is tensor for other in call.everything) for tensor in inputs)
             return variant.graphs.record_for(with_parts(inputs)), counts
 
@@ -239,104 +216,58 @@ class CompiledFunction:
     @property
     def graphs(self) -> tuple[CompiledGraph, ...]:
         """The compiled graph of each variant, oldest first."""
-        variants = [variant for variants in self._variants.values() for variant in variants]
-        return tuple(graph for variant in variants for graph in variant.graphs.graphs)
+        return tuple(graph for variant in self._cache.variants for graph in variant.graphs.graphs)
 
     @property
     def stats(self) -> Stats:
         """What happened so far."""
-        variants = [variant for variants in self._variants.values() for variant in variants]
-        return self._counts.stats(VariantStats(variant.reason, variant.calls) for variant in variants)
-
-    # --- describing a call ----------------------------------------------------------------------------------
-
-    def _describe(self, args: Any, kwargs: Any, reach: Reach | None = None) -> Call:
-        leaves, spec = flatten_call(args, kwargs)
-        reach = reach or self._reaches.of(leaves)
-        tensors = [slot.read() for slot in reach.slots]
-        if any(not isinstance(tensor, torch.Tensor) for tensor in tensors):
-            reach = self._reaches.anew(leaves, reach)
-            tensors = [slot.read() for slot in reach.slots]
-        return Call(reach, leaves, spec, tensors, [*tensors, *leaves], ambient_modes())
-
-    def _find(self, key: tuple[object, ...], everything: list[Any]) -> _Variant | None:
-        self._variants = {
-            k: alive for k, found in self._variants.items() if (alive := [v for v in found if v.reads.is_alive])
-        }
-        for variant in self._variants.get(key, ()):
-            if not variant.reads.holds():
-                continue
-            if variant.guard is None or variant.guard.holds([everything[i] for i in variant.sources]):
-                return variant
-        return None
-
-    def _what_changed(self, key: tuple[object, ...]) -> str:
-        """The reason for a new variant, compared with the newest one."""
-        if not self._variants:
-            return "it is the first call"
-        newest = list(self._variants)[-1]
-        if newest == key:
-            return self._variants[key][-1].reads.why() or "no program fits these sizes"
-        labels = (
-            "the structure of the arguments",
-            "a tensor or argument",
-            "what the function reaches, or a mode of torch,",
-            "which tensors have a gradient",
-        )
-        for label, old, new in zip(labels, newest, key, strict=True):
-            if old != new:
-                pairs = zip(old, new, strict=False) if isinstance(old, tuple) and isinstance(new, tuple) else ()
-                return f"{label} changed: " + next((f"{a} -> {b}" for a, b in pairs if a != b), "see the call")
-        return "no program fits these sizes"
-
-    def _call_eager(self, args: Any, kwargs: Any) -> Any:
-        self._counts.eager_calls += 1
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{self._name} was compiled for {self._options.max_variants} kinds of calls; further kinds run in "
-                "eager mode. Raise max_variants, or call it with fewer shapes.",
-                DovetailWarning,
-                stacklevel=3,
-            )
-        return self._target(*args, **kwargs)
+        return self._cache.stats
 
     # --- capturing ------------------------------------------------------------------------------------------
 
-    def _compile(self, call: Call, reason: str) -> _Variant:
-        """A variant with its graph for a call."""
+    def _compile(self, leaves: list[Any], structure: Structure, reason: str) -> tuple[_Variant, list[Any]]:
+        """A variant with its graph for a call, and its inputs in this call."""
         start = time.process_time()
+        call = self._described(leaves, structure)
         try:
-            variant = self._capture_and_select(call)
+            variant, inputs = self._capture_and_select(call)
         except DataDependentControlFlow as error:
             try:  # with symbols for sizes that depend on data, which costs more to record
-                variant = self._capture_and_select(call, unknown_sizes=True)
+                variant, inputs = self._capture_and_select(call, unknown_sizes=True)
             except DovetailError:
                 raise error from None
         finally:
-            self._counts.seconds += time.process_time() - start
-        self._counts.captures += 1
+            self._cache.counts.seconds += time.process_time() - start
         variant.reason = reason
-        return variant
+        return variant, inputs
 
-    def _capture_and_select(self, call: Call, *, unknown_sizes: bool = False) -> _Variant:
-        variant = self._capture(call, unknown_sizes)
-        variant.graphs.select(with_parts([call.everything[i] for i in variant.sources]))
-        self._reaches.keep(call.leaves, call.reach)
-        return variant
+    def _described(self, leaves: list[Any], structure: Structure) -> Call:
+        found = [(name, module) for name, ref in self._found_modules if (module := ref()) is not None]
+        return Call.of(self._target, leaves, structure, found)
 
-    def _capture(self, described: Call, unknown_sizes: bool) -> _Variant:
-        args, kwargs = unflatten(described.leaves, described.spec)
-        given = self._donation.places(args, kwargs, described.everything)
-        recorder = CallRecorder(self._target, described, decompositions(self._options))
-        inputs = [described.everything[i] for i in recorder.sources]
-        dims = all_dims if self._options.dynamic else None
-        recording = recorder.record(inputs, dims=dims, unknown_sizes=unknown_sizes)
-        hints = size_hints(recording.specs)
+    def _capture_and_select(self, call: Call, *, unknown_sizes: bool = False) -> tuple[_Variant, list[Any]]:
+        known = len(call.modules)
+        call, variant, inputs = self._capture(call, unknown_sizes)
+        variant.graphs.select(with_parts(inputs))
+        self._remember(call.modules[known:])
+        return variant, inputs
+
+    def _remember(self, modules: Sequence[Named]) -> None:
+        """Keep modules in mind that recording has shown, for the next one."""
+        self._found_modules += [(name, weakref.ref(module)) for name, module in modules]
+
+    def _capture(self, call: Call, unknown_sizes: bool) -> tuple[Call, _Variant, list[Any]]:
+        dims, rules = all_dims if self._options.dynamic else None, decompositions(self._options)
+        call, recorder, recording = recorded(self._target, call, rules, dims=dims, unknown_sizes=unknown_sizes)
+        inputs = [call.everything[source] for source in recorder.sources]
+        args, kwargs = unflatten(call.leaves, call.structure)
+        given = self._donation.places(args, kwargs, call.everything)
         donated = {recorder.sources.index(place): name for place, name in given.items()}
+        hints = size_hints(recording.specs)
         again = partial(recorder.record, unknown_sizes=unknown_sizes)
-        graphs = GraphVariants(recording, again, self._name, self._options, hints, recorder.run, donated)
+        name = self._cache.name
+        graphs = GraphVariants(recording, again, name, self._options, hints, recorder.run, donated)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
-        guard = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
-        has_wrappers = any(map(is_wrapper, inputs))
-        return _Variant(graphs, recorder.sources, has_wrappers, recorder.output_spec, guard, recorder.reads)
+        sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
+        guard = CallGuard(call, recorder.sources, recorder.reads, recorder.gradients_read, sizes)
+        return call, _Variant(guard, graphs, recorder.output_spec, any(map(is_wrapper, inputs))), inputs

@@ -21,9 +21,10 @@ from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.origins import module_names
 from dovetail.capture.python_effects import refuse_tensors_left
 from dovetail.capture.recording import Recording
-from dovetail.errors import DoubleBackwardUnsupported, PythonSideEffect, UnsupportedTensor
+from dovetail.errors import DoubleBackwardUnsupported, DovetailError, PythonSideEffect, UnsupportedTensor
 from dovetail.execute.second_order import HINT
-from dovetail.frontends.call_kind import Call, checked_name
+from dovetail.frontends.described_call import Call, checked_name
+from dovetail.frontends.held_modules import Named, modules_read
 from dovetail.frontends.inputs import specs_with_parts
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import UserInput
@@ -32,7 +33,7 @@ from dovetail.reach.guard import ReadGuards
 from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.decompositions import Decompositions
-from dovetail.torch_compat.fakes import fake_of, new_fake_mode, symbolic_fake_of
+from dovetail.torch_compat.fakes import fake_of, is_fake, new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.symbols import new_shape_env
 
@@ -47,8 +48,9 @@ def all_dims(place: int) -> None:
 class CallRecorder:
     """Records one kind of call, for inputs that share memory in one way or another.
 
-    sources: for each input of a recording, its place among the tensors of the modules and the leaves of the arguments.
-    reads: whether all that the code read, while it was recorded, is as it was.
+    sources: for each input of a recording, its place in the call (see `Call`).
+    reads: whether all that the code read, while it was recorded, is as it was. gradients_read: inputs whose `.grad` the
+    code has read. more_modules: by name, that the call was not described with, though the code takes their tensors.
     """
 
     def __init__(
@@ -56,17 +58,17 @@ class CallRecorder:
     ) -> None:
         """Look at a call. watches: what the code reads while it is recorded is noted in `reads`, or refused.
 
-        Raises: UnsupportedTensor when the target reads a gradient that one of its tensors holds.
+        Raises: UnsupportedTensor, UnsupportedDevice.
         """
-        everything, slots = described.everything, described.reach.slots
-        for place in described.held_gradients():
-            name = f"the gradient (`.grad`) of {checked_name(slots, place, everything[place])}"
-            raise UnsupportedTensor(name=name, kind="read by the function", hint="pass it as a separate argument")
+        everything = described.everything
+        for place, item in enumerate(everything):
+            checked_name(described.slots, place, item)
         self._target = target
         self._taken_apart = taken_apart
         self.reads = ReadGuards()
+        self.gradients_read: set[int] = set()
         self._watches = watches
-        self._reach, self._spec = described.reach, described.spec
+        self._modules, self._slots, self._spec = described.modules, described.slots, described.structure
         self.sources = tuple(described.distinct_tensors())
         place_of = {id(everything[source]): place for place, source in enumerate(self.sources)}
         self._leaf_places = [place_of[id(x)] if isinstance(x, torch.Tensor) else None for x in described.leaves]
@@ -74,6 +76,8 @@ class CallRecorder:
         self._arguments = [None if isinstance(item, torch.Tensor) else item for item in described.leaves]
         self._output_spec: Structure | None = None
         self._codes: dict[CodeType, dict[str, Any]] = {}
+        self._with_gradient: frozenset[int] = frozenset()
+        self.more_modules: list[Named] = []
 
     @property
     def output_spec(self) -> Structure:
@@ -93,7 +97,9 @@ class CallRecorder:
         """Record for these inputs, in the order of `sources`.
 
         dims: which of their sizes become symbols; none by default. unknown_sizes: sizes that depend on data may.
+        Raises: DovetailError.
         """
+        self._with_gradient = frozenset(n for n, x in enumerate(inputs) if _has_gradient(x))
         mode = new_fake_mode(new_shape_env() if dims or unknown_sizes else None)
         own = inputs[: len(self.sources)]
         specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=True)]
@@ -107,8 +113,7 @@ class CallRecorder:
         if not self.reads.holds():
             reason = f"a Python value that it reads has changed since: {self.reads.why()}"
             raise DoubleBackwardUnsupported(reason=reason, hint=HINT)
-        slots = self._reach.slots
-        with RECORDING, replaced_tensors(slots, [inputs[place] for place in self._slot_places]):
+        with RECORDING, replaced_tensors(self._slots, [inputs[place] for place in self._slot_places]):
             return self._call(inputs)
 
     def _call(self, inputs: Sequence[Any]) -> list[Any]:
@@ -124,27 +129,48 @@ class CallRecorder:
     def _around(self, recording: Recording) -> Iterator[None]:
         shown = [recording.stand_ins[place].seen for place in self._slot_places]
         written = dict[Callable[[], Any], Any]()  # what a user has written on tensors that modules hold
-        for slot, stand_in in zip(self._reach.slots, shown, strict=True):
+        for slot, stand_in in zip(self._slots, shown, strict=True):
             if held := attributes_of(slot.read()):
                 written[partial(_attributes_in, slot)] = held
                 for name, value in held.items():
                     attributes_of(stand_in).setdefault(name, value)
         with (
-            replaced_tensors(self._reach.slots, shown),
-            module_names(recording.origins, self._reach.state.modules),
-            self._watched(written, shown),
+            replaced_tensors(self._slots, shown),
+            module_names(recording.origins, self._modules),
+            self._watched(written, [stand_in.seen for stand_in in recording.stand_ins], shown),
         ):
             yield
 
     @contextmanager
-    def _watched(self, written: Mapping[Callable[[], Any], Any], stand_ins: Sequence[Any]) -> Iterator[None]:
-        """While active, what the code reads is noted."""
-        watcher = Watcher(refuses=self._watches)
+    def _watched(
+        self, written: Mapping[Callable[[], Any], Any], stand_ins: Sequence[Any], held: Sequence[Any]
+    ) -> Iterator[None]:
+        """While active, what the code reads is noted. held: the stand-ins that are in modules now."""
+        number = {id(stand_in): n for n, stand_in in enumerate(stand_ins[: len(self.sources)])}
+        refusals: list[DovetailError] = []
+
+        def on_gradient(tensor: torch.Tensor, is_written: bool) -> None:
+            place = number.get(id(tensor))
+            if is_written and (place is not None or not is_fake(tensor)):
+                refusals.append(PythonSideEffect(what="set the gradient (`.grad`) of a tensor that it did not make"))
+                raise refusals[-1]
+            if place is None and not is_fake(tensor) and watcher.reads is not None:
+                watcher.reads.gradient(tensor)
+            if place is not None:
+                self.gradients_read.add(place)
+                if place in self._with_gradient:
+                    refusals.append(self._refused_gradient(place))
+                    raise refusals[-1]
+
+        watcher = Watcher(refuses=self._watches, on_gradient=on_gradient)
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
         try:
             with watcher.watched(roots, written, self._codes):
                 yield
-            refuse_tensors_left(watcher.changes(), stand_ins)
+            if refusals:
+                raise refusals[0]
+            self._find_more_modules(watcher)
+            refuse_tensors_left(watcher.changes(), held)
         except BaseException:
             for change in watcher.changes():
                 change.undo()
@@ -154,8 +180,20 @@ class CallRecorder:
         if self._watches:
             self.reads.add(watcher.guard())
 
+    def _refused_gradient(self, number: int) -> UnsupportedTensor:
+        """The code reads the `.grad` of an input, which its stand-in does not have."""
+        name = f"the gradient (`.grad`) of {checked_name(self._slots, self.sources[number], None)}"
+        return UnsupportedTensor(name=name, kind="read by the function", hint="pass it as a separate argument")
+
+    def _find_more_modules(self, watcher: Watcher) -> None:
+        if watcher.reads is not None:
+            known = {id(child) for _, module in self._modules for child in module.modules()}
+            self.more_modules = modules_read(
+                watcher.reads, lambda module: id(module) in known or watcher.was_made(module)
+            )
+
     def _input_spec(self, index: int, tensor: torch.Tensor, mode: Any, dims: SymbolicDims | None) -> InputSpec:
-        slots = self._reach.slots
+        slots = self._slots
         position = index - len(slots)
         name = checked_name(slots, index, tensor)
         if is_wrapper(tensor):
@@ -172,6 +210,29 @@ class CallRecorder:
             is_leaf=tensor.is_leaf,
             is_parameter=isinstance(tensor, torch.nn.Parameter),
         )
+
+
+def recorded(
+    target: Callable[..., Any],
+    call: Call,
+    taken_apart: Decompositions | None,
+    *,
+    dims: SymbolicDims | None = None,
+    unknown_sizes: bool = False,
+    watches: bool = True,
+) -> tuple[Call, CallRecorder, Recording]:
+    """Record a call of a target, and describe it with all modules whose tensors it takes. Raises: DovetailError."""
+    while True:
+        recorder = CallRecorder(target, call, taken_apart, watches=watches)
+        inputs = [call.everything[source] for source in recorder.sources]
+        recording = recorder.record(inputs, dims=dims, unknown_sizes=unknown_sizes)
+        if not recorder.more_modules:
+            return call, recorder, recording
+        call = Call.of(target, call.leaves, call.structure, [*call.modules, *recorder.more_modules])
+
+
+def _has_gradient(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.is_leaf and item.grad is not None
 
 
 def _attributes_in(slot: TensorSlot) -> dict[str, Any]:

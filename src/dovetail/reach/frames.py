@@ -81,6 +81,18 @@ class Frames:
             return False
         return is_a(item, FOLLOWED) or (item is not None and not is_library_class(type(item)))
 
+    def serves_user(self, frame: FrameType) -> bool:
+        """Whether a frame works for code of the user's, through whatever libraries, and not for this package."""
+        if self.pauses or threading.get_ident() != self._thread:
+            return False
+        at: FrameType | None = frame
+        while at is not None:
+            role = self._role_of(at)
+            if role in (Role.USERS, Role.OURS, Role.COMPILER):
+                return role is Role.USERS
+            at = at.f_back
+        return False
+
     def followed(
         self,
         stack: ExitStack,

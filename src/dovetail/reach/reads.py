@@ -45,6 +45,7 @@ _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
 _BY_NAME = (operator.attrgetter, operator.methodcaller)
 _ATTRIBUTE_METHODS = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__")
 _PAST_OBJECTS = frozenset(("__getattribute__", "getattr_static"))
+_GRADIENT: Any = torch.Tensor.grad  # as it is while nothing stands in for it
 _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *_REPORTING))
 
 
@@ -357,6 +358,12 @@ class Reads:
         """A function was asked before the call."""
         self.asked[function] = answer
         self.meet(answer)
+
+    def gradient(self, tensor: torch.Tensor) -> None:
+        """The `.grad` of a tensor that was there before is read."""
+        if (id(tensor), "grad") not in self.slots:
+            self.owners[id(tensor)] = tensor
+            self._slot(tensor, "grad", _GRADIENT)
 
     def _levels(self, logger: logging.Logger | None) -> None:
         """What a logger's remembered levels are worked out from."""

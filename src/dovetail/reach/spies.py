@@ -23,6 +23,8 @@ from dovetail.reach.reads import Reads
 from dovetail.reach.values import has_attributes, is_a, is_heap_type, module_of, mro_of, own_of
 
 IsCounted: TypeAlias = "Callable[[Any, FrameType], bool]"
+OnGradient: TypeAlias = "Callable[[torch.Tensor, bool], None]"
+"""Gets a tensor whose `.grad` is read, and whether it is about to be another one."""
 
 _IMMUTABLE_TYPE = 1 << 8
 _vars: Any = vars  # also while something else stands in for it
@@ -75,6 +77,26 @@ class Spies:
         self._replace_builtin("vars", self._whole(builtins.vars, is_vars=True))
         self._replace_builtin("dir", self._whole(builtins.dir, is_vars=False))
         self._replace_builtin("globals", self._globals)
+
+    def install_gradients(self, on_gradient: OnGradient, serves_user: Callable[[FrameType], bool]) -> None:
+        """Let tensors report that their `.grad` is read, or about to be another one.
+
+        serves_user: whether a frame works for code of the user's.
+        """
+        own: Any = torch.Tensor.grad
+        frame = sys._getframe
+
+        def read(item: torch.Tensor) -> Any:
+            if serves_user(_reader(frame(1))):
+                on_gradient(item, False)
+            return own.__get__(item)
+
+        def write(item: torch.Tensor, value: Any) -> None:
+            if own.__get__(item) is not value and serves_user(_reader(frame(1))):
+                on_gradient(item, True)
+            own.__set__(item, value)
+
+        self._replace(torch.Tensor, "grad", property(read, write, lambda item: write(item, None)))
 
     def take_out(self) -> None:
         """Let everything be as it was before, for a while: for a compiler that looks at the same classes."""

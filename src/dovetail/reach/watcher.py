@@ -18,7 +18,7 @@ from dovetail.reach.guard import ReadGuard
 from dovetail.reach.known import without
 from dovetail.reach.outside import RANDOM, Verdict
 from dovetail.reach.reads import Reads
-from dovetail.reach.spies import Spies
+from dovetail.reach.spies import OnGradient, Spies
 from dovetail.reach.values import random_state, set_random_state
 
 _NO_ANSWERS: Mapping[Callable[[], Any], Any] = {}
@@ -34,14 +34,16 @@ class Watcher:
         refuses: bool = True,
         refuses_draws: bool = True,
         line_of: Callable[[Any], Origin | None] = lambda _: None,
+        on_gradient: OnGradient | None = None,
     ) -> None:
         """refuses: what cannot be repeated. refuses_draws: random numbers outside torch, too.
 
-        line_of: which line names an object, where that is known.
+        line_of: which line names an object, where that is known. on_gradient: without it, no `.grad` is watched.
         """
         self._refuses = refuses
         self._refuses_draws = refuses and refuses_draws
         self._line_of = line_of
+        self._on_gradient = on_gradient
         self._made: frozenset[int] = frozenset()
         self.refusals: list[DovetailError] = []
         self.reads: Reads | None = None
@@ -63,7 +65,7 @@ class Watcher:
         gc.disable()
         gc.collect(1)  # what is young afterwards was made meanwhile
         try:
-            with noted_reads(roots, self._on_call, self._on_moving) as reads:
+            with noted_reads(roots, self._on_call, self._on_moving, self._on_gradient) as reads:
                 self.reads = reads
                 for code, known in codes.items():
                     reads.code(code, known)
@@ -102,9 +104,10 @@ class Watcher:
         """
         if self.reads is None:
             return []
-        return list(changes_of(without(self.reads, known), self._is_made, is_known))
+        return list(changes_of(without(self.reads, known), self.was_made, is_known))
 
-    def _is_made(self, item: Any) -> bool:
+    def was_made(self, item: Any) -> bool:
+        """Whether the call has made an object. Ask at once, see `guard`."""
         return id(item) in self._made
 
     def _on_call(self, function: Any, verdict: Verdict, origin: Origin) -> None:
@@ -137,10 +140,12 @@ def noted_reads(
     roots: list[Any],
     on_call: Callable[[Any, Verdict, Origin], None] = lambda *_: None,
     on_moving: Callable[[Any, Origin], None] = lambda *_: None,
+    on_gradient: OnGradient | None = None,
 ) -> Iterator[Reads]:
     """While active, what code of the user's reads is noted.
 
     on_call: gets calls of C that read the outside. on_moving: gets iterators and files that code may read on.
+    on_gradient: without it, no `.grad` is watched.
     """
     frames = Frames()
     with ExitStack() as stack:
@@ -149,6 +154,8 @@ def noted_reads(
         for root in roots:
             reads.root(root)
         spies.install_builtins()
+        if on_gradient is not None:
+            spies.install_gradients(on_gradient, frames.serves_user)
 
         def on_compiler(frame: FrameType | None) -> None:
             if frame is None:

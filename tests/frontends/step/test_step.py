@@ -314,7 +314,7 @@ def test_a_new_batch_shape_gets_a_program_and_then_eager_mode() -> None:
     for number, rows in enumerate((6, 6, 9)):
         _run_both(step, eager.step, number, rows)
     assert [variant.reason for variant in step.stats.variants][1].startswith("shape of argument 0 changed")
-    with pytest.warns(dovetail.DovetailWarning, match="captured for 2 kinds of calls"):
+    with pytest.warns(dovetail.DovetailWarning, match="compiled for 2 kinds of calls"):
         _run_both(step, eager.step, 3, 5)
     _assert_same(ours, eager)
 

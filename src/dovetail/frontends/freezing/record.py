@@ -15,17 +15,15 @@ import torch
 from dovetail.analysis.alias_pattern import APART, alias_pattern_of
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.exclusive import RECORDING
-from dovetail.capture.python_state import ambient_modes, leads_on
 from dovetail.capture.recording import Recording
 from dovetail.capture.recurrent import recorded_whole
 from dovetail.errors import NotFreezable, PythonSideEffect
-from dovetail.frontends.call_kind import Call, checked_name
+from dovetail.frontends.described_call import Call, checked_name
 from dovetail.frontends.freezing.examples import Example, same_tensors
 from dovetail.frontends.freezing.nesting import Captured, Nesting
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.inputs import size_hints
-from dovetail.frontends.reach import Reach
-from dovetail.frontends.recorded_call import CallRecorder, SymbolicDims
+from dovetail.frontends.recorded_call import CallRecorder, SymbolicDims, recorded
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import flatten
 from dovetail.ir.calling import CallPlan
@@ -77,10 +75,12 @@ class MethodRecorder:
         with RECORDING, torch.no_grad(), recorded_whole():
             order = example.order()
             described = self._described(*example.call(leaves))
-            recorder = CallRecorder(self._target, described, None, watches=False)
-            inputs = [described.everything[source] for source in recorder.sources]
             given_dims = None if dims is None else lambda place: dims(order[place])
-            recording = recorder.record(inputs, dims=given_dims, unknown_sizes=dims is None)
+            described, recorder, recording = recorded(
+                self._target, described, None, dims=given_dims, unknown_sizes=dims is None, watches=False
+            )
+            self._refuse_wrappers(described)
+            inputs = [described.everything[source] for source in recorder.sources]
             if recording.left_modes:
                 raise PythonSideEffect(what=f"left what {next(iter(recording.left_modes))} sets changed")
             self._refuse_sharing(recording, inputs)
@@ -94,16 +94,18 @@ class MethodRecorder:
         leaves, spec = flatten((tuple(args), dict(kwargs)))
         detached = {id(item): item.detach() for item in leaves if isinstance(item, torch.Tensor)}  # one stays one
         leaves = [detached.get(id(item), item) for item in leaves]
-        reach = Reach.of(self._target, [leaf for leaf in leaves if leads_on(leaf)])
-        tensors = [slot.read() for slot in reach.slots]
-        for place, tensor in enumerate([*tensors, *leaves]):
-            name = checked_name(reach.slots, place, tensor)
+        described = Call.of(self._target, leaves, spec)
+        self._refuse_wrappers(described)
+        return described
+
+    def _refuse_wrappers(self, described: Call) -> None:
+        for place, tensor in enumerate(described.everything):
+            name = checked_name(described.slots, place, tensor)
             if isinstance(tensor, torch.Tensor) and is_wrapper(tensor):
                 reason = f"{name} is a {type(tensor).__name__}, which wraps other tensors"
                 raise NotFreezable(
                     what=self._method, reason=reason, hint="compile it with torch.compile or dovetail.compile"
                 )
-        return Call(reach, leaves, spec, tensors, [*tensors, *leaves], ambient_modes())
 
     def _refuse_sharing(self, recording: Recording, inputs: Sequence[Any]) -> None:
         """The program must be right for any arguments that share no memory: other sharing is not looked for."""
@@ -118,7 +120,7 @@ class MethodRecorder:
 
     def _held_names(self, pool: Pool, described: Call, sources: Sequence[int], recording: Recording) -> dict[int, str]:
         """The name in the pool of each input of the program that is none of the call, by its number."""
-        slots = described.reach.slots
+        slots = described.slots
         names = {
             number: pool.name_of(described.everything[source], slots[source].name)
             for number, source in enumerate(sources)

@@ -16,6 +16,7 @@ from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
+from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.hosts import HostCall, HostCalls
@@ -26,7 +27,7 @@ from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.outside import Outside, refuse_new_objects
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds
-from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
+from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.program import Value
@@ -37,7 +38,6 @@ from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
 from dovetail.reach.changes import ReadChange
-from dovetail.reach.contents import value_key
 from dovetail.reach.guard import ReadGuard
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.autograd import version_of
@@ -309,17 +309,12 @@ class StepCapture:
         )
         program = compile_step_programs(programs, plan, labels, name, self._options, recording.size_hints)
         assert self._result_structure is not None and self._guard is not None, "the step was recorded"
-        plain = [(i, x) for i, x in enumerate(call.leaves) if not isinstance(x, torch.Tensor)]
         spots = len(self._numbers)
         leaf_of = dict(enumerate(sorted(self._lifted_leaves), spots))
         variant = Variant(
             reason=reason,
             program=program,
-            arguments=Arguments(
-                call.structure,
-                tuple((i, value_key(x)) for i, x in plain if i not in self._lifted_leaves),
-                tuple((i, type(x)) for i, x in plain if i in self._lifted_leaves),
-            ),
+            arguments=Arguments.like(call.leaves, call.structure, self._lifted_leaves),
             kinds=kinds,
             record=world.record(self.lifted),
             lifted=self.lifted,

@@ -8,13 +8,11 @@ program whose guards hold, or captures another one. See docs/training-step.md.
 from __future__ import annotations
 
 import functools
-import logging
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MethodType
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 import torch
 
@@ -26,14 +24,13 @@ from dovetail.errors import (
     BadOptionValue,
     CaptureFailed,
     DovetailError,
-    DovetailWarning,
     GuardMiss,
     NothingToExplain,
     StateChangedOtherwise,
 )
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
-from dovetail.frontends.patience import Patience, Walks
-from dovetail.frontends.statistics import Counts, Stats, VariantStats
+from dovetail.frontends.patience import Walks
+from dovetail.frontends.statistics import Stats
 from dovetail.frontends.step.capture import StepCall, StepCapture
 from dovetail.frontends.step.eager_run import EagerRuns, leads_on
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
@@ -44,6 +41,7 @@ from dovetail.frontends.step.reasons import what_differs
 from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, flatten_call
+from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
 from dovetail.pipeline.doors import COMPILE_STEP
@@ -55,7 +53,7 @@ from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
 from dovetail.torch_compat.version import ensure_supported_torch
 
-logger = logging.getLogger("dovetail")
+_Chosen: TypeAlias = tuple[Variant, list[torch.Tensor]]
 
 _MOST_ROUNDS = 3  # calls in eager mode, one after the other, that make state for the next one
 _ON_UNSUPPORTED = ("raise", "eager")
@@ -102,13 +100,6 @@ def compile_step(
     return CompiledStep(step, state, on_unsupported == "eager", resolve_options(options, PASS_NAMES, COMPILE_STEP))
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    variant: Variant
-    tensors: list[torch.Tensor]
-    leaves: list[Any]
-
-
 class CompiledStep:
     """A compiled training step; see `compile_step`."""
 
@@ -119,9 +110,8 @@ class CompiledStep:
         self._falls_back = falls_back
         self._trail = options.trail or Trail()
         self._options = replace(options, trail=self._trail)
-        self._name = identifier(getattr(step, "__name__", type(step).__name__))
-        self._variants: list[Variant] = []
-        self._recent: list[Variant] = []
+        name = identifier(getattr(step, "__name__", type(step).__name__))
+        self._cache = VariantCache[Variant](name, options.max_variants)
         self._lifting = Lifting()
         self._eager = EagerRuns()
         self._missed = self._failed = False
@@ -129,11 +119,7 @@ class CompiledStep:
         self._rounds = 0
         self._last_miss: Question | None = None
         self._given_up: DovetailError | None = None
-        self._counts = Counts()
-        self._patience = Patience()
         self._walks = Walks()
-        self._warned: set[str] = set()
-        self._is_warned = False
         functools.update_wrapper(self, step)
 
     # --- calling ------------------------------------------------------------------------------------------------
@@ -144,28 +130,31 @@ class CompiledStep:
 
         Raises: what the step raises; StepInterrupted when it fails after it has begun to write.
         """
-        self._counts.calls += 1
-        if self._given_up is not None or self._patience.waits() or _is_looked_at():
-            self._counts.eager_calls += 1
+        cache = self._cache
+        cache.counts.calls += 1
+        if self._given_up is not None or cache.patience.waits() or _is_looked_at():
+            cache.counts.eager_calls += 1
             return self._step(*args, **kwargs)
-        if self._counts.calls == 1:
-            self._lifting.see(*flatten_call(args, kwargs))
+        leaves, structure = flatten_call(args, kwargs)
+        if cache.counts.calls == 1:
+            self._lifting.see(leaves, structure)
             return self._run_eager(args, kwargs)
         tried: list[Variant] = []
         while True:
             with RECORDING:
-                chosen = self._choose(args, kwargs, tried)
+                chosen = self._choose(leaves, structure, tried)
             if chosen is None:
                 return self._run_eager(args, kwargs)
+            variant, tensors = chosen
             try:
-                results = chosen.variant.run(chosen.tensors, chosen.leaves)
-                self._patience.found()
+                results = variant.run(tensors, leaves)
+                cache.patience.found()
                 return results
             except GuardMiss as miss:
-                self._last_miss = chosen.variant.questions[miss.number]
-                chosen.variant.misses += 1
-                self._counts.guard_misses += 1
-                tried.append(chosen.variant)
+                self._last_miss = variant.questions[miss.number]
+                variant.misses += 1
+                cache.counts.guard_misses += 1
+                tried.append(variant)
             except NothingWritten:  # eager raises what is to be raised
                 return self._run_eager(args, kwargs)
 
@@ -175,8 +164,8 @@ class CompiledStep:
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
         """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
-        self._counts.eager_calls += 1
-        if self._is_full:
+        self._cache.counts.eager_calls += 1
+        if self._cache.is_full:
             return self._step(*args, **kwargs)
         try:
             return self._eager.run(self._step, args, kwargs)
@@ -184,29 +173,25 @@ class CompiledStep:
             self._failed = False  # it is the step's own error
             raise
 
-    def _choose(self, args: Any, kwargs: Any, tried: Sequence[Variant]) -> _Chosen | None:
+    def _choose(self, leaves: list[Any], structure: Structure, tried: Sequence[Variant]) -> _Chosen | None:
         """The variant for a call, captured when there is none; None for eager mode.
 
         tried: variants whose questions got other answers in this call.
         """
-        leaves, structure = flatten_call(args, kwargs)
-        for variant in self._recent:
-            if variant in tried:
-                continue
-            tensors = variant.tensors_for(leaves, structure)
-            if tensors is not None:
-                self._prefer(variant)
-                return _Chosen(variant, tensors, leaves)
-        self._counts.misses += not tried
-        if self._is_full and not self._may_fit_again(leaves, structure, tried):
-            self._patience.missed()
-            self._warn_of_limit(lambda: self._why(self._world(leaves), StepCall(self._step, leaves, structure), tried))
-            return None
+        cache = self._cache
+        found = cache.find(leaves, structure, tried)
+        if found is not None:
+            return found
+        cache.counts.misses += not tried
         call = StepCall(self._step, leaves, structure)
+        if cache.is_full and not self._may_fit_again(leaves, structure, tried):
+            cache.patience.missed()
+            cache.warn_of_limit(lambda: self._why(self._world(leaves), call, tried), stacklevel=3)
+            return None
         world = self._world(leaves)
         found = self._find_in(world, call, tried)
-        if self._is_full:
-            self._walks.was(self._counts.calls, fruitful=found is not None)
+        if cache.is_full:
+            self._walks.was(cache.counts.calls, fruitful=found is not None)
         if found is not None:
             return found
         if tried and not self._missed:
@@ -215,55 +200,48 @@ class CompiledStep:
         self._missed = False
         return self._capture(world, call, tried)
 
-    @property
-    def _is_full(self) -> bool:
-        """Whether no more programs may be made."""
-        return len(self._variants) >= self._options.max_variants
-
     def _may_fit_again(self, leaves: Sequence[Any], structure: Structure, tried: Sequence[Variant]) -> bool:
         """Whether looking at everything that the step reaches may show that a variant fits."""
-        others = [variant for variant in self._variants if variant not in tried]
-        return self._walks.may_be(self._counts.calls) and any(v.is_kept_by_world(leaves, structure) for v in others)
+        others = [variant for variant in self._cache.variants if variant not in tried]
+        return self._walks.may_be(self._cache.counts.calls) and any(
+            v.is_kept_by_world(leaves, structure) for v in others
+        )
 
     def _world(self, leaves: Sequence[Any]) -> World:
         return World(self._step, self._eager.read, filter(leads_on, leaves), self._state)
 
-    def _prefer(self, variant: Variant) -> None:
-        if self._recent[0] is not variant:
-            self._recent.remove(variant)
-            self._recent.insert(0, variant)
-
     def _find_in(self, world: World, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
         """A variant for a call in a world that was looked at again: after a checkpoint was loaded, say."""
-        for variant in self._recent:
+        for variant in self._cache.recent:
             if variant in tried or not variant.arguments.are(call.leaves, call.structure):
                 continue
             if variant.record.fits(world.record(variant.lifted)) and variant.tie(ties_to(world, variant), call.leaves):
-                tensors = variant.tensors_for(call.leaves, call.structure)
+                tensors = variant.inputs(call.leaves, call.structure)
                 if tensors is not None:
-                    self._prefer(variant)
+                    self._cache.prefer(variant)
                     self._let_go(world)
-                    return _Chosen(variant, tensors, call.leaves)
+                    return variant, tensors
         return None
 
     def _let_go(self, world: World) -> None:
         """Cut the ties of variants to tensors that the present world does not hold any more."""
         held = {id(tensor) for _, tensor in world.tensors}
-        for variant in self._variants:
+        for variant in self._cache.variants:
             if not held.issuperset(map(id, variant.ties.tensors)):
                 variant.ties = NO_TIES
 
     # --- capturing ----------------------------------------------------------------------------------------------
 
     def _capture(self, world: World, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
-        if self._is_full:
-            self._patience.missed()
-            self._warn_of_limit(lambda: self._why(world, call, tried))
-            return None
+        cache = self._cache
+        cache.drop_dead()
         reason = self._why(world, call, tried)
-        known = [variant for variant in self._variants if variant not in tried]
+        if cache.is_full:
+            cache.patience.missed()
+            cache.warn_of_limit(lambda: reason, stacklevel=4)
+            return None
+        known = [variant for variant in cache.variants if variant not in tried]
         self._lifting.learn(call.leaves, call.structure, world, known)
-        logger.info("%s: variant %d, because %s", self._name, len(self._variants), reason)
         start = time.process_time()
         try:
             variant = self._captured(world, call, reason)
@@ -283,25 +261,24 @@ class CompiledStep:
             self._give_up(error)
             return None
         finally:
-            self._counts.seconds += time.process_time() - start
+            cache.counts.seconds += time.process_time() - start
         self._failed, self._rounds = False, 0
-        self._counts.captures += 1
-        self._variants.append(variant)
-        self._recent.insert(0, variant)
+        cache.add(variant)
         self._let_go(world)
         tensors = variant.kinds.tensors(variant.ties.tensors, call.leaves)
         assert tensors is not None, "it was captured for them"
-        return _Chosen(variant, tensors, call.leaves)
+        return variant, tensors
 
     def _give_up(self, error: DovetailError) -> None:
         """Raise the error, or run in eager mode from now on."""
         if not self._falls_back:
             raise error
         self._given_up = error
-        self._warn(f"{self._name} runs in eager mode from now on, because it cannot be captured:\n{error}")
+        text = f"{self._cache.name} runs in eager mode from now on, because it cannot be captured:\n{error}"
+        self._cache.warn(text, stacklevel=5)
 
     def _captured(self, world: World, call: StepCall, reason: str) -> Variant:
-        clears = any(gradient.is_cleared for v in self._variants for gradient in v.program.plan.gradients)
+        clears = any(gradient.is_cleared for v in self._cache.variants for gradient in v.program.plan.gradients)
         left_out, first = Numbers(), None
         while True:
             lifted = self._lifting.numbers(call.leaves, world) - left_out
@@ -310,7 +287,7 @@ class CompiledStep:
             hints, hooks = ItemHints(self._eager.hints), self._calls_hooks
             try:
                 with interrupts_wait():
-                    variant = capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
+                    variant = capture.variant(reason, self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
                 self._lifting.guarded |= left_out
                 return variant
             except GradientsNotCleared:
@@ -332,24 +309,11 @@ class CompiledStep:
                 left_out |= fewer
 
     def _why(self, world: World, call: StepCall, tried: Sequence[Variant]) -> str:
-        if not self._variants:
-            return "it is the first"
+        if not self._cache.recent:
+            return "it is the first call"
         if tried:
             return f"a check had another outcome: {self._last_miss}"
-        return what_differs(self._recent[0], world, call.leaves, call.structure)
-
-    def _warn_of_limit(self, why: Callable[[], str]) -> None:
-        if not self._is_warned:
-            self._is_warned = True
-            self._warn(
-                f"{self._name} was captured for {self._options.max_variants} kinds of calls; further kinds run in "
-                f"eager mode. The last reason: {why()}. Raise max_variants, or see step.stats."
-            )
-
-    def _warn(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
-            warnings.warn(text, DovetailWarning, stacklevel=4)
+        return what_differs(self._cache.recent[0], world, call.leaves, call.structure)
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -368,7 +332,7 @@ class CompiledStep:
 
         Raises: NothingToExplain before there is one.
         """
-        return explain_variant(self._name, self._latest())
+        return explain_variant(self._cache.name, self._latest())
 
     @property
     def options(self) -> Options:
@@ -381,15 +345,15 @@ class CompiledStep:
         return self._trail
 
     def _latest(self) -> Variant:
-        if not self._recent:
+        if not self._cache.recent:
             hint = "call it twice: the first call runs in eager mode, the second one captures"
-            raise NothingToExplain(what=self._name, reason="nothing was captured yet", hint=hint)
-        return self._recent[0]
+            raise NothingToExplain(what=self._cache.name, reason="nothing was captured yet", hint=hint)
+        return self._cache.recent[0]
 
     @property
     def stats(self) -> Stats:
         """What happened so far."""
-        return self._counts.stats(VariantStats(v.reason, v.calls, v.misses) for v in self._variants)
+        return self._cache.stats
 
 
 def _is_looked_at() -> bool:

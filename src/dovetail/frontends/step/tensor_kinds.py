@@ -10,6 +10,7 @@ import torch
 
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.memory import Accesses, Memory, extent
+from dovetail.frontends.tensor_kind import TensorKind, difference, kind_of
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.swapping import hook_tables
 
@@ -39,7 +40,7 @@ class TensorKinds:
     without_gradient: list[int]
     accesses: Accesses
     sizes: SizeGuard | None = None
-    kinds: list[tuple[Any, ...]] = field(default_factory=list)
+    kinds: list[TensorKind | None] = field(default_factory=list)
     _same: SameTensors | None = None
     _state_ids: dict[int, int] = field(default_factory=dict)
     _hookable: list[int] = field(default_factory=list)
@@ -74,17 +75,21 @@ class TensorKinds:
         self._memory = Memory(self.accesses, lasting, {i: extent(tensors[i]) for i in known})
         self.tie(tensors)
 
-    def _kinds_of(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
-        found = [kind_of(tensor) for tensor in tensors]
-        if self.sizes is None:
-            return found
-        return [(*k[:3], *k[5:]) if s.kind == "argument" else k for k, s in zip(found, self.sources, strict=True)]
+    def _kinds_of(self, tensors: Sequence[torch.Tensor]) -> list[TensorKind | None]:
+        return [
+            kind_of(tensor, has_sizes=self._has_sizes(source))
+            for tensor, source in zip(tensors, self.sources, strict=True)
+        ]
+
+    def _has_sizes(self, source: Source) -> bool:
+        """Whether its sizes are known."""
+        return self.sizes is None or source.kind != "argument"
 
     def _fixed(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors whose sizes are known."""
         if self.sizes is None:
             return tensors
-        return [tensor for tensor, source in zip(tensors, self.sources, strict=True) if source.kind != "argument"]
+        return [tensor for tensor, source in zip(tensors, self.sources, strict=True) if self._has_sizes(source)]
 
     def _fit(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether arguments of symbolic sizes are as expected."""
@@ -138,11 +143,9 @@ class TensorKinds:
     def are_leaves_like(self, leaves: Sequence[Any]) -> bool:
         """Whether the tensors among arguments are of the kinds that are expected, whatever memory they are in."""
         for place, index in self.leaves:
-            leaf, known = leaves[place], self.kinds[index]
-            if self.sources[index].kind != "argument":
-                continue
-            now = kind_of(leaf) if isinstance(leaf, torch.Tensor) else ()
-            if now != known and (self.sizes is None or (*now[:3], *now[5:]) != known):
+            source = self.sources[index]
+            now = kind_of(leaves[place], has_sizes=self._has_sizes(source))
+            if source.kind == "argument" and now != self.kinds[index]:
                 return False
         return True
 
@@ -152,15 +155,11 @@ class TensorKinds:
             if source.kind == "gradient":
                 continue
             tensor = state[source.index] if source.kind == "state" else leaves[source.index]
-            now = kind_of(tensor) if isinstance(tensor, torch.Tensor) else ()
-            known = self.kinds[index]
-            if len(known) < len(now):
-                now = (*now[:3], *now[5:])
-            names = _ASPECTS if len(known) == len(_ASPECTS) else (*_ASPECTS[:3], *_ASPECTS[5:])
-            for what, old, new in zip(names, known, now, strict=False):
-                if old != new:
-                    where = f"argument {source.index}" if source.kind == "argument" else "a tensor of the state"
-                    return f"{what} of {where} changed: {old} -> {new}"
+            now = kind_of(tensor, has_sizes=self._has_sizes(source))
+            name = f"argument {source.index}" if source.kind == "argument" else "a tensor of the state"
+            told = difference(self.kinds[index], now, name)
+            if told:
+                return told
         tensors = self.tensors(state, leaves)
         if self.sizes is not None and tensors is not None and not self.sizes.holds(tensors):
             return self.sizes.reason(tensors, [f"{source.kind} {source.index}" for source in self.sources])
@@ -178,15 +177,6 @@ class TensorKinds:
         return True
 
 
-_ASPECTS = ("class", "requires_grad", "is_leaf", "shape", "strides", "dtype", "device", "conjugation", "negation")
-
-
 def _has_history(tensor: torch.Tensor) -> bool:
     """Whether backward would go on beyond a tensor, or would call hooks of it."""
     return not tensor.is_leaf or any(hook_tables(tensor))
-
-
-def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that one program can take."""
-    layout = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
-    return (type(tensor), tensor.requires_grad, tensor.is_leaf, *layout)

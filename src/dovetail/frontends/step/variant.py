@@ -17,6 +17,7 @@ import torch
 from dovetail.capture.step_recorder import Question
 from dovetail.errors import FreedGraph, GuardMiss
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
+from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.step.early_questions import EarlyQuestions, question_at
 from dovetail.frontends.step.hosts import HostCall, SchedulerState
 from dovetail.frontends.step.number_spots import NumberSpot
@@ -27,7 +28,6 @@ from dovetail.frontends.step.watch import Watch
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, unflatten
 from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject
-from dovetail.reach.contents import value_key
 from dovetail.reach.guard import ReadGuard
 from dovetail.torch_compat.autograd import version_of, viewed_tensor
 
@@ -44,44 +44,6 @@ class Ties:
     tensors: list[torch.Tensor]
     reads: list[Callable[[Sequence[Any]], Any]]
     writes: list[Callable[[Any], None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """What is expected of the arguments. plain: by leaf, the key of its value. lifted: leaves that are numbers."""
-
-    structure: Structure
-    plain: tuple[tuple[int, Any], ...]
-    lifted: tuple[tuple[int, type], ...]
-
-    def are(self, leaves: Sequence[Any], structure: Structure) -> bool:
-        """Whether the arguments of a call are as expected, tensors apart."""
-        if structure != self.structure:
-            return False
-        for index, key in self.plain:
-            if value_key(leaves[index]) != key:
-                return False
-        return all(type(leaves[index]) is kind for index, kind in self.lifted)
-
-    def changed_numbers(self, leaves: Sequence[Any]) -> frozenset[int]:
-        """Leaves that are other numbers than expected, of the same type."""
-        return frozenset(
-            index
-            for index, key in self.plain
-            if type(leaves[index]) in (int, float) and value_key(leaves[index]) != key and key[0] is type(leaves[index])
-        )
-
-    def difference(self, leaves: Sequence[Any], structure: Structure) -> str:
-        """What is not as expected, "" where nothing is."""
-        if structure != self.structure:
-            return "the structure of the arguments changed"
-        for index, key in self.plain:
-            if value_key(leaves[index]) != key:
-                return f"argument {index} changed: {key} -> {value_key(leaves[index])}"
-        return next(
-            (f"argument {i} is not a valid {kind.__name__}" for i, kind in self.lifted if type(leaves[i]) is not kind),
-            "",
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -116,7 +78,12 @@ class Variant:
     calls: int = 0
     misses: int = 0
 
-    def tensors_for(self, leaves: Sequence[Any], structure: Structure) -> list[torch.Tensor] | None:
+    @property
+    def is_alive(self) -> bool:
+        """Whether a call can be for this variant."""
+        return self.reads.is_alive
+
+    def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[torch.Tensor] | None:
         """The tensors of a call, if the call is for this variant; else None. May say None wrongly."""
         if self.ties is NO_TIES or not self.arguments.are(leaves, structure):
             return None
@@ -155,7 +122,7 @@ class Variant:
     # --- running ----------------------------------------------------------------------------------------------
 
     def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> Any:
-        """Run the step. tensors: as `tensors_for` gave them.
+        """Run the step. tensors: as `inputs` gave them.
 
         Raises: GuardMiss, NothingWritten when all is as before; StepInterrupted, or what a host call raises.
         """

@@ -15,7 +15,7 @@ from itertools import chain, repeat
 from operator import attrgetter, is_
 from typing import Any
 
-from dovetail.capture.python_state import ambient_modes
+from dovetail.capture.ambient_modes import ambient_modes
 from dovetail.frontends.step.hook_tables import HookWatch
 from dovetail.frontends.step.places import (
     FUNCTION_PARTS,

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dovetail.capture.python_state import ambient_modes
+from dovetail.capture.ambient_modes import ambient_modes
 from dovetail.frontends.step.lines import Lines
 from dovetail.frontends.step.places import MISSING, Fixed, Holder, Path, Place, leaf_places
 from dovetail.frontends.step.record import Record, record_of

@@ -1,0 +1,22 @@
+"""Torch's modes that decide what operators a program runs."""
+
+from __future__ import annotations
+
+import torch
+
+from dovetail.torch_compat.modes import surroundings
+
+
+def ambient_modes() -> tuple[object, ...]:
+    """Torch's modes that decide what operators a program runs."""
+    autocast = tuple(
+        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+    )
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        (autocast, torch.is_autocast_cache_enabled()) if autocast else (),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        *surroundings(),
+    )

@@ -1,0 +1,144 @@
+"""Whether a call is one that a program was recorded for: its arguments, the tensors of modules, modes, Python state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from dovetail.capture.ambient_modes import ambient_modes
+from dovetail.capture.module_state import TensorSlot
+from dovetail.frontends.arguments import Arguments
+from dovetail.frontends.described_call import Call
+from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.structure import Structure
+from dovetail.frontends.tensor_kind import difference, kind_of
+from dovetail.reach.contents import picker
+from dovetail.reach.guard import ReadGuards
+from dovetail.torch_compat.guards import SameTensors
+from dovetail.torch_compat.subclasses import is_wrapper
+
+
+class CallGuard:
+    """The guard of one program of a function.
+
+    Cost of a check, in a tight loop: 3 us, and 0.2 us for each tensor; what the code reads besides is `reads`.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        sources: Sequence[int],
+        reads: ReadGuards,
+        without_gradient: Collection[int],
+        sizes: SizeGuard | None = None,
+    ) -> None:
+        """Remember a call.
+
+        sources: places of the inputs. without_gradient: inputs whose `.grad` the code has read. sizes: of the inputs,
+        where they may be others.
+        """
+        leaves = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
+        tensors = [*(call.leaves[place] for place in leaves), *call.tensors]
+        number = {id(x): n for n, x in reversed(list(enumerate(tensors)))}
+        everything = call.everything
+        self.reads = reads
+        self._arguments = Arguments.like(call.leaves, call.structure)
+        self._modes = ambient_modes()
+        self._tensor_leaves = picker(leaves)
+        self._labels = [*(f"argument {place}" for place in leaves), *(slot.name for slot in call.slots)]
+        self._held = _Held(call.slots)
+        self._inputs = picker([number[id(everything[source])] for source in sources])
+        self._firsts = [number[id(x)] for x in tensors]
+        self._has_twins = len(number) < len(tensors)
+        self._is_fast = sizes is None and not any(map(is_wrapper, tensors))
+        self._same = SameTensors(tensors) if self._is_fast and tensors else None
+        self._flags = [(n, x.is_leaf) for n, x in enumerate(tensors) if _may_be_leaf_or_not(x)]
+        self._kinds = [kind_of(x, has_sizes=sizes is None) for x in tensors]
+        self._without_gradient = without_gradient
+        self._sizes = sizes
+        self._ids = list(map(id, tensors))
+
+    def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
+        """The inputs of the program for a call, None when the call is not for it."""
+        if not self._arguments.are(leaves, structure) or ambient_modes() != self._modes:
+            return None
+        tensors = [*self._tensor_leaves(leaves), *self._held.now()]
+        if not self._are_alike(tensors):
+            return None
+        inputs = list(self._inputs(tensors))
+        if self._sizes is not None and not self._sizes.holds(inputs):
+            return None
+        for number in self._without_gradient:
+            if inputs[number].is_leaf and inputs[number].grad is not None:
+                return None
+        return inputs if self.reads.holds() else None
+
+    def difference(self, leaves: Sequence[Any], structure: Structure) -> str:
+        """Why a call is not for the program."""
+        told = self._arguments.difference(leaves, structure)
+        if told:
+            return told
+        if ambient_modes() != self._modes:
+            return f"the modes of torch changed: {self._modes} -> {ambient_modes()}"
+        tensors = [*self._tensor_leaves(leaves), *self._held.now()]
+        for label, known, tensor in zip(self._labels, self._kinds, tensors, strict=True):
+            told = difference(known, kind_of(tensor, has_sizes=self._sizes is None), label)
+            if told:
+                return told
+        if not self._has_pattern(list(map(id, tensors))):
+            return "other tensors are the same"
+        inputs = self._inputs(tensors)
+        if self._sizes is not None and not self._sizes.holds(inputs):
+            return self._sizes.reason(inputs, self._inputs(self._labels))
+        return self.reads.why() or "a tensor has a gradient that had none"
+
+    def _are_alike(self, tensors: Sequence[Any]) -> bool:
+        """Whether these are tensors of the kinds that are expected, and the same ones are one."""
+        ids = list(map(id, tensors))
+        if ids != self._ids:
+            if not all(isinstance(tensor, torch.Tensor) for tensor in tensors) or not self._has_pattern(ids):
+                return False
+            self._ids = ids
+        try:
+            if not self._is_fast:
+                has_sizes = self._sizes is None
+                return [kind_of(tensor, has_sizes=has_sizes) for tensor in tensors] == self._kinds
+            if self._same is not None and not self._same.are(tensors):
+                return False
+        except RuntimeError:  # it has no strides, or no shape yet
+            return False
+        return all(tensors[number].is_leaf is is_leaf for number, is_leaf in self._flags)
+
+    def _has_pattern(self, ids: Sequence[int]) -> bool:
+        if not self._has_twins:
+            return len(set(ids)) == len(ids)
+        first: dict[int, int] = {}
+        return [first.setdefault(key, place) for place, key in enumerate(ids)] == self._firsts
+
+
+class _Held:
+    """The tensors of modules, read by built-in iterators."""
+
+    def __init__(self, slots: Sequence[TensorSlot]) -> None:
+        tables = list({(id(slot.module), slot.table): slot for slot in slots}.values())
+        number = {(id(slot.module), slot.table): n for n, slot in enumerate(tables)}
+        self._modules = [slot.module for slot in tables]
+        self._tables = [slot.table for slot in tables]
+        self._pick = picker([number[id(slot.module), slot.table] for slot in slots])
+        self._keys = [slot.key for slot in slots]
+
+    def now(self) -> list[Any]:
+        """What the modules hold in these places; None where there is nothing any more."""
+        if not self._modules:
+            return []
+        tables = list(map(dict.get, map(_contents, self._modules), self._tables))
+        return list(map(dict.get, self._pick(tables), self._keys))
+
+
+_contents: Callable[[torch.nn.Module], Any] = vars
+
+
+def _may_be_leaf_or_not(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and not isinstance(tensor, torch.nn.Parameter)

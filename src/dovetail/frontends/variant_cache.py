@@ -1,0 +1,109 @@
+"""The programs of one compiled function or step: which one is for a call, how many there may be, what has happened."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from dovetail.errors import DovetailWarning
+from dovetail.frontends.patience import Patience
+from dovetail.frontends.statistics import Counts, Stats, VariantStats
+from dovetail.frontends.structure import Structure
+
+logger = logging.getLogger("dovetail")
+
+
+class Variant(Protocol):
+    """One program. reason: why it was captured. misses: runs that were given up before their first write."""
+
+    reason: str
+    calls: int
+    misses: int
+
+    def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
+        """What the program takes in a call; None when the call is not for it, which may be wrong."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a call can be for it: nothing is gone that its guard relies on."""
+
+
+V = TypeVar("V", bound=Variant)
+
+
+class VariantCache(Generic[V]):
+    """See the module docstring.
+
+    Attributes: name, limit: of programs. variants: the oldest first. recent: the last one that was used first. counts,
+    patience: of the calls.
+    """
+
+    def __init__(self, name: str, limit: int) -> None:
+        """Hold no program yet."""
+        self.name = name
+        self.limit = limit
+        self.variants: list[V] = []
+        self.recent: list[V] = []
+        self.counts = Counts()
+        self.patience = Patience()
+        self._warned: set[str] = set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more programs may be made."""
+        return len(self.variants) >= self.limit
+
+    def find(
+        self, leaves: Sequence[Any], structure: Structure, tried: Collection[V] = ()
+    ) -> tuple[V, list[Any]] | None:
+        """The program for a call, and its inputs. tried: programs that it is not for."""
+        for variant in self.recent:
+            if variant not in tried:
+                inputs = variant.inputs(leaves, structure)
+                if inputs is not None:
+                    self.prefer(variant)
+                    return variant, inputs
+        return None
+
+    def prefer(self, variant: V) -> None:
+        """Ask a program first from now on."""
+        if self.recent[0] is not variant:
+            self.recent.remove(variant)
+            self.recent.insert(0, variant)
+
+    def drop_dead(self) -> None:
+        """Forget the programs that no call can be for."""
+        if not all(variant.is_alive for variant in self.variants):
+            self.variants = [variant for variant in self.variants if variant.is_alive]
+            self.recent = [variant for variant in self.recent if variant.is_alive]
+
+    def add(self, variant: V) -> None:
+        """Keep a program that was captured for a call."""
+        logger.info("%s: variant %d, because %s", self.name, len(self.variants), variant.reason)
+        self.counts.captures += 1
+        self.variants.append(variant)
+        self.recent.insert(0, variant)
+
+    def warn_of_limit(self, why: Callable[[], str], stacklevel: int) -> None:
+        """Say, once, that calls run in eager mode because no more programs may be made."""
+        if "limit" not in self._warned:
+            self._warned.add("limit")
+            warnings.warn(
+                f"{self.name} was compiled for {self.limit} kinds of calls; further kinds run in eager mode. The last "
+                f"reason: {why()}. Raise max_variants, or see `.stats`.",
+                DovetailWarning,
+                stacklevel=stacklevel + 1,
+            )
+
+    def warn(self, text: str, stacklevel: int) -> None:
+        """Say something, once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            warnings.warn(text, DovetailWarning, stacklevel=stacklevel + 1)
+
+    @property
+    def stats(self) -> Stats:
+        """What happened so far."""
+        return self.counts.stats(VariantStats(v.reason, v.calls, v.misses) for v in self.variants)
