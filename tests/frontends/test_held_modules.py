@@ -42,14 +42,14 @@ def _places(model: nn.Module) -> dict[str, Callable[[Tensor], Tensor]]:
     hidden = nn.Module()
     hidden.__dict__["teacher"] = model
     return {
-        "closure": lambda x: model(x),
+        "closure": lambda x: model(x) * 2,
         "method": model.forward,
-        "containers": lambda x: deep["a"][0]["b"][0](x),
-        "own table": lambda x: table["x"].model(x),
-        "slot": lambda x: slotted.model(x),
+        "containers": lambda x: deep["a"][0]["b"][0](x) * 2,
+        "own table": lambda x: table["x"].model(x) * 2,
+        "slot": lambda x: slotted.model(x) * 2,
         "callable object": slotted,
-        "objects": lambda x: holder.inner.inner.models["last"](x),
-        "attribute that is no child": lambda x: hidden.teacher(x),
+        "objects": lambda x: holder.inner.inner.models["last"](x) * 2,
+        "attribute that is no child": lambda x: hidden.teacher(x) * 2,
     }
 
 
@@ -77,16 +77,16 @@ def test_new_tensors_and_gradients(place: str) -> None:
 
 def test_another_module_in_the_place_of_one() -> None:
     held = {"models": [nn.Linear(3, 3)]}
-    compiled, x = dovetail.compile(lambda x: held["models"][0](x)), torch.randn(2, 3)
+    compiled, x = dovetail.compile(lambda x: held["models"][0](x) * 2), torch.randn(2, 3)
     for _ in range(3):
-        assert torch.equal(compiled(x), held["models"][0](x))
+        assert torch.equal(compiled(x), held["models"][0](x) * 2)
         held["models"] = [nn.Linear(3, 3)]
 
 
 def test_shapes_that_alternate_keep_their_programs() -> None:
     deep = {"a": [_MODEL]}
-    compiled = dovetail.compile(lambda x: deep["a"][0](x))
+    compiled = dovetail.compile(lambda x: deep["a"][0](x) * 2)
     for rows in (1, 2, 3, 2, 1, 3):
         x = torch.randn(rows, 3)
-        assert torch.equal(compiled(x), _MODEL(x))
+        assert torch.equal(compiled(x), _MODEL(x) * 2)
     assert compiled.stats.captures == 3

@@ -149,18 +149,17 @@ class CallRecorder:
         number = {id(stand_in): n for n, stand_in in enumerate(stand_ins[: len(self.sources)])}
         refusals: list[DovetailError] = []
 
-        def on_gradient(tensor: torch.Tensor, is_written: bool) -> None:
+        def on_gradient(tensor: torch.Tensor, is_written: bool) -> bool:
             place = number.get(id(tensor))
             if is_written and (place is not None or not is_fake(tensor)):
                 refusals.append(PythonSideEffect(what="set the gradient (`.grad`) of a tensor that it did not make"))
                 raise refusals[-1]
-            if place is None and not is_fake(tensor) and watcher.reads is not None:
-                watcher.reads.gradient(tensor)
             if place is not None:
                 self.gradients_read.add(place)
                 if place in self._with_gradient:
                     refusals.append(self._refused_gradient(place))
                     raise refusals[-1]
+            return place is not None or is_fake(tensor)
 
         watcher = Watcher(refuses=self._watches, on_gradient=on_gradient)
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]

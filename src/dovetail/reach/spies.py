@@ -23,8 +23,8 @@ from dovetail.reach.reads import Reads
 from dovetail.reach.values import has_attributes, is_a, is_heap_type, module_of, mro_of, own_of
 
 IsCounted: TypeAlias = "Callable[[Any, FrameType], bool]"
-OnGradient: TypeAlias = "Callable[[torch.Tensor, bool], None]"
-"""Gets a tensor whose `.grad` is read, and whether it is about to be another one."""
+OnGradient: TypeAlias = "Callable[[torch.Tensor, bool], bool]"
+"""Gets a tensor whose `.grad` is read, and whether it is about to be another one; tells whether it looks after that."""
 
 _IMMUTABLE_TYPE = 1 << 8
 _vars: Any = vars  # also while something else stands in for it
@@ -84,11 +84,11 @@ class Spies:
         serves_user: whether a frame works for code of the user's.
         """
         own: Any = torch.Tensor.grad
-        frame = sys._getframe
+        reads, frame = self.reads, sys._getframe
 
         def read(item: torch.Tensor) -> Any:
-            if serves_user(_reader(frame(1))):
-                on_gradient(item, False)
+            if serves_user(_reader(frame(1))) and not on_gradient(item, False):
+                reads.gradient(item)
             return own.__get__(item)
 
         def write(item: torch.Tensor, value: Any) -> None:
