@@ -12,8 +12,8 @@ import operator
 import weakref
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from gc import get_referents  # of a class's `__dict__`: the dictionary behind it
 from itertools import repeat
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ class ReadGuard:
         with_dict = [n for n, owner in enumerate(owners) if has_attributes(type(owner))]
         dict_of = {n: place for place, n in enumerate(with_dict)}
         self._pick_with_dict = picker(with_dict)
-        self._attributes = _Attributes(
+        self._attributes = _Entries(
             [
                 (dict_of[number_of[key]], name, value)
                 for (key, name), value in reads.attributes.items()
@@ -61,8 +61,11 @@ class ReadGuard:
         classes = {key: owner for (key, _), (owner, _) in of_classes.items()}
         class_number = {key: n for n, key in enumerate(classes)}
         self._classes = [self._reference(owner) for owner in classes.values()]
-        self._pick_classes = picker([class_number[key] for key, _ in of_classes])
-        self._class_names = [name for _, name in of_classes]
+        self._class_attributes = _Entries(
+            [(class_number[key], name, value) for (key, name), (_, value) in of_classes.items()],
+            [name_of(owner) for owner in classes.values()],
+            reads.snapshot,
+        )
         spaces = list(reads.namespaces.items())
         self._spaces = [known for _, (known, _) in spaces]
         self._space_names = [name for (_, name), _ in spaces]
@@ -75,7 +78,7 @@ class ReadGuard:
         self._roots = [self._reference(root) for root in roots]
         values = [
             *self._attributes.containers,
-            *(value for _, value in of_classes.values()),
+            *self._class_attributes.containers,
             *(value for _, (_, value) in spaces),
             *(value for _, _, value in reads.cells.values()),
             *(value for _, _, value in slots),
@@ -84,7 +87,7 @@ class ReadGuard:
         ]
         self._labels = [
             *self._attributes.container_labels,
-            *(f"{name_of(owner)}.{name}" for (_, name), (owner, _) in of_classes.items()),
+            *self._class_attributes.container_labels,
             *(f"{label}.{name}".lstrip(".") for (key, name), _ in spaces for label in (reads.labels[key],)),
             *(f"variable {name}" for _, name, _ in reads.cells.values()),
             *(f"a {name_of(self._types[number])}'s {descriptor.__name__}" for number, descriptor, _ in slots),
@@ -92,9 +95,10 @@ class ReadGuard:
             *("an argument" for _ in roots),
         ]
         self._levels: list[Level] = levels_of(values, reads.snapshot)
-        tensors = [tensor for level in (*self._levels, self._attributes.level) for tensor in level.tensors]
+        levels = [*self._levels, self._attributes.level, self._class_attributes.level]
+        tensors = [tensor for level in levels for tensor in level.tensors]
         self._tensors = SameTensors(tensors) if tensors else None
-        for level in (*self._levels, self._attributes.level):
+        for level in levels:
             for item in level.watched:
                 self._watch(item)
             level.forget()
@@ -125,7 +129,8 @@ class ReadGuard:
             return "an object that it read is gone"
         values = self._values()
         if values is None:
-            return self._attributes.why or "an object that it read has another class"
+            why = self._attributes.why or self._class_attributes.why
+            return why or "an object that it read has another class"
         for level in self._levels:
             found = level.difference(values)
             if found is not None:
@@ -149,11 +154,10 @@ class ReadGuard:
         if list(map(type, owners)) != self._types:
             return None
         dicts = list(map(_dict_of, self._pick_with_dict(owners), repeat("__dict__")))
-        classes = list(map(_own_of, map(operator.call, self._classes), repeat("__dict__")))
-        if not self._attributes.are_as_before(dicts):
+        of_classes = get_referents(*map(_own_of, map(operator.call, self._classes), repeat("__dict__")))
+        if not self._attributes.are_as_before(dicts) or not self._class_attributes.are_as_before(of_classes):
             return None
-        found = self._attributes.found(dicts)
-        found += map(MappingProxyType.get, self._pick_classes(classes), self._class_names, repeat(MISSING))
+        found = [*self._attributes.found(dicts), *self._class_attributes.found(of_classes)]
         found += map(dict.get, self._spaces, self._space_names, repeat(MISSING))
         before = len(found)
         try:
@@ -176,15 +180,15 @@ class ReadGuard:
             return _Strong(item)
 
 
-class _Attributes:
-    """Entries of the `__dict__` of objects.
+class _Entries:
+    """Entries of the `__dict__` of objects, or of classes.
 
     Of most of them only the value counts. They need not be looked at while the dictionaries are as they were in the
     last call, which takes one question for each. Containers and tensors are looked at in each call.
     """
 
     def __init__(self, places: Sequence[tuple[int, str, Any]], kinds: Sequence[str], snapshot: Snapshot) -> None:
-        """places: the number of the dictionary, the name, the value. kinds: of each dictionary, its object's class."""
+        """places: the number of the dictionary, the name, the value. kinds: what to call whose dictionary it is."""
         lasting = [place for place in places if not (snapshot.has(place[2]) or isinstance(place[2], torch.Tensor))]
         others = [place for place in places if snapshot.has(place[2]) or isinstance(place[2], torch.Tensor)]
         self._labels = [f"{kinds[number]}.{name}" for number, name, _ in lasting]

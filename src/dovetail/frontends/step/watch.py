@@ -30,6 +30,7 @@ from dovetail.frontends.step.places import (
 )
 from dovetail.frontends.step.value_walk import SCHEDULER, ValueWalk
 from dovetail.reach.values import dict_methods, fingerprint, is_a, is_same, own_of
+from dovetail.torch_compat.guards import version_of_dict
 
 _BUILT_IN = (dict, OrderedDict, defaultdict, list, deque, set)
 _contents = attrgetter("cell_contents")
@@ -177,7 +178,20 @@ def _entries_check(holders: list[Holder]) -> _Check:
     ]
     tables, keys = [table for table, _, _ in entries], [key for _, key, _ in entries]
     values, missing = [value for _, _, value in entries], repeat(MISSING)
-    return lambda: all(map(is_, map(dict.get, tables, keys, missing), values))
+    distinct = list({id(table): table for table in tables}.values())
+    known: list[int] = []
+
+    def check() -> bool:
+        versions = [] if version_of_dict is None else list(map(version_of_dict, distinct))
+        if versions and versions == known:
+            return True
+        known[:] = versions
+        is_as_before = all(map(is_, map(dict.get, tables, keys, missing), values))
+        if not is_as_before:
+            known.clear()
+        return is_as_before
+
+    return check
 
 
 def _class_check(holder: Holder) -> _Check:
