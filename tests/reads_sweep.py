@@ -233,7 +233,8 @@ LEAVES: list[tuple[Callable[[int], Any], Get]] = [
 class World:
     """A value, the way to it, and something that is not read."""
 
-    def __init__(self, choose: random.Random) -> None:
+    def __init__(self, choose: random.Random, unread: int = 0) -> None:
+        """unread: how many more attributes the objects on the way get, and the module, that are not read."""
         make, read = choose.choice(LEAVES)
         value = make(0)
         self._number = 0
@@ -243,9 +244,13 @@ class World:
         for _ in range(choose.choice((0, 1, 2, 3, 5, 11))):
             held, get, _ = choose.choice(WRAPS)(held)
             gets.append(get)
+            if isinstance(held, _Plain):
+                _fill(held, unread)
         self.gets = gets[::-1]
         self.root = choose.choice((self._closed, self._global, self._of_module, self._of_default))(held)
         self.unread = _Plain()
+        _fill(self.unread, unread)
+        _fill(MODULE, unread)
 
     def change(self) -> None:
         """Put another value where it is."""
@@ -282,6 +287,18 @@ class World:
     @staticmethod
     def _of_default(held: Any) -> Callable[[], Any]:
         return lambda root=held: root
+
+
+def _fill(item: Any, count: int) -> None:
+    """Give an object attributes that are not read."""
+    things: tuple[Callable[[int], Any], ...] = (
+        lambda n: [n],
+        lambda n: {"a": (n,)},
+        lambda n: np.zeros(3),
+        lambda n: _Plain(),
+    )
+    for number in range(count):
+        setattr(item, f"more_{number}", things[number % len(things)](number))
 
 
 def _function(world: World) -> str:
@@ -333,22 +350,24 @@ def _called(world: World, eager: Callable[[Tensor], Tensor], compiled: Callable[
     return ""
 
 
-def try_seed(seed: int) -> str:
-    """What is wrong with the programs of a seed, "" for nothing. A refusal begins with "refused"."""
+def try_seed(seed: int, unread: int = 0) -> str:
+    """What is wrong with the programs of a seed, "" for nothing; a refusal begins with "refused". unread: see `World`."""
     kind = (_function, _step)[seed % 2]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return kind(World(random.Random(seed)))
+        return kind(World(random.Random(seed), unread))
 
 
 def main() -> int:
     """Search."""
-    options = parser_of("tests.reads_sweep", __doc__).parse_args()
+    parser = parser_of("tests.reads_sweep", __doc__)
+    parser.add_argument("--unread", type=int, default=0, help="attributes that objects on the way get besides")
+    options = parser.parse_args()
     standing, step = begin(options, Standing(0))
     refused: Counter[str] = Counter()
     end = time.monotonic() + options.minutes * 60
     while time.monotonic() < end and (options.programs is None or standing.tried < options.programs):
-        wrong = try_seed(standing.next)
+        wrong = try_seed(standing.next, options.unread)
         if wrong.startswith("refused"):
             refused[wrong] += 1
         elif wrong:
