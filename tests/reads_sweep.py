@@ -351,7 +351,10 @@ def _called(world: World, eager: Callable[[Tensor], Tensor], compiled: Callable[
 
 
 def try_seed(seed: int, unread: int = 0) -> str:
-    """What is wrong with the programs of a seed, "" for nothing; a refusal begins with "refused". unread: see `World`."""
+    """What is wrong with the programs of a seed, "" for nothing. A refusal begins with "refused".
+
+    unread: see `World`.
+    """
     kind = (_function, _step)[seed % 2]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
