@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
+from dovetail.ir.fresh import free_name
 from dovetail.ir.fx_attributes import attribute_of, share_tensors
 from dovetail.ir.fx_lift import Lifted
 from dovetail.ir.fx_samples import fakes_running
@@ -165,18 +166,11 @@ class _Writer(PlainWriter):
         return made
 
     def _get_attr(self, target: str, source: fx.Node | None) -> fx.Node:
-        name = self._free_name(identifier(target)) if source is None else source.name
+        name = free_name(identifier(target), self.reserved) if source is None else source.name
         made = self.graph.create_node("get_attr", target, (), {}, name)
         if source is not None:
             self.keep(made, source)
         return made
-
-    def _free_name(self, wish: str) -> str:
-        count, name = 0, wish
-        while name in self.reserved:
-            count += 1
-            name = f"{wish}_{count}"
-        return name
 
     # --- what PlainWriter leaves open ---------------------------------------------------------------------------
 
@@ -196,7 +190,7 @@ class _Writer(PlainWriter):
             self.keep(made, source)
             return made
         name = identifier(target_name(node.target)) if first is None or node.unpack else first.name
-        made = self.graph.create_node("call_function", node.target, args, kwargs, self._free_name(name))
+        made = self.graph.create_node("call_function", node.target, args, kwargs, free_name(name, self.reserved))
         if node.origin != Origin():
             made.meta.update(self._provenance(node.origin))
         return made
@@ -215,7 +209,7 @@ class _Writer(PlainWriter):
         if value in self.lifted.places and isinstance(call.target, Overload):
             *outer, index = self.lifted.places[value]
             call = self._sequence_in(call, outer, source)
-        name = self._free_name(value.name) if source is None else source.name
+        name = free_name(value.name, self.reserved) if source is None else source.name
         made = self.graph.create_node("call_function", operator.getitem, (call, index), {}, name)
         if source is not None:
             self.keep(made, source)
@@ -232,7 +226,7 @@ class _Writer(PlainWriter):
         for user in call.users:
             if user.target is operator.getitem and user.args[1] == index:
                 return user
-        name = self._free_name("getitem") if holder is None else holder.name
+        name = free_name("getitem", self.reserved) if holder is None else holder.name
         made = self.graph.create_node("call_function", operator.getitem, (call, index), {}, name)
         made.meta["val"] = call.meta["val"][index]
         if holder is not None:

@@ -23,6 +23,7 @@ from typing import TypeAlias
 import torch
 
 from dovetail.errors import InvalidProgram
+from dovetail.ir.fresh import free_name
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, meta_symbols, symbols_in
 from dovetail.ir.sizes import SizeExpr, number_text, symbol
 from dovetail.torch_compat.dispatch import HigherOrder
@@ -61,11 +62,7 @@ class Names:
         for name, known in self.globals.items():
             if known is value:
                 return name
-        name = wish
-        count = 1
-        while name in self.globals or name in self.taken:
-            count += 1
-            name = f"{wish}_{count}"
+        name = free_name(wish, {*self.globals, *self.taken}, first=2)
         self.globals[name] = value
         return name
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dovetail.ir.fresh import Fresh
 from dovetail.ir.program import Node, Operand, Program, Value, map_operands
 from dovetail.ir.signature import (
     Constant,
@@ -146,8 +147,7 @@ class _Rewriter:
     def _new_inputs(self) -> list[Value]:
         """An input for each stored value; values that share memory say so."""
         tensors, names = self.evaluation.tensors, self.evaluation.names
-        values = self.program.values()
-        fresh = 1 + max((value.tensor.storage for value in values if value.is_tensor), default=-1)
+        fresh = Fresh(self.program)
         places: dict[int, int] = {}
         for value in self.program.inputs:
             if value in self.known and value.name in tensors:
@@ -157,8 +157,8 @@ class _Rewriter:
             name = names.get(number)
             if name is None:
                 continue
-            place = places.setdefault(place_of(tensors[name]), fresh)
-            fresh = max(fresh, place + 1)
+            where = place_of(tensors[name])
+            place = places[where] if where in places else places.setdefault(where, fresh.storage())
             moved = self.evaluation.moved.get(number)
             if number not in made:
                 made[number] = Value(name, described_at(value.tensor, moved, place))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dovetail.capture.module_state import TensorSlot
+from dovetail.ir.fresh import free_name
 from dovetail.ir.program import TensorMeta
 from dovetail.ir.text import identifier
 from dovetail.pipeline.differential import same_bits
@@ -52,10 +53,7 @@ class Pool:
         """The name of a tensor of the model, which is taken in when it is new. dotted: where the model has it."""
         name = self._names.get(id(tensor))
         if name is None:
-            wish = name = identifier(dotted.replace(".", "_"))
-            count = 1
-            while name in self.tensors:
-                name, count = f"{wish}_{count}", count + 1
+            name = free_name(identifier(dotted.replace(".", "_")), self.tensors)
             self._names[id(tensor)] = name
             self.given[name] = tensor  # alive, so that no other tensor gets its id
             self.tensors[name] = tensor.detach()

@@ -27,6 +27,7 @@ from dovetail.frontends.recorded_call import CallRecorder, SymbolicDims, recorde
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import flatten
 from dovetail.ir.calling import CallPlan
+from dovetail.ir.fresh import Fresh
 from dovetail.ir.plan_inputs import inputs_touched, with_inputs, without_gradients
 from dovetail.ir.program import Program, Value, map_operands
 from dovetail.ir.signature import Constant, Signature, UserInput
@@ -162,14 +163,14 @@ class MethodRecorder:
 
 def _renamed(program: Program, arguments: int, names: Sequence[str]) -> Program:
     """The program with these names for the inputs after its arguments, and their roles."""
-    taken = set(names)
+    fresh = Fresh(taken=names)
     swap: dict[Value, Value] = {}
     for number, value in enumerate(program.inputs):
-        name = names[number - arguments] if number >= arguments else _free(value.name, taken)
+        name = names[number - arguments] if number >= arguments else fresh.name(value.name)
         swap[value] = Value(name, value.meta)
     for node in program.nodes:
         for value in node.results():
-            swap[value] = Value(_free(value.name, taken), value.meta)
+            swap[value] = Value(fresh.name(value.name), value.meta)
     nodes = [
         replace(node.with_operands(swap.__getitem__), outputs=tuple(o if o is None else swap[o] for o in node.outputs))
         for node in program.nodes
@@ -182,11 +183,3 @@ def _renamed(program: Program, arguments: int, names: Sequence[str]) -> Program:
         outputs=tuple(map_operands(operand, swap.__getitem__) for operand in program.outputs),
         signature=Signature(tuple(roles), program.signature.outputs),
     )
-
-
-def _free(wish: str, taken: set[str]) -> str:
-    name, count = wish, 1
-    while name in taken:
-        name, count = f"{wish}_{count}", count + 1
-    taken.add(name)
-    return name
