@@ -310,7 +310,7 @@ class CompiledStep:
 
     def _why(self, world: World, call: StepCall, tried: Sequence[Variant]) -> str:
         if not self._cache.recent:
-            return "it is the first call"
+            return "it is the first"
         if tried:
             return f"a check had another outcome: {self._last_miss}"
         return what_differs(self._cache.recent[0], world, call.leaves, call.structure)
