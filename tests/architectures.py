@@ -1,14 +1,21 @@
-"""Tiny models of the architectures in `transformers`, made from configurations with small numbers, and batches."""
+"""Small models of public architectures, and batches for them.
+
+Those of `transformers` are made from configurations with small numbers. Those of `timm` are the smallest of each
+family; they are left out where timm (with torchvision) is not installed.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.modeling_outputs import ImageClassifierOutput
 
 VOCABULARY = 67
 LENGTH = 10
@@ -105,22 +112,40 @@ _NAMES: Mapping[str, str] = {
         beit data2vec-vision dinov2 dinov2_with_registers focalnet mobilevit poolformer regnet resnet segformer
         swiftformer vit vit_msn
     """,
+    "timm": """
+        mobileone_s1 test_byobnet cait_xxs24_224 coat_tiny convit_tiny convnext_zepto_rms test_convnext test_convnext2
+        test_convnext3 cpubone_nano crossvit_tiny_240 csatv2 cs3darknet_focus_s cspnext_tiny deit_tiny_patch16_224
+        densenet121 dla46x_c dpn48b edgenext_xx_small efficientformerv2_s0 mobilenetv2_035 test_efficientnet
+        test_efficientnet_evos test_efficientnet_gn test_efficientnet_ln efficientvim_m1 efficientvit_b0
+        efficientvit_m0 vit_tiny_patch16_dinov3_qkvb fasternet_t0 fastvit_t8 gcvit_xxtiny ghostnet_050 hardcorenas_b
+        hgnetv2_b0 hrnet_w18_small iformer_t inception_next_atto lcnetv2_small levit_128s lowformer_b0 mambaout_femto
+        test_mambaout maxvit_pico_rw_256 test_coatnet test_maxvit poolformerv2_s12 gmlp_ti16_224 lcnet_035
+        mobilevit_xxs nf_regnet_b0 test_nfnet pit_ti_224 pvt_v2_b0 regnetx_002 repghostnet_050 repvit_m1 resnest14d
+        resnet10t test_resnet resnetv2_18 rexnet_100 legacy_seresnet18 shvit_s1 skresnet18 starnet_s050 swiftformer_xs
+        tiny_vit_5m_224 visformer_tiny vit_tiny_patch16_224 test_vit test_vit2 test_vit3 test_vit4
+        vit_tiny_r_s16_p8_224 test_vit_relpos ese_vovnet19b_slim_dw xcit_nano_12_p8_224
+    """,
     "sound": "data2vec-audio hubert sew unispeech unispeech-sat wav2vec2 wav2vec2-conformer wavlm",
 }
 
 
 def listed() -> list[tuple[str, str]]:
     """Every architecture: its task and its name."""
-    return [(task, name) for task, names in _NAMES.items() for name in names.split()]
+    tasks = [task for task in _NAMES if task != "timm" or find_spec("timm") is not None]
+    return [(task, name) for task in tasks for name in _NAMES[task].split()]
 
 
 def batch(task: str) -> Batch:
     """Arguments of a model's forward, labels included."""
+    if task == "timm":
+        return {"pixel_values": torch.randn(2, 3, 64, 64), "labels": torch.tensor([1, 3])}
     return _TASKS[task][1]()
 
 
 def model(task: str, name: str) -> nn.Module:
     """A model of an architecture. Raises: ValueError where small numbers do not make it small."""
+    if task == "timm":
+        return _Classifier(name)
     auto, _, special = _TASKS[task]
     config_class = type(transformers.AutoConfig.for_model(name))
     made: nn.Module = auto.from_config(_small(config_class, {**_SMALL, **special}))
@@ -128,6 +153,24 @@ def model(task: str, name: str) -> nn.Module:
     if count > MOST_PARAMETERS:
         raise ValueError(f"it has {count} parameters")
     return made
+
+
+class _Classifier(nn.Module):
+    """A model of timm, called and answering like one of `transformers`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        timm: Any = import_module("timm")
+        try:
+            self.body = timm.create_model(name, num_classes=5, img_size=64)
+        except TypeError:
+            self.body = timm.create_model(name, num_classes=5)
+
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
+        """Scores of classes, and the loss where labels are given."""
+        logits = self.body(pixel_values)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return ImageClassifierOutput(loss=loss, logits=logits)
 
 
 def _small(config_class: Any, numbers: Mapping[str, Any]) -> Any:
