@@ -63,6 +63,11 @@ def _shifted(x: Tensor) -> Tensor:
     return x * 1
 
 
+def _set_gradient(x: Tensor) -> Tensor:
+    x.grad = x * 2
+    return x
+
+
 def _unknown(x: Tensor) -> Any:
     return torch.ops.dovetail_page.unknown(x)
 
@@ -75,6 +80,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "DT-CAPTURE-007": _call(_keep, torch.ones(2)),
     "DT-CAPTURE-009": _call(lambda x: torch.rand(2, generator=torch.Generator()) + x, torch.ones(2)),
     "DT-CAPTURE-010": _wrong_size,
+    "DT-CAPTURE-014": _call(_set_gradient, torch.ones(2)),
     "DT-ALIAS-001": _overlapping,
     "DT-ALIAS-002": _call(lambda x: x.resize_(5) * 2, torch.ones(2)),
     "DT-ALIAS-003": _call(_shifted, torch.ones(3)),

@@ -1,4 +1,4 @@
-"""What a program reads besides Python's objects, and no compiled program can repeat."""
+"""What a program reads besides its inputs and Python's objects, and no compiled program can repeat."""
 
 from __future__ import annotations
 
@@ -29,3 +29,12 @@ class IteratorRead(DovetailError):
         "(on_unsupported='eager')"
     )
     rows = ("origin",)
+
+
+class GradientAccess(DovetailError):
+    """A function reads or sets the `.grad` of a tensor that it did not make, where its program could not follow."""
+
+    code = "DT-CAPTURE-014"
+    summary = "the program {does} the gradient (`.grad`) of {name}."
+    because = "a gradient is not among the inputs and outputs of a compiled function, so its program would miss it"
+    way_out = "{hint}"

@@ -21,7 +21,7 @@ from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.origins import module_names
 from dovetail.capture.python_effects import refuse_tensors_left
 from dovetail.capture.recording import Recording
-from dovetail.errors import DoubleBackwardUnsupported, DovetailError, PythonSideEffect, UnsupportedTensor
+from dovetail.errors import DoubleBackwardUnsupported, DovetailError, GradientAccess, PythonSideEffect
 from dovetail.execute.second_order import HINT
 from dovetail.frontends.described_call import Call, checked_name
 from dovetail.frontends.held_modules import Named, modules_read
@@ -39,6 +39,10 @@ from dovetail.torch_compat.symbols import new_shape_env
 
 SymbolicDims: TypeAlias = "Callable[[int], Sequence[int] | None]"
 """Which sizes of an argument, by its place among the leaves, become symbols; None: each that is above 1."""
+
+
+_READ = "pass the gradient as an argument, or compile the whole step with dovetail.compile_step"
+_SET = "return the gradient and set it outside, or compile the whole step with dovetail.compile_step"
 
 
 def all_dims(place: int) -> None:
@@ -152,12 +156,12 @@ class CallRecorder:
         def on_gradient(tensor: torch.Tensor, is_written: bool) -> bool:
             place = number.get(id(tensor))
             if is_written and (place is not None or not is_fake(tensor)):
-                refusals.append(PythonSideEffect(what="set the gradient (`.grad`) of a tensor that it did not make"))
+                refusals.append(self._refused_gradient(place, "sets", _SET))
                 raise refusals[-1]
             if place is not None:
                 self.gradients_read.add(place)
                 if place in self._with_gradient:
-                    refusals.append(self._refused_gradient(place))
+                    refusals.append(self._refused_gradient(place, "reads", _READ))
                     raise refusals[-1]
             return place is not None or is_fake(tensor)
 
@@ -179,10 +183,12 @@ class CallRecorder:
         if self._watches:
             self.reads.add(watcher.guard())
 
-    def _refused_gradient(self, number: int) -> UnsupportedTensor:
-        """The code reads the `.grad` of an input, which its stand-in does not have."""
-        name = f"the gradient (`.grad`) of {checked_name(self._slots, self.sources[number], None)}"
-        return UnsupportedTensor(name=name, kind="read by the function", hint="pass it as a separate argument")
+    def _refused_gradient(self, number: int | None, does: str, hint: str) -> GradientAccess:
+        """The `.grad` of an input, or of a tensor that is closed over, is read or set."""
+        name = "a tensor that it closes over"
+        if number is not None:
+            name = checked_name(self._slots, self.sources[number], None)
+        return GradientAccess(does=does, name=name, hint=hint)
 
     def _find_more_modules(self, watcher: Watcher) -> None:
         if watcher.reads is not None:
