@@ -137,7 +137,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {' / '.join(line.strip() for line in str(error).splitlines())[:400]}"
 
 
-def _page(state: State) -> str:
+def page(state: State) -> str:
     """docs/models.md."""
     counts = {door: Counter(v[door].partition(":")[0] for v in state.verdicts.values() if door in v) for door in DOORS}
     rows = [
@@ -202,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
             return int(any(verdict != SAME for verdict in found.values()))
         state, step = begin(options, State(0))
         if options.write:
-            _PAGE.write_text(_page(state))
+            _PAGE.write_text(page(state))
             return 0
         end = time.monotonic() + options.minutes * 60
         cases = listed()
