@@ -422,3 +422,22 @@ def test_plain_objects_as_arguments_count_by_value(door: Any) -> None:
             arguments = (x, x.shape, part, Path("/a/name"))
             assert torch.equal(compiled(*arguments), f(*arguments))
     assert compiled.stats.captures <= 4
+
+
+def test_one_tensor_in_two_places_keeps_its_program() -> None:
+    held = torch.ones(2)
+    containers = [held, held, [held]]
+    compiled = dovetail.compile(lambda x: x + containers[0] + containers[1] * containers[2][0])
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    assert compiled.stats.captures == 1
+    containers[1] = torch.zeros(2)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+    written = dovetail.compile(lambda a, b: a.add_(1) * b)
+    for call in range(6):
+        x = torch.full((3,), float(call))
+        expected = (x + 1) * (x + 1 if call % 2 else 5.0)
+        assert torch.equal(written(x, x if call % 2 else torch.full((3,), 5.0)), expected)
+    assert written.stats.captures == 2
+    assert written.stats.variants[1].reason == "which tensors are the same object changed"

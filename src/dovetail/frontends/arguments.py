@@ -10,6 +10,7 @@ import torch
 
 from dovetail.frontends.structure import Structure
 from dovetail.reach.contents import value_key
+from dovetail.reach.values import PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,4 +64,7 @@ class Arguments:
 
 def _shown(key: Hashable) -> str:
     """A value of which this is the key, for people."""
-    return str(key[-1]) if isinstance(key, tuple) and len(key) == 2 else str(key)
+    if not (isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type)):
+        return str(key)
+    kind, held = key
+    return str(held) if kind in PLAIN or not isinstance(held, int) else f"a {kind.__name__}"

@@ -88,7 +88,7 @@ class CallGuard:
             if told:
                 return told
         if not self._has_pattern(list(map(id, tensors))):
-            return "other tensors are the same"
+            return "which tensors are the same object changed"
         inputs = self._inputs(tensors)
         if self._sizes is not None and not self._sizes.holds(inputs):
             return self._sizes.reason(inputs, self._inputs(self._labels))

@@ -18,16 +18,23 @@ version_of_dict: Callable[[dict[str, Any]], int] | None = guards.dict_version if
 class SameTensors:
     """Recognises tensors of the same classes, dtypes, devices, sizes, strides, requires_grad and conjugate bits.
 
-    Not asked: whether a tensor is a leaf, and which tensors are one.
+    Those that were the same object must still be; whether others are now is not asked, nor whether a tensor is a leaf.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         """Remember what these are like; not the tensors themselves."""
+        places = {id(tensor): place for place, tensor in reversed(list(enumerate(tensors)))}
+        self._first = [places[id(tensor)] for tensor in tensors] if len(places) < len(tensors) else None
+        tensors = [tensors[place] for place in sorted(places.values())]
         sizes: list[Any] = [list(tensor.shape) for tensor in tensors]
         strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
         self._check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
     def are(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these are like those, one by one."""
+        if self._first is not None:
+            if any(tensors[first] is not tensor for first, tensor in zip(self._first, tensors, strict=True)):
+                return False
+            tensors = [tensors[place] for place in sorted(set(self._first))]
         same: bool = self._check(*tensors)
         return same

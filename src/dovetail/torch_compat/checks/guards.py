@@ -23,7 +23,10 @@ def check_same_tensors() -> str | None:
     wrong = [name for name, tensor in others.items() if same.are([tensor])]
     number = torch.ones(2, dtype=torch.complex64)
     complex_numbers = guards.SameTensors([number])
+    twins = guards.SameTensors([example, example, number])
     return first_difference(
+        ("what is said of two tensors in the places of one", twins.are([example, torch.ones(2, 3), number]), False),
+        ("what is said of one tensor in both places", twins.are([example, example, number]), True),
         ("the claim that an equal tensor is the same", same.are([torch.zeros(2, 3)]), True),
         ("differences that are not seen", wrong, []),
         ("what is said of a conjugate view", complex_numbers.are([number.conj()]), False),
