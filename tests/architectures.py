@@ -93,7 +93,7 @@ _TASKS: Mapping[str, tuple[Any, Callable[[], Batch], Mapping[str, Any]]] = {
 }
 _NAMES: Mapping[str, str] = {
     "causal": """
-        apertus arcee bamba biogpt bitnet bloom codegen cohere cohere2 ctrl deepseek_v2 deepseek_v3 diffllama doge
+        apertus arcee biogpt bitnet bloom codegen cohere cohere2 ctrl diffllama doge
         dots1 ernie4_5 exaone4 falcon_h1 falcon_mamba flex_olmo gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode
         gpt_neox gpt_oss gptj granite granitemoe helium hunyuan_v1_dense jamba jetmoe lfm2 llama mamba minimax
         ministral mistral mixtral mpt nanochat nemotron olmo olmo2 olmo3 olmoe openai-gpt opt persimmon phi phi3

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import random
 import sys
 import time
 import warnings
@@ -24,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
@@ -100,6 +102,8 @@ def _trained(net: nn.Module, given: Batch, compiled: Callable[[Step, nn.Module],
     if run is not step and isinstance(run, nn.Module):
         called[0], run = run, step
     torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
     losses = [run() for _ in range(STEPS)]
     left = {f"loss {n}": loss for n, loss in enumerate(losses)} | dict(net.state_dict())
     for n, state in optimizer.state_dict()["state"].items():
