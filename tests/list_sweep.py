@@ -39,6 +39,7 @@ LISTS = (
     "tests/frontends/step/test_agreement.py",
     "tests/frontends/step/test_cases.py",
     "tests/frontends/step/test_changes.py",
+    "tests/frontends/step/test_data_sizes.py",
     "tests/frontends/step/test_refusals.py",
     "tests/frontends/step/test_scripts.py",
     "tests/frontends/step/test_watch.py",

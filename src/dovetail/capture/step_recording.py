@@ -97,7 +97,7 @@ class StepRecording:
         self._assume_cleared = assume_cleared
         self._must_not_seem = False
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
-        self._functions = StepFunctions(self.origins, self.recorder.token_for)
+        self._functions = StepFunctions(self.origins, self.recorder.token_for, self.recorder.number_for)
 
     # --- running --------------------------------------------------------------------------------------------
 
@@ -113,6 +113,7 @@ class StepRecording:
                 self.recorder, self.mode, self.origins, self._watched(around), contextlib.nullcontext()
             ):
                 results = list(function())
+                self.recorder.sizes.ask()
                 self._raise_refusals()
                 self._look_at_state()
                 with self.recorder_paused():
@@ -253,6 +254,8 @@ class StepRecording:
         return value
 
     def _result(self, index: int, item: Any) -> Result | Value | MadeTensor:
+        if isinstance(item, torch.SymInt) and not is_traced(item):
+            item = self.recorder.number_for(item)
         if is_traced(item):
             handle = handle_of(item)
             return handle if isinstance(handle, Value) else PlainResult(handle)
@@ -288,8 +291,10 @@ class StepRecording:
 
     @property
     def size_conditions(self) -> list[Scalar]:
-        """The facts about symbolic sizes that recording has relied on."""
-        return [] if self.mode.shape_env is None else [tree_to_scalar(t) for t in guard_trees(self.mode.shape_env)]
+        """The facts about sizes of arguments that recording has relied on."""
+        env = self.mode.shape_env
+        facts = [] if env is None else [tree_to_scalar(tree) for tree in guard_trees(env)]
+        return [fact for fact in facts if not self.recorder.sizes.is_about_data(fact)]
 
     @property
     def size_hints(self) -> dict[str, Number]:

@@ -21,7 +21,7 @@ from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.origins import module_names
 from dovetail.capture.python_effects import refuse_tensors_left
 from dovetail.capture.recording import Recording
-from dovetail.errors import DoubleBackwardUnsupported, PythonSideEffect, UnsupportedTensor
+from dovetail.errors import DataDependentControlFlow, DoubleBackwardUnsupported, PythonSideEffect, UnsupportedTensor
 from dovetail.execute.second_order import HINT
 from dovetail.frontends.call_kind import Call, checked_name
 from dovetail.frontends.inputs import specs_with_parts
@@ -29,6 +29,7 @@ from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import UserInput
 from dovetail.reach.contents import identified
 from dovetail.reach.guard import ReadGuards
+from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.decompositions import Decompositions
@@ -139,11 +140,14 @@ class CallRecorder:
     @contextmanager
     def _watched(self, written: Mapping[Callable[[], Any], Any], stand_ins: Sequence[Any]) -> Iterator[None]:
         """While active, what the code reads is noted."""
-        watcher = Watcher(refuses=self._watches)
+        numbers = StandIns()
+        watcher = Watcher(refuses=self._watches, stand_ins=numbers)
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
         try:
             with watcher.watched(roots, written, self._codes):
                 yield
+            if numbers.has_given and numbers.asks_types:  # it may have seen that a number is no plain one
+                raise DataDependentControlFlow(operator="int(tensor), where code asks for the types of numbers")
             refuse_tensors_left(watcher.changes(), stand_ins)
         except BaseException:
             for change in watcher.changes():
