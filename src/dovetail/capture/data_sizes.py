@@ -11,12 +11,12 @@ layouts differ, are numbers: programs for them are programs of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
 
-from dovetail.capture.item_log import Shapes
+from dovetail.capture.item_log import Results, Seen
 from dovetail.ir.convert import scalar_of, size_of, tree_to_scalar
 from dovetail.ir.program import Value
 from dovetail.ir.sizes import Scalar, SizeExpr
@@ -73,24 +73,37 @@ class DataSizes:
         with_shape_env(self._mode)
         return True
 
-    def settled(self, result: Any, shapes: Callable[[], Shapes]) -> Any:
-        """What an operator gave, with symbols that are numbers now. shapes: what its results were like in eager."""
+    def settled(self, result: Any, results: Callable[[], Results]) -> Any:
+        """What an operator gave, with symbols that are numbers now. results: what they were like in eager mode."""
         items = list(result) if isinstance(result, list | tuple) else [result]
         if not any(_has_symbols(item) and without_hint(item) for item in items):
             return result
-        seen = shapes()
+        seen = results()
         made = [
-            self._again(item, seen[place] if place < len(seen) else ())
+            self._again(item, seen[place] if place < len(seen) else None)
             if _has_symbols(item) and without_hint(item)
             else item
             for place, item in enumerate(items)
         ]
         return type(result)(made) if isinstance(result, list | tuple) else made[0]
 
-    def _again(self, item: Any, seen: Sequence[int]) -> Any:
-        """A result with symbols that are numbers now. seen: its shape in eager. Raises: UnknownSize."""
+    def as_seen(self, results: Results) -> list[Any]:
+        """What an operator gives that has no way to tell what, every size a symbol. Raises: UnknownSize."""
+        made: list[Any] = []
+        for seen in results:
+            if seen is None or not seen.is_contiguous:
+                raise UnknownSize
+            sizes = [self._new(size) for size in seen.shape]
+            with self._mode:
+                made.append(torch.empty(sizes, dtype=seen.dtype, device=seen.device))
+            self._places.update((_name_of(size), (size, made[-1], dim)) for dim, size in enumerate(sizes))
+        return made
+
+    def _again(self, item: Any, result: Seen | None) -> Any:
+        """A result with symbols that are numbers now. result: what it was like in eager mode. Raises: UnknownSize."""
         if not isinstance(item, torch.Tensor):
             return self._known(item)
+        seen = () if result is None else result.shape
         sizes: list[Any] = list(item.shape)
         born = [
             (self._bear(size, seen[dim] if dim < len(seen) else _A_COUNT), dim)
@@ -104,17 +117,12 @@ class DataSizes:
         return made
 
     def _bear(self, size: torch.SymInt, now: int) -> tuple[str, torch.SymInt]:
-        symbol, made = symbol_name(size), self._new(now)
-        name = symbol_name(made)
-        assert symbol is not None and name is not None, "they are symbols"
-        self._born[symbol] = made
-        return name, made
+        made = self._born[_name_of(size)] = self._new(now)
+        return _name_of(made), made
 
     def _new(self, now: int) -> torch.SymInt:
         made = size_with_hint(with_shape_env(self._mode), now)
-        name = symbol_name(made)
-        assert name is not None, "it is a symbol"
-        self.names.add(name)
+        self.names.add(_name_of(made))
         self._fresh.append(made)
         return made
 
@@ -133,9 +141,7 @@ class DataSizes:
         known = self._of_numbers.get(handle)
         if known is None:
             known = self._of_numbers[handle] = self._new(now)
-            name = symbol_name(known)
-            assert name is not None, "nothing was asked about it yet"
-            self._recorder.bind_size(known, name, handle)
+            self._recorder.bind_size(known, _name_of(known), handle)
             self.ask()
         return known
 
@@ -193,6 +199,12 @@ class DataSizes:
     def is_about_data(self, fact: Scalar) -> bool:
         """Whether a fact is about a size that depends on data."""
         return isinstance(fact, SizeExpr) and not self.names.isdisjoint(fact.symbols())
+
+
+def _name_of(size: torch.SymInt) -> str:
+    name = symbol_name(size)
+    assert name is not None, "nothing was asked about it yet"
+    return name
 
 
 def _has_symbols(item: Any) -> bool:

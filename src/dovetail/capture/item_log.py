@@ -7,6 +7,7 @@ that turns out wrong costs one call in eager mode: every branch is asked again w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -19,21 +20,33 @@ from dovetail.torch_compat.traced_numbers import Plain
 _ITEM = torch.ops.aten._local_scalar_dense.default
 FEW = 256  # elements of a tensor that is turned into a list of traced numbers
 _TO_LIST: Any = torch.Tensor.tolist
-Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a tensor was like in eager mode."""
+
+    shape: tuple[int, ...]
+    is_contiguous: bool
+    dtype: torch.dtype
+    device: torch.device
+
+
+Results: TypeAlias = "tuple[Seen | None, ...]"
 _SizeKey: TypeAlias = "tuple[str, int, str]"
 
 
 class ItemLog(DispatchMode):
     """A dispatch mode that changes nothing.
 
-    numbers: what `.item()` gave, by line, in order. sizes: the shapes of results that depend on data, by line and
-    operator, in order.
+    numbers: what `.item()` gave, by line, in order. sizes: what results were like whose sizes depend on data,
+    by line and operator, in order.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers: dict[tuple[str, int], list[Plain]] = {}
-        self.sizes: dict[_SizeKey, list[Shapes]] = {}
+        self.sizes: dict[_SizeKey, list[Results]] = {}
         self._origins = OriginTracker()
 
     def __torch_dispatch__(
@@ -44,7 +57,7 @@ class ItemLog(DispatchMode):
             self.note_number(self._origins.here(), result)
         elif isinstance(func, Overload) and _sizes_depend_on_data(func, args):
             origin = self._origins.here()
-            self.sizes.setdefault((origin.file, origin.line, str(func)), []).append(shapes_of(result))
+            self.sizes.setdefault((origin.file, origin.line, str(func)), []).append(results_seen(result))
         return result
 
     def note_number(self, origin: Origin, number: Plain) -> None:
@@ -71,12 +84,12 @@ class ItemLog(DispatchMode):
 
 
 class ItemHints:
-    """Hands out logged numbers and shapes, line by line, in order; the last one again when there are no more."""
+    """Hands out logged numbers and results, line by line, in order; the last one again when there are no more."""
 
     def __init__(
         self,
         numbers: Mapping[tuple[str, int], Sequence[Plain]] | None = None,
-        sizes: Mapping[_SizeKey, Sequence[Shapes]] | None = None,
+        sizes: Mapping[_SizeKey, Sequence[Results]] | None = None,
     ) -> None:
         self._numbers = numbers or {}
         self._sizes = sizes or {}
@@ -92,8 +105,8 @@ class ItemHints:
         fitting = [number for number in (logged[place:] or logged[-1:]) if type(number) is kind]
         return fitting[0] if fitting else kind(1)
 
-    def next_sizes(self, origin: Origin, func: Overload) -> Shapes:
-        """The shapes of what an operator gives the next time that a line calls it; () where nothing was logged."""
+    def next_results(self, origin: Origin, func: Overload) -> Results:
+        """What an operator gives the next time that a line calls it; () where nothing was logged."""
         key = (origin.file, origin.line, str(func))
         logged = self._sizes.get(key, ())
         place = self._next.get(key, 0)
@@ -101,10 +114,13 @@ class ItemHints:
         return next(iter(logged[place:] or logged[-1:]), ())
 
 
-def shapes_of(result: object) -> Shapes:
-    """The shape of each result of an operator; that of what is no tensor is ()."""
+def results_seen(result: object) -> Results:
+    """What each result of an operator is like; None for what is no tensor."""
     items = result if isinstance(result, list | tuple) else [result]
-    return tuple(tuple(item.shape) if isinstance(item, torch.Tensor) else () for item in items)
+    return tuple(
+        Seen(tuple(x.shape), x.is_contiguous(), x.dtype, x.device) if isinstance(x, torch.Tensor) else None
+        for x in items
+    )
 
 
 def _sizes_depend_on_data(func: Overload, args: Sequence[Any]) -> bool:

@@ -23,7 +23,7 @@ from dovetail.ir.provenance import is_library_file
 from dovetail.reach.stand_ins import StandIn
 from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
-from dovetail.torch_compat.traced_numbers import is_traced, number_now
+from dovetail.torch_compat.traced_numbers import fixed_number, is_traced, number_now
 
 _SET_GRAD: Any = getattr(torch.Tensor.grad, "__set__")  # noqa: B009
 _SET_DATA: Any = getattr(torch.Tensor.data, "__set__")  # noqa: B009
@@ -34,6 +34,7 @@ _SIZES = frozenset({_SHAPE, torch.Tensor.size, torch.Tensor.numel, torch.numel, 
 _ITEMS = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
 _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
 _AS_PYTHON = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
+_WHOLE = frozenset({torch.int64, torch.int32, torch.bool})
 _AS_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__str__})
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 
@@ -83,7 +84,7 @@ class StepFunctions(TorchFunctionMode):
         if func in _AS_PYTHON:
             self._refuse("turns a tensor into Python objects", "return the tensor and convert it after the step")
         if func in _AS_TEXT:
-            self._refuse("turns a tensor into text", "return the tensor and print it after the step")
+            return self._as_text(func, args)
         if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):
             self._refuse("reads a tensor's address or version counter", "do so outside the step")
         if func in _FROM_NUMBERS and args and _holds_traced(args[0]):
@@ -99,6 +100,12 @@ class StepFunctions(TorchFunctionMode):
             args = [self._plain(argument) for argument in args]
             keywords = {name: self._plain(argument) for name, argument in keywords.items()}
         return func(*args, **keywords)
+
+    def _as_text(self, func: Any, args: Sequence[Any]) -> str:
+        tensor = args[0]
+        if func is torch.Tensor.__format__ and tensor.dim() == 0 and tensor.dtype in _WHOLE:
+            return format(_fixed(tensor.item()), *args[1:])  # the name of something, say: a question of the program
+        self._refuse("turns a tensor into text", "return the tensor and print it after the step")
 
     def _with_numbers(self, sizes: Any) -> Any:
         """What the code is told of sizes: numbers that are traced, where data decide them."""
@@ -132,6 +139,10 @@ def _takes_plain_floats(func: Any, args: Sequence[Any], keywords: Mapping[str, A
 def _asks_for_user(frame: FrameType) -> bool:
     file = frame.f_code.co_filename
     return file == _STAND_INS or not is_library_file(file)
+
+
+def _fixed(number: Any) -> Any:
+    return fixed_number(number) if is_traced(number) else number
 
 
 def _has_few(tensor: torch.Tensor) -> bool:

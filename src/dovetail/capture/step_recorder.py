@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from dovetail.capture.data_sizes import DataSizes, UnknownSize
-from dovetail.capture.item_log import ItemHints
+from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
@@ -50,6 +50,7 @@ _SIZE_TYPES = frozenset({"int", "Optional[int]", "List[int]", "Optional[List[int
 _NUMBER_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor", "Optional[Tensor]"})
 
 
+_UNKNOWN: tuple[type[Exception], ...] = (UnknownSize, *DATA_DEPENDENT_ERRORS)
 _FIRST_TOKEN = 0x3FE2_9D4C_7A51_0000  # the bits of a number near 0.58
 
 
@@ -158,19 +159,38 @@ class StepRecorder(Recorder):
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         args = [_concrete(argument) for argument in args]
         keywords = {name: _concrete(argument) for name, argument in keywords.items()}
+
+        def in_eager_mode() -> Results:
+            return self._hints.next_results(self._tracker.here(), func)
+
         try:
-            result = self._known_results.run(func, args, keywords)
-        except DATA_DEPENDENT_ERRORS:
-            if not self.sizes.begin():
-                raise
-            with kernels_for_symbolic_sizes():
+            try:
                 result = self._known_results.run(func, args, keywords)
-        try:
-            result = self.sizes.settled(result, lambda: self._hints.next_sizes(self._tracker.here(), func))
-        except UnknownSize as error:
-            raise DataDependentControlFlow(operator=str(func), origin=self._tracker.here()) from error
+            except DATA_DEPENDENT_ERRORS:
+                if not self.sizes.begin():
+                    raise
+                with kernels_for_symbolic_sizes():
+                    result = self._known_results.run(func, args, keywords)
+            result = self.sizes.settled(result, in_eager_mode)
+        except _UNKNOWN as error:
+            result = self._as_seen(func, in_eager_mode(), error)
         self.known.follow(func, args, keywords, result)
         return result
+
+    def _as_seen(self, func: Overload, results: Results, error: Exception) -> Any:
+        """What an operator gives whose fakes know less than an eager run has shown."""
+        returned = schema_of(func).returns
+        if (
+            not results
+            or len(results) != len(returned)
+            or any(kind != "Tensor" or alias for kind, alias, _ in returned)
+        ):
+            raise DataDependentControlFlow(operator=str(func), origin=self._tracker.here()) from error
+        try:
+            made = self.sizes.as_seen(results)
+        except UnknownSize:
+            raise DataDependentControlFlow(operator=str(func), origin=self._tracker.here()) from error
+        return made[0] if len(returned) == 1 else tuple(made)
 
     def _settled(
         self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]

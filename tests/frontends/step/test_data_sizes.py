@@ -166,6 +166,21 @@ def _selected_after_an_update(p: Parts, x: Tensor, y: Tensor, mask: Tensor) -> A
     return first, p.train(out[out > out.median()].pow(2).sum())
 
 
+def _labels_of_lengths(p: Parts, x: Tensor, y: Tensor, mask: Tensor) -> Any:
+    rows = p.net(x).log_softmax(1).view(4, 2, 3)
+    labels, lengths = torch.ones(2, 2, dtype=torch.int64), torch.stack([mask.any(), mask.all()]) + 1
+    picked = labels.masked_select(torch.arange(2) < lengths[:, None])
+    return p.train(F.ctc_loss(rows, picked, torch.tensor([4, 3]), lengths))
+
+
+def _named_by_a_number(p: Parts, x: Tensor, y: Tensor, mask: Tensor) -> Any:
+    total = p.net(x).sum()
+    for kind in torch.unique(mask):
+        layer = {"False": p.head, "True": p.net}[f"{kind}"]
+        total = total + layer(x[mask == kind][:, : layer.in_features]).pow(2).sum()
+    return p.train(total)
+
+
 # --- sizes as numbers -------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +277,8 @@ PROGRAMS: tuple[Body, ...] = (
     _with_dropout,
     _in_a_checkpoint,
     _selected_after_an_update,
+    _labels_of_lengths,
+    _named_by_a_number,
     _told,
     _divided_by_counts,
     _float_of_a_loss,
@@ -275,7 +292,9 @@ PROGRAMS: tuple[Body, ...] = (
     _padded,
     _written_in_part,
 )
-_SEVERAL = frozenset((_text_in_a_host_call, _as_large_as_the_largest, _part_of_a_count, _by_the_loss))
+_SEVERAL = frozenset(
+    (_labels_of_lengths, _text_in_a_host_call, _as_large_as_the_largest, _part_of_a_count, _by_the_loss)
+)
 
 
 @pytest.mark.parametrize("body", rotated(PROGRAMS, 3), ids=lambda body: body.__name__.strip("_"))
