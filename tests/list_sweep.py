@@ -29,6 +29,7 @@ LISTS = (
     "tests/benchmarks/test_benchmarks.py",
     "tests/benchmarks/test_freeze.py",
     "tests/capture/test_operator_trace.py",
+    "tests/capture/test_resizing.py",
     "tests/compat/test_debug_nop.py",
     "tests/examples/test_demo.py",
     "tests/differential/test_alias_programs.py",

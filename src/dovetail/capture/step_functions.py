@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.item_log import FEW
 from dovetail.capture.origins import OriginTracker
+from dovetail.capture.places import INDEXING, with_numbers
 from dovetail.errors import DovetailError, StateChangedOtherwise, UnsupportedStep
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
@@ -31,7 +32,6 @@ _REGISTER = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_ac
 _STAND_INS = sys.modules[StandIn.__module__].__file__
 _SHAPE: Any = getattr(torch.Tensor.shape, "__get__")  # noqa: B009
 _SIZES = frozenset({_SHAPE, torch.Tensor.size, torch.Tensor.numel, torch.numel, torch.Tensor.nelement})
-_ITEMS = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
 _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
 _AS_PYTHON = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
 _WHOLE = frozenset({torch.int64, torch.int32, torch.bool})
@@ -72,8 +72,8 @@ class StepFunctions(TorchFunctionMode):
             self.hooked[id(args[0])] = self._origins.here()
         if func in _TRUTH and args[0].numel() == 1:
             return bool(args[0].item() if args[0].dtype == torch.bool else args[0].ne(0).item())
-        if func in _ITEMS:
-            args = [args[0], *(_with_plain_places(argument) for argument in args[1:])]
+        if func in INDEXING:
+            args = [args[0], with_numbers(args[1]), *args[2:]]
         if (
             func is torch.Tensor.tolist
             and args[0].dim()
@@ -152,15 +152,6 @@ def _has_few(tensor: torch.Tensor) -> bool:
 def _listed(tensor: torch.Tensor) -> list[Any]:
     """What `tolist` gives: numbers that are traced."""
     return [part.item() if part.dim() == 0 else _listed(part) for part in tensor.unbind()]
-
-
-def _with_plain_places(index: Any) -> Any:
-    """An index whose slices begin and end at numbers that are traced, where they do at tensors."""
-    if isinstance(index, tuple):
-        return tuple(map(_with_plain_places, index))
-    if isinstance(index, slice):
-        return slice(*(x.item() if isinstance(x, torch.Tensor) else x for x in (index.start, index.stop, index.step)))
-    return index
 
 
 def _holds_traced(item: Any) -> bool:

@@ -7,7 +7,7 @@ tensor of the call that it was made for: it is kept as long as programs for that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import CodeType
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.origins import module_names
+from dovetail.capture.places import UnknownPlaces
 from dovetail.capture.python_effects import refuse_tensors_left
 from dovetail.capture.recording import Recording
 from dovetail.errors import DataDependentControlFlow, DoubleBackwardUnsupported, PythonSideEffect, UnsupportedTensor
@@ -100,7 +101,8 @@ class CallRecorder:
         specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=True)]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
         recording = Recording(mode, specs, self._around, arrangement, constants, self._taken_apart)
-        recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
+        with UnknownPlaces() if unknown_sizes else nullcontext():
+            recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
         return recording
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:

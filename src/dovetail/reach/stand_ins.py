@@ -1,25 +1,27 @@
 """`int`, `float` and `len` for the user's code while it is recorded: of a tensor they give a number that is followed.
 
-Python insists on a plain number from all three. Code that calls them by their names gets, in the namespace that it
-looks names up in, functions that ask the tensor itself; of anything else they give what Python gives. Code that uses
-the names for more than calls (`map(int, x)`) never runs while they are there: a namespace of such code is left alone
-from then on. Whether code asked for a type, and might have seen that a number is no plain one, is told.
+Python insists on a plain number from all three, and on an answer which is larger for `max` and `min`. Code that calls
+them by their names gets, in the namespace that it looks names up in, functions that ask the tensor itself; of anything
+else they give what Python gives. Code that uses the names for more than calls (`map(int, x)`) never runs while they
+are there: a namespace of such code is left alone from then on. Whether code asked for a type, and might have seen that
+a number is no plain one, is told.
 """
 
 from __future__ import annotations
 
 import builtins
 import dis
+import functools
 import math
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 
 from dovetail.reach.codes import names_of
+from dovetail.torch_compat.data_sizes import without_hint
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -27,34 +29,33 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 class StandIn:
     """A function in the place of one of Python's. on_given: called when it gives another number than that does."""
 
-    __slots__ = ("_give", "_on_given", "_plain")
+    __slots__ = ("_give", "_name", "_on_given")
 
-    def __init__(
-        self, plain: Callable[..., Any], give: Callable[[Any], Any], on_given: Callable[[], None] = lambda: None
-    ) -> None:
-        self._plain = plain
+    def __init__(self, name: str, give: Callable[..., Any], on_given: Callable[[], None] = lambda: None) -> None:
+        self._name = name
         self._give = give
         self._on_given = on_given
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What Python gives; of one tensor, or a number that is followed, what `give` does."""
-        if len(args) == 1 and not kwargs and isinstance(args[0], (torch.Tensor, *_SYMBOLIC)):
-            found = self._give(args[0])
-            if isinstance(found, _SYMBOLIC):
-                self._on_given()
-            return found
-        return self._plain(*args, **kwargs)
+        """What Python gives; of tensors, or numbers that are followed, what `give` does."""
+        if not kwargs and any(isinstance(argument, (torch.Tensor, *_SYMBOLIC)) for argument in args):
+            found = self._give(*args)
+            if found is not NotImplemented:
+                if isinstance(found, _SYMBOLIC):
+                    self._on_given()
+                return found
+        return getattr(builtins, self._name)(*args, **kwargs)
 
 
 def _number_in(item: Any) -> Any:
     return item.item() if isinstance(item, torch.Tensor) and item.numel() == 1 else item
 
 
-def _int(item: Any) -> Any:
+def _int(item: Any, *more: Any) -> Any:
     number = _number_in(item)
-    if isinstance(number, torch.SymInt):
+    if isinstance(number, torch.SymInt) and not more:
         return number
-    return math.trunc(number) if isinstance(number, torch.SymFloat) else int(number)
+    return math.trunc(number) if isinstance(number, torch.SymFloat) and not more else int(number, *more)
 
 
 def _float(item: Any) -> Any:
@@ -69,10 +70,27 @@ def _len(item: Any) -> Any:
     return size if isinstance(size, torch.SymInt) else len(item)
 
 
-_NAMES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
-    "int": (builtins.int, _int),
-    "float": (builtins.float, _float),
-    "len": (builtins.len, _len),
+def _choice(among: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Of whole numbers of which torch knows nothing: the choice itself is followed, and not which it is."""
+
+    def choose(*items: Any) -> Any:
+        if (
+            len(items) > 1
+            and all(type(item) in (int, torch.SymInt) for item in items)
+            and any(map(without_hint, items))
+        ):
+            return functools.reduce(among, items)
+        return NotImplemented
+
+    return choose
+
+
+_NAMES: dict[str, Callable[..., Any]] = {
+    "int": _int,
+    "float": _float,
+    "len": _len,
+    "max": _choice(torch.sym_max),
+    "min": _choice(torch.sym_min),
 }
 
 
@@ -84,7 +102,7 @@ class StandIns:
 
     def __init__(self) -> None:
         self.has_given = self.asks_types = False
-        self._made = {name: StandIn(*functions, self._on_given) for name, functions in _NAMES.items()}
+        self._made = {name: StandIn(name, give, self._on_given) for name, give in _NAMES.items()}
         self._put: dict[tuple[int, str], dict[str, Any]] = {}
         self._left_alone: set[tuple[int, str]] = set()
 
@@ -118,7 +136,7 @@ class StandIns:
             del known[key[1]]
 
 
-@lru_cache(16384)
+@functools.lru_cache(16384)
 def uses_of(code: CodeType) -> tuple[tuple[str, bool], ...]:
     """The names among those with a stand-in that a code object uses, and whether it only calls them."""
     wanted = _NAMES.keys() & set(code.co_names)
