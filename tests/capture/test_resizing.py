@@ -177,3 +177,17 @@ def test_a_view_of_memory_that_has_moved_is_refused() -> None:
 
     with pytest.raises(UnsupportedInputMutation, match="storage"):
         dovetail.compile(function)(torch.ones(4, 3))
+
+
+def test_bytes_that_dynamo_frees_are_not_those_of_the_argument() -> None:
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        z = x.clone()
+        z.untyped_storage().resize_(0)
+        z.untyped_storage().resize_(48)
+        z.copy_(y)
+        return z
+
+    torch.compiler.reset()
+    x, y = torch.ones(4, 3), torch.zeros(4, 3)
+    assert torch.equal(torch.compile(function, backend="dovetail", fullgraph=True)(x, y), y)
+    assert torch.equal(x, torch.ones(4, 3))

@@ -23,7 +23,7 @@ from dovetail.capture.operators import device_type, must_be_kept, short_name
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
 from dovetail.capture.recurrent import as_recorded, result_of, stays_whole
-from dovetail.capture.resizing import change, note_outs
+from dovetail.capture.resizing import note_outs
 from dovetail.errors import (
     DataDependentControlFlow,
     NoFakeKernel,
@@ -36,7 +36,13 @@ from dovetail.ir.known_results import KnownResults
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import Scalar, SizeExpr
-from dovetail.ops.facts import counts_writes_in_its_kernel, counts_writes_one_by_one, facts_of, may_resize
+from dovetail.ops.facts import (
+    counts_writes_in_its_kernel,
+    counts_writes_one_by_one,
+    facts_of,
+    may_resize,
+    resizes_storage,
+)
 from dovetail.ops.prims import EXPECT
 from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.reach.frames import unfollowed
@@ -49,7 +55,6 @@ from dovetail.torch_compat.dispatch import (
     has_kernel,
     is_composite,
     is_question,
-    overloads,
     schema_of,
     storage_key,
     tags_of,
@@ -210,6 +215,8 @@ class Recorder(MovesTensors, DispatchMode):
             return fresh
         given, args = args, [self._without_real(argument) for argument in args]
         keywords = {name: self._without_real(argument) for name, argument in keywords.items()}
+        if resizes_storage(func):
+            return self.resize_storage(func, args)
         if torch.Tag.inplace_view in tags_of(func) or may_resize(func):
             return self._record_metadata_change(func, args, keywords)
         operands, keyword_operands = self._operands(args, keywords)
@@ -341,29 +348,6 @@ class Recorder(MovesTensors, DispatchMode):
             self._note_symbols(item)
             return Value(self._fresh_name(name), ScalarMeta(scalar_of(item)))
         return None
-
-    def _record_metadata_change(self, func: Overload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """`y.t_()`: from now on the object `y` stands for the view `y.t()` of the value it stood for."""
-        tensor = args[0]
-        schema = schema_of(func)
-        if may_resize(func):
-            return change(self, func, args, kwargs)
-        view = next(
-            (
-                candidate
-                for candidate in overloads(schema.namespace, schema.name.rstrip("_"))
-                if [a.type for a in schema_of(candidate).arguments] == [a.type for a in schema.arguments]
-            ),
-            None,
-        )
-        assert view is not None, f"{func} has no view twin"
-        operands = tuple(self.operand_of(a) for a in args)
-        result = func(*args, **kwargs)
-        self.metadata_changes.append((tensor, func, operands[1:]))
-        value = Value(self._fresh_name(schema.name.rstrip("_")), self._describe(tensor, schema.name))
-        self._bind(tensor, value)
-        self.nodes.append(Node(view, operands, (), (value,), phase=self.phase, origin=self._origins.here()))
-        return result
 
     # --- bookkeeping -------------------------------------------------------------------------------------------------
 
