@@ -43,6 +43,7 @@ LISTS = (
     "tests/frontends/step/test_data_sizes.py",
     "tests/frontends/step/test_refusals.py",
     "tests/frontends/step/test_scripts.py",
+    "tests/frontends/step/test_sparse_gradients.py",
     "tests/frontends/step/test_watch.py",
     "tests/frontends/step/test_world.py",
     "tests/frontends/test_aliasing.py",

@@ -14,9 +14,11 @@ import torch
 
 from dovetail.capture.origins import OriginTracker
 from dovetail.ir.program import Origin
+from dovetail.ops.sparse import SORTED_PARTS
 from dovetail.torch_compat.dispatch import DispatchMode, Overload, tags_of
 from dovetail.torch_compat.traced_numbers import Plain
 
+_COALESCE = torch.ops.aten._coalesce.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 FEW = 256  # elements of a tensor that is turned into a list of traced numbers
 _TO_LIST: Any = torch.Tensor.tolist
@@ -55,10 +57,15 @@ class ItemLog(DispatchMode):
         result = func(*args, **(kwargs or {}))
         if func is _ITEM and isinstance(result, bool | int | float):
             self.note_number(self._origins.here(), result)
+        elif func is _COALESCE:
+            self._note_results(SORTED_PARTS, (result.indices(), result.values()))
         elif isinstance(func, Overload) and _sizes_depend_on_data(func, args):
-            origin = self._origins.here()
-            self.sizes.setdefault((origin.file, origin.line, str(func)), []).append(results_seen(result))
+            self._note_results(func, result)
         return result
+
+    def _note_results(self, func: Overload, result: Any) -> None:
+        origin = self._origins.here()
+        self.sizes.setdefault((origin.file, origin.line, str(func)), []).append(results_seen(result))
 
     def note_number(self, origin: Origin, number: Plain) -> None:
         """A number was taken off a tensor at a line."""

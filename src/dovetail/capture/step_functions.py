@@ -47,10 +47,15 @@ class StepFunctions(TorchFunctionMode):
     """
 
     def __init__(
-        self, origins: OriginTracker, token_for: Callable[[Any], float], number_for: Callable[[Any], Any]
+        self,
+        origins: OriginTracker,
+        token_for: Callable[[Any], float],
+        number_for: Callable[[Any], Any],
+        on_gradient: Callable[[torch.Tensor], None],
     ) -> None:
-        """token_for: see `StepRecorder`. number_for: see `NumberTrace`."""
+        """token_for, on_gradient: see `StepRecorder`. number_for: see `NumberTrace`."""
         super().__init__()
+        self._on_gradient = on_gradient
         self._token_for = token_for
         self._number_for = number_for
         self.cleared: set[int] = set()
@@ -63,6 +68,7 @@ class StepFunctions(TorchFunctionMode):
     ) -> Any:
         keywords = dict(kwargs or {})
         if func == _SET_GRAD:
+            self._on_gradient(args[0])
             if args[1] is None:
                 self.cleared.add(id(args[0]))
             return func(*args)

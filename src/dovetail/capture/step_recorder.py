@@ -25,13 +25,14 @@ from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
+from dovetail.capture.sparse_gradients import SparseGradients, guessed_results
 from dovetail.errors import DataDependentControlFlow, DovetailError, UnsupportedStep
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.dispatch import Overload, schema_of
-from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, fake_apart, kernels_for_symbolic_sizes
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, fake_apart, is_fake, kernels_for_symbolic_sizes
 from dovetail.torch_compat.traced_numbers import (
     Plain,
     fixed_number,
@@ -85,10 +86,31 @@ class StepRecorder(Recorder):
         self._tracker = origins
         self._from_data: set[Value] = set()
         self._tokens: dict[float, Any] = {}
+        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._computed: dict[object, Value] = {}
         self._roots: dict[Value, frozenset[str]] = {}
         self.blamed: frozenset[str] = frozenset()
+        self.sparse = SparseGradients(self)
         self.sizes = DataSizes(mode, self, self.symbols)
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        """See `Recorder`."""
+        known = len(self.constants)
+        value = super().value_of(tensor)
+        if len(self.constants) > known:
+            self.note_gradient(tensor)
+        return value
+
+    def note_gradient(self, tensor: torch.Tensor) -> None:
+        """Note the gradient that a real tensor has: backward may put a fake there, or the code nothing."""
+        if tensor.is_leaf and tensor.requires_grad and not is_fake(tensor):
+            self._gradients.setdefault(id(tensor), (tensor, tensor.grad))
+
+    def put_gradients_back(self) -> None:
+        """Let real tensors have the gradients that they had."""
+        for tensor, gradient in self._gradients.values():
+            if tensor.grad is not gradient:
+                tensor.grad = gradient
 
     def trace_number(self, value: Value, now: Plain) -> Any:
         """A symbolic number for an input that is a number, which is `now` in this call."""
@@ -133,6 +155,8 @@ class StepRecorder(Recorder):
             kwargs = {name: self._meant(argument) for name, argument in (kwargs or {}).items()}
         if isinstance(func, Overload):
             args, kwargs = self._settled(func, args, kwargs or {})
+            if self.sparse.takes(func, args):
+                return self.sparse.run(func, args, kwargs)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         self.sizes.ask()
         if func in _RENAMES:
@@ -140,14 +164,23 @@ class StepRecorder(Recorder):
         return result
 
     def _describe(self, tensor: torch.Tensor, name: str) -> Meta:
-        if tensor.layout is torch.sparse_coo and self.phase is Phase.BACKWARD:
-            raise UnsupportedStep(
-                what="computes a sparse gradient",
-                why="programs consist of strided tensors, whose bytes are known",
-                hint="create the layer with sparse=False",
-                origin=self._tracker.here(),
-            )
+        if tensor.layout is torch.sparse_coo and is_fake(tensor):
+            self.refuse_sparse(name)
         return super()._describe(tensor, name)
+
+    def refuse_sparse(self, func: Any) -> NoReturn:
+        """See `SparseGradients`."""
+        raise UnsupportedStep(
+            what=f"uses a sparse gradient for more than updates of weights ({func})",
+            why="a program knows such gradients by their indices and values",
+            hint="create the layer with sparse=False, or convert the gradient with .to_dense()",
+            origin=self._tracker.here(),
+        )
+
+    def recorded(self, make: Callable[[], Any]) -> Any:
+        """See `SparseGradients`."""
+        with self:
+            return make()
 
     def _meant(self, argument: Any) -> Any:
         return self._tokens.get(argument, argument) if type(argument) is float else argument
@@ -161,7 +194,7 @@ class StepRecorder(Recorder):
         keywords = {name: _concrete(argument) for name, argument in keywords.items()}
 
         def in_eager_mode() -> Results:
-            return self._hints.next_results(self._tracker.here(), func)
+            return self._hints.next_results(self._tracker.here(), func) or guessed_results(func, args)
 
         try:
             try:
