@@ -16,7 +16,6 @@ from torch._dynamo.utils import counters
 import dovetail
 from dovetail.errors import DataDependentControlFlow, UnexpectedSize
 from tests.rotation import rotated
-from tests.torch_release import BEFORE_2_12
 
 Function = Callable[..., Any]
 
@@ -200,10 +199,53 @@ NUMBERS: list[Function] = [
 ]
 
 
+CUTS: list[Function] = [
+    lambda x: x[: positives(x).item()].exp(),
+    lambda x: x[: positives(x)].exp() + len(x[x > 0]),
+    lambda x: x[-int(positives(x)) :].mean(0),
+    lambda x: torch.zeros(int(positives(x)) + 1, x.shape[1]) + x[0],
+    lambda x: x[positives(x) % x.shape[0]] * 2,
+    lambda x: x[int(positives(x)) % x.shape[0], 1:].exp(),
+    lambda x: x / max(int(positives(x)), 1),
+    lambda x: torch.split_with_sizes(x.reshape(-1), [positives(x).item(), x.numel() - positives(x).item()])[1].exp(),
+    lambda x: torch.cat([part.sum(0, keepdim=True) for part in x.view(-1).split(lengths(x).tolist())]),
+    lambda x: put(x.clone(), lambda y: y[: min(int(positives(x)), 2)].add_(1)),
+    lambda x: put(x.clone(), lambda y: y.view(-1)[positives(x) :].mul_(2)),
+    lambda x: put(x.clone(), lambda y: y[: positives(x), 1:].fill_(2.0)),
+    lambda x: put(x.clone(), lambda y: y.t()[: positives(x).item()].copy_(x.t()[: positives(x).item()].exp())),
+    lambda x: put(x.detach(), lambda y: y[: positives(x)].zero_()).sum() + x.sum(),
+    lambda x: put(torch.zeros(int(positives(x)) + 2, 3), lambda y: y[1:-1].add_(x.sum())),
+]
+
+
+def positives(x: Tensor) -> Tensor:
+    """How many elements are."""
+    return (x.detach() > 0).sum()
+
+
+def lengths(x: Tensor) -> Tensor:
+    """Of the part of as many elements, and of the other one."""
+    return torch.stack([positives(x), x.numel() - positives(x)])
+
+
+def put(x: Tensor, write: Callable[[Tensor], Any]) -> Tensor:
+    """The tensor, after a write."""
+    write(x)
+    return x * 2
+
+
 @pytest.mark.parametrize("function", rotated([*DATA_DEPENDENT, *NUMBERS], 3))
 def test_one_program_for_sizes_that_depend_on_data(function: Function) -> None:
     compiled = dovetail.compile(function, verify=2)
     for count in (5, 0, 1, 2):
+        assert_same(outcome(compiled, with_positives(count)), outcome(function, with_positives(count)))
+    assert len(compiled.graphs) == 1
+
+
+@pytest.mark.parametrize("function", rotated(CUTS, 3))
+def test_one_program_for_cuts_at_places_that_data_tell(function: Function) -> None:
+    compiled = dovetail.compile(function)
+    for count in (5, 0, 1, 2, 12):
         assert_same(outcome(compiled, with_positives(count)), outcome(function, with_positives(count)))
     assert len(compiled.graphs) == 1
 
@@ -226,19 +268,15 @@ def test_a_size_that_is_not_as_the_program_takes_it_to_be() -> None:
         compiled(with_positives(1).requires_grad_())
 
 
-def test_a_write_that_cannot_be_placed_is_refused_by_name() -> None:
+def test_a_write_to_a_part_of_a_selection() -> None:
     def f(x: Tensor) -> Tensor:
         y = x[x > 0]
         y[1:].add_(5)
         return y
 
     compiled = dovetail.compile(f)
-    if BEFORE_2_12:  # its slices clamp sizes that depend on data, and ask nothing
-        for count in (3, 0, 1, 2, 5):
-            assert torch.equal(compiled(with_positives(count)), f(with_positives(count)))
-        return
-    with pytest.raises(DataDependentControlFlow):
-        compiled(with_positives(3))
+    for count in (3, 0, 1, 2, 5):
+        assert torch.equal(compiled(with_positives(count)), f(with_positives(count)))
 
 
 def test_a_branch_on_data_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Numbers that a step read off tensors when it ran in eager mode, by the line that read them.
+"""Numbers and sizes that a step took from data when it ran in eager mode, by the line that asked for them.
 
 They are the best guess at how branches on data go when the step is recorded on fakes, which have no numbers. A guess
 that turns out wrong costs one call in eager mode: every branch is asked again when the program runs.
@@ -7,24 +7,48 @@ that turns out wrong costs one call in eager mode: every branch is asked again w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
 from dovetail.capture.origins import OriginTracker
 from dovetail.ir.program import Origin
-from dovetail.torch_compat.dispatch import DispatchMode
+from dovetail.ops.sparse import SORTED_PARTS
+from dovetail.torch_compat.dispatch import DispatchMode, Overload, tags_of
 from dovetail.torch_compat.traced_numbers import Plain
 
+_COALESCE = torch.ops.aten._coalesce.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+FEW = 256  # elements of a tensor that is turned into a list of traced numbers
+_TO_LIST: Any = torch.Tensor.tolist
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a tensor was like in eager mode."""
+
+    shape: tuple[int, ...]
+    is_contiguous: bool
+    dtype: torch.dtype
+    device: torch.device
+
+
+Results: TypeAlias = "tuple[Seen | None, ...]"
+_SizeKey: TypeAlias = "tuple[str, int, str]"
 
 
 class ItemLog(DispatchMode):
-    """A dispatch mode that changes nothing. numbers: what `.item()` gave, by line, in order."""
+    """A dispatch mode that changes nothing.
+
+    numbers: what `.item()` gave, by line, in order. sizes: what results were like whose sizes depend on data,
+    by line and operator, in order.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.numbers: dict[tuple[str, int], list[Plain]] = {}
+        self.sizes: dict[_SizeKey, list[Results]] = {}
         self._origins = OriginTracker()
 
     def __torch_dispatch__(
@@ -32,17 +56,51 @@ class ItemLog(DispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is _ITEM and isinstance(result, bool | int | float):
-            origin = self._origins.here()
-            self.numbers.setdefault((origin.file, origin.line), []).append(result)
+            self.note_number(self._origins.here(), result)
+        elif func is _COALESCE:
+            self._note_results(SORTED_PARTS, (result.indices(), result.values()))
+        elif isinstance(func, Overload) and _sizes_depend_on_data(func, args):
+            self._note_results(func, result)
         return result
+
+    def _note_results(self, func: Overload, result: Any) -> None:
+        origin = self._origins.here()
+        self.sizes.setdefault((origin.file, origin.line, str(func)), []).append(results_seen(result))
+
+    def note_number(self, origin: Origin, number: Plain) -> None:
+        """A number was taken off a tensor at a line."""
+        self.numbers.setdefault((origin.file, origin.line), []).append(number)
+
+    def __enter__(self) -> ItemLog:
+        def listed(tensor: torch.Tensor) -> Any:
+            made = _TO_LIST(tensor)
+            if tensor.dim() and tensor.numel() <= FEW:
+                origin = self._origins.here()
+                for number in _TO_LIST(tensor.detach().reshape(-1)):
+                    if isinstance(number, bool | int | float):
+                        self.note_number(origin, number)
+            return made
+
+        setattr(torch.Tensor, "tolist", listed)  # noqa: B010, it shows no operator
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        delattr(torch.Tensor, "tolist")
 
 
 class ItemHints:
-    """Hands out logged numbers, line by line, in order; the last one again when there are no more."""
+    """Hands out logged numbers and results, line by line, in order; the last one again when there are no more."""
 
-    def __init__(self, numbers: Mapping[tuple[str, int], Sequence[Plain]] | None = None) -> None:
+    def __init__(
+        self,
+        numbers: Mapping[tuple[str, int], Sequence[Plain]] | None = None,
+        sizes: Mapping[_SizeKey, Sequence[Results]] | None = None,
+    ) -> None:
         self._numbers = numbers or {}
-        self._next: dict[tuple[str, int], int] = {}
+        self._sizes = sizes or {}
+        self._next: dict[tuple[str, int] | _SizeKey, int] = {}
 
     def next_at(self, origin: Origin, dtype: torch.dtype) -> Plain:
         """The number for the next `.item()` of a line; 1 (or True) where nothing was logged."""
@@ -53,3 +111,32 @@ class ItemHints:
         kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
         fitting = [number for number in (logged[place:] or logged[-1:]) if type(number) is kind]
         return fitting[0] if fitting else kind(1)
+
+    def next_results(self, origin: Origin, func: Overload) -> Results:
+        """What an operator gives the next time that a line calls it; () where nothing was logged."""
+        key = (origin.file, origin.line, str(func))
+        logged = self._sizes.get(key, ())
+        place = self._next.get(key, 0)
+        self._next[key] = place + 1
+        return next(iter(logged[place:] or logged[-1:]), ())
+
+
+def results_seen(result: object) -> Results:
+    """What each result of an operator is like; None for what is no tensor."""
+    items = result if isinstance(result, list | tuple) else [result]
+    return tuple(
+        Seen(tuple(x.shape), x.is_contiguous(), x.dtype, x.device) if isinstance(x, torch.Tensor) else None
+        for x in items
+    )
+
+
+def _sizes_depend_on_data(func: Overload, args: Sequence[Any]) -> bool:
+    """Whether the operator may give sizes that only data tell. Indices that are whole numbers do not."""
+    if torch.Tag.dynamic_output_shape not in tags_of(func):
+        return False
+    lists = [argument for argument in args if isinstance(argument, list | tuple)]
+    parts = [part for held in lists for part in held if isinstance(part, torch.Tensor)]
+    return not parts or any(part.dtype not in _WHOLE for part in parts)
+
+
+_WHOLE = frozenset({torch.int64, torch.int32})

@@ -17,10 +17,13 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.cuts import Cuts
+from dovetail.capture.moved_tensors import MovesTensors
 from dovetail.capture.operators import device_type, must_be_kept, short_name
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
 from dovetail.capture.recurrent import as_recorded, result_of, stays_whole
+from dovetail.capture.resizing import note_outs
 from dovetail.errors import (
     DataDependentControlFlow,
     NoFakeKernel,
@@ -31,9 +34,15 @@ from dovetail.errors import (
 from dovetail.ir.convert import QUANTIZED, describe, scalar_of, unsupported_kind
 from dovetail.ir.known_results import KnownResults
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, TensorMeta, Value
+from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import Scalar, SizeExpr
-from dovetail.ops.facts import counts_writes_in_its_kernel, counts_writes_one_by_one, facts_of, may_resize
+from dovetail.ops.facts import (
+    counts_writes_in_its_kernel,
+    counts_writes_one_by_one,
+    facts_of,
+    may_resize,
+    resizes_storage,
+)
 from dovetail.ops.prims import EXPECT
 from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.reach.frames import unfollowed
@@ -46,7 +55,6 @@ from dovetail.torch_compat.dispatch import (
     has_kernel,
     is_composite,
     is_question,
-    overloads,
     schema_of,
     storage_key,
     tags_of,
@@ -69,7 +77,7 @@ aten = torch.ops.aten
 _RENAMES = frozenset({aten.detach.default, aten.alias.default})
 
 
-class Recorder(DispatchMode):
+class Recorder(MovesTensors, DispatchMode):
     """A dispatch mode that appends one `Node` per operator; enter it innermost, over a fake mode.
 
     Real tensors that nobody declared are constants of the program: the recorded operators get a fake in their place, so
@@ -94,6 +102,8 @@ class Recorder(DispatchMode):
         self.recomputing = False
         self.symbols: dict[str, Any] = {}
         self._expected: set[Scalar] = set()
+        self._cuts = Cuts()
+        self._given: set[int] = set()
         self.written: list[tuple[Value, torch.Tensor, bool]] = []
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
@@ -110,7 +120,9 @@ class Recorder(DispatchMode):
 
     def add_tensor(self, tensor: torch.Tensor, name: str) -> Value:
         """Declare an input tensor."""
-        return self._bind(tensor, Value(name, self._describe(tensor, name)))
+        value = self._bind(tensor, Value(name, self._describe(tensor, name)))
+        self._given.add(value.tensor.storage)
+        return value
 
     def add_number(self, number: object, name: str) -> Value:
         """Declare an input number, symbolic or not."""
@@ -140,6 +152,7 @@ class Recorder(DispatchMode):
         assert not is_fake(tensor), f"a fake tensor {tuple(tensor.shape)} that was not created while recording"
         name = f"constant_{len(self.constants)}"
         value = self._bind(tensor, Value(name, self._describe(tensor, name)))
+        self._given.add(value.tensor.storage)
         self.constants.append((tensor, value))
         self.met[value] = (version_of(tensor), tensor.grad_fn)
         return value
@@ -202,10 +215,11 @@ class Recorder(DispatchMode):
             return fresh
         given, args = args, [self._without_real(argument) for argument in args]
         keywords = {name: self._without_real(argument) for name, argument in keywords.items()}
-        if torch.Tag.inplace_view in tags_of(func):
+        if resizes_storage(func):
+            return self.resize_storage(func, args)
+        if torch.Tag.inplace_view in tags_of(func) or may_resize(func):
             return self._record_metadata_change(func, args, keywords)
-        operands = tuple(self.operand_of(a) for a in args)
-        keyword_operands = tuple((name, self.operand_of(a)) for name, a in keywords.items())
+        operands, keyword_operands = self._operands(args, keywords)
         refuse_order_dependent_write(func, operands, keyword_operands, self._origins)
         try:
             with kernels_for_symbolic_sizes() if self.symbols else nullcontext():
@@ -217,12 +231,20 @@ class Recorder(DispatchMode):
         if func in _RENAMES:
             self.add_alias(result, self.value_of(args[0]))
             return result
-        self._refuse_resized(func, keywords)
+        if self.symbols and isinstance(result, torch.Tensor):
+            result = self._cuts.as_before(func, operands, keyword_operands, args, result)
+        if note_outs(self, func, args, keywords):
+            operands, keyword_operands = self._operands(args, keywords)
         if counts_writes_one_by_one(func):  # fakes do not get to where eager counts
             torch.autograd.graph.increment_version([t for t in given[0] if isinstance(t, torch.Tensor)])
         self._append(as_recorded(func, given), operands, keyword_operands, result)
         self._note_writes(func, args, keywords)
         return result
+
+    def _operands(
+        self, args: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> tuple[tuple[Operand, ...], tuple[tuple[str, Operand], ...]]:
+        return tuple(map(self.operand_of, args)), tuple((name, self.operand_of(x)) for name, x in keywords.items())
 
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         return result_of(func, args, keywords, self._known_results)
@@ -258,16 +280,6 @@ class Recorder(DispatchMode):
                     hint="make it an argument, or a parameter of the module that is compiled",
                     origin=self._origins.here(),
                 )
-
-    def _refuse_resized(self, func: Overload, keywords: Mapping[str, Any]) -> None:
-        """Eager gives an `out=` of another size new memory, of the size of the result."""
-        for name in (a.name for a in schema_of(func).arguments if a.is_out):
-            tensor = keywords.get(name)
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            value, now = self.value_of(tensor), self._describe(tensor, name)
-            if isinstance(now, TensorMeta) and now.shape != value.tensor.shape:
-                raise UnsupportedInputMutation(what="the size", name=value.name, origin=self._origins.here())
 
     def expect(self, facts: Sequence[Scalar]) -> None:
         """Let the program check facts about its sizes that are only known when it runs; each once."""
@@ -336,35 +348,6 @@ class Recorder(DispatchMode):
             self._note_symbols(item)
             return Value(self._fresh_name(name), ScalarMeta(scalar_of(item)))
         return None
-
-    def _record_metadata_change(self, func: Overload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """`y.t_()`: from now on the object `y` stands for the view `y.t()` of the value it stood for."""
-        tensor = args[0]
-        schema = schema_of(func)
-        if may_resize(func):
-            raise UnsupportedInputMutation(
-                what="the size or storage", name=self.value_of(tensor).name, origin=self._origins.here()
-            )
-        view = next(
-            (
-                candidate
-                for candidate in overloads(schema.namespace, schema.name.rstrip("_"))
-                if [a.type for a in schema_of(candidate).arguments] == [a.type for a in schema.arguments]
-            ),
-            None,
-        )
-        assert view is not None, f"{func} has no view twin"
-        operands = tuple(self.operand_of(a) for a in args)
-        result = func(*args, **kwargs)
-        self.metadata_changes.append((tensor, func, operands[1:]))
-        value = Value(self._fresh_name(schema.name.rstrip("_")), self._describe(tensor, schema.name))
-        self._bind(tensor, value)
-        self.nodes.append(Node(view, operands, (), (value,), phase=self.phase, origin=self._origins.here()))
-        return result
-
-    def new_storage(self) -> int:
-        """A storage number that no value of this recording has."""
-        return next(self._storage_numbers)
 
     # --- bookkeeping -------------------------------------------------------------------------------------------------
 

@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from dovetail.capture.item_log import FEW
 from dovetail.capture.origins import OriginTracker
+from dovetail.capture.places import INDEXING, with_numbers
 from dovetail.errors import DovetailError, StateChangedOtherwise, UnsupportedStep
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
+from dovetail.reach.stand_ins import StandIn
 from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
-from dovetail.torch_compat.traced_numbers import is_traced, number_now
+from dovetail.torch_compat.traced_numbers import fixed_number, is_traced, number_now
 
 _SET_GRAD: Any = getattr(torch.Tensor.grad, "__set__")  # noqa: B009
 _SET_DATA: Any = getattr(torch.Tensor.data, "__set__")  # noqa: B009
 _REGISTER = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
+_STAND_INS = sys.modules[StandIn.__module__].__file__
+_SHAPE: Any = getattr(torch.Tensor.shape, "__get__")  # noqa: B009
+_SIZES = frozenset({_SHAPE, torch.Tensor.size, torch.Tensor.numel, torch.numel, torch.Tensor.nelement})
 _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
 _AS_PYTHON = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
+_WHOLE = frozenset({torch.int64, torch.int32, torch.bool})
 _AS_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__str__})
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 
@@ -38,10 +46,18 @@ class StepFunctions(TorchFunctionMode):
     refusals: errors raised.
     """
 
-    def __init__(self, origins: OriginTracker, token_for: Callable[[Any], float]) -> None:
-        """token_for: see `StepRecorder`."""
+    def __init__(
+        self,
+        origins: OriginTracker,
+        token_for: Callable[[Any], float],
+        number_for: Callable[[Any], Any],
+        on_gradient: Callable[[torch.Tensor], None],
+    ) -> None:
+        """token_for, on_gradient: see `StepRecorder`. number_for: see `NumberTrace`."""
         super().__init__()
+        self._on_gradient = on_gradient
         self._token_for = token_for
+        self._number_for = number_for
         self.cleared: set[int] = set()
         self.hooked: dict[int, Origin] = {}
         self.refusals: list[DovetailError] = []
@@ -52,17 +68,29 @@ class StepFunctions(TorchFunctionMode):
     ) -> Any:
         keywords = dict(kwargs or {})
         if func == _SET_GRAD:
+            self._on_gradient(args[0])
             if args[1] is None:
                 self.cleared.add(id(args[0]))
             return func(*args)
+        if func in _SIZES and _asks_for_user(sys._getframe(1)):
+            return self._with_numbers(func(*args, **keywords))
         if func in _REGISTER:
             self.hooked[id(args[0])] = self._origins.here()
         if func in _TRUTH and args[0].numel() == 1:
             return bool(args[0].item() if args[0].dtype == torch.bool else args[0].ne(0).item())
+        if func in INDEXING:
+            args = [args[0], with_numbers(args[1]), *args[2:]]
+        if (
+            func is torch.Tensor.tolist
+            and args[0].dim()
+            and isinstance(args[0].numel(), int)
+            and args[0].numel() <= FEW
+        ):
+            return _listed(args[0])
         if func in _AS_PYTHON:
             self._refuse("turns a tensor into Python objects", "return the tensor and convert it after the step")
         if func in _AS_TEXT:
-            self._refuse("turns a tensor into text", "return the tensor and print it after the step")
+            return self._as_text(func, args)
         if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):
             self._refuse("reads a tensor's address or version counter", "do so outside the step")
         if func in _FROM_NUMBERS and args and _holds_traced(args[0]):
@@ -78,6 +106,20 @@ class StepFunctions(TorchFunctionMode):
             args = [self._plain(argument) for argument in args]
             keywords = {name: self._plain(argument) for name, argument in keywords.items()}
         return func(*args, **keywords)
+
+    def _as_text(self, func: Any, args: Sequence[Any]) -> str:
+        tensor = args[0]
+        if func is torch.Tensor.__format__ and tensor.dim() == 0 and tensor.dtype in _WHOLE:
+            return format(_fixed(tensor.item()), *args[1:])  # the name of something, say: a question of the program
+        self._refuse("turns a tensor into text", "return the tensor and print it after the step")
+
+    def _with_numbers(self, sizes: Any) -> Any:
+        """What the code is told of sizes: numbers that are traced, where data decide them."""
+        if isinstance(sizes, torch.SymInt):
+            return self._number_for(sizes)
+        if isinstance(sizes, tuple) and any(isinstance(size, torch.SymInt) for size in sizes):
+            return type(sizes)([self._number_for(x) if isinstance(x, torch.SymInt) else x for x in sizes])
+        return sizes
 
     def _plain(self, argument: Any) -> Any:
         return self._token_for(argument) if is_traced(argument) and type(number_now(argument)) is float else argument
@@ -98,6 +140,24 @@ def _takes_plain_floats(func: Any, args: Sequence[Any], keywords: Mapping[str, A
     meant = overloads("aten", getattr(func, "__name__", ""))
     takes = any(argument.type == "float" for overload in meant for argument in schema_of(overload).arguments)
     return takes and not any(map(is_composite, meant))
+
+
+def _asks_for_user(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file == _STAND_INS or not is_library_file(file)
+
+
+def _fixed(number: Any) -> Any:
+    return fixed_number(number) if is_traced(number) else number
+
+
+def _has_few(tensor: torch.Tensor) -> bool:
+    return tensor.dim() > 0 and type(tensor.numel()) is int and tensor.numel() <= FEW and not tensor.is_complex()
+
+
+def _listed(tensor: torch.Tensor) -> list[Any]:
+    """What `tolist` gives: numbers that are traced."""
+    return [part.item() if part.dim() == 0 else _listed(part) for part in tensor.unbind()]
 
 
 def _holds_traced(item: Any) -> bool:

@@ -86,6 +86,10 @@ class RecordedStep:
         functional = Functionalizer(inputs, self.infer, recorder.new_storage)
         for node in recorder.nodes:
             functional.consume(node)
+        known = len(recorder.nodes)
+        recorder.sizes.ask()  # what was asked about sizes meanwhile
+        for node in recorder.nodes[known:]:
+            functional.consume(node)
         return functional
 
     def programs(

@@ -11,6 +11,7 @@ every answer that it gets becomes a question which the program asks again when i
 
 from __future__ import annotations
 
+import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +20,19 @@ from typing import Any, NoReturn
 
 import torch
 
-from dovetail.capture.item_log import ItemHints
+from dovetail.capture.data_sizes import DataSizes, UnknownSize
+from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
-from dovetail.errors import DovetailError, UnsupportedStep
+from dovetail.capture.sparse_gradients import SparseGradients, guessed_results
+from dovetail.errors import DataDependentControlFlow, DovetailError, UnsupportedStep
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
-from dovetail.ir.sizes import symbol
+from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.dispatch import Overload, schema_of
-from dovetail.torch_compat.fakes import FakeMode, fake_apart
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, fake_apart, is_fake, kernels_for_symbolic_sizes
 from dovetail.torch_compat.traced_numbers import (
     Plain,
     fixed_number,
@@ -39,25 +42,29 @@ from dovetail.torch_compat.traced_numbers import (
     traced_number,
 )
 
+_SIZE = torch.ops.aten.sym_size.int
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 # Where an operator takes a tensor, Python may give it a number.
 _SHAPED_BY_NUMBERS = frozenset({"arange", "range"})
+_SIZE_TYPES = frozenset({"int", "Optional[int]", "List[int]", "Optional[List[int]]"})
 _NUMBER_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor", "Optional[Tensor]"})
 
 
+_UNKNOWN: tuple[type[Exception], ...] = (UnknownSize, *DATA_DEPENDENT_ERRORS)
 _FIRST_TOKEN = 0x3FE2_9D4C_7A51_0000  # the bits of a number near 0.58
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """An answer that the recorded code got about a number. origin: the line that asked."""
+    """An answer that the recorded code got about a number. origin: the line that asked. about: what was asked."""
 
     answer: Plain
     origin: Origin
+    about: str = "it"
 
     def __str__(self) -> str:
-        return f"it was {self.answer} at {self.origin}"
+        return f"{self.about} was {self.answer} at {self.origin}"
 
 
 class StepRecorder(Recorder):
@@ -79,8 +86,31 @@ class StepRecorder(Recorder):
         self._tracker = origins
         self._from_data: set[Value] = set()
         self._tokens: dict[float, Any] = {}
+        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._computed: dict[object, Value] = {}
         self._roots: dict[Value, frozenset[str]] = {}
         self.blamed: frozenset[str] = frozenset()
+        self.sparse = SparseGradients(self)
+        self.sizes = DataSizes(mode, self, self.symbols)
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        """See `Recorder`."""
+        known = len(self.constants)
+        value = super().value_of(tensor)
+        if len(self.constants) > known:
+            self.note_gradient(tensor)
+        return value
+
+    def note_gradient(self, tensor: torch.Tensor) -> None:
+        """Note the gradient that a real tensor has: backward may put a fake there, or the code nothing."""
+        if tensor.is_leaf and tensor.requires_grad and not is_fake(tensor):
+            self._gradients.setdefault(id(tensor), (tensor, tensor.grad))
+
+    def put_gradients_back(self) -> None:
+        """Let real tensors have the gradients that they had."""
+        for tensor, gradient in self._gradients.values():
+            if tensor.grad is not gradient:
+                tensor.grad = gradient
 
     def trace_number(self, value: Value, now: Plain) -> Any:
         """A symbolic number for an input that is a number, which is `now` in this call."""
@@ -125,20 +155,32 @@ class StepRecorder(Recorder):
             kwargs = {name: self._meant(argument) for name, argument in (kwargs or {}).items()}
         if isinstance(func, Overload):
             args, kwargs = self._settled(func, args, kwargs or {})
+            if self.sparse.takes(func, args):
+                return self.sparse.run(func, args, kwargs)
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.sizes.ask()
         if func in _RENAMES:
             self.renamed[id(result)] = self._tracker.here()
         return result
 
     def _describe(self, tensor: torch.Tensor, name: str) -> Meta:
-        if tensor.layout is torch.sparse_coo and self.phase is Phase.BACKWARD:
-            raise UnsupportedStep(
-                what="computes a sparse gradient",
-                why="programs consist of strided tensors, whose bytes are known",
-                hint="create the layer with sparse=False",
-                origin=self._tracker.here(),
-            )
+        if tensor.layout is torch.sparse_coo and is_fake(tensor):
+            self.refuse_sparse(name)
         return super()._describe(tensor, name)
+
+    def refuse_sparse(self, func: Any) -> NoReturn:
+        """See `SparseGradients`."""
+        raise UnsupportedStep(
+            what=f"uses a sparse gradient for more than updates of weights ({func})",
+            why="a program knows such gradients by their indices and values",
+            hint="create the layer with sparse=False, or convert the gradient with .to_dense()",
+            origin=self._tracker.here(),
+        )
+
+    def recorded(self, make: Callable[[], Any]) -> Any:
+        """See `SparseGradients`."""
+        with self:
+            return make()
 
     def _meant(self, argument: Any) -> Any:
         return self._tokens.get(argument, argument) if type(argument) is float else argument
@@ -150,23 +192,67 @@ class StepRecorder(Recorder):
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         args = [_concrete(argument) for argument in args]
         keywords = {name: _concrete(argument) for name, argument in keywords.items()}
-        result = self._known_results.run(func, args, keywords)
+
+        def in_eager_mode() -> Results:
+            return self._hints.next_results(self._tracker.here(), func) or guessed_results(func, args)
+
+        try:
+            try:
+                result = self._known_results.run(func, args, keywords)
+            except DATA_DEPENDENT_ERRORS:
+                if not self.sizes.begin():
+                    raise
+                with kernels_for_symbolic_sizes():
+                    result = self._known_results.run(func, args, keywords)
+            result = self.sizes.settled(result, in_eager_mode)
+        except _UNKNOWN as error:
+            result = self._as_seen(func, in_eager_mode(), error)
         self.known.follow(func, args, keywords, result)
         return result
+
+    def _as_seen(self, func: Overload, results: Results, error: Exception) -> Any:
+        """What an operator gives whose fakes know less than an eager run has shown."""
+        returned = schema_of(func).returns
+        if (
+            not results
+            or len(results) != len(returned)
+            or any(kind != "Tensor" or alias for kind, alias, _ in returned)
+        ):
+            raise DataDependentControlFlow(operator=str(func), origin=self._tracker.here()) from error
+        try:
+            made = self.sizes.as_seen(results)
+        except UnknownSize:
+            raise DataDependentControlFlow(operator=str(func), origin=self._tracker.here()) from error
+        return made[0] if len(returned) == 1 else tuple(made)
 
     def _settled(
         self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]
     ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments, with traced numbers fixed wherever the operator takes no operand that is a number."""
+        """The arguments, with traced numbers as sizes, or fixed, where the operator takes no number as an operand."""
         if not (_has_traced(args) or _has_traced(tuple(keywords.values()))):
             return args, keywords
         is_shaped_by = schema_of(func).name in _SHAPED_BY_NUMBERS
-        types = {a.name: "int" if is_shaped_by else a.type for a in schema_of(func).arguments}
-        kinds = list(types.values())
+        declared = schema_of(func).arguments
+        as_number = {a.name for a in declared if a.type in _NUMBER_TYPES and not is_shaped_by}
+        as_size = {a.name for a in declared if (is_shaped_by or a.type in _SIZE_TYPES) and not a.is_fixed}
         is_token = set(map(id, self._tokens.values()))
-        settled = [a if kinds[i] in _NUMBER_TYPES or id(a) in is_token else _fixed(a) for i, a in enumerate(args)]
-        named = {n: a if types[n] in _NUMBER_TYPES or id(a) in is_token else _fixed(a) for n, a in keywords.items()}
-        return settled, named
+
+        def settle(name: str, argument: Any) -> Any:
+            if name in as_number or id(argument) in is_token:
+                return argument
+            return _each_traced(argument, self._as_size if name in as_size else fixed_number)
+
+        pairs = zip(declared, args, strict=False)
+        return [settle(a.name, x) for a, x in pairs], {name: settle(name, x) for name, x in keywords.items()}
+
+    def _as_size(self, number: Any) -> Any:
+        """A traced number as a size: a symbol where data decide it, else the number."""
+        now, handle = number_now(number), handle_of(number)
+        if type(now) is not int or handle not in self._from_data:
+            return fixed_number(number)
+        if now < 0:  # a symbol is at least 0
+            return -self.sizes.size_of(self.apply(operator.neg, (handle,), -now), -now)
+        return self.sizes.size_of(handle, now)
 
     # --- numbers --------------------------------------------------------------------------------------------
 
@@ -193,13 +279,52 @@ class StepRecorder(Recorder):
         return value
 
     def apply(self, function: Callable[..., Any], operands: tuple[Any, ...], result: Plain) -> Any:
-        """See `NumberTrace`."""
+        """See `NumberTrace`. The same of the same numbers is one number."""
+        key = (function, *((type(x).__name__, x if isinstance(x, Value) else repr(x)) for x in operands))
+        if key in self._computed:
+            return self._computed[key]
         made = self._number_node(function, operands, getattr(function, "__name__", "number").strip("_"), result)
+        self._computed[key] = made
         values = [operand for operand in operands if isinstance(operand, Value)]
         if any(value in self._from_data for value in values):
             self._from_data.add(made)
         self._roots[made] = frozenset().union(*(self._roots.get(value, frozenset()) for value in values))
         return made
+
+    def size_for(self, handle: Any, now: Plain) -> Any:
+        """See `NumberTrace`."""
+        return self._as_size(traced_number(self, handle, now))
+
+    def number_for(self, size: Any) -> Any:
+        """See `NumberTrace`."""
+        return self.sizes.number_of(size)
+
+    # --- sizes that data decide -----------------------------------------------------------------------------
+
+    def ask_of_sizes(self, fact: SizeExpr) -> None:
+        """See `Questioner`."""
+        self._ask(GUARD, fact, True, f"`{fact}`, of sizes that data decide,")
+
+    def bind_size(self, size: torch.SymInt, name: str, number: Value) -> None:
+        """See `Questioner`."""
+        self._bind_symbol(size, name, int, (number,))
+
+    def bind_dimension(self, size: torch.SymInt, name: str, tensor: torch.Tensor, dim: int) -> None:
+        """See `Questioner`."""
+        self._bind_symbol(size, name, _SIZE, (self.value_of(tensor), dim))
+
+    def _bind_symbol(self, size: torch.SymInt, name: str, target: Target, operands: tuple[Operand, ...]) -> None:
+        self.symbols.setdefault(name, size)
+        value = Value(self._fresh_name("size"), ScalarMeta(symbol(name)))
+        self.nodes.append(Node(target, operands, outputs=(value,), phase=self.phase, origin=self._tracker.here()))
+
+    def number_of_size(self, size: SizeExpr, now: int) -> Any:
+        """See `Questioner`."""
+        value = self._number_node(int, (size,), "size", now)
+        self._from_data.add(value)
+        return traced_number(self, value, now)
+
+    # --- questions ------------------------------------------------------------------------------------------
 
     def decide(self, handle: Any, answer: bool) -> None:
         """See `NumberTrace`."""
@@ -210,7 +335,7 @@ class StepRecorder(Recorder):
         """See `NumberTrace`. Raises: UnsupportedStep for a number that data decide."""
         if not isinstance(handle, Value):
             return
-        if handle in self._from_data:
+        if handle in self._from_data and type(number) is float:
             self._refuse(
                 what="turns a number that it computes into a plain Python number",
                 why="the number differs in each call, and a program cannot track plain Python numbers",
@@ -232,10 +357,10 @@ class StepRecorder(Recorder):
         self.refusals.append(error)
         raise error
 
-    def _ask(self, target: Target, handle: Value, answer: Plain) -> None:
+    def _ask(self, target: Target, handle: Value | SizeExpr, answer: Plain, about: str = "it") -> None:
         origin = self._tracker.here()
         which = len(self.questions)
-        self.questions.append(Question(answer, origin))
+        self.questions.append(Question(answer, origin, about))
         self.nodes.append(Node(target, (handle, answer, which), phase=self.phase, origin=origin))
 
 
@@ -254,7 +379,3 @@ def _each_traced(argument: Any, give: Callable[[Any], Any]) -> Any:
 
 def _concrete(argument: Any) -> Any:
     return _each_traced(argument, number_now)
-
-
-def _fixed(argument: Any) -> Any:
-    return _each_traced(argument, fixed_number)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -96,8 +96,11 @@ class StepRecording:
         self._hook_counts = list(map(_count, self._hooks))
         self._assume_cleared = assume_cleared
         self._must_not_seem = False
+        self._must_drop = ""
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
-        self._functions = StepFunctions(self.origins, self.recorder.token_for)
+        self._functions = StepFunctions(
+            self.origins, self.recorder.token_for, self.recorder.number_for, self.recorder.note_gradient
+        )
 
     # --- running --------------------------------------------------------------------------------------------
 
@@ -113,12 +116,22 @@ class StepRecording:
                 self.recorder, self.mode, self.origins, self._watched(around), contextlib.nullcontext()
             ):
                 results = list(function())
+                self.recorder.sizes.ask()
                 self._raise_refusals()
                 self._look_at_state()
                 with self.recorder_paused():
                     self.results = [self._result(index, item) for index, item in enumerate(results)]
         if self._must_not_seem:
-            raise GradientsNotCleared
+            self._raise_not_cleared()
+
+    def _raise_not_cleared(self) -> NoReturn:
+        if self._must_drop:
+            raise UnsupportedStep(
+                what=f"does not begin by dropping the sparse gradient of {self._must_drop}",
+                why="a program takes dense gradients of earlier calls only",
+                hint="call optimizer.zero_grad() first, or create the layer with sparse=False",
+            )
+        raise GradientsNotCleared
 
     def _raise_refusals(self) -> None:
         """The step's own code may have caught what was raised, and have gone on with something else."""
@@ -155,12 +168,16 @@ class StepRecording:
                 self.recorder.known.learn(item.tensor, fake)
                 self._values.append(self.recorder.add_tensor(item.tensor, item.name))
             for index, gradient in gradients:
-                if gradient is not None:
+                if gradient is not None and gradient.layout is not torch.strided:
+                    self._must_drop = self.tensors[index].label
+                    self._let_seem(index)
+                elif gradient is not None:
                     self.tensors[index].tensor.grad = gradient
                 elif self._assume_cleared and self._required[index]:
                     self._let_seem(index)
             yield
         finally:
+            self.recorder.put_gradients_back()
             for tensor, _ in done:
                 if tensor.is_leaf:
                     tensor.grad = None
@@ -241,7 +258,18 @@ class StepRecording:
         held = self.held.get(index)
         if held is not None and self.tensors[held].tensor is gradient:
             return GradientExit.SAME
+        if self.recorder.sparse.is_known(gradient):
+            return self._exit_of_sparse(index)
         return MadeTensor(self._outside_of_state(gradient, f"the gradient of {self.tensors[index].label}"), gradient)
+
+    def _exit_of_sparse(self, index: int) -> GradientExit:
+        """A sparse gradient is not left behind. Raises: UnsupportedStep unless a dense one would not be either."""
+        item = self.tensors[index]
+        storage = self._values[index].tensor.storage
+        is_updated = any(value.tensor.storage == storage for value, _, _ in self.recorder.written)
+        if not (is_updated and (index in self._seeming or id(item.tensor) in self._functions.cleared)):
+            self.recorder.refuse_sparse(f"it is left in {item.label}.grad")
+        return GradientExit.NONE
 
     def _outside_of_state(self, tensor: torch.Tensor, what: str) -> Value:
         """The value of a tensor. Raises: ReturnedState when its memory belongs to the state."""
@@ -253,6 +281,8 @@ class StepRecording:
         return value
 
     def _result(self, index: int, item: Any) -> Result | Value | MadeTensor:
+        if isinstance(item, torch.SymInt) and not is_traced(item):
+            item = self.recorder.number_for(item)
         if is_traced(item):
             handle = handle_of(item)
             return handle if isinstance(handle, Value) else PlainResult(handle)
@@ -288,8 +318,10 @@ class StepRecording:
 
     @property
     def size_conditions(self) -> list[Scalar]:
-        """The facts about symbolic sizes that recording has relied on."""
-        return [] if self.mode.shape_env is None else [tree_to_scalar(t) for t in guard_trees(self.mode.shape_env)]
+        """The facts about sizes of arguments that recording has relied on."""
+        env = self.mode.shape_env
+        facts = [] if env is None else [tree_to_scalar(tree) for tree in guard_trees(env)]
+        return [fact for fact in facts if not self.recorder.sizes.is_about_data(fact)]
 
     @property
     def size_hints(self) -> dict[str, Number]:
@@ -336,7 +368,10 @@ class StepRecording:
         )
         with named_errors(self.origins):
             functional = recorded.functionalized(recorder)
-        return recorded.programs(recorder, functional, name, keep_gradients)
+        try:
+            return recorded.programs(recorder, functional, name, keep_gradients)
+        except GradientsNotCleared:
+            self._raise_not_cleared()
 
 
 def _count(tables: Sequence[HookTable]) -> int:

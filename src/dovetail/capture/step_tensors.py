@@ -82,10 +82,13 @@ def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | Non
 
 
 def held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTensor]]:
-    """The gradients that tensors hold and that are not among them, each with the number of its tensor."""
+    """The gradients that tensors hold and that are not among them, each with the number of its tensor.
+
+    Sparse ones are left out: a step has to drop them.
+    """
     known = {id(item.tensor) for item in tensors}
     for index, item in enumerate(tensors):
         gradient = item.tensor.grad if item.tensor.is_leaf else None
-        if gradient is not None and id(gradient) not in known:
+        if gradient is not None and gradient.layout is torch.strided and id(gradient) not in known:
             known.add(id(gradient))
             yield index, StepTensor(f"{item.name}_grad", f"{item.label}.grad", HeldGradient(item.label), gradient)

@@ -7,7 +7,7 @@ tensor of the call that it was made for: it is kept as long as programs for that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import CodeType
 from typing import Any, TypeAlias
@@ -19,9 +19,16 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.origins import module_names
+from dovetail.capture.places import UnknownPlaces
 from dovetail.capture.python_effects import refuse_tensors_left
 from dovetail.capture.recording import Recording
-from dovetail.errors import DoubleBackwardUnsupported, DovetailError, GradientAccess, PythonSideEffect
+from dovetail.errors import (
+    DataDependentControlFlow,
+    DoubleBackwardUnsupported,
+    DovetailError,
+    GradientAccess,
+    PythonSideEffect,
+)
 from dovetail.execute.second_order import HINT
 from dovetail.frontends.described_call import Call, checked_name
 from dovetail.frontends.held_modules import Named, modules_read
@@ -30,6 +37,7 @@ from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import UserInput
 from dovetail.reach.contents import identified
 from dovetail.reach.guard import ReadGuards
+from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.decompositions import Decompositions
@@ -109,7 +117,8 @@ class CallRecorder:
         specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=True)]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
         recording = Recording(mode, specs, self._around, arrangement, constants, self._taken_apart)
-        recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
+        with UnknownPlaces() if unknown_sizes else nullcontext():
+            recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
         return recording
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
@@ -165,13 +174,18 @@ class CallRecorder:
                     raise refusals[-1]
             return place is not None or is_fake(tensor)
 
-        watcher = Watcher(refuses=self._watches, on_gradient=on_gradient)
+        given = StandIns()
+        watcher = Watcher(refuses=self._watches, on_gradient=on_gradient, stand_ins=given)
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
         try:
             with watcher.watched(roots, written, self._codes):
                 yield
             if refusals:
                 raise refusals[0]
+            if (
+                stand_in_numbers.has_given and stand_in_numbers.asks_types
+            ):  # it may have seen that a number is no plain one
+                raise DataDependentControlFlow(operator="int(tensor), where code asks for the types of numbers")
             self._find_more_modules(watcher)
             refuse_tensors_left(watcher.changes(), held)
         except BaseException:

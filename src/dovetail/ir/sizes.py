@@ -41,6 +41,13 @@ def _opaque(name: str, number: Any) -> Number:
     return result
 
 
+def _chosen(choice: Callable[..., Any], *numbers: Any) -> Number:
+    """The largest or smallest; of symbolic numbers, a symbolic one, without an answer which it is."""
+    is_known = all(isinstance(number, int | float) for number in numbers)
+    result: Number = choice(numbers) if is_known else functools.reduce(NUMBER_FUNCTIONS[choice.__name__], numbers)
+    return result
+
+
 @dataclass(frozen=True, slots=True)
 class _Rule:
     compute: Callable[..., Number]
@@ -55,8 +62,8 @@ _RULES: dict[str, _Rule] = {
     "truediv": _Rule(lambda a, b: a / b, infix=" / "),
     "mod": _Rule(lambda a, b: a % b, infix=" % "),
     "pow": _Rule(lambda a, b: a**b, infix=" ** "),
-    "max": _Rule(max, call="max"),
-    "min": _Rule(min, call="min"),
+    "max": _Rule(partial(_chosen, max), call="max"),
+    "min": _Rule(partial(_chosen, min), call="min"),
     "floor": _Rule(math.floor, call="math.floor"),
     "ceil": _Rule(math.ceil, call="math.ceil"),
     "trunc": _Rule(math.trunc, call="math.trunc"),

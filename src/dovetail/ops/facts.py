@@ -163,6 +163,11 @@ def may_resize(target: Target) -> bool:
     return isinstance(target, Overload) and schema_of(target).name in _RESIZING
 
 
+def resizes_storage(target: Target) -> bool:
+    """Whether all the operator does is to free the bytes under a tensor, or to make room for some: Dynamo has one."""
+    return isinstance(target, Overload) and schema_of(target).name == "resize_storage_bytes_"
+
+
 # --- operators that round differently in place ------------------------------------------------------------------
 
 # `mul_` by a number hands the two factors to the kernel the other way round, and a number that comes first is rounded

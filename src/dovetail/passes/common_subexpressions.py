@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.analysis.merging import Merging
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Operand, Program, Stage, made_symbols
+from dovetail.ir.program import Node, Operand, Program, Stage, made_symbols, meta_symbols, symbols_in
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ops.facts import may_be_merged
 
@@ -41,8 +41,9 @@ def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexp
     """The program with each later of two equal nodes replaced by the earlier one."""
     escaping = program.output_storages()
     makers = made_symbols(program)
-    if program.stage is Stage.WHOLE:  # numbers are read as values there, and what they are called matters to nobody
-        makers = {node: names for node, names in makers.items() if any(value.is_tensor for value in node.results())}
+    if program.stage is Stage.WHOLE:  # numbers are read as values there; what they are called matters for sizes only
+        sizes = _names_of_sizes(program)
+        makers = {node: names for node, names in makers.items() if not sizes.isdisjoint(names)}
     merging = Merging()
     first: dict[object, Node] = {}
     kept: list[Node] = []
@@ -67,6 +68,13 @@ def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexp
                 merged.append((old.name, new.name))
     outputs = tuple(map(merging.operand, program.outputs))
     return program.replace_nodes(tuple(kept), outputs), CommonSubexpressionReport(tuple(merged))
+
+
+def _names_of_sizes(program: Program) -> set[str]:
+    """The symbols that operands mention, or descriptions of tensors."""
+    found = {name for node in program.nodes for name in node.symbols()}
+    found.update(symbols_in(program.outputs))
+    return found.union(*(meta_symbols(value.meta) for value in program.values() if value.is_tensor))
 
 
 def _escapes(node: Node, escaping: frozenset[int]) -> bool:

@@ -43,8 +43,10 @@ from dovetail.ir.program import (
     Target,
     TensorMeta,
     Value,
+    made_symbols,
     map_operands,
     meta_symbols,
+    symbols_in,
     values_in,
 )
 from dovetail.ir.sizes import Number, Size, SizeExpr, shifted
@@ -328,15 +330,21 @@ def _is_dense(meta: TensorMeta) -> bool:
 
 
 def _without_unread(nodes: list[Node], outputs: tuple[Operand, ...], before: Program) -> tuple[Node, ...]:
-    """The nodes but for views and copies that were read before, or are new, and are not read now."""
+    """The nodes but for views and copies that were read before, or are new, and are not read now.
+
+    Those stay that show a size which only data tell, where it is named.
+    """
     never_read = {v.name for node in before.nodes for v in node.results()} - {v.name for v in before.use_counts()}
     read = set(values_in(outputs))
+    makers, named = made_symbols(replace(before, nodes=tuple(nodes))), set(symbols_in(outputs))
     kept: list[Node] = []
     for node in reversed(nodes):
         results = list(node.results())
         is_unread = read.isdisjoint(results) and not any(v.name in never_read for v in results)
-        if is_unread and (is_view(node) or is_copy(node.target)):
+        is_named = not named.isdisjoint(makers.get(node, ()))
+        if is_unread and not is_named and (is_view(node) or is_copy(node.target)):
             continue
         read.update(node.operands())
+        named.update(node.symbols())
         kept.append(node)
     return tuple(reversed(kept))

@@ -25,6 +25,7 @@ from dovetail.reach.codes import codes_inside, names_of
 from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
 from dovetail.reach.libraries import is_installed, is_library_class, is_library_module, is_ours, is_users_function
 from dovetail.reach.spots import NamesOf, in_cell, in_slot, settings_of_decimals
+from dovetail.reach.stand_ins import StandIn
 from dovetail.reach.values import (
     PLAIN,
     attributes_of,
@@ -276,6 +277,7 @@ class Reads:
         key = (id(known), name)
         if key not in self.namespaces:
             value = dict.get(known, name, MISSING)
+            value = MISSING if is_a(value, StandIn) else value
             self.namespaces[key] = (known, value)
             self.labels[id(known)] = label
             self.meet(value)

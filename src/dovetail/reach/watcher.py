@@ -19,6 +19,7 @@ from dovetail.reach.known import without
 from dovetail.reach.outside import RANDOM, Verdict
 from dovetail.reach.reads import Reads
 from dovetail.reach.spies import OnGradient, Spies
+from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import random_state, set_random_state
 
 _NO_ANSWERS: Mapping[Callable[[], Any], Any] = {}
@@ -35,11 +36,14 @@ class Watcher:
         refuses_draws: bool = True,
         line_of: Callable[[Any], Origin | None] = lambda _: None,
         on_gradient: OnGradient | None = None,
+        stand_ins: StandIns | None = None,
     ) -> None:
         """refuses: what cannot be repeated. refuses_draws: random numbers outside torch, too.
 
         line_of: which line names an object, where that is known. on_gradient: without it, no `.grad` is watched.
+        stand_ins: are put in for code that runs.
         """
+        self._stand_ins = stand_ins
         self._refuses = refuses
         self._refuses_draws = refuses and refuses_draws
         self._line_of = line_of
@@ -65,7 +69,8 @@ class Watcher:
         gc.disable()
         gc.collect(1)  # what is young afterwards was made meanwhile
         try:
-            with noted_reads(roots, self._on_call, self._on_moving, self._on_gradient) as reads:
+            noted = noted_reads(roots, self._on_call, self._on_moving, self._on_gradient, self._stand_ins)
+            with noted as reads:
                 self.reads = reads
                 for code, known in codes.items():
                     reads.code(code, known)
@@ -141,14 +146,17 @@ def noted_reads(
     on_call: Callable[[Any, Verdict, Origin], None] = lambda *_: None,
     on_moving: Callable[[Any, Origin], None] = lambda *_: None,
     on_gradient: OnGradient | None = None,
+    stand_ins: StandIns | None = None,
 ) -> Iterator[Reads]:
     """While active, what code of the user's reads is noted.
 
     on_call: gets calls of C that read the outside. on_moving: gets iterators and files that code may read on.
-    on_gradient: without it, no `.grad` is watched.
+    on_gradient: without it, no `.grad` is watched. stand_ins: are put in for code that runs.
     """
     frames = Frames()
     with ExitStack() as stack:
+        if stand_ins is not None:
+            stack.callback(stand_ins.end)
         spies = Spies(stack, frames.is_counted, lambda item: on_moving(item, frames.origin(sys._getframe(1))))
         reads = spies.reads
         for root in roots:
@@ -164,7 +172,12 @@ def noted_reads(
                 spies.take_out()
                 reads.everything(list(frame.f_locals.values()))
 
-        frames.followed(stack, reads.runs, on_call, on_compiler, reads.has_met)
+        def on_code(frame: FrameType) -> None:
+            reads.runs(frame)
+            if stand_ins is not None:
+                stand_ins.runs(frame)
+
+        frames.followed(stack, on_code, on_call, on_compiler, reads.has_met)
         yield reads
 
 

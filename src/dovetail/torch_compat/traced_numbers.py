@@ -18,9 +18,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import sympy
 import torch
+from torch.fx.experimental.sym_node import SymNode
 
 Plain: TypeAlias = "int | float | bool"
+_SymNode: Any = SymNode  # its annotations are of what torch's own nodes hold
 
 
 class NumberTrace(Protocol):
@@ -38,11 +41,21 @@ class NumberTrace(Protocol):
     def refuse_text(self, handle: Any) -> None:
         """The number was to be turned into text; raises."""
 
+    def size_for(self, handle: Any, now: Plain) -> Any:
+        """The number as a symbol of an environment of torch's, or plain; see `number_for`."""
 
-class _Node:
-    """What a symbolic number of torch's holds. handle: a plain number for a constant."""
+    def number_for(self, size: Any) -> Any:
+        """A symbol of an environment of torch's as a traced number."""
 
-    __slots__ = ("handle", "now", "trace")
+
+class _Node(_SymNode):  # type: ignore[misc]
+    """What a symbolic number of torch's holds. handle: a plain number for a constant.
+
+    Torch's own nodes compute with nodes of their class only: to them, this is a symbol of theirs (`expr`).
+    """
+
+    _optimized_summation = False
+    constant = fx_node = None
 
     def __init__(self, trace: NumberTrace, handle: Any, now: Plain) -> None:
         self.trace, self.handle, self.now = trace, handle, now
@@ -75,6 +88,17 @@ class _Node:
     @property
     def hint(self) -> Plain:
         return self.now
+
+    @property
+    def expr(self) -> Any:
+        """Asked for where torch computes with one of its own symbols and this number: it is one from here on."""
+        size = self.now if _is_plain(self.handle) else self.trace.size_for(self.handle, self.now)
+        return size.node.expr if isinstance(size, torch.SymInt) else sympy.sympify(size)
+
+    @property
+    def pytype(self) -> type:
+        """That of the number."""
+        return type(self.now)
 
     def require_hint(self, *_: Any, **__: Any) -> Plain:
         return self.now
@@ -148,7 +172,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 def _method(function: Callable[..., Any]) -> Callable[..., _Node]:
     def method(self: _Node, *others: Any) -> _Node:
-        nodes = [other if isinstance(other, _Node) else _constant(self, other) for other in others]
+        nodes = [other if isinstance(other, _Node) else _counterpart(self, other) for other in others]
         return self.apply(function, *nodes)
 
     return method
@@ -241,6 +265,10 @@ def traced_maths() -> Iterator[None]:
                 setattr(owner, name, before)
 
 
+def _is_plain(handle: Any) -> bool:
+    return type(handle) in (bool, int, float)
+
+
 _INHERITED = object()
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -295,6 +323,10 @@ def _binary(
     """A method for an operator of two numbers. before: the method that it stands in for, if there was one."""
 
     def method(self: Any, other: Any) -> Any:
+        if type(other) is torch.SymInt and is_traced(self) and not is_traced(other):
+            other = self.node.trace.number_for(other)
+        elif is_traced(other) and type(self) is torch.SymInt and not is_traced(self):
+            self = _as_traced(other.node, self)
         if is_traced(self) and (is_traced(other) or type(other) in (bool, int, float)):
             node = other.node if is_traced(other) else _constant(self.node, other)
             first, second = (node, self.node) if is_reflected else (self.node, node)
@@ -330,7 +362,7 @@ def _ask_type_of_power(base: _Node, exponent: _Node) -> None:
 
 def _ask_sign(node: _Node) -> None:
     """The result of what follows is of another type for numbers of the other sign."""
-    if type(node.handle) not in (bool, int, float):
+    if not _is_plain(node.handle):
         node.apply(operator.lt, _constant(node, 0)).guard_bool()
 
 
@@ -355,3 +387,13 @@ def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _constant(like: _Node, number: Any) -> _Node:
     return _Node(like.trace, number, number)
+
+
+def _counterpart(like: _Node, other: Any) -> _Node:
+    """What is to be computed with a number: a plain one, or a symbol of torch's."""
+    return _as_traced(like, torch.SymInt(other)).node if isinstance(other, SymNode) else _constant(like, other)
+
+
+def _as_traced(like: _Node, size: torch.SymInt) -> Any:
+    found = like.trace.number_for(size)
+    return found if is_traced(found) else _wrapped(_constant(like, int(found)))

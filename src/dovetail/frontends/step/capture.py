@@ -39,6 +39,7 @@ from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
 from dovetail.reach.changes import ReadChange
 from dovetail.reach.guard import ReadGuard
+from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
@@ -80,7 +81,9 @@ class StepCapture:
         self._asked = [partial(_as_it_is, item) for item in world.others]
         self._guard: ReadGuard | None = None
         self._elsewhere: list[ReadChange] = []
-        self._watcher = Watcher(refuses_draws=False, line_of=world.line_naming)
+        self._watcher = Watcher(
+            refuses_draws=False, line_of=world.line_naming, stand_ins=None if world.asks_types else StandIns()
+        )
 
     # --- what there is ----------------------------------------------------------------------------------------
 

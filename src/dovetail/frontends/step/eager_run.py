@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from dovetail.capture.item_log import ItemLog
+from dovetail.capture.item_log import ItemHints, ItemLog
 from dovetail.frontends.step.output import output_is_unnoted
 from dovetail.frontends.structure import flatten
 from dovetail.reach.names import Names
 from dovetail.reach.watcher import noted_reads
 from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
-from dovetail.torch_compat.traced_numbers import Plain
 
 _LEADS_NOWHERE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
 class EagerRuns:
-    """What calls in eager mode have shown. read: names that the code reads. hints: numbers taken off tensors."""
+    """What calls in eager mode have shown. read: names that the code reads."""
 
     def __init__(self) -> None:
         self.read = Names()
-        self.hints: Mapping[tuple[str, int], Sequence[Plain]] = {}
+        self._log = ItemLog()
+
+    @property
+    def hints(self) -> ItemHints:
+        """The numbers and sizes that the last call took from data, to be handed out."""
+        return ItemHints(self._log.numbers, self._log.sizes)
 
     def run(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a step, and note what it reads. Raises: what the step raises."""
@@ -33,8 +37,8 @@ class EagerRuns:
         with compiled_functions_run_plainly(), noted as reads, output_is_unnoted(), log:
             results = step(*args, **kwargs)
         self.read.add(reads)
-        if log.numbers:
-            self.hints = log.numbers
+        if log.numbers or log.sizes:
+            self._log = log
         return results
 
 

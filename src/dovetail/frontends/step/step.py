@@ -17,7 +17,6 @@ from typing import Any, TypeAlias, overload
 import torch
 
 from dovetail.capture.exclusive import RECORDING
-from dovetail.capture.item_log import ItemHints
 from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_recorder import Question
 from dovetail.errors import (
@@ -284,7 +283,7 @@ class CompiledStep:
             lifted = self._lifting.numbers(call.leaves, world) - left_out
             guarded = (self._lifting.guarded | left_out).spots
             capture = StepCapture(call, world, lifted, self._options, guarded)
-            hints, hooks = ItemHints(self._eager.hints), self._calls_hooks
+            hints, hooks = self._eager.hints, self._calls_hooks
             try:
                 with interrupts_wait():
                     variant = capture.variant(reason, self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)

@@ -103,7 +103,22 @@ def check_run_on_fakes() -> str | None:
                 told = fake_layouts.run_on_fakes(_aten._grouped_mm.default, twins, {})
             place = f"{dtype} {tuple(a.shape)} {tuple(b.shape)}"
             found.append((place, (told.shape, told.stride(), told.dtype), (made.shape, made.stride(), made.dtype)))
-    return first_difference(*found)
+    return first_difference(*found, _layout_of_gradients())
+
+
+def _layout_of_gradients() -> tuple[str, object, object]:
+    """Strides of the gradient of `ctc_loss` whose lengths are tensors: told, and made."""
+    rows = torch.zeros(2, 4, 3, device="cpu").transpose(0, 1).log_softmax(2)
+    labels, lengths = torch.ones(2, 2, dtype=torch.int64, device="cpu"), torch.tensor([4, 4], device="cpu")
+    given = (labels, lengths, torch.tensor([2, 1], device="cpu"))
+    losses, table = _aten._ctc_loss.Tensor(rows, *given)
+    call = (torch.ones_like(losses), rows, *given, losses, table, 0)
+    made = _aten._ctc_loss_backward.Tensor(*call)
+    mode = fakes.new_fake_mode()
+    twins = [mode.from_tensor(item) if isinstance(item, torch.Tensor) else item for item in call]
+    with mode:
+        told = fake_layouts.run_on_fakes(_aten._ctc_loss_backward.Tensor, twins, {})
+    return "gradients of a loss", (told.shape, told.stride()), (made.shape, made.stride())
 
 
 def check_right_layouts() -> str | None:

@@ -11,7 +11,9 @@ import torch
 
 from dovetail.torch_compat import traced_numbers
 from dovetail.torch_compat.checks.difference import first_difference
+from dovetail.torch_compat.data_sizes import size_with_hint
 from dovetail.torch_compat.dispatch import DispatchMode
+from dovetail.torch_compat.symbols import new_shape_env
 
 
 class _Trace:
@@ -36,6 +38,15 @@ class _Trace:
     def refuse_text(self, handle: object) -> None:
         """See `NumberTrace`."""
         raise ValueError(handle)
+
+    def size_for(self, handle: object, now: object) -> object:
+        """See `NumberTrace`."""
+        self.told.append(("as a size", handle))
+        return now
+
+    def number_for(self, size: object) -> object:
+        """See `NumberTrace`."""
+        return traced_numbers.traced_number(self, "size", 6)
 
 
 class _Seen(DispatchMode):
@@ -99,6 +110,21 @@ def check_fixed_number() -> str | None:
     return first_difference(("the number", now, 3), ("what is told", trace.told, [("x", 3)]))
 
 
+def check_traced_number_beside_a_size() -> str | None:
+    """A number and a symbol of torch's make a traced number; where torch computes itself, it asks for a size."""
+    trace = _Trace()
+    number = traced_numbers.traced_number(trace, "x", 3)
+    size = size_with_hint(new_shape_env(), 6)
+    with traced_numbers.traced_maths():
+        made = [number + size, size - number]
+    by_torch = size.node.add(number.node)
+    return first_difference(
+        ("the numbers", list(map(traced_numbers.number_now, made)), [9, 3]),
+        ("what is told", trace.told[:2], [(operator.add, ("x", "size")), (operator.sub, ("size", "x"))]),
+        ("what torch asks", (by_torch.hint, trace.told[-1]), (9, ("as a size", "x"))),
+    )
+
+
 def check_traced_maths() -> str | None:
     """Functions of `math` are told meanwhile, and are themselves afterwards."""
     trace, before = _Trace(), math.sqrt
@@ -116,5 +142,6 @@ CHECKS = (
     check_handle_of,
     check_number_now,
     check_fixed_number,
+    check_traced_number_beside_a_size,
     check_traced_maths,
 )

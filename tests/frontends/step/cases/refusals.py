@@ -89,20 +89,6 @@ def _numpy() -> Twin:
     return p.twin(step)
 
 
-def _float_of_loss() -> Twin:
-    p = Parts()
-    net, opt = p.net, p.opt
-
-    def step(rows: Tensor, labels: Tensor) -> float:
-        opt.zero_grad()
-        loss = F.cross_entropy(net(rows), labels)
-        loss.backward()
-        opt.step()
-        return float(loss.detach())  # refused
-
-    return p.twin(step)
-
-
 def _closure_of_lbfgs() -> Twin:
     p = Parts(optim.LBFGS, lr=0.1, max_iter=2)
     net, opt = p.net, p.opt
@@ -279,22 +265,6 @@ def _new_key() -> Twin:
     return p.twin(step, attributes=lambda: {"seen": seen})
 
 
-def _selected_rows() -> Twin:
-    """Rows are chosen by what the model says of them: other sizes in each call."""
-    p = Parts()
-    net, opt = p.net, p.opt
-
-    def step(rows: Tensor, labels: Tensor) -> Tensor:
-        opt.zero_grad()
-        losses = F.cross_entropy(net(rows), labels, reduction="none")
-        loss = losses[losses >= losses.mean()].mean()  # refused
-        loss.backward()
-        opt.step()
-        return loss
-
-    return p.twin(step)
-
-
 def _overlapping_write() -> Twin:
     """An argument is written in memory that another one lies in too."""
     p = Parts()
@@ -335,7 +305,6 @@ REFUSALS = (
     Refusal("a new tensor is bound to an attribute", _attribute_bound),
     Refusal("the model is moved to another dtype", _dtype_moved),
     Refusal("numpy", _numpy),
-    Refusal("float of the loss", _float_of_loss),
     Refusal("a closure for LBFGS", _closure_of_lbfgs),
     Refusal("sparse gradients", _sparse_gradients, "table.weight.grad is a torch.sparse_coo tensor"),
     Refusal("a write to a tensor that nobody owns", _ownerless_write),
@@ -348,5 +317,4 @@ REFUSALS = (
     Refusal("a tensor under a new key", _new_key),
     Refusal("numbers are appended to a list", _number_appended),
     Refusal("a write to overlapping arguments", _overlapping_write, "argument 0 shares memory with"),
-    Refusal("rows are selected by their losses", _selected_rows),
 )
