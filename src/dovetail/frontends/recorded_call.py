@@ -182,9 +182,7 @@ class CallRecorder:
                 yield
             if refusals:
                 raise refusals[0]
-            if (
-                stand_in_numbers.has_given and stand_in_numbers.asks_types
-            ):  # it may have seen that a number is no plain one
+            if given.has_given and given.asks_types:  # it may have seen that a number is no plain one
                 raise DataDependentControlFlow(operator="int(tensor), where code asks for the types of numbers")
             self._find_more_modules(watcher)
             refuse_tensors_left(watcher.changes(), held)
