@@ -11,6 +11,7 @@ layouts differ, are numbers: programs for them are programs of their own.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -54,7 +55,7 @@ class DataSizes:
         """others: further symbols, as they become known."""
         self._mode = mode
         self._others = others
-        self._recorder = recorder
+        self._recorder: Questioner = weakref.proxy(recorder)  # which holds this
         self.names: set[str] = set()
         self._born: dict[str, Any] = {}  # by the symbol that torch has made
         self._fresh: list[torch.SymInt] = []

@@ -7,6 +7,7 @@ by name.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -64,10 +65,12 @@ class SparseGradients:
     """See the module docstring."""
 
     def __init__(self, recorder: Dispatcher) -> None:
-        self._recorder = recorder
+        self._recorder: Dispatcher = weakref.proxy(recorder)  # which holds this
         self._known: dict[int, Matrix] = {}
         self._alive: list[torch.Tensor] = []
-        self._handlers: dict[Any, Callable[..., Any]] = {
+
+    def _handlers(self) -> dict[Any, Callable[..., Any]]:
+        return {
             aten._indices.default: lambda matrix: self._part(matrix, 0),
             aten._values.default: lambda matrix: self._part(matrix, 1),
             aten._coalesce.default: self._sorted,
@@ -96,7 +99,7 @@ class SparseGradients:
             _, _, size, indices, values = args
             flag = {None: 0, True: 1, False: 2}[kwargs.get("is_coalesced")]
             return self._stands_for(Matrix((indices, values), tuple(size), (flag,)))
-        handler = self._handlers.get(func)
+        handler = self._handlers().get(func)
         if handler is None:
             self._recorder.refuse_sparse(func)
         return handler(*args, **kwargs)
