@@ -279,16 +279,17 @@ class StepRecorder(Recorder):
         return value
 
     def apply(self, function: Callable[..., Any], operands: tuple[Any, ...], result: Plain) -> Any:
-        """See `NumberTrace`. The same of the same numbers is one number."""
+        """See `NumberTrace`. The same of the same numbers is one number, unless they may change in between."""
+        values = [operand for operand in operands if isinstance(operand, Value)]
+        roots = frozenset[str]().union(*(self._roots.get(value, frozenset()) for value in values))
         key = (function, *((type(x).__name__, x if isinstance(x, Value) else repr(x)) for x in operands))
-        if key in self._computed:
+        if key in self._computed and not roots:
             return self._computed[key]
         made = self._number_node(function, operands, getattr(function, "__name__", "number").strip("_"), result)
         self._computed[key] = made
-        values = [operand for operand in operands if isinstance(operand, Value)]
         if any(value in self._from_data for value in values):
             self._from_data.add(made)
-        self._roots[made] = frozenset().union(*(self._roots.get(value, frozenset()) for value in values))
+        self._roots[made] = roots
         return made
 
     def size_for(self, handle: Any, now: Plain) -> Any:

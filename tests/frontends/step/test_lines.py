@@ -246,19 +246,6 @@ def search(t: Training) -> Step:
     return step
 
 
-def sparse_gradient(t: Training) -> Step:
-    table = torch.nn.Embedding(5, 2, sparse=True)
-    opt = torch.optim.SGD(table.parameters(), lr=0.1)
-
-    def step(x: torch.Tensor) -> Any:
-        loss = table(x.long().abs() % 5).sum()  # here
-        loss.backward()
-        opt.step()
-        opt.zero_grad()
-
-    return step
-
-
 def moved(t: Training) -> Step:
     def step(x: torch.Tensor) -> Any:
         t.net.double()  # here
@@ -316,7 +303,6 @@ CASES: tuple[tuple[Callable[[Training], Step], str], ...] = (
     (unowned, "writes a tensor of shape (3,)"),
     (older_graph, "reaches variable scale, which is part of a graph from before"),
     (search, "calls LBFGS"),
-    (sparse_gradient, "computes a sparse gradient"),
     (moved, "moves a Linear to another dtype or device"),
     (as_array, "turns a tensor into Python objects"),
     (graph_written, "reaches t.frozen, which is part of a graph from before"),

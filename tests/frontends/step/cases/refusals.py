@@ -105,26 +105,6 @@ def _closure_of_lbfgs() -> Twin:
     return p.twin(step)
 
 
-def _sparse_gradients() -> Twin:
-    p = Parts()
-    table = nn.Embedding(9, 6, sparse=True)
-    net, opt, other = p.net, p.opt, optim.SGD(table.parameters(), lr=0.1)
-
-    def step(items: Tensor, labels: Tensor) -> Tensor:
-        opt.zero_grad()
-        other.zero_grad()
-        loss = F.cross_entropy(net(table(items)), labels)
-        loss.backward()  # refused
-        opt.step()
-        other.step()
-        return loss
-
-    side = p.twin(step, call=lambda number: Call((torch.arange(7) + number % 3, p.batch(number)[1])))
-    side.models["table"] = table
-    side.optimizers["other"] = other
-    return side
-
-
 def _ownerless_write() -> Twin:
     """What a cache of the standard library holds is in nobody's hands."""
     p = Parts()
@@ -306,7 +286,6 @@ REFUSALS = (
     Refusal("the model is moved to another dtype", _dtype_moved),
     Refusal("numpy", _numpy),
     Refusal("a closure for LBFGS", _closure_of_lbfgs),
-    Refusal("sparse gradients", _sparse_gradients, "table.weight.grad is a torch.sparse_coo tensor"),
     Refusal("a write to a tensor that nobody owns", _ownerless_write),
     Refusal("the next batch of an iterator", _next_batch),
     Refusal("random.random", _python_random),
