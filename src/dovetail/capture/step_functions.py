@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -38,9 +39,15 @@ class StepFunctions(TorchFunctionMode):
     refusals: errors raised.
     """
 
-    def __init__(self, origins: OriginTracker, token_for: Callable[[Any], float]) -> None:
-        """token_for: see `StepRecorder`."""
+    def __init__(
+        self,
+        origins: OriginTracker,
+        token_for: Callable[[Any], float],
+        text_of: Callable[[torch.Tensor, Callable[[Any], str]], str | None],
+    ) -> None:
+        """token_for: see `StepRecorder`. text_of: what stands for a text of a tensor, None where it is refused."""
         super().__init__()
+        self._text_of = text_of
         self._token_for = token_for
         self.cleared: set[int] = set()
         self.hooked: dict[int, Origin] = {}
@@ -62,7 +69,7 @@ class StepFunctions(TorchFunctionMode):
         if func in _AS_PYTHON:
             self._refuse("turns a tensor into Python objects", "return the tensor and convert it after the step")
         if func in _AS_TEXT:
-            self._refuse("turns a tensor into text", "return the tensor and print it after the step")
+            return self._as_text(func, args)
         if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):
             self._refuse("reads a tensor's address or version counter", "do so outside the step")
         if func in _FROM_NUMBERS and args and _holds_traced(args[0]):
@@ -79,6 +86,17 @@ class StepFunctions(TorchFunctionMode):
             keywords = {name: self._plain(argument) for name, argument in keywords.items()}
         return func(*args, **keywords)
 
+    def _as_text(self, func: Any, args: Sequence[Any]) -> str:
+        """What stands for a text of a tensor; of the number, where torch formats that."""
+        tensor = args[0]
+        is_number = func is torch.Tensor.__format__ and tensor.dim() == 0 and not isinstance(tensor, torch.nn.Parameter)
+        if is_number:
+            return format(tensor.item(), *args[1:])
+        made = self._text_of(tensor, partial(_text_of_tensor, func, args[1:]))
+        if made is None:
+            self._refuse("turns a tensor into text, in a library's code", "print it after the step")
+        return made
+
     def _plain(self, argument: Any) -> Any:
         return self._token_for(argument) if is_traced(argument) and type(number_now(argument)) is float else argument
 
@@ -89,6 +107,11 @@ class StepFunctions(TorchFunctionMode):
         error = kind(origin=self._origins.here(), **facts)
         self.refusals.append(error)
         raise error
+
+
+def _text_of_tensor(func: Any, rest: Sequence[Any], tensor: torch.Tensor) -> str:
+    text: str = func(tensor, *rest)
+    return text
 
 
 def _takes_plain_floats(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import torch
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, repeated
+from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, look_of, repeated
 from dovetail.ir.program import Program, Stage, Value
 from dovetail.ir.signature import (
     Constant,
@@ -139,9 +139,8 @@ class RecordedStep:
 
     def _settled(self, found: Result | Value | MadeTensor, slot: Slot) -> Result:
         if isinstance(found, MadeTensor):
-            item = found.item
-            place = slot(UserOutput(0), found.value, item)
-            return MadeResult(place, item.requires_grad and not item.is_leaf, item.requires_grad and item.is_leaf)
+            place = slot(UserOutput(0), found.value, found.item)
+            return MadeResult(place, look_of(found.item))
         return MadeResult(slot(UserOutput(0), found)) if isinstance(found, Value) else found
 
     @staticmethod

@@ -12,7 +12,7 @@ every answer that it gets becomes a question which the program asks again when i
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -23,6 +23,7 @@ from dovetail.capture.item_log import ItemHints
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
+from dovetail.capture.step_texts import Texts
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import symbol
@@ -65,7 +66,7 @@ class StepRecorder(Recorder):
 
     Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
     the line that made each tensor object which is another one for a known value, by its identity; refusals, every error
-    that was raised; blamed, the input numbers that were turned into text.
+    that was raised; texts, made of traced numbers; blamed, the input numbers that a refusal is about.
     """
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
@@ -81,6 +82,7 @@ class StepRecorder(Recorder):
         self._tokens: dict[float, Any] = {}
         self._roots: dict[Value, frozenset[str]] = {}
         self.blamed: frozenset[str] = frozenset()
+        self.texts = Texts()
 
     def trace_number(self, value: Value, now: Plain) -> Any:
         """A symbolic number for an input that is a number, which is `now` in this call."""
@@ -206,10 +208,13 @@ class StepRecorder(Recorder):
         if isinstance(handle, Value):
             self._ask(GUARD, handle, answer)
 
-    def fix(self, handle: Any, number: Plain) -> None:
+    def fix(self, handle: Any, number: Plain) -> Plain:
         """See `NumberTrace`. Raises: UnsupportedStep for a number that data decide."""
         if not isinstance(handle, Value):
-            return
+            return number
+        long: Plain | None = self.texts.long_number(handle, number)
+        if long is not None:
+            return long
         if handle in self._from_data:
             self._refuse(
                 what="turns a number that it computes into a plain Python number",
@@ -217,15 +222,28 @@ class StepRecorder(Recorder):
                 hint="use .item() and arithmetic, compare it, or return the tensor and convert it after the step",
             )
         self._ask(GUARD_NUMBER, handle, number)
+        return number
 
-    def refuse_text(self, handle: Any) -> None:
-        """See `NumberTrace`. Raises: UnsupportedStep."""
-        self.blamed |= self._roots.get(handle, frozenset()) if isinstance(handle, Value) else frozenset()
-        self._refuse(
-            what="turns a number that it computes into text",
-            why="the text would be created once, while the step is captured, and never again",
-            hint="return the number or tensor, and print it after the step",
-        )
+    def text(self, handle: Any, convert: Callable[[Any], str]) -> str:
+        """See `NumberTrace`. Raises: UnsupportedStep where the text is made by a library."""
+        if not isinstance(handle, Value):
+            return convert(handle)
+        made = self.texts.mark_for(handle, convert)
+        if made is None:
+            self.blame_texts([handle])
+            self._refuse(
+                what="turns a number that it computes into text, in a library's code",
+                why="what the library does with the text would be done once, while the step is captured, and never "
+                "again",
+                hint="return the number, and make the text after the step; or do it in a function marked with "
+                "dovetail.host_call",
+            )
+        return made
+
+    def blame_texts(self, handles: Iterable[Any] = ()) -> None:
+        """The step is refused for a text of these numbers, or for some text."""
+        for handle in handles or self.texts.items:
+            self.blamed |= self._roots.get(handle, frozenset()) if isinstance(handle, Value) else frozenset()
 
     def _refuse(self, **facts: object) -> NoReturn:
         error = UnsupportedStep(origin=self._tracker.here(), **facts)

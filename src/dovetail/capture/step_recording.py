@@ -22,7 +22,17 @@ from dovetail.capture.step_functions import StepFunctions
 from dovetail.capture.step_origins import origin_of, origin_of_write
 from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, check_state, held_gradients
+from dovetail.capture.step_seen import as_seen
+from dovetail.capture.step_tensors import (
+    MadeTensor,
+    Seen,
+    StepNumber,
+    StepTensor,
+    check_state,
+    held_gradients,
+    look_of,
+)
+from dovetail.capture.step_texts import Piece
 from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Node, Origin, TensorMeta, Value
@@ -30,7 +40,7 @@ from dovetail.ir.signature import (
     UserInput,
 )
 from dovetail.ir.sizes import Number, Scalar
-from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
+from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject, TextResult
 from dovetail.ops.facts import written_values
 from dovetail.ops.layouts import is_absolute
 from dovetail.torch_compat.autograd import backward_within
@@ -97,7 +107,7 @@ class StepRecording:
         self._assume_cleared = assume_cleared
         self._must_not_seem = False
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
-        self._functions = StepFunctions(self.origins, self.recorder.token_for)
+        self._functions = StepFunctions(self.origins, self.recorder.token_for, self._text_of)
 
     # --- running --------------------------------------------------------------------------------------------
 
@@ -257,7 +267,7 @@ class StepRecording:
             handle = handle_of(item)
             return handle if isinstance(handle, Value) else PlainResult(handle)
         if not isinstance(item, torch.Tensor):
-            return PlainResult(item)
+            return self.text_result(item) or PlainResult(item)
         place = next((i for i, known in enumerate(self.tensors) if known.tensor is item), None)
         if place is not None:
             return SameObject(place)
@@ -271,6 +281,36 @@ class StepRecording:
                 hint="return the gradient as a separate result",
             )
         return MadeTensor(self._outside_of_state(item, f"result {index}"), item)
+
+    def text_result(self, item: object) -> TextResult | None:
+        """A text with parts that the program computes; None for anything else. Raises: UnsupportedStep."""
+        try:
+            parts = self.recorder.texts.parts(item)
+        except LookupError:
+            self.recorder.blame_texts()
+            raise UnsupportedStep(
+                what="writes numbers which it computes with formats of `%` that cannot be told apart",
+                why="the numbers are not known while the step is captured",
+                hint="use an f-string",
+                origin=self.origins.here(),
+            ) from None
+        if parts is None:
+            return None
+        return TextResult(tuple(part if isinstance(part, str) else self._left_piece(part) for part in parts))
+
+    def _left_piece(self, piece: Piece) -> tuple[int, Callable[[Any], str]]:
+        item = piece.item
+        if isinstance(item, Seen):
+            return self.leave(item.value), lambda tensor: piece.convert(as_seen(tensor, item.look))
+        return self.leave(item), piece.convert
+
+    def seen(self, tensor: torch.Tensor) -> Seen:
+        """A tensor as it is now, though the step may write it later."""
+        with torch.no_grad():
+            return Seen(self.recorder.value_of(tensor.detach().clone()), look_of(tensor))
+
+    def _text_of(self, tensor: torch.Tensor, convert: Callable[[Any], str]) -> str | None:
+        return self.recorder.texts.mark_for(self.seen(tensor), convert)
 
     def leave(self, number: object) -> int:
         """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""

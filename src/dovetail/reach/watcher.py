@@ -26,7 +26,10 @@ _NO_CODE: Mapping[CodeType, dict[str, Any]] = {}
 
 
 class Watcher:
-    """What is read while it is active, and what of the outside was asked for. reads: None before it began."""
+    """What is read while it is active, and what of the outside was asked for. reads: None before it began.
+
+    on_frame: see `Frames.followed`.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Watcher:
 
         line_of: which line names an object, where that is known.
         """
+        self.on_frame: Callable[[FrameType, str, Any], None] = lambda *_: None
         self._refuses = refuses
         self._refuses_draws = refuses and refuses_draws
         self._line_of = line_of
@@ -63,7 +67,7 @@ class Watcher:
         gc.disable()
         gc.collect(1)  # what is young afterwards was made meanwhile
         try:
-            with noted_reads(roots, self._on_call, self._on_moving) as reads:
+            with noted_reads(roots, self._on_call, self._on_moving, self.on_frame) as reads:
                 self.reads = reads
                 for code, known in codes.items():
                     reads.code(code, known)
@@ -137,10 +141,12 @@ def noted_reads(
     roots: list[Any],
     on_call: Callable[[Any, Verdict, Origin], None] = lambda *_: None,
     on_moving: Callable[[Any, Origin], None] = lambda *_: None,
+    on_frame: Callable[[FrameType, str, Any], None] = lambda *_: None,
 ) -> Iterator[Reads]:
     """While active, what code of the user's reads is noted.
 
     on_call: gets calls of C that read the outside. on_moving: gets iterators and files that code may read on.
+    on_frame: see `Frames.followed`.
     """
     frames = Frames()
     with ExitStack() as stack:
@@ -157,7 +163,7 @@ def noted_reads(
                 spies.take_out()
                 reads.everything(list(frame.f_locals.values()))
 
-        frames.followed(stack, reads.runs, on_call, on_compiler, reads.has_met)
+        frames.followed(stack, reads.runs, on_call, on_compiler, reads.has_met, on_frame)
         yield reads
 
 

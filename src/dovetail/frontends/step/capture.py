@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,9 +24,12 @@ from dovetail.frontends.step.left_behind import LeftBehind, MoreIsRead, StateToM
 from dovetail.frontends.step.lifting import Numbers
 from dovetail.frontends.step.memory import Accesses, shared_memory
 from dovetail.frontends.step.number_spots import NumberSpot
+from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, refuse_new_objects
 from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.syntax import percent_formats
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds
+from dovetail.frontends.step.text_uses import TextUses
 from dovetail.frontends.step.variant import NO_TIES, Arguments, Variant, ties_to
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
@@ -164,10 +168,13 @@ class StepCapture:
         optimizers = [optimizer for _, optimizer in self._world.optimizers]
         schedulers = [scheduler for _, scheduler in self._world.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
+        texts = recording.recorder.texts
+        texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
         with self._undone():
             outside = Outside(recording.origins, self._world.places)
             try:
                 recording.run(self._run, self._around(recording, hosts, outside))
+                self._check_texts(recording)
             except UnsupportedStep as error:
                 if any(error is known for known in outside.to_fill):
                     raise StateToMake(error) from error
@@ -177,6 +184,14 @@ class StepCapture:
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         sources += [Source("gradient", index) for index in recording.held]
         return self._tied(recording, programs, sources, reason, name, writes, host_calls)
+
+    @staticmethod
+    def _check_texts(recording: StepRecording) -> None:
+        try:
+            TextUses(recording.recorder.texts).check()
+        except UnsupportedStep:
+            recording.recorder.blame_texts()
+            raise
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
@@ -252,7 +267,7 @@ class StepCapture:
     def _watched(self) -> Iterator[None]:
         """While active, what the code reads besides what the world compares is noted."""
         roots = [self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]
-        known = self._world.compared
+        known = self._world.compared | {(id(vars(sys)), name) for name in STREAMS}  # where host calls write
         try:
             with self._watcher.watched(roots, {ask: ask() for ask in self._asked}):
                 yield

@@ -16,15 +16,18 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from dovetail.capture.step_recording import StepRecording
+from dovetail.capture.step_seen import as_seen
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
-from dovetail.frontends.step.output import replaced_builtin, replaced_handling
+from dovetail.frontends.step.output import print_to, replaced_builtin, replaced_handling, streams_replaced
+from dovetail.frontends.step.trackers import trackers_replaced
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.program import Origin, Value
+from dovetail.ir.step_plan import Look, TextResult
 from dovetail.reach.frames import unnoted
 from dovetail.reach.values import HOST_CALL
 from dovetail.torch_compat.modules import noticed_conversions
@@ -56,17 +59,43 @@ _ACTIVE: list[HostCalls] = []
 
 
 @dataclass(frozen=True, slots=True)
-class HostCall:
-    """One call. leaves: its arguments, flat; those that the program makes are numbers of what it leaves.
+class LeftNumber:
+    """A number that the program leaves."""
 
-    made: for each leaf, which value that the program leaves it is, None for a plain one. position: how many nodes had
-    been recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state. before: whether
-    it is made before the program.
+    which: int
+
+    def made(self, values: Sequence[Any]) -> Any:
+        """The number of one run."""
+        return values[self.which]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftTensor:
+    """A copy of a tensor that the program leaves."""
+
+    which: int
+    look: Look
+
+    def made(self, values: Sequence[Any]) -> Any:
+        """The tensor of one run."""
+        return as_seen(values[self.which], self.look)
+
+
+Made: TypeAlias = "LeftNumber | LeftTensor | TextResult"
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """One call. leaves: its arguments, flat.
+
+    made: for each leaf, what makes it of the values that the program leaves, None for a plain one. position: how many
+    nodes had been recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state.
+    before: whether it is made before the program.
     """
 
     function: Callable[..., Any]
     leaves: tuple[Any, ...]
-    made: tuple[int | None, ...]
+    made: tuple[Made | None, ...]
     structure: Structure
     position: int
     origin: Origin
@@ -81,7 +110,7 @@ class HostCall:
     def make(self, values: Sequence[Any]) -> None:
         """Call. values: what the program has left for host calls."""
         given: list[Any] = [
-            leaf if which is None else values[which] for leaf, which in zip(self.leaves, self.made, strict=True)
+            leaf if made is None else made.made(values) for leaf, made in zip(self.leaves, self.made, strict=True)
         ]
         args, kwargs = unflatten(given, self.structure)
         self.function(*args, **kwargs)
@@ -122,8 +151,10 @@ class HostCalls:
                     for table in tables:
                         stack.enter_context(_replaced_values(table, self._hook))
             stack.enter_context(noticed_conversions(self._refuse_conversion))
+            stack.enter_context(streams_replaced(self.note))
             stack.enter_context(replaced_builtin("print", self._print(builtins.print, sys.stdout)))
             stack.enter_context(replaced_handling(self._log))
+            stack.enter_context(trackers_replaced(self.note))
             _ACTIVE.append(self)
             try:
                 yield
@@ -135,19 +166,21 @@ class HostCalls:
     ) -> None:
         """A call was to be made."""
         leaves, structure = flatten((list(args), dict(kwargs)), results=True)
-        recorder, made = self._recording.recorder, list[int | None]()
-        for leaf in leaves:
-            made.append(None)
-            if isinstance(leaf, torch.Tensor):
-                with torch.no_grad():
-                    made[-1] = self._recording.leave(recorder.value_of(leaf.detach().clone()))
-            elif is_traced(leaf):
-                made[-1] = self._recording.leave(handle_of(leaf))
+        recorder, made = self._recording.recorder, list(map(self._made, leaves))
+        recorder.texts.given_to_host()
         plain = tuple(leaf if which is None else None for leaf, which in zip(leaves, made, strict=True))
         origin = self._recording.origins.here()
         self.calls.append(
             HostCall(function, plain, tuple(made), structure, len(recorder.nodes), origin, scheduler, is_hook)
         )
+
+    def _made(self, leaf: Any) -> Made | None:
+        """What makes an argument of what the program leaves; None for one that is the same in each run."""
+        recording = self._recording
+        if isinstance(leaf, torch.Tensor):
+            seen = recording.seen(leaf)
+            return LeftTensor(recording.leave(seen.value), seen.look)
+        return LeftNumber(recording.leave(handle_of(leaf))) if is_traced(leaf) else recording.text_result(leaf)
 
     def _print(self, function: Callable[..., Any], output: Any) -> Callable[..., None]:
         @functools.wraps(function)
@@ -162,7 +195,7 @@ class HostCalls:
                     hint="redirect the output around the step, or pass print(..., file=...)",
                     origin=self._recording.origins.here(),
                 )
-            self.note(function, args, kwargs)
+            self.note(print_to, (function, kwargs.pop("file", None), *args), kwargs)
 
         return call
 
@@ -217,7 +250,7 @@ class HostCalls:
         if threading.get_ident() != self._thread:
             return False
         leaves = record.args if isinstance(record.args, tuple) else (record.args,)
-        self.note(_Log(logger, record), leaves, {})
+        self.note(_Log(logger, record), (record.msg, *leaves), {})
         return True
 
     # --- when they are made ---------------------------------------------------------------------------------
@@ -262,8 +295,8 @@ class _Log:
         self._record = record
         self._is_tuple = isinstance(record.args, tuple)
 
-    def __call__(self, *args: Any) -> None:
-        facts = {**vars(self._record), "args": args if self._is_tuple else args[0]}
+    def __call__(self, message: Any, *args: Any) -> None:
+        facts = {**vars(self._record), "msg": message, "args": args if self._is_tuple else args[0]}
         self._logger.handle(logging.makeLogRecord(facts))
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from dovetail.capture.step_recorder import Question
-from dovetail.errors import FreedGraph, GuardMiss
+from dovetail.capture.step_seen import as_seen
+from dovetail.errors import GuardMiss
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.step.early_questions import EarlyQuestions, question_at
 from dovetail.frontends.step.hosts import HostCall, SchedulerState
@@ -26,10 +27,10 @@ from dovetail.frontends.step.tensor_kinds import TensorKinds
 from dovetail.frontends.step.watch import Watch
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, unflatten
-from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject
+from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject, TextResult
 from dovetail.reach.contents import value_key
 from dovetail.reach.guard import ReadGuard
-from dovetail.torch_compat.autograd import version_of, viewed_tensor
+from dovetail.torch_compat.autograd import version_of
 
 
 @dataclass(slots=True)
@@ -182,7 +183,7 @@ class Variant:
         self._leave_gradients(tensors, outputs)
         for index, flag in plan.flags:
             tensors[index].requires_grad_(flag)
-        results = self._results(tensors, outputs)
+        results = self._results(tensors, outputs, left)
         for call in self.host_calls:
             if not call.before:
                 call.make(left)
@@ -197,7 +198,7 @@ class Variant:
             elif gradient.had or gradient.is_cleared:
                 tensors[gradient.input].grad = None
 
-    def _results(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any]) -> list[Any]:
+    def _results(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any], left: Sequence[Any]) -> list[Any]:
         found: list[Any] = []
         made: dict[int, Any] = {}
         for result in self.program.plan.results:
@@ -205,9 +206,11 @@ class Variant:
                 found.append(tensors[result.input])
             elif isinstance(result, PlainResult):
                 found.append(result.value)
+            elif isinstance(result, TextResult):
+                found.append(result.made(left))
             elif isinstance(result, MadeResult):
                 if result.slot not in made:
-                    made[result.slot] = _as_in_eager(outputs[result.slot], result)
+                    made[result.slot] = as_seen(outputs[result.slot], result.look)
                 found.append(made[result.slot])
         return found
 
@@ -240,31 +243,3 @@ class _Never:
 
 
 NO_TIES = Ties(_Never(), [], [], [])
-
-
-class _Freed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
-        """Hand out the held tensor."""
-        return holder.pop()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """There is no graph."""
-        raise FreedGraph
-
-
-_TOKEN = torch.zeros((), requires_grad=True)
-
-
-def _as_in_eager(tensor: Any, result: MadeResult) -> Any:
-    """The tensor, as one that requires a gradient if it did in eager; of a graph that is gone, if it was of one."""
-    if result.is_new_leaf:
-        return tensor.requires_grad_()
-    if not result.has_graph:
-        return tensor
-    if viewed_tensor(tensor) is not tensor:  # which may be written later on, through another result
-        storage, layout = tensor.untyped_storage(), (tensor.storage_offset(), tensor.shape, tensor.stride())
-        tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, *layout)
-    with torch.enable_grad():
-        return _Freed.apply(_TOKEN, [tensor])

@@ -24,6 +24,7 @@ from dovetail.frontends.step.record import Record, record_of
 from dovetail.frontends.step.walk import Walk
 from dovetail.frontends.step.watch import Watch
 from dovetail.ir.program import Origin
+from dovetail.ir.provenance import is_library_file
 from dovetail.passes.collection import collection_paused
 from dovetail.reach.codes import names_of
 from dovetail.reach.contents import is_compared_by_contents
@@ -125,7 +126,7 @@ class World:
     @property
     def asks_types(self) -> bool:
         """Whether code of the user's asks for the exact type of something, which a traced number does not have."""
-        return any(names_of(code).asks_types for code in self._read.codes)
+        return any(names_of(x).asks_types for x in self._read.codes if not is_library_file(x.co_filename))
 
     def knows(self, item: object) -> bool:
         """Whether an object was reached when this was made."""
