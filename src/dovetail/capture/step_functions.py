@@ -44,9 +44,14 @@ class StepFunctions(TorchFunctionMode):
         origins: OriginTracker,
         token_for: Callable[[Any], float],
         text_of: Callable[[torch.Tensor, Callable[[Any], str]], str | None],
+        look_at: Callable[[Sequence[Any]], None] = lambda _: None,
     ) -> None:
-        """token_for: see `StepRecorder`. text_of: what stands for a text of a tensor, None where it is refused."""
+        """token_for: see `StepRecorder`. text_of: what stands for a text of a tensor, None where it is refused.
+
+        look_at: gets the arguments of functions of torch.
+        """
         super().__init__()
+        self._look_at = look_at
         self._text_of = text_of
         self._token_for = token_for
         self.cleared: set[int] = set()
@@ -58,6 +63,7 @@ class StepFunctions(TorchFunctionMode):
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         keywords = dict(kwargs or {})
+        self._look_at((*args, *keywords.values()))
         if func == _SET_GRAD:
             if args[1] is None:
                 self.cleared.add(id(args[0]))

@@ -107,7 +107,8 @@ class StepRecording:
         self._assume_cleared = assume_cleared
         self._must_not_seem = False
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
-        self._functions = StepFunctions(self.origins, self.recorder.token_for, self._text_of)
+        self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
+        self._functions = StepFunctions(self.origins, self.recorder.token_for, self._text_of, self._look_at)
 
     # --- running --------------------------------------------------------------------------------------------
 
@@ -267,6 +268,7 @@ class StepRecording:
             handle = handle_of(item)
             return handle if isinstance(handle, Value) else PlainResult(handle)
         if not isinstance(item, torch.Tensor):
+            self.look_at([item])
             return self.text_result(item) or PlainResult(item)
         place = next((i for i, known in enumerate(self.tensors) if known.tensor is item), None)
         if place is not None:
@@ -311,6 +313,19 @@ class StepRecording:
 
     def _text_of(self, tensor: torch.Tensor, convert: Callable[[Any], str]) -> str | None:
         return self.recorder.texts.mark_for(self.seen(tensor), convert)
+
+    def _look_at(self, values: Sequence[Any]) -> None:
+        self.look_at(values)
+
+    def is_text(self, item: object) -> bool:
+        """Whether an object is a text with parts that the program computes."""
+        return isinstance(item, str) and self.recorder.texts.hold(item)
+
+    def keep(self, item: object) -> int:
+        """A result more, of which the caller of the step is not told. Returns: its place among the results."""
+        with self.recorder_paused():
+            self.results.append(self._result(len(self.results), item))
+        return len(self.results) - 1
 
     def leave(self, number: object) -> int:
         """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""

@@ -23,7 +23,10 @@ import torch
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_seen import as_seen
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
+from dovetail.frontends.step.kept import NotMadeAgain, Trees
 from dovetail.frontends.step.output import print_to, replaced_builtin, replaced_handling, streams_replaced
+from dovetail.frontends.step.schedulers import watched_reads
+from dovetail.frontends.step.spied import Put
 from dovetail.frontends.step.trackers import trackers_replaced
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.program import Origin, Value
@@ -127,8 +130,11 @@ class HostCalls:
         *,
         is_noting_hooks: bool = False,
     ) -> None:
-        """is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
+        """look_at, to be set: gets arguments of calls.
+
+        is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
         self.calls: list[HostCall] = []
+        self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
         self._optimizers = optimizers
         self._is_noting_hooks = is_noting_hooks
         self._thread = threading.get_ident()
@@ -142,7 +148,7 @@ class HostCalls:
             for scheduler in self._schedulers:
                 stub = self._stub(scheduler)
                 stack.enter_context(_replaced(scheduler, stub))
-                stack.enter_context(_watched_reads(scheduler, self._read))
+                stack.enter_context(watched_reads(scheduler, self._read))
             for optimizer in self._optimizers:
                 if isinstance(optimizer, torch.optim.LBFGS):
                     stack.enter_context(_replaced(optimizer, self._refuse_search))
@@ -166,6 +172,7 @@ class HostCalls:
     ) -> None:
         """A call was to be made."""
         leaves, structure = flatten((list(args), dict(kwargs)), results=True)
+        self.look_at(leaves)
         recorder, made = self._recording.recorder, list(map(self._made, leaves))
         recorder.texts.given_to_host()
         plain = tuple(leaf if which is None else None for leaf, which in zip(leaves, made, strict=True))
@@ -173,6 +180,26 @@ class HostCalls:
         self.calls.append(
             HostCall(function, plain, tuple(made), structure, len(recorder.nodes), origin, scheduler, is_hook)
         )
+
+    def note_put(self, put: Put) -> None:
+        """Something was to be put into a container, in order with the calls."""
+        self._recording.recorder.texts.given_to_host()
+        position, here = len(self._recording.recorder.nodes), self._recording.origins.here()
+        self.calls.append(HostCall(put, (), (), flatten(())[1], position, here))
+
+    def settle(self, trees: Trees) -> None:
+        """The step has ended. Raises: StateChangedOtherwise for something that no run makes again."""
+        for call in self.calls:
+            if isinstance(call.function, Put):
+                try:
+                    call.function.settle(trees)
+                except NotMadeAgain:
+                    raise StateChangedOtherwise(
+                        what="puts an object that it makes into a container",
+                        why="a program makes tensors, numbers, texts and containers of these",
+                        hint="do it in a function marked with dovetail.host_call",
+                        origin=call.origin,
+                    ) from None
 
     def _made(self, leaf: Any) -> Made | None:
         """What makes an argument of what the program leaves; None for one that is the same in each run."""
@@ -315,31 +342,6 @@ def _replaced(stepped: Any, step: Callable[..., None]) -> Iterator[None]:
             del held["step"]
 
 
-_ASKED_FOR_ANYWAY = frozenset({"step", "optimizer"})
-
-
-@contextlib.contextmanager
-def _watched_reads(scheduler: Any, tell: Callable[[Any, str], None]) -> Iterator[None]:
-    """While active, `tell` is called for each attribute of a scheduler's own that this thread asks for."""
-    kind: Any = type(scheduler)
-    thread, held = threading.get_ident(), scheduler.__dict__
-    method = ""
-
-    def get(self: Any, name: str) -> Any:
-        nonlocal method
-        if self is scheduler and name not in _ASKED_FOR_ANYWAY and threading.get_ident() == thread:
-            if name in held:
-                tell(self, method or name)
-            method = name if hasattr(kind, name) else ""
-        return kind.__getattribute__(self, name)
-
-    scheduler.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
-    try:
-        yield
-    finally:
-        object.__setattr__(scheduler, "__class__", kind)
-
-
 @contextlib.contextmanager
 def _replaced_values(table: dict[int, Any], instead: Callable[[Any], Any]) -> Iterator[None]:
     """While active, a table has something else in the place of each value."""
@@ -350,42 +352,3 @@ def _replaced_values(table: dict[int, Any], instead: Callable[[Any], Any]) -> It
         yield
     finally:
         table.update(before)
-
-
-class SchedulerState:
-    """What schedulers and the groups of their optimizers hold, to be put back."""
-
-    def __init__(self, schedulers: Sequence[Any]) -> None:
-        """Remember what these hold now."""
-        self._held: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._lists: list[tuple[list[Any], list[Any]]] = []
-        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._seen: set[int] = set()
-        for scheduler in schedulers:
-            self._add(scheduler)
-
-    def _add(self, scheduler: Any) -> None:
-        if id(scheduler) in self._seen:
-            return
-        self._seen.add(id(scheduler))
-        self._held.append((scheduler.__dict__, dict(scheduler.__dict__)))
-        for value in scheduler.__dict__.values():
-            if isinstance(value, list):
-                self._lists.append((value, list(value)))
-                for item in value:
-                    if hasattr(item, "step") and hasattr(item, "last_epoch"):
-                        self._add(item)
-        for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ()):
-            self._held.append((group, dict(group)))
-            self._tensors += [(v, v.detach().clone()) for k, v in group.items() if isinstance(v, torch.Tensor)]
-
-    def put_back(self) -> None:
-        """Hold again what was held."""
-        for held, before in self._held:
-            held.clear()
-            held.update(before)
-        for items, former in self._lists:
-            items[:] = former
-        with torch.no_grad():
-            for tensor, numbers in self._tensors:
-                tensor.copy_(numbers)

@@ -55,6 +55,8 @@ class TensorKinds:
             if source.kind == "state":
                 found.append(state[source.index])
             elif source.kind == "argument":
+                if not isinstance(leaves[source.index], torch.Tensor):
+                    return None
                 found.append(leaves[source.index])
             else:
                 gradient = found[source.index].grad
@@ -138,9 +140,9 @@ class TensorKinds:
     def are_leaves_like(self, leaves: Sequence[Any]) -> bool:
         """Whether the tensors among arguments are of the kinds that are expected, whatever memory they are in."""
         for place, index in self.leaves:
-            leaf, known = leaves[place], self.kinds[index]
-            if self.sources[index].kind != "argument":
+            if self.sources[index].kind != "argument" or place >= len(leaves):  # or it is found elsewhere
                 continue
+            leaf, known = leaves[place], self.kinds[index]
             now = kind_of(leaf) if isinstance(leaf, torch.Tensor) else ()
             if now != known and (self.sizes is None or (*now[:3], *now[5:]) != known):
                 return False

@@ -14,6 +14,7 @@ from string import Formatter
 from types import CodeType
 from typing import Any
 
+from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_texts import Source, Texts
 from dovetail.errors import UnsupportedStep
 from dovetail.frontends.step.syntax import ANYWHERE, FORM, Span, Tree, span_at, tree_of
@@ -231,6 +232,15 @@ class TextUses:
     def _refuse(self, node: ast.AST) -> None:
         line = getattr(node, "lineno", self._code.co_firstlineno)
         raise _refusal(Origin(self._code.co_filename, line, self._code.co_name))
+
+
+def check_texts(recorder: StepRecorder) -> None:
+    """Look at the texts of a recording. Raises: UnsupportedStep, and the numbers in texts are to blame."""
+    try:
+        TextUses(recorder.texts).check()
+    except UnsupportedStep:
+        recorder.blame_texts()
+        raise
 
 
 _TAKERS: tuple[tuple[Any, Callable[[TextUses, Tree, ast.AST, Any, bool], None]], ...] = (

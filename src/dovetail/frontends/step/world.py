@@ -136,6 +136,27 @@ class World:
         """Whether what an object holds is among what is restored."""
         return id(item) in self._walk.met
 
+    def holding(self, item: Any) -> list[Place]:
+        """Every spot that holds an object."""
+        walk = self._walk
+        return [
+            Place(holder, key)
+            for holder in walk.holders
+            for key, value in zip(holder.keys, holder.values, strict=True)
+            if value is item
+        ]
+
+    def spot(self, path: Path) -> Place:
+        """The spot of a path, whatever it holds. Raises: LookupError where nothing leads there."""
+        for holder in self._walk.holders:
+            for key in holder.keys:
+                if holder.path_of(key) == path:
+                    return Place(holder, key)
+        for holder in self._walk.holders:  # an attribute, or an entry, that is not there now
+            if holder.path == path[:-1] and holder.kind == "dict" and type(path[-1]) is str:
+                return Place(holder, path[-1])
+        raise LookupError(path)
+
     @property
     def places(self) -> list[Place]:
         """Every spot where something is held that leads no further: a plain value, a tensor, an opaque object."""
@@ -176,7 +197,9 @@ class World:
         yield from ((place.holder, place.key) for place in self._walk.others_compare)
         for holder in self._walk.holders:
             for key, value in zip(holder.keys, holder.values, strict=True):
-                if type(value) in PLAIN or self.looks_into(value) or self._walk.kind(value) in _OF_NO_CONTENTS:
+                if type(value) in PLAIN or self.looks_into(value) or id(value) in self._walk.unread:
+                    continue
+                if self._walk.kind(value) in _OF_NO_CONTENTS:
                     continue
                 if is_compared_by_contents(value):
                     yield holder, key
