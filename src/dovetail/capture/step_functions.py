@@ -35,7 +35,7 @@ _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 class StepFunctions(TorchFunctionMode):
     """See the module docstring.
 
-    cleared: ids of tensors whose `.grad` was set to None. hooked: of those that got a hook, with the last such line.
+    cleared: ids of tensors whose `.grad` was set to None, each with whether the step had asked about numbers before. hooked: of those that got a hook, with the last such line.
     refusals: errors raised.
     """
 
@@ -45,19 +45,25 @@ class StepFunctions(TorchFunctionMode):
         token_for: Callable[[Any], float],
         text_of: Callable[[torch.Tensor, Callable[[Any], str]], str | None],
         look_at: Callable[[Sequence[Any]], None] = lambda _: None,
+        has_asked: Callable[[], bool] = lambda: True,
     ) -> None:
         """token_for: see `StepRecorder`. text_of: what stands for a text of a tensor, None where it is refused.
 
-        look_at: gets the arguments of functions of torch.
+        look_at: gets the arguments of functions of torch. has_asked: whether the step has asked about numbers.
         """
         super().__init__()
         self._look_at = look_at
         self._text_of = text_of
         self._token_for = token_for
-        self.cleared: set[int] = set()
+        self._has_asked = has_asked
+        self.cleared: dict[int, bool] = {}
         self.hooked: dict[int, Origin] = {}
         self.refusals: list[DovetailError] = []
         self._origins = origins
+
+    def end(self) -> None:
+        """The step has run: forget who was to be asked."""
+        self._token_for, self._text_of, self._look_at, self._has_asked = float, _no_text, _nothing, bool
 
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -66,7 +72,7 @@ class StepFunctions(TorchFunctionMode):
         self._look_at((*args, *keywords.values()))
         if func == _SET_GRAD:
             if args[1] is None:
-                self.cleared.add(id(args[0]))
+                self.cleared.setdefault(id(args[0]), self._has_asked())
             return func(*args)
         if func in _REGISTER:
             self.hooked[id(args[0])] = self._origins.here()
@@ -113,6 +119,14 @@ class StepFunctions(TorchFunctionMode):
         error = kind(origin=self._origins.here(), **facts)
         self.refusals.append(error)
         raise error
+
+
+def _no_text(*_: Any) -> None:
+    return None
+
+
+def _nothing(_: Any) -> None:
+    return
 
 
 def _text_of_tensor(func: Any, rest: Sequence[Any], tensor: torch.Tensor) -> str:

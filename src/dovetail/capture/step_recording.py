@@ -108,7 +108,9 @@ class StepRecording:
         self._must_not_seem = False
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
-        self._functions = StepFunctions(self.origins, self.recorder.token_for, self._text_of, self._look_at)
+        self._functions = StepFunctions(
+            self.origins, self.recorder.token_for, self._text_of, self._look_at, lambda: bool(self.recorder.questions)
+        )
 
     # --- running --------------------------------------------------------------------------------------------
 
@@ -118,7 +120,8 @@ class StepRecording:
         Raises: DovetailError, when every tensor is itself again.
         """
         torch.clear_autocast_cache()  # it knows parameters by what is exchanged
-        with self._exchanged():
+        with contextlib.ExitStack() as stack, self._exchanged():
+            stack.callback(self._functions.end)  # which knows the recording
             self._put_numbers()
             with recording_on_fakes(
                 self.recorder, self.mode, self.origins, self._watched(around), contextlib.nullcontext()

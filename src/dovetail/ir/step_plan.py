@@ -75,13 +75,14 @@ class LeafGradient:
     """The `.grad` of one tensor.
 
     had: whether there was one before the step. is_cleared: the step drops what was there without looking at it. exit:
-    an output, or what happens instead.
+    an output, or what happens instead. is_first: it drops it before it asks about any number.
     """
 
     input: int
     had: bool
     is_cleared: bool
     exit: int | GradientExit
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,13 +85,15 @@ class Spied:
     @contextlib.contextmanager
     def noted(self, note: Note) -> Iterator[None]:
         """While active, `note` gets what is put into the containers."""
-        stand_ins = {id(real): self._stand_in(number, real, note) for number, real in enumerate(self._reals)}
+        notes = [note]  # classes live on for a while, and should not keep the recording
+        stand_ins = {id(real): self._stand_in(number, real, notes) for number, real in enumerate(self._reals)}
         self._stand_ins = {id(spy): real for real, spy in zip(self._reals, stand_ins.values(), strict=True)}
         for place, real in self._places:
             place.write(stand_ins[id(real)])
         try:
             yield
         finally:
+            notes.clear()
             for place, real in self._places:
                 with contextlib.suppress(LookupError):
                     if place.read() is stand_ins[id(real)]:
@@ -104,7 +106,7 @@ class Spied:
                 tell: Any = type(value)
                 tell.told_read()
 
-    def _stand_in(self, number: int, real: Any, note: Note) -> Any:
+    def _stand_in(self, number: int, real: Any, notes: list[Note]) -> Any:
         kind: Any = type(real)
         path = self.paths[number]
 
@@ -115,18 +117,18 @@ class Spied:
         for name in dir(kind):
             before = getattr(kind, name)
             if name not in _UNTOUCHED and callable(before):
-                methods[name] = _putting(number, name, note) if name in _PUTTING[kind] else _reading(before, is_read)
+                methods[name] = _putting(number, name, notes) if name in _PUTTING[kind] else _reading(before, is_read)
         made: Any = type(kind.__name__, (kind,), methods)
         if kind is defaultdict:
             return made(real.default_factory, real)
         return made(real, real.maxlen) if kind is deque else made(real)
 
 
-def _putting(number: int, name: str, note: Note) -> Callable[..., Any]:
+def _putting(number: int, name: str, notes: list[Note]) -> Callable[..., Any]:
     def put(self: Any, *args: Any, **kwargs: Any) -> Any:
         if name in ("extend", "extendleft", "__iadd__"):
             args = (list(args[0]),)
-        note(Put(number, "extend" if name == "__iadd__" else name, args, kwargs))
+        notes[0](Put(number, "extend" if name == "__iadd__" else name, args, kwargs))
         return self if name == "__iadd__" else None
 
     return put

@@ -77,7 +77,8 @@ def compile_step(
         state: tensors, modules, optimizers or containers of them that the step writes but that are not within its
             reach.
         on_unsupported: "raise", or "eager": run a step that cannot be captured in eager mode, with one warning.
-        options: see `dovetail.pipeline.options`; `keep_grads=True` leaves the gradients of every step in `.grad`.
+        options: see `dovetail.pipeline.options`; `keep_grads=False` leaves `.grad` empty after steps that
+            begin by clearing it, and needs less memory.
 
     Returns:
         A callable with the step's arguments and results.

@@ -189,6 +189,9 @@ class Variant:
         held = SchedulerState([call.scheduler for call in before]) if before else None
         for call in before:
             call.make(())
+        for gradient in plan.gradients:
+            if gradient.is_first:  # whatever comes, the step drops it: it need not be there beside new gradients
+                tensors[gradient.input].grad = None
         inputs: list[Any] = [tensors[index] for index in self.takes]
         inputs += [tensor for tensor, _ in self.constants]
         try:
