@@ -73,7 +73,11 @@ def make_training_step(
     else:
         forward = compile_for(INDUCTOR, workload.model) if way == INDUCTOR else workload.model
         plain = _usual_step(workload.model, forward, clip, log)
-    return TrainingStep(workload, dovetail.compile_step(plain) if way == DOVETAIL else plain, plain)
+    return TrainingStep(workload, _compiled(plain) if way == DOVETAIL else plain, plain)
+
+
+def _compiled(step: Step) -> Step:
+    return dovetail.compile_step(step, keep_grads=False)
 
 
 def _usual_step(model: nn.Module, forward: Callable[..., Any], clip: bool, log: Callable[[Any], None] | None) -> Step:

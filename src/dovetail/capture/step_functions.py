@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -42,8 +43,8 @@ _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 class StepFunctions(TorchFunctionMode):
     """See the module docstring.
 
-    cleared: ids of tensors whose `.grad` was set to None. hooked: of those that got a hook, with the last such line.
-    refusals: errors raised.
+    cleared: ids of tensors whose `.grad` was set to None, each with whether the step had asked about numbers before.
+    hooked: of those that got a hook, with the last such line. refusals: errors raised.
     """
 
     def __init__(
@@ -52,25 +53,41 @@ class StepFunctions(TorchFunctionMode):
         token_for: Callable[[Any], float],
         number_for: Callable[[Any], Any],
         on_gradient: Callable[[torch.Tensor], None],
+        text_of: Callable[[torch.Tensor, Callable[[Any], str]], str | None],
+        look_at: Callable[[Sequence[Any]], None] = lambda _: None,
+        has_asked: Callable[[], bool] = lambda: True,
     ) -> None:
-        """token_for, on_gradient: see `StepRecorder`. number_for: see `NumberTrace`."""
+        """token_for, on_gradient: see `StepRecorder`. number_for: see `NumberTrace`.
+
+        text_of: what stands for a text of a tensor, None where it is refused. look_at: gets the arguments of functions
+        of torch. has_asked: whether the step has asked about numbers.
+        """
         super().__init__()
         self._on_gradient = on_gradient
-        self._token_for = token_for
         self._number_for = number_for
-        self.cleared: set[int] = set()
+        self._look_at = look_at
+        self._text_of = text_of
+        self._token_for = token_for
+        self._has_asked = has_asked
+        self.cleared: dict[int, bool] = {}
         self.hooked: dict[int, Origin] = {}
         self.refusals: list[DovetailError] = []
         self._origins = origins
+
+    def end(self) -> None:
+        """The step has run: forget who was to be asked."""
+        self._token_for, self._text_of, self._look_at, self._has_asked = float, _no_text, _nothing, bool
+        self._number_for, self._on_gradient = _nothing, _nothing
 
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         keywords = dict(kwargs or {})
+        self._look_at((*args, *keywords.values()))
         if func == _SET_GRAD:
             self._on_gradient(args[0])
             if args[1] is None:
-                self.cleared.add(id(args[0]))
+                self.cleared.setdefault(id(args[0]), self._has_asked())
             return func(*args)
         if func in _SIZES and _asks_for_user(sys._getframe(1)):
             return self._with_numbers(func(*args, **keywords))
@@ -108,10 +125,15 @@ class StepFunctions(TorchFunctionMode):
         return func(*args, **keywords)
 
     def _as_text(self, func: Any, args: Sequence[Any]) -> str:
+        """What stands for a text of a tensor; of the number, where torch formats that."""
         tensor = args[0]
-        if func is torch.Tensor.__format__ and tensor.dim() == 0 and tensor.dtype in _WHOLE:
-            return format(_fixed(tensor.item()), *args[1:])  # the name of something, say: a question of the program
-        self._refuse("turns a tensor into text", "return the tensor and print it after the step")
+        is_number = func is torch.Tensor.__format__ and tensor.dim() == 0 and not isinstance(tensor, torch.nn.Parameter)
+        if is_number:
+            return format(tensor.item(), *args[1:])
+        made = self._text_of(tensor, partial(_text_of_tensor, func, args[1:]))
+        if made is None:
+            self._refuse("turns a tensor into text, in a library's code", "print it after the step")
+        return made
 
     def _with_numbers(self, sizes: Any) -> Any:
         """What the code is told of sizes: numbers that are traced, where data decide them."""
@@ -131,6 +153,19 @@ class StepFunctions(TorchFunctionMode):
         error = kind(origin=self._origins.here(), **facts)
         self.refusals.append(error)
         raise error
+
+
+def _no_text(*_: Any) -> None:
+    return None
+
+
+def _nothing(_: Any) -> None:
+    return
+
+
+def _text_of_tensor(func: Any, rest: Sequence[Any], tensor: torch.Tensor) -> str:
+    text: str = func(tensor, *rest)
+    return text
 
 
 def _takes_plain_floats(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -11,7 +11,7 @@ import torch
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, repeated
+from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, look_of, repeated
 from dovetail.ir.program import Program, Stage, Value
 from dovetail.ir.signature import (
     Constant,
@@ -54,7 +54,7 @@ class RecordedStep:
     """What is known of a step once it ran on fakes.
 
     values: of the tensors; number_values: of the numbers. held: by the number of a tensor, that of its gradient.
-    required: which tensors required gradients before. cleared: ids of tensors whose `.grad` was set to None. seeming:
+    required: which tensors required gradients before. cleared: see `StepFunctions`. seeming:
     by tensor, the gradient that seemed to be there. exits: what `.grad` of each tensor is afterwards.
     """
 
@@ -65,7 +65,7 @@ class RecordedStep:
     number_values: Sequence[Value]
     held: Mapping[int, int]
     required: Sequence[bool]
-    cleared: Collection[int]
+    cleared: Mapping[int, bool]
     seeming: Mapping[int, Value]
     results: Sequence[Result | Value | MadeTensor]
     exits: Sequence[GradientExit | MadeTensor]
@@ -143,9 +143,8 @@ class RecordedStep:
 
     def _settled(self, found: Result | Value | MadeTensor, slot: Slot) -> Result:
         if isinstance(found, MadeTensor):
-            item = found.item
-            place = slot(UserOutput(0), found.value, item)
-            return MadeResult(place, item.requires_grad and not item.is_leaf, item.requires_grad and item.is_leaf)
+            place = slot(UserOutput(0), found.value, found.item)
+            return MadeResult(place, look_of(found.item))
         return MadeResult(slot(UserOutput(0), found)) if isinstance(found, Value) else found
 
     @staticmethod
@@ -172,7 +171,8 @@ class RecordedStep:
                 found_exit = slot(GradientLeft(item.name), found.value, found.item) if left else GradientExit.NONE
             else:
                 found_exit = found
-            yield LeafGradient(index, held is not None, is_cleared, found_exit)
+            is_first = is_cleared and not self.cleared.get(id(item.tensor), True)
+            yield LeafGradient(index, held is not None, is_cleared, found_exit, is_first)
 
     def _is_updated(self, recorder: StepRecorder, index: int) -> bool:
         """Whether the step writes a tensor, and has made use of its gradient so; else whoever calls the step may."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import operator
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -26,6 +26,7 @@ from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.capture.sparse_gradients import SparseGradients, guessed_results
+from dovetail.capture.step_texts import Texts
 from dovetail.errors import DataDependentControlFlow, DovetailError, UnsupportedStep
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import SizeExpr, symbol
@@ -72,7 +73,7 @@ class StepRecorder(Recorder):
 
     Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
     the line that made each tensor object which is another one for a known value, by its identity; refusals, every error
-    that was raised; blamed, the input numbers that were turned into text.
+    that was raised; texts, made of traced numbers; blamed, the input numbers that a refusal is about.
     """
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
@@ -92,6 +93,7 @@ class StepRecorder(Recorder):
         self.blamed: frozenset[str] = frozenset()
         self.sparse = SparseGradients(self)
         self.sizes = DataSizes(mode, self, self.symbols)
+        self.texts = Texts()
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """See `Recorder`."""
@@ -332,10 +334,13 @@ class StepRecorder(Recorder):
         if isinstance(handle, Value):
             self._ask(GUARD, handle, answer)
 
-    def fix(self, handle: Any, number: Plain) -> None:
+    def fix(self, handle: Any, number: Plain) -> Plain:
         """See `NumberTrace`. Raises: UnsupportedStep for a number that data decide."""
         if not isinstance(handle, Value):
-            return
+            return number
+        long: Plain | None = self.texts.long_number(handle, number)
+        if long is not None:
+            return long
         if handle in self._from_data and type(number) is float:
             self._refuse(
                 what="turns a number that it computes into a plain Python number",
@@ -343,15 +348,28 @@ class StepRecorder(Recorder):
                 hint="use .item() and arithmetic, compare it, or return the tensor and convert it after the step",
             )
         self._ask(GUARD_NUMBER, handle, number)
+        return number
 
-    def refuse_text(self, handle: Any) -> None:
-        """See `NumberTrace`. Raises: UnsupportedStep."""
-        self.blamed |= self._roots.get(handle, frozenset()) if isinstance(handle, Value) else frozenset()
-        self._refuse(
-            what="turns a number that it computes into text",
-            why="the text would be created once, while the step is captured, and never again",
-            hint="return the number or tensor, and print it after the step",
-        )
+    def text(self, handle: Any, convert: Callable[[Any], str]) -> str:
+        """See `NumberTrace`. Raises: UnsupportedStep where the text is made by a library."""
+        if not isinstance(handle, Value):
+            return convert(handle)
+        made = self.texts.mark_for(handle, convert)
+        if made is None:
+            self.blame_texts([handle])
+            self._refuse(
+                what="turns a number that it computes into text, in a library's code",
+                why="what the library does with the text would be done once, while the step is captured, and never "
+                "again",
+                hint="return the number, and make the text after the step; or do it in a function marked with "
+                "dovetail.host_call",
+            )
+        return made
+
+    def blame_texts(self, handles: Iterable[Any] = ()) -> None:
+        """The step is refused for a text of these numbers, or for some text."""
+        for handle in handles or self.texts.items:
+            self.blamed |= self._roots.get(handle, frozenset()) if isinstance(handle, Value) else frozenset()
 
     def _refuse(self, **facts: object) -> NoReturn:
         error = UnsupportedStep(origin=self._tracker.here(), **facts)

@@ -22,7 +22,17 @@ from dovetail.capture.step_functions import StepFunctions
 from dovetail.capture.step_origins import origin_of, origin_of_write
 from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, check_state, held_gradients
+from dovetail.capture.step_seen import as_seen
+from dovetail.capture.step_tensors import (
+    MadeTensor,
+    Seen,
+    StepNumber,
+    StepTensor,
+    check_state,
+    held_gradients,
+    look_of,
+)
+from dovetail.capture.step_texts import Piece
 from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Node, Origin, TensorMeta, Value
@@ -30,7 +40,7 @@ from dovetail.ir.signature import (
     UserInput,
 )
 from dovetail.ir.sizes import Number, Scalar
-from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
+from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject, TextResult
 from dovetail.ops.facts import written_values
 from dovetail.ops.layouts import is_absolute
 from dovetail.torch_compat.autograd import backward_within
@@ -98,8 +108,16 @@ class StepRecording:
         self._must_not_seem = False
         self._must_drop = ""
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
+        self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
+        recorder = self.recorder
         self._functions = StepFunctions(
-            self.origins, self.recorder.token_for, self.recorder.number_for, self.recorder.note_gradient
+            self.origins,
+            recorder.token_for,
+            recorder.number_for,
+            recorder.note_gradient,
+            self._text_of,
+            self._look_at,
+            lambda: bool(self.recorder.questions),
         )
 
     # --- running --------------------------------------------------------------------------------------------
@@ -110,7 +128,8 @@ class StepRecording:
         Raises: DovetailError, when every tensor is itself again.
         """
         torch.clear_autocast_cache()  # it knows parameters by what is exchanged
-        with self._exchanged():
+        with contextlib.ExitStack() as stack, self._exchanged():
+            stack.callback(self._functions.end)  # which knows the recording
             self._put_numbers()
             with recording_on_fakes(
                 self.recorder, self.mode, self.origins, self._watched(around), contextlib.nullcontext()
@@ -287,7 +306,8 @@ class StepRecording:
             handle = handle_of(item)
             return handle if isinstance(handle, Value) else PlainResult(handle)
         if not isinstance(item, torch.Tensor):
-            return PlainResult(item)
+            self.look_at([item])
+            return self.text_result(item) or PlainResult(item)
         place = next((i for i, known in enumerate(self.tensors) if known.tensor is item), None)
         if place is not None:
             return SameObject(place)
@@ -301,6 +321,49 @@ class StepRecording:
                 hint="return the gradient as a separate result",
             )
         return MadeTensor(self._outside_of_state(item, f"result {index}"), item)
+
+    def text_result(self, item: object) -> TextResult | None:
+        """A text with parts that the program computes; None for anything else. Raises: UnsupportedStep."""
+        try:
+            parts = self.recorder.texts.parts(item)
+        except LookupError:
+            self.recorder.blame_texts()
+            raise UnsupportedStep(
+                what="writes numbers which it computes with formats of `%` that cannot be told apart",
+                why="the numbers are not known while the step is captured",
+                hint="use an f-string",
+                origin=self.origins.here(),
+            ) from None
+        if parts is None:
+            return None
+        return TextResult(tuple(part if isinstance(part, str) else self._left_piece(part) for part in parts))
+
+    def _left_piece(self, piece: Piece) -> tuple[int, Callable[[Any], str]]:
+        item = piece.item
+        if isinstance(item, Seen):
+            return self.leave(item.value), lambda tensor: piece.convert(as_seen(tensor, item.look))
+        return self.leave(item), piece.convert
+
+    def seen(self, tensor: torch.Tensor) -> Seen:
+        """A tensor as it is now, though the step may write it later."""
+        with torch.no_grad():
+            return Seen(self.recorder.value_of(tensor.detach().clone()), look_of(tensor))
+
+    def _text_of(self, tensor: torch.Tensor, convert: Callable[[Any], str]) -> str | None:
+        return self.recorder.texts.mark_for(self.seen(tensor), convert)
+
+    def _look_at(self, values: Sequence[Any]) -> None:
+        self.look_at(values)
+
+    def is_text(self, item: object) -> bool:
+        """Whether an object is a text with parts that the program computes."""
+        return isinstance(item, str) and self.recorder.texts.hold(item)
+
+    def keep(self, item: object) -> int:
+        """A result more, of which the caller of the step is not told. Returns: its place among the results."""
+        with self.recorder_paused():
+            self.results.append(self._result(len(self.results), item))
+        return len(self.results) - 1
 
     def leave(self, number: object) -> int:
         """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""

@@ -12,6 +12,7 @@ from dovetail.errors import StateChangedOtherwise, UnsupportedStep, UnsupportedT
 from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.program import Origin, Value
 from dovetail.ir.signature import HeldGradient, InputRole, UserInput
+from dovetail.ir.step_plan import Look
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.swapping import hook_tables
 from dovetail.torch_compat.traced_numbers import Plain
@@ -42,6 +43,22 @@ class MadeTensor:
 
     value: Value
     item: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A tensor as it is at one moment of a step, for who looks at it outside."""
+
+    value: Value
+    look: Look
+
+
+def look_of(tensor: torch.Tensor) -> Look:
+    """What a tensor is besides its data."""
+    node = tensor.grad_fn
+    if node is not None:
+        return Look(node.name().rpartition("::")[2])
+    return Look("", tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
 
 
 def repeated(values: Sequence[Value], inputs: Sequence[Value]) -> tuple[int, ...]:

@@ -6,21 +6,30 @@ Positions (`slot`) count the outputs of the program; `input` counts the tensors 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a tensor of a program's is in eager mode besides its data.
+
+    graph: the name of the node that made it where it is part of a graph of autograd, else "". is_new_leaf: it requires
+    a gradient and is part of none. is_parameter: it is a parameter.
+    """
+
+    graph: str = ""
+    is_new_leaf: bool = False
+    is_parameter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MadeResult:
-    """A result that the program computes. Results of one slot are one tensor object.
-
-    has_graph: in eager it is part of a graph of autograd. is_new_leaf: it requires a gradient and is part of none.
-    """
+    """A result that the program computes. Results of one slot are one tensor object."""
 
     slot: int
-    has_graph: bool = False
-    is_new_leaf: bool = False
+    look: Look = Look()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,21 @@ class PlainResult:
     value: object
 
 
-Result: TypeAlias = "MadeResult | SameObject | PlainResult"
+@dataclass(frozen=True, slots=True)
+class TextResult:
+    """A text with parts that the program computes.
+
+    parts: texts, and numbers of values that are left for the outside, each with what makes a text of it.
+    """
+
+    parts: tuple[str | tuple[int, Callable[[Any], str]], ...]
+
+    def made(self, left: Sequence[Any]) -> str:
+        """The text of one run. left: what the program has left."""
+        return "".join(part if isinstance(part, str) else part[1](left[part[0]]) for part in self.parts)
+
+
+Result: TypeAlias = "MadeResult | SameObject | PlainResult | TextResult"
 
 
 class GradientExit(enum.Enum):
@@ -52,13 +75,14 @@ class LeafGradient:
     """The `.grad` of one tensor.
 
     had: whether there was one before the step. is_cleared: the step drops what was there without looking at it. exit:
-    an output, or what happens instead.
+    an output, or what happens instead. is_first: it drops it before it asks about any number.
     """
 
     input: int
     had: bool
     is_cleared: bool
     exit: int | GradientExit
+    is_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

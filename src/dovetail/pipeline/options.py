@@ -13,7 +13,7 @@
 | dynamic | - | compile, step, aot | one program for all sizes above 1 of the arguments |
 | double_backward | - | graphs | keep the inputs of each call, so that backward works with create_graph=True |
 | donate | - | compile, aot | arguments, by name or position, that calls may overwrite; see docs/inplace.md |
-| keep_grads | - | step | keep `.grad` even if the step begins by clearing it |
+| keep_grads | - | step | False: do not leave gradients in `.grad` where the step begins by clearing it |
 | executors | - | all but aot | executors, or names of them, in order of preference |
 | trail | - | all but load | a `pipeline.trail.Trail` that keeps the result of every pass; see `dovetail.explain` |
 | compilers | - | compile, backend | user-supplied `Compilers`, called instead of executors |
@@ -65,7 +65,7 @@ class Options:
     dynamic: bool = False
     double_backward: bool = False
     donate: tuple[str | int, ...] = ()
-    keep_grads: bool = False
+    keep_grads: bool = True
     executors: tuple[str | Executor, ...] = ("aten",)
     compilers: Compilers | None = None
     trail: Trail | None = None

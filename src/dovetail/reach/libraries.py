@@ -48,6 +48,8 @@ def is_users_function(function: FunctionType) -> bool:
 
 def is_ours(value: object) -> bool:
     """Whether a function is of this package: it may stand in for another one while a call is recorded."""
+    if isinstance(value, staticmethod):
+        value = value.__func__
     return isinstance(value, FunctionType) and value.__code__.co_filename.startswith(OURS)
 
 

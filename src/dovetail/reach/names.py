@@ -6,8 +6,10 @@ variable of a module, the code that runs. They tell where to look whoever looks 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Set as AbstractSet
 from types import CodeType
+from typing import Any
 
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import is_a
@@ -18,7 +20,7 @@ _NONE: AbstractSet[str] = frozenset()
 class Names:
     """Names that calls have read. Keeps classes and code alive, no other objects.
 
-    codes: of the user's functions that ran.
+    codes: of the user's functions that ran. unread: paths of containers that calls only put things into.
     """
 
     def __init__(self) -> None:
@@ -27,10 +29,13 @@ class Names:
         self._whole: set[type] = set()
         self._of_classes: dict[type, set[str]] = {}
         self._entries: dict[str, set[str]] = {}
+        self.unread: set[tuple[Hashable, ...]] = set()
+        self._overwritten: set[tuple[type, str]] = set()
 
     def add(self, reads: Reads) -> bool:
         """Learn from a call; whether it has read something under a name that is new."""
         before = self._count
+        self._learn_overwritten(reads)
         self.codes.update(reads.codes.keys())
         for key, name in reads.attributes:
             owner = reads.owners[key]
@@ -45,6 +50,21 @@ class Names:
                 self._entries.setdefault(home, set()).add(name)
         return self._count != before
 
+    def _learn_overwritten(self, reads: Reads) -> None:
+        """Attributes that calls set before they read them, if those that were seen before did so as well."""
+        places = [(key, name) for key, name in reads.attributes if not is_a(reads.owners[key], type)]
+        read = {(type(reads.owners[key]), name) for key, name in places if (key, name) not in reads.overwritten}
+        new = {(type(reads.owners[key]), name) for key, name in places if name not in self.seen(reads.owners[key])}
+        self._overwritten = (self._overwritten | new) - read
+
+    def seen(self, item: Any) -> AbstractSet[str]:
+        """Attributes that objects of a class were read or set by."""
+        return self._attributes.get(type(item), _NONE)
+
+    def overwritten_of(self, kind: type) -> AbstractSet[str]:
+        """Attributes of the objects of a class of which only matters what calls set them to."""
+        return {name for known, name in self._overwritten if known is kind}
+
     def of_objects(self, kind: type) -> AbstractSet[str] | None:
         """Attributes of the objects of a class; None for all that they have."""
         return None if kind in self._whole else self._attributes.get(kind, _NONE)
@@ -58,6 +78,7 @@ class Names:
         return self._entries.get(name, _NONE)
 
     @property
-    def _count(self) -> int:
+    def _count(self) -> tuple[int, int]:
         tables = (self._attributes, self._of_classes, self._entries)
-        return len(self.codes) + len(self._whole) + sum(len(names) for table in tables for names in table.values())
+        count = len(self.codes) + len(self._whole) + sum(len(names) for table in tables for names in table.values())
+        return count, len(self._overwritten)

@@ -57,7 +57,8 @@ class Reads:
     `__dict__`. class_attributes, slots, cells: the same for those. asked: functions, with their answers. owners:
     objects whose attributes were read. labels: of namespaces. roots: see `root`.
     holders: of containers, the object or cell in which each was found, and whether the collector knew it then.
-    draws: random generators of NumPy, with where they stood.
+    draws: random generators of NumPy, with where they stood. overwritten: attributes that were set before they were
+    read.
     """
 
     def __init__(self, install: Callable[[type], None], on_moving: Callable[[Any], None] = lambda _: None) -> None:
@@ -76,6 +77,7 @@ class Reads:
         self.roots: list[Any] = []
         self.holders: dict[int, tuple[Any, bool]] = {}
         self.draws: dict[int, tuple[Any, Any, Any]] = {}
+        self.overwritten: set[tuple[int, str]] = set()
         self._met: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}
         self._functions: dict[CodeType, list[FunctionType]] = {}
@@ -335,6 +337,12 @@ class Reads:
         self.meet(value, item)
         if name in _WHOLE:
             self.whole(item)
+
+    def overwrite(self, item: Any, name: str) -> None:
+        """An attribute of an object is about to be set."""
+        if (id(item), name) not in self.attributes:
+            self.attribute(item, name)
+            self.overwritten.add((id(item), name))
 
     def whole(self, item: Any) -> None:
         """Every attribute of an object is read."""

@@ -67,8 +67,8 @@ class Spies:
                 self._replace(kind, "__getattribute__", self._reading(own))
             except TypeError:  # its own class is of C, and lets nobody do that
                 return
-            self._replace(kind, "__setattr__", self._writing(_found(kind, "__setattr__")))
-            self._replace(kind, "__delattr__", self._writing(_found(kind, "__delattr__")))
+            self._replace(kind, "__setattr__", self._writing(_found(kind, "__setattr__"), self.reads.overwrite))
+            self._replace(kind, "__delattr__", self._writing(_found(kind, "__delattr__"), self.reads.attribute))
 
     def install_builtins(self) -> None:
         """Let `getattr` and its like report what classes and modules are asked for."""
@@ -153,12 +153,12 @@ class Spies:
         vars(__getattribute__)[_SPY] = is_users
         return __getattribute__
 
-    def _writing(self, own: Any) -> Any:
-        reads, is_counted, frame = self.reads, self._is_counted, sys._getframe
+    def _writing(self, own: Any, report: Callable[[Any, str], None]) -> Any:
+        is_counted, frame = self._is_counted, sys._getframe
 
         def write(item: Any, name: str, *value: Any) -> Any:
             if is_counted(item, _reader(frame(1))):
-                reads.attribute(item, name)
+                report(item, name)
             return own(item, name, *value)
 
         return write

@@ -27,7 +27,10 @@ _NO_CODE: Mapping[CodeType, dict[str, Any]] = {}
 
 
 class Watcher:
-    """What is read while it is active, and what of the outside was asked for. reads: None before it began."""
+    """What is read while it is active, and what of the outside was asked for. reads: None before it began.
+
+    on_frame: see `Frames.followed`.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class Watcher:
         stand_ins: are put in for code that runs.
         """
         self._stand_ins = stand_ins
+        self.on_frame: Callable[[FrameType, str, Any], None] = lambda *_: None
         self._refuses = refuses
         self._refuses_draws = refuses and refuses_draws
         self._line_of = line_of
@@ -69,7 +73,9 @@ class Watcher:
         gc.disable()
         gc.collect(1)  # what is young afterwards was made meanwhile
         try:
-            noted = noted_reads(roots, self._on_call, self._on_moving, self._on_gradient, self._stand_ins)
+            noted = noted_reads(
+                roots, self._on_call, self._on_moving, self._on_gradient, self._stand_ins, self.on_frame
+            )
             with noted as reads:
                 self.reads = reads
                 for code, known in codes.items():
@@ -147,11 +153,13 @@ def noted_reads(
     on_moving: Callable[[Any, Origin], None] = lambda *_: None,
     on_gradient: OnGradient | None = None,
     stand_ins: StandIns | None = None,
+    on_frame: Callable[[FrameType, str, Any], None] = lambda *_: None,
 ) -> Iterator[Reads]:
     """While active, what code of the user's reads is noted.
 
     on_call: gets calls of C that read the outside. on_moving: gets iterators and files that code may read on.
     on_gradient: without it, no `.grad` is watched. stand_ins: are put in for code that runs.
+    on_frame: see `Frames.followed`.
     """
     frames = Frames()
     with ExitStack() as stack:
@@ -177,7 +185,7 @@ def noted_reads(
             if stand_ins is not None:
                 stand_ins.runs(frame)
 
-        frames.followed(stack, on_code, on_call, on_compiler, reads.has_met)
+        frames.followed(stack, on_code, on_call, on_compiler, reads.has_met, on_frame)
         yield reads
 
 

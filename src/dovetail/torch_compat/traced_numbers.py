@@ -35,11 +35,11 @@ class NumberTrace(Protocol):
     def decide(self, handle: Any, answer: bool) -> None:
         """Whether the number is true was asked, and this is what was answered."""
 
-    def fix(self, handle: Any, number: Plain) -> None:
-        """The number itself was asked for, and this was given."""
+    def fix(self, handle: Any, number: Plain) -> Plain:
+        """The number itself is asked for, which is this one now. Returns: what is to be given."""
 
-    def refuse_text(self, handle: Any) -> None:
-        """The number was to be turned into text; raises."""
+    def text(self, handle: Any, convert: Callable[[Any], str]) -> str:
+        """The number is turned into text. Returns: what stands for the text; may raise."""
 
     def size_for(self, handle: Any, now: Plain) -> Any:
         """The number as a symbol of an environment of torch's, or plain; see `number_for`."""
@@ -115,9 +115,8 @@ class _Node(_SymNode):  # type: ignore[misc]
     def wrap_bool(self, number: bool) -> _Node:
         return _Node(self.trace, number, bool(number))
 
-    def str(self) -> str:
-        self.trace.refuse_text(self.handle)
-        return "number"
+    def str(self) -> builtins.str:
+        return self.trace.text(self.handle, builtins.str)
 
     __str__ = __repr__ = _graph_repr = str
 
@@ -141,8 +140,7 @@ class _Node(_SymNode):  # type: ignore[misc]
     bool_ = expect_true = guard_or_false = guard_or_true = guard_size_oblivious = statically_known_true = guard_bool
 
     def guard_number(self, *_: Any) -> Any:
-        self.trace.fix(self.handle, self.now)
-        return self.now
+        return self.trace.fix(self.handle, self.now)
 
     guard_int = guard_float = int_ = guard_number
 
@@ -227,7 +225,7 @@ def traced_maths() -> Iterator[None]:
     Functions of `math`, `max` and `min` are noted, and so are all operators as Python has them: torch's symbolic ones
     make `math.floor(a / b)` of `a // b`, which is another number, refuse negative bases of powers, and do not compute
     with truth values. Code outside torch that asks whether a traced number is a float, say, is told so.
-    Turning one into text is refused by its trace. NumPy, and tables, ask for the plain number. Copies are the number.
+    What one is as text is up to its trace. NumPy, and tables, ask for the plain number. Copies are the number.
     """
     changed: list[tuple[Any, str, Any]] = []
 
@@ -286,9 +284,16 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
 
 def _format(before: Callable[..., str]) -> Callable[..., str]:
     def text(self: Any, spec: str) -> str:
-        return str(self) if is_traced(self) else before(self, spec)
+        if not is_traced(self):
+            return before(self, spec)
+        made: str = self.node.trace.text(self.node.handle, functools.partial(_formatted, spec))
+        return made
 
     return text
+
+
+def _formatted(spec: str, number: Any) -> str:
+    return format(number, spec)
 
 
 def _hash(before: Callable[[Any], int]) -> Callable[[Any], int]:

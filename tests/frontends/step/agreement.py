@@ -58,7 +58,7 @@ class Case:
     captures: int | None = 1
     eager_calls: int | None = 1
     at_most: int = 8
-    keep_grads: bool = False
+    keep_grads: bool = True
     fails: bool = False
     may_refuse: bool = False
     known: str = ""
@@ -76,7 +76,7 @@ class Case:
 
     def compile(self, twin: Twin) -> dict[str, Any]:
         """Every step of a side, compiled."""
-        options = {"keep_grads": True, **self.options} if self.keep_grads else self.options
+        options = {"keep_grads": self.keep_grads, **self.options}
         return {name: dovetail.compile_step(step, **options) for name, step in twin.steps.items()}
 
 

@@ -188,11 +188,11 @@ def test_a_hook_that_the_step_leaves_is_refused() -> None:
 def test_a_capture_leaves_no_hook() -> None:
     net = _net()
     inner, _ = _plain(net)
-    calls = []
+    calls: list[object] = []
 
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = inner(x)
-        if calls.append(1) or len(calls) > 1:
+        if calls.append(object()) or len(calls) > 1:
             _first(net).register_hook(lambda gradient: gradient * 0.5)
         return loss
 

@@ -12,7 +12,7 @@ import torch
 
 import dovetail
 from dovetail.errors import DovetailError, UnsupportedStep
-from dovetail.frontends.step.hosts import SchedulerState
+from dovetail.frontends.step.schedulers import SchedulerState
 
 Step = Callable[..., Any]
 logger = logging.getLogger(__name__)

@@ -42,23 +42,26 @@ class Training:
         return loss.detach()
 
 
-def keep(losses: list[Any], loss: Any) -> None:
-    losses.append(loss)
-
-
 def attribute(t: Training) -> Step:
     t.last = torch.zeros(())
 
     def step(x: torch.Tensor) -> None:
-        t.last = t.train(x)  # here
+        t.last = Box(t.train(x))  # here
 
     return step
+
+
+class Box:
+    """An object of which a program makes no other."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
 
 
 class Keeping(Training):
     def __call__(self, x: torch.Tensor) -> None:
         loss = self.train(x)
-        self.last = loss * 2  # here
+        self.last = Box(loss * 2)  # here
 
 
 def attribute_of_self(t: Training) -> Step:
@@ -70,7 +73,7 @@ def attribute_of_self(t: Training) -> Step:
 def appended(t: Training) -> Step:
     def step(x: torch.Tensor) -> None:
         loss = t.train(x)
-        t.losses.append(loss)  # here
+        t.losses.append(Box(loss))  # here
 
     return step
 
@@ -79,14 +82,7 @@ def appended_under_another_name(t: Training) -> Step:
     def step(x: torch.Tensor) -> None:
         losses = t.losses
         loss = t.train(x)
-        losses += [loss]  # here
-
-    return step
-
-
-def passed_on(t: Training) -> Step:
-    def step(x: torch.Tensor) -> None:
-        keep(t.losses, t.train(x))  # here
+        losses += [Box(loss)]  # here
 
     return step
 
@@ -94,7 +90,7 @@ def passed_on(t: Training) -> Step:
 def global_variable(t: Training) -> Step:
     def step(x: torch.Tensor) -> None:
         global LAST  # noqa: PLW0603
-        LAST = t.train(x)  # here
+        LAST = Box(t.train(x))  # here
 
     _HERE.LAST = torch.zeros(())  # type: ignore[attr-defined]
     return step
@@ -105,14 +101,14 @@ def enclosing_variable(t: Training) -> Step:
 
     def step(x: torch.Tensor) -> None:
         nonlocal last
-        last = t.train(x)  # here
+        last = Box(t.train(x))  # here
 
     return step
 
 
 def global_list(t: Training) -> Step:
     def step(x: torch.Tensor) -> None:
-        HISTORY.append(t.train(x))  # here
+        HISTORY.append(Box(t.train(x)))  # here
 
     return step
 
@@ -123,7 +119,7 @@ def entry(t: Training) -> Step:
     def step(x: torch.Tensor) -> None:
         loss = t.train(x)
         if loss.dim() == 0:
-            SEEN["loss"] = loss + 1  # here
+            SEEN["loss"] = Box(loss + 1)  # here
 
     return step
 
@@ -141,7 +137,7 @@ def state_of_optimizer(t: Training) -> Step:
 
     def step(x: torch.Tensor) -> None:
         t.train(x)
-        t.opt.state[t.net.weight]["momentum_buffer"] = t.net.weight.detach() * 2  # here
+        t.opt.state[t.net.weight]["note"] = Box(t.net.weight)  # here
 
     return step
 
@@ -281,17 +277,16 @@ def reshaped(t: Training) -> Step:
 
 
 CASES: tuple[tuple[Callable[[Training], Step], str], ...] = (
-    (attribute, "binds t.last to another tensor"),
-    (attribute_of_self, "binds self.last to another tensor"),
-    (appended, "t.losses[1]"),
-    (appended_under_another_name, "t.losses[1]"),
-    (passed_on, "t.losses[1]"),
+    (attribute, "changes t.last"),
+    (attribute_of_self, "changes self.last"),
+    (appended, "puts an object that it makes into a container"),
+    (appended_under_another_name, "puts an object that it makes into a container"),
     (global_variable, "LAST"),
-    (enclosing_variable, "binds variable last to another tensor"),
-    (global_list, "HISTORY["),
-    (entry, "SEEN['loss']"),
+    (enclosing_variable, "changes variable last"),
+    (global_list, "puts an object that it makes into a container"),
+    (entry, "puts an object that it makes into a container"),
     (element, "t.kinds"),
-    (state_of_optimizer, "t.opt.state[t.net.weight]['momentum_buffer']"),
+    (state_of_optimizer, "t.opt.state[t.net.weight]['note']"),
     (python_random, "draws from Python's module random"),
     (python_random_by_name, "draws from Python's module random"),
     (numpy_random, "draws from numpy.random"),

@@ -60,6 +60,7 @@ def _stats(captures: int = 1, eager_calls: int = 1) -> Any:
 
 def _case(monkeypatch: pytest.MonkeyPatch, wrong: Wrong | None, stats: Any = None, **more: Any) -> Case:
     """A case whose compiled side runs the step, and then something else."""
+    more.setdefault("keep_grads", False)
     rigs: list[Rig] = []
 
     def build() -> Twin:

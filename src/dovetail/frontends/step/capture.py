@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,18 +16,32 @@ from dovetail.capture.origins import module_names
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
-from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
+from dovetail.errors import UnsupportedStep
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.step.captured_memory import refuse_set, refuse_sharing, torch_generators
 from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.hosts import HostCall, HostCalls
-from dovetail.frontends.step.left_behind import LeftBehind, MoreIsRead, StateToMake, refused_change
-from dovetail.frontends.step.lifting import Numbers
-from dovetail.frontends.step.memory import Accesses, shared_memory
+from dovetail.frontends.step.kept import Tree, Trees
+from dovetail.frontends.step.left_behind import (
+    ContainersRead,
+    LeftBehind,
+    MoreIsRead,
+    StateToMake,
+    overwritten,
+    refused_change,
+)
+from dovetail.frontends.step.lifting import Lifting, Numbers
+from dovetail.frontends.step.memory import Accesses
+from dovetail.frontends.step.number_inputs import groups_of, number_inputs
 from dovetail.frontends.step.number_spots import NumberSpot
+from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, refuse_new_objects
 from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.spied import Spied
+from dovetail.frontends.step.syntax import percent_formats
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds
+from dovetail.frontends.step.text_uses import check_texts
 from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
@@ -59,9 +74,18 @@ class StepCapture:
     """One capture; `variant` makes the result. See the module docstring."""
 
     def __init__(
-        self, call: StepCall, world: World, lifted: Numbers, options: Options, guarded: frozenset[Path] = frozenset()
+        self,
+        call: StepCall,
+        world: World,
+        lifted: Numbers,
+        options: Options,
+        guarded: frozenset[Path] = frozenset(),
+        shown: Lifting | None = None,
     ) -> None:
         """Prepare.
+
+        shown: spots of tensors that may be other ones in each call, which are read like arguments, and containers that
+        are only written.
 
         lifted: spots of the world and leaves of the arguments that are inputs, where they hold numbers; hyperparameters
         of optimizers are as well, but for `guarded` ones.
@@ -70,9 +94,17 @@ class StepCapture:
         self._world = world
         self._options = options
         self._names: set[str] = set()
-        self.hyperparameters: set[Path] = set()
-        self._numbers = self._find_numbers(lifted.spots, guarded)
-        self.lifted = frozenset(spot.path for spot in self._numbers)
+        self._numbers, self.hyperparameters = number_inputs(world, lifted.spots, guarded, self._name)
+        shown = shown or Lifting()
+        kept, self._never_spied = shown.kept, shown.read
+        self._spied = Spied(world, sorted(shown.spied, key=repr))
+        self._kept = [
+            NumberSpot.at(place)
+            for place in (world.places if kept else ())
+            if place.path in kept and isinstance(place.read(), torch.Tensor)
+        ]
+        self._given = [*call.leaves, *(spot.read() for spot in self._kept)]
+        self.lifted = frozenset(spot.path for spot in (*self._numbers, *self._kept))
         self._lifted_leaves = lifted.leaves
         self._blamed: Callable[[], frozenset[str]] = frozenset
         self._leaf_names: dict[int, str] = {}
@@ -80,6 +112,9 @@ class StepCapture:
         self._result_structure: Structure | None = None
         self._asked = [partial(_as_it_is, item) for item in world.others]
         self._guard: ReadGuard | None = None
+        self._count = 0
+        self._bound: list[tuple[Path, Tree]] = []
+        self._filled: list[tuple[Path, Tree]] = []
         self._elsewhere: list[ReadChange] = []
         self._watcher = Watcher(
             refuses_draws=False, line_of=world.line_naming, stand_ins=None if world.asks_types else StandIns()
@@ -95,42 +130,29 @@ class StepCapture:
         self._names.add(name)
         return name
 
-    def _find_numbers(self, lifted: frozenset[Path], guarded: frozenset[Path]) -> list[NumberSpot]:
-        groups = self._groups_of(optimizer for _, optimizer in self._world.optimizers)
-        found = []
-        for place in self._world.places:
-            spot = NumberSpot.at(place)
-            kind = type(place.read())
-            if not spot.can_be_put:
-                continue
-            if id(spot.container) in groups and kind is float and place.path not in guarded:
-                self.hyperparameters.add(place.path)
-            elif place.path not in lifted or kind not in (int, float):
-                continue
-            spot.name = self._name(place.label)
-            found.append(spot)
-        return found
-
-    @staticmethod
-    def _groups_of(optimizers: Iterable[Any]) -> set[int]:
-        return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
-
     def _tensors(self) -> tuple[list[StepTensor], list[Source]]:
         tensors: list[StepTensor] = []
         sources: list[Source] = []
         known: set[int] = set()
         for index, (place, tensor) in enumerate(self._world.tensors):
+            if self._is_kept(tensor):
+                continue
             role = Parameter(place.label) if isinstance(tensor, torch.nn.Parameter) else StateTensor(place.label)
             tensors.append(StepTensor(self._name(place.label), place.label, role, tensor))
             sources.append(Source("state", index))
             known.add(id(tensor))
-        for index, leaf in enumerate(self._call.leaves):
+        for index, leaf in enumerate(self._given):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
                 known.add(id(leaf))
-                label = f"argument {index}"
-                tensors.append(StepTensor(self._name(f"argument_{index}"), label, UserInput(index), leaf))
+                late = index - len(self._call.leaves)
+                label = f"argument {index}" if late < 0 else self._kept[late].label
+                tensors.append(StepTensor(self._name(identifier(label)), label, UserInput(index), leaf))
                 sources.append(Source("argument", index))
         return tensors, sources
+
+    def _is_kept(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is only where others may be in later calls."""
+        return bool(self._kept) and all(place.path in self.lifted for place in self._world.places_of(tensor))
 
     # --- recording --------------------------------------------------------------------------------------------
 
@@ -167,15 +189,32 @@ class StepCapture:
         optimizers = [optimizer for _, optimizer in self._world.optimizers]
         schedulers = [scheduler for _, scheduler in self._world.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
+        hosts.look_at = recording.look_at = self._spied.look_at
+        texts = recording.recorder.texts
+        texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
         with self._undone():
             outside = Outside(recording.origins, self._world.places)
             try:
                 recording.run(self._run, self._around(recording, hosts, outside))
+                if self._spied.read:
+                    raise ContainersRead(frozenset(self._spied.read))
+                left = LeftBehind(
+                    self._world,
+                    self._numbers,
+                    self.lifted,
+                    overwritten(self._watcher.reads, self._world),
+                    self._never_spied,
+                )
+                left.spy()
+                check_texts(recording.recorder)
             except UnsupportedStep as error:
                 if any(error is known for known in outside.to_fill):
                     raise StateToMake(error) from error
                 raise
-            writes = list(LeftBehind(self._world, self._numbers).numbers(recording))
+            trees = Trees(recording, self._world.knows)
+            writes = list(left.numbers(recording, trees))
+            self._bound, self._filled = left.bound, left.filled
+            hosts.settle(trees)
         host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         sources += [Source("gradient", index) for index in recording.held]
@@ -187,11 +226,11 @@ class StepCapture:
 
         Raises: MoreIsRead when the world has to be larger; StateChangedOtherwise for changes outside of it.
         """
-        generators = self._generators()
+        generators = torch_generators((*(place.read() for place in self._world.places), *self._call.leaves))
         error: BaseException | None = None
         try:
             yield
-            self._refuse_drawn(generators)
+            refuse_set(generators)
         except BaseException as raised:
             error = raised
         self._world.restore()
@@ -209,27 +248,13 @@ class StepCapture:
         for change in self._elsewhere:
             raise refused_change(change.label)
 
-    def _generators(self) -> list[tuple[torch.Generator, torch.Tensor]]:
-        """The user's generators, and where they are."""
-        found = (*(place.read() for place in self._world.places), *self._call.leaves)
-        known = {id(x): x for x in found if isinstance(x, torch.Generator)}
-        return [(x, x.get_state()) for x in known.values()]
-
-    @staticmethod
-    def _refuse_drawn(generators: Sequence[tuple[torch.Generator, torch.Tensor]]) -> None:
-        if any(not torch.equal(generator.get_state(), state) for generator, state in generators):
-            raise UnsupportedStep(
-                what="sets a generator (`manual_seed`, `set_state`)",
-                why="this would happen once, while the step is captured, and never again",
-                hint="set it outside the step",
-            )
-
     def _show(self, index: int, traced: Any) -> None:
         self._shown[index] = traced
 
     def _run(self) -> list[Any]:
         args, kwargs = unflatten(self._shown, self._call.structure)
         results, self._result_structure = flatten(self._call.step(*args, **kwargs))
+        self._count = len(results)
         refuse_new_objects(
             [x for x in results if not (isinstance(x, torch.Tensor) or is_traced(x))],
             lambda x: self._world.knows(x) or any(x is leaf for leaf in self._call.leaves),
@@ -245,6 +270,7 @@ class StepCapture:
             module_names(recording.origins, self._world.modules),
             outside.known_results_only(self._world.caches_of_functions),
             outside.watched(),
+            self._spied.noted(hosts.note_put),
             self._watched(),
         ):
             yield
@@ -255,18 +281,19 @@ class StepCapture:
     def _watched(self) -> Iterator[None]:
         """While active, what the code reads besides what the world compares is noted."""
         roots = [self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]
-        known = self._world.compared
+        known = self._world.compared | {(id(vars(sys)), name) for name in STREAMS}  # where host calls write
         try:
             with self._watcher.watched(roots, {ask: ask() for ask in self._asked}):
                 yield
         finally:
+            known |= overwritten(self._watcher.reads, self._world)
             self._elsewhere = self._watcher.changes(known, self._world.looks_into)
         schedulers = [scheduler for _, scheduler in self._world.schedulers]  # each of a class made for the recording
         self._guard = self._watcher.guard(known, [*schedulers, *map(type, schedulers)])
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
         """The inputs that a scheduler may change."""
-        groups = self._groups_of([scheduler.optimizer])
+        groups = groups_of([scheduler.optimizer])
         found = {recording.value_of_number(n) for n, spot in enumerate(self._numbers) if id(spot.container) in groups}
         held = [x for group in scheduler.optimizer.param_groups for x in group.values()]
         return found | recording.values_of_tensors([x for x in held if isinstance(x, torch.Tensor)])
@@ -294,7 +321,7 @@ class StepCapture:
             [sources[i] for i in kept],
             [
                 (place, next(i for i in kept if recording.tensors[i].tensor is leaf))
-                for place, leaf in enumerate(call.leaves)
+                for place, leaf in enumerate(self._given)
                 if isinstance(leaf, torch.Tensor)
             ],
             [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
@@ -304,7 +331,7 @@ class StepCapture:
             else None,
         )
         tensors = [recording.tensors[i].tensor for i in kept]
-        self._refuse_sharing(recording, [*tensors, *programs.constants], kept, accesses)
+        refuse_sharing(recording, [*tensors, *programs.constants], kept, accesses)
         labels = (
             *(recording.tensors[i].label for i in programs.tensors),
             *("a tensor found while recording" for _ in programs.constants),
@@ -321,13 +348,18 @@ class StepCapture:
             kinds=kinds,
             record=world.record(self.lifted),
             lifted=self.lifted,
-            state=[place.path for place, _ in world.tensors],
+            state=[() if self._is_kept(tensor) else place.path for place, tensor in world.tensors],
+            kept=[spot.path for spot in self._kept],
+            bound=self._bound,
+            filled=self._filled,
+            spied=self._spied.paths,
             takes=[moved[i] for i in programs.tensors],
             constants=[(tensor, version_of(tensor)) for tensor in programs.constants],
             numbers=[leaf_of[n] if n in leaf_of else self._numbers[n].path for n in programs.numbers],
             writes=[(spot.path, which) for spot, which in writes],
             host_calls=host_calls,
             result_structure=self._result_structure,
+            count=self._count,
             questions=tuple(recording.recorder.questions),
             early=EarlyQuestions(
                 programs.functional,
@@ -355,17 +387,6 @@ class StepCapture:
         if index < len(self._numbers):
             return self._numbers[index].label
         return f"argument {sorted(self._lifted_leaves)[index - len(self._numbers)]}"
-
-    def _refuse_sharing(
-        self, recording: StepRecording, tensors: Sequence[torch.Tensor], kept: Sequence[int], accesses: Accesses
-    ) -> None:
-        met = range(len(kept), len(tensors))
-        shared = shared_memory(tensors, replace(accesses, taken=(accesses.taken or frozenset()).union(met)))
-        if shared is not None:
-            labels = [*(recording.tensors[i].label for i in kept), *("a tensor found while recording" for _ in met)]
-            written, other = (labels[index] for index in shared)
-            reason = "a step's program does not track how such writes affect each other"
-            raise OverlappingMutatedInputs(written=written, other=other, reason=reason)
 
 
 def _as_it_is(item: Any) -> Any:

@@ -16,15 +16,21 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from dovetail.capture.step_recording import StepRecording
+from dovetail.capture.step_seen import as_seen
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
-from dovetail.frontends.step.output import replaced_builtin, replaced_handling
+from dovetail.frontends.step.kept import NotMadeAgain, Trees
+from dovetail.frontends.step.output import print_to, replaced_builtin, replaced_handling, streams_replaced
+from dovetail.frontends.step.schedulers import watched_reads
+from dovetail.frontends.step.spied import Put
+from dovetail.frontends.step.trackers import trackers_replaced
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.program import Origin, Value
+from dovetail.ir.step_plan import Look, TextResult
 from dovetail.reach.frames import unnoted
 from dovetail.reach.values import HOST_CALL
 from dovetail.torch_compat.modules import noticed_conversions
@@ -56,17 +62,43 @@ _ACTIVE: list[HostCalls] = []
 
 
 @dataclass(frozen=True, slots=True)
-class HostCall:
-    """One call. leaves: its arguments, flat; those that the program makes are numbers of what it leaves.
+class LeftNumber:
+    """A number that the program leaves."""
 
-    made: for each leaf, which value that the program leaves it is, None for a plain one. position: how many nodes had
-    been recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state. before: whether
-    it is made before the program.
+    which: int
+
+    def made(self, values: Sequence[Any]) -> Any:
+        """The number of one run."""
+        return values[self.which]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftTensor:
+    """A copy of a tensor that the program leaves."""
+
+    which: int
+    look: Look
+
+    def made(self, values: Sequence[Any]) -> Any:
+        """The tensor of one run."""
+        return as_seen(values[self.which], self.look)
+
+
+Made: TypeAlias = "LeftNumber | LeftTensor | TextResult"
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """One call. leaves: its arguments, flat.
+
+    made: for each leaf, what makes it of the values that the program leaves, None for a plain one. position: how many
+    nodes had been recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state.
+    before: whether it is made before the program.
     """
 
     function: Callable[..., Any]
     leaves: tuple[Any, ...]
-    made: tuple[int | None, ...]
+    made: tuple[Made | None, ...]
     structure: Structure
     position: int
     origin: Origin
@@ -81,7 +113,7 @@ class HostCall:
     def make(self, values: Sequence[Any]) -> None:
         """Call. values: what the program has left for host calls."""
         given: list[Any] = [
-            leaf if which is None else values[which] for leaf, which in zip(self.leaves, self.made, strict=True)
+            leaf if made is None else made.made(values) for leaf, made in zip(self.leaves, self.made, strict=True)
         ]
         args, kwargs = unflatten(given, self.structure)
         self.function(*args, **kwargs)
@@ -98,8 +130,11 @@ class HostCalls:
         *,
         is_noting_hooks: bool = False,
     ) -> None:
-        """is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
+        """look_at, to be set: gets arguments of calls.
+
+        is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
         self.calls: list[HostCall] = []
+        self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
         self._optimizers = optimizers
         self._is_noting_hooks = is_noting_hooks
         self._thread = threading.get_ident()
@@ -113,7 +148,7 @@ class HostCalls:
             for scheduler in self._schedulers:
                 stub = self._stub(scheduler)
                 stack.enter_context(_replaced(scheduler, stub))
-                stack.enter_context(_watched_reads(scheduler, self._read))
+                stack.enter_context(watched_reads(scheduler, self._read))
             for optimizer in self._optimizers:
                 if isinstance(optimizer, torch.optim.LBFGS):
                     stack.enter_context(_replaced(optimizer, self._refuse_search))
@@ -122,8 +157,10 @@ class HostCalls:
                     for table in tables:
                         stack.enter_context(_replaced_values(table, self._hook))
             stack.enter_context(noticed_conversions(self._refuse_conversion))
+            stack.enter_context(streams_replaced(self.note))
             stack.enter_context(replaced_builtin("print", self._print(builtins.print, sys.stdout)))
             stack.enter_context(replaced_handling(self._log))
+            stack.enter_context(trackers_replaced(self.note))
             _ACTIVE.append(self)
             try:
                 yield
@@ -135,19 +172,42 @@ class HostCalls:
     ) -> None:
         """A call was to be made."""
         leaves, structure = flatten((list(args), dict(kwargs)))
-        recorder, made = self._recording.recorder, list[int | None]()
-        for leaf in leaves:
-            made.append(None)
-            if isinstance(leaf, torch.Tensor):
-                with torch.no_grad():
-                    made[-1] = self._recording.leave(recorder.value_of(leaf.detach().clone()))
-            elif is_traced(leaf):
-                made[-1] = self._recording.leave(handle_of(leaf))
+        self.look_at(leaves)
+        recorder, made = self._recording.recorder, list(map(self._made, leaves))
+        recorder.texts.given_to_host()
         plain = tuple(leaf if which is None else None for leaf, which in zip(leaves, made, strict=True))
         origin = self._recording.origins.here()
         self.calls.append(
             HostCall(function, plain, tuple(made), structure, len(recorder.nodes), origin, scheduler, is_hook)
         )
+
+    def note_put(self, put: Put) -> None:
+        """Something was to be put into a container, in order with the calls."""
+        self._recording.recorder.texts.given_to_host()
+        position, here = len(self._recording.recorder.nodes), self._recording.origins.here()
+        self.calls.append(HostCall(put, (), (), flatten(())[1], position, here))
+
+    def settle(self, trees: Trees) -> None:
+        """The step has ended. Raises: StateChangedOtherwise for something that no run makes again."""
+        for call in self.calls:
+            if isinstance(call.function, Put):
+                try:
+                    call.function.settle(trees)
+                except NotMadeAgain:
+                    raise StateChangedOtherwise(
+                        what="puts an object that it makes into a container",
+                        why="a program makes tensors, numbers, texts and containers of these",
+                        hint="do it in a function marked with dovetail.host_call",
+                        origin=call.origin,
+                    ) from None
+
+    def _made(self, leaf: Any) -> Made | None:
+        """What makes an argument of what the program leaves; None for one that is the same in each run."""
+        recording = self._recording
+        if isinstance(leaf, torch.Tensor):
+            seen = recording.seen(leaf)
+            return LeftTensor(recording.leave(seen.value), seen.look)
+        return LeftNumber(recording.leave(handle_of(leaf))) if is_traced(leaf) else recording.text_result(leaf)
 
     def _print(self, function: Callable[..., Any], output: Any) -> Callable[..., None]:
         @functools.wraps(function)
@@ -162,7 +222,7 @@ class HostCalls:
                     hint="redirect the output around the step, or pass print(..., file=...)",
                     origin=self._recording.origins.here(),
                 )
-            self.note(function, args, kwargs)
+            self.note(print_to, (function, kwargs.pop("file", None), *args), kwargs)
 
         return call
 
@@ -217,7 +277,7 @@ class HostCalls:
         if threading.get_ident() != self._thread:
             return False
         leaves = record.args if isinstance(record.args, tuple) else (record.args,)
-        self.note(_Log(logger, record), leaves, {})
+        self.note(_Log(logger, record), (record.msg, *leaves), {})
         return True
 
     # --- when they are made ---------------------------------------------------------------------------------
@@ -262,8 +322,8 @@ class _Log:
         self._record = record
         self._is_tuple = isinstance(record.args, tuple)
 
-    def __call__(self, *args: Any) -> None:
-        facts = {**vars(self._record), "args": args if self._is_tuple else args[0]}
+    def __call__(self, message: Any, *args: Any) -> None:
+        facts = {**vars(self._record), "msg": message, "args": args if self._is_tuple else args[0]}
         self._logger.handle(logging.makeLogRecord(facts))
 
 
@@ -282,31 +342,6 @@ def _replaced(stepped: Any, step: Callable[..., None]) -> Iterator[None]:
             del held["step"]
 
 
-_ASKED_FOR_ANYWAY = frozenset({"step", "optimizer"})
-
-
-@contextlib.contextmanager
-def _watched_reads(scheduler: Any, tell: Callable[[Any, str], None]) -> Iterator[None]:
-    """While active, `tell` is called for each attribute of a scheduler's own that this thread asks for."""
-    kind: Any = type(scheduler)
-    thread, held = threading.get_ident(), scheduler.__dict__
-    method = ""
-
-    def get(self: Any, name: str) -> Any:
-        nonlocal method
-        if self is scheduler and name not in _ASKED_FOR_ANYWAY and threading.get_ident() == thread:
-            if name in held:
-                tell(self, method or name)
-            method = name if hasattr(kind, name) else ""
-        return kind.__getattribute__(self, name)
-
-    scheduler.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
-    try:
-        yield
-    finally:
-        object.__setattr__(scheduler, "__class__", kind)
-
-
 @contextlib.contextmanager
 def _replaced_values(table: dict[int, Any], instead: Callable[[Any], Any]) -> Iterator[None]:
     """While active, a table has something else in the place of each value."""
@@ -317,42 +352,3 @@ def _replaced_values(table: dict[int, Any], instead: Callable[[Any], Any]) -> It
         yield
     finally:
         table.update(before)
-
-
-class SchedulerState:
-    """What schedulers and the groups of their optimizers hold, to be put back."""
-
-    def __init__(self, schedulers: Sequence[Any]) -> None:
-        """Remember what these hold now."""
-        self._held: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._lists: list[tuple[list[Any], list[Any]]] = []
-        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._seen: set[int] = set()
-        for scheduler in schedulers:
-            self._add(scheduler)
-
-    def _add(self, scheduler: Any) -> None:
-        if id(scheduler) in self._seen:
-            return
-        self._seen.add(id(scheduler))
-        self._held.append((scheduler.__dict__, dict(scheduler.__dict__)))
-        for value in scheduler.__dict__.values():
-            if isinstance(value, list):
-                self._lists.append((value, list(value)))
-                for item in value:
-                    if hasattr(item, "step") and hasattr(item, "last_epoch"):
-                        self._add(item)
-        for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ()):
-            self._held.append((group, dict(group)))
-            self._tensors += [(v, v.detach().clone()) for k, v in group.items() if isinstance(v, torch.Tensor)]
-
-    def put_back(self) -> None:
-        """Hold again what was held."""
-        for held, before in self._held:
-            held.clear()
-            held.update(before)
-        for items, former in self._lists:
-            items[:] = former
-        with torch.no_grad():
-            for tensor, numbers in self._tensors:
-                tensor.copy_(numbers)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,15 @@ import torch
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.hook_tables import HookTable
+from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
 from dovetail.frontends.step.number_spots import NumberSpot
-from dovetail.frontends.step.places import MISSING, Path, Place
+from dovetail.frontends.step.places import MISSING, Holder, Path, Place, Sequential
+from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER
 from dovetail.frontends.step.world import Change, World
 from dovetail.ir.program import Origin
 from dovetail.ir.step_plan import PlainResult
-from dovetail.reach.values import is_same
+from dovetail.reach.reads import Reads
+from dovetail.reach.values import attributes_of, has_attributes, is_a, is_same
 from dovetail.torch_compat.traced_numbers import is_traced
 
 DRAW, PASS = "draw outside the step", "pass the drawn numbers"
@@ -37,6 +41,26 @@ class MoreIsRead(Exception):
     """The step reads what it did not read before: its world is larger."""
 
 
+class TensorsToKeep(Exception):
+    """The step puts other tensors where tensors were. paths: of these spots in the world."""
+
+    def __init__(self, paths: frozenset[Path]) -> None:
+        super().__init__(paths)
+        self.paths = paths
+
+
+class ContainersToSpy(Exception):
+    """The step puts something into containers, which it may not read. paths: of these in the world."""
+
+    def __init__(self, paths: frozenset[Path]) -> None:
+        super().__init__(paths)
+        self.paths = paths
+
+
+class ContainersRead(ContainersToSpy):
+    """The step reads containers that it was thought only to write."""
+
+
 class StateToMake(Exception):
     """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
 
@@ -46,31 +70,54 @@ class StateToMake(Exception):
 
 
 class LeftBehind:
-    """What a step that was recorded has left in its world. spots: of the numbers that are inputs of the program."""
+    """What a step that was recorded has left in its world. spots: of the numbers that are inputs of the program.
 
-    def __init__(self, world: World, spots: Sequence[NumberSpot]) -> None:
-        """Look at a world whose code has just run on fakes."""
+    bound: spots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
+    containers in which it leaves more or less than there was.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        spots: Sequence[NumberSpot],
+        kept: Collection[Path] = (),
+        overwritten: Collection[tuple[int, str]] = (),
+        never_spied: Collection[Path] = (),
+    ) -> None:
+        """Look at a world whose code has just run on fakes.
+
+        never_spied: containers that the step reads.
+
+        kept: spots of tensors that may be others in each call. overwritten: attributes that were set before they were
+        read, by the identity of their `__dict__`.
+        """
         self._world = world
         self._numbers = spots
+        self._kept = kept
+        self._overwritten = overwritten
+        self._never_spied = never_spied
+        self.filled: list[tuple[Path, Tree]] = []
+        self.bound: list[tuple[Path, Tree]] = []
 
-    def numbers(self, recording: StepRecording) -> Iterator[tuple[NumberSpot, int]]:
+    def numbers(self, recording: StepRecording, trees: Trees) -> Iterator[tuple[NumberSpot, int]]:
         """The spots that the step leaves other numbers in, each with the number of the value that it leaves.
 
         Raises: NumbersToLift, StateToMake; StateChangedOtherwise for changes that no program can make.
         """
         known = {spot.key: spot for spot in self._numbers}
-        lift: set[Path] = set()
-        for spot in self._numbers:
-            now = spot.read()
-            if now is not spot.shown:
-                if not (is_traced(now) or type(now) in _NUMBERS):
-                    raise self._refused(Change(spot.place, spot.label, spot.shown, now))
-                self._writable(spot.place)
-                yield spot, recording.leave(now)
+        lift, keep = set[Path](), set[Path]()
+        lifted = {spot.path for spot in self._numbers}
+        yield from self._of_inputs(recording, trees)
         made: dict[str, DovetailError] = {label: _hooked(label, line) for label, line in recording.hooked.items()}
-        for change in self._world.changes():
+        changes = self._world.changes()
+        refilled = self._refill(changes, trees)
+        for change in changes:
             place = change.place
-            if (place is not None and (id(place.container), place.key) in known) or self._is_harmless(change):
+            is_done = place is not None and (id(place.holder) in refilled or (id(place.container), place.key) in known)
+            if is_done or self._is_harmless(change):
+                continue
+            if place is not None and (id(place.container), place.key) in self._overwritten:
+                self._bind(change, trees)
                 continue
             if place is not None and _is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)):
                 if type(change.old) in (int, float):
@@ -78,6 +125,11 @@ class LeftBehind:
                 else:
                     new = change.new if is_traced(change.new) else PlainResult(change.new)
                     yield self._writable(place), recording.leave(new)
+            elif place is not None and _can_be_bound(change):
+                self._bind(change, trees)
+                found = list(self._tensors_in(change.old, place.path))
+                keep.update(path for path in found if path not in self._kept)
+                lift.update(path for path in self._numbers_in(change.old, place.path) if path not in lifted)
             elif (change.old is MISSING and place is not None and place.kind == "dict") or (
                 change.old is None or (place is not None and isinstance(place.holder, HookTable))
             ):
@@ -86,8 +138,73 @@ class LeftBehind:
                 raise self._refused(change)
         if made:
             raise StateToMake(next(iter(made.values())))
+        if keep:
+            raise TensorsToKeep(frozenset(keep))
         if lift:
             raise NumbersToLift(frozenset(lift))
+
+    def _of_inputs(self, recording: StepRecording, trees: Trees) -> Iterator[tuple[NumberSpot, int]]:
+        """The spots of inputs that the step leaves something else in."""
+        for spot in self._numbers:
+            now = spot.read()
+            if now is spot.shown:
+                continue
+            if is_traced(now) or type(now) in _NUMBERS:
+                self._writable(spot.place)
+                yield spot, recording.leave(now)
+            else:
+                self._bind(Change(spot.place, spot.label, spot.shown, now), trees)
+
+    def spy(self) -> None:
+        """Raises: ContainersToSpy for containers that the step puts something into, and may not read."""
+        found = {x.place.holder.path for x in self._world.changes() if x.place is not None and _is_put(x)}
+        if not found <= set(self._never_spied):
+            raise ContainersToSpy(frozenset(found.difference(self._never_spied)))
+
+    def _bind(self, change: Change, trees: Trees) -> None:
+        """The step leaves something in a spot that a run can leave there as well. Raises: StateChangedOtherwise."""
+        place = change.place
+        assert place is not None, "it is a spot"
+        if change.new is MISSING:
+            raise self._refused(change)
+        self._writable(place)
+        try:
+            self.bound.append((place.path, trees.of(change.new)))
+        except NotMadeAgain:
+            raise self._refused(change) from None
+
+    def _refill(self, changes: Sequence[Change], trees: Trees) -> set[int]:
+        """Containers that the step reads, and that hold more or less than before: runs leave the same in them."""
+        refilled = set[int]()
+        for change in changes:
+            place = change.place
+            if place is None or place.holder.path not in self._never_spied or id(place.holder) in refilled:
+                continue
+            if _is_put(change) and (change.old is MISSING or change.new is MISSING):
+                refilled.add(id(place.holder))
+                keys, values = place.holder.now()
+                held: Any = dict(zip(keys, values, strict=True)) if place.kind == "dict" else values
+                try:
+                    self.filled.append((place.holder.path, trees.of(held)))
+                except NotMadeAgain:
+                    raise self._refused(change) from None
+        return refilled
+
+    def _tensors_in(self, value: Any, path: Path) -> Iterator[Path]:
+        """Paths of the tensors that a value is, or that are in a tuple."""
+        if isinstance(value, torch.Tensor):
+            yield path
+        elif is_a(value, tuple):
+            for index, part in enumerate(value):
+                yield from self._tensors_in(part, (*path, index))
+
+    def _numbers_in(self, value: Any, path: Path) -> Iterator[Path]:
+        """Paths of the numbers in a tuple."""
+        if is_a(value, tuple):
+            for index, part in enumerate(value):
+                if type(part) in (int, float):
+                    yield (*path, index)
+                yield from self._numbers_in(part, (*path, index))
 
     def _refused(self, change: Change) -> StateChangedOtherwise:
         """What to say of a change that no program can make."""
@@ -125,6 +242,15 @@ class LeftBehind:
         return any(change.label.startswith(f"{name}.{_SCALER_STATES}[") for name, _ in self._world.scalers)
 
 
+def overwritten(reads: Reads | None, world: World) -> frozenset[tuple[int, str]]:
+    """Attributes of objects of a world that the step set before it read them, by the identity of their `__dict__`."""
+    if reads is None:
+        return frozenset()
+    owners = [(reads.owners[key], name) for key, name in reads.overwritten if key in reads.owners]
+    tables = [(attributes_of(owner), name) for owner, name in owners if has_attributes(type(owner))]
+    return frozenset((id(table), name) for table, name in tables if world.looks_into(table))
+
+
 def refused_change(label: str, *, binds: bool = False, line: Origin | None = None) -> StateChangedOtherwise:
     """What to say of something that a step changes in Python. binds: it puts another tensor there."""
     return StateChangedOtherwise(
@@ -160,6 +286,24 @@ def _holds_the_same(old: Any, new: Any, depth: int = 8) -> bool:
     pairs = zip(old.values(), new.values(), strict=True) if type(old) is dict else zip(old, new, strict=True)
     is_keyed_alike = type(old) is not dict or all(map(is_same, old, new))
     return is_keyed_alike and all(_holds_the_same(a, b, depth - 1) for a, b in pairs)
+
+
+def _is_put(change: Change) -> bool:
+    """Whether something was put into a plain container that is not simply another number."""
+    place = change.place
+    if place is None or type(place.container) not in (list, deque, dict, defaultdict) or place.holder.link != "item":
+        return False
+    if type(place.holder) not in (Holder, Sequential) or place.holder.rank in (OPTIMIZER, SCHEDULER):
+        return False
+    return not (_is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)))
+
+
+def _can_be_bound(change: Change) -> bool:
+    """Whether a run can put what is new into a spot, and later calls can look at it there."""
+    old_is_known = isinstance(change.old, torch.Tensor | tuple) or _is_plain(change.old)
+    new_is_known = isinstance(change.new, torch.Tensor | tuple) or _is_plain(change.new) or is_traced(change.new)
+    place = change.place
+    return old_is_known and new_is_known and place is not None and not isinstance(place.holder, HookTable)
 
 
 def _is_plain(value: Any) -> bool:

@@ -41,12 +41,19 @@ class Numbers:
 
 
 class Lifting:
-    """What the calls of one step have shown so far. guarded: numbers that code cannot take as inputs."""
+    """What the calls of one step have shown so far. guarded: numbers that code cannot take as inputs.
+
+    kept: spots of tensors that calls replace. spied: containers that calls only put things into. read: those that
+    calls read as well.
+    """
 
     def __init__(self) -> None:
         self.guarded = Numbers()
         self._changed = Numbers()
         self._written: frozenset[Path] = frozenset()
+        self.kept: frozenset[Path] = frozenset()
+        self.spied: frozenset[Path] = frozenset()
+        self.read: frozenset[Path] = frozenset()
         self._before: tuple[Structure, list[Any]] | None = None
 
     def see(self, leaves: Sequence[Any], structure: Structure) -> None:
@@ -76,6 +83,16 @@ class Lifting:
         assert not spots <= self._written, "a number that is an input is not a constant"
         self._written |= spots
         self.guarded -= Numbers(spots)
+
+    def keeps(self, spots: frozenset[Path]) -> None:
+        """Note spots of tensors that the step replaces by others."""
+        assert not spots <= self.kept, "they are known"
+        self.kept |= spots
+
+    def spies(self, paths: frozenset[Path], read: frozenset[Path] = frozenset()) -> None:
+        """Note containers that the step puts things into. read: those that it turned out to read."""
+        self.read |= read
+        self.spied = (self.spied | paths) - self.read
 
     def numbers(self, leaves: Sequence[Any], world: World) -> Numbers:
         """The inputs of a program for these arguments, hyperparameters apart.

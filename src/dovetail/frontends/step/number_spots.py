@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,6 +68,30 @@ class NumberSpot:
     def write(self, number: Any) -> None:
         """Put a number there."""
         self._outer.write(_with_item(self._outer.read(), self._items, number))
+
+    def reader(self) -> Callable[[], Any]:
+        """What reads the spot, and keeps nothing alive that is there now."""
+        outer, items = self._outer, self._items
+
+        def read() -> Any:
+            value = outer.read()
+            for item in items:
+                value = value[item]
+            return value
+
+        return read
+
+    def binder(self) -> Callable[[Any], None]:
+        """What puts something there, and forgets what was there when the spot was found."""
+        outer, items = self._outer, self._items
+
+        def bind(value: Any) -> None:
+            holder = outer.holder
+            if holder.values and any(key is outer.key for key in holder.keys):
+                holder.values[next(n for n, key in enumerate(holder.keys) if key is outer.key)] = None
+            outer.write(_with_item(outer.read(), items, value) if items else value)
+
+        return bind
 
     def put(self, number: Any) -> None:
         """Let the step's code read another number."""

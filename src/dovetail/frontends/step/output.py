@@ -5,9 +5,12 @@ from __future__ import annotations
 import builtins
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from dovetail.frontends.step.trackers import trackers_replaced
 from dovetail.reach.frames import unnoted
 
 
@@ -25,8 +28,73 @@ def output_is_unnoted() -> Iterator[None]:
             handle(logger, record)
         return True
 
-    with replaced_builtin("print", write), replaced_handling(log):
+    def track(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        with unnoted():
+            function(*args, **kwargs)
+
+    with replaced_builtin("print", write), replaced_handling(log), trackers_replaced(track):
         yield
+
+
+class Written:
+    """Stands in for `sys.stdout` or `sys.stderr`: what this thread writes is noted, anything else is the stream's."""
+
+    def __init__(self, name: str, note: Callable[[Callable[..., Any], Any, Any], None]) -> None:
+        self.name = name
+        self.stream = getattr(sys, name)
+        self._note = note
+        self._thread = threading.get_ident()
+
+    def write(self, text: str) -> int:
+        """Note a text."""
+        if threading.get_ident() != self._thread:
+            return int(self.stream.write(text))
+        self._note(_write, (self.name, text), {})
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Note texts."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Note that what was written is to be seen."""
+        self._note(_flush, (self.name,), {})
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+STREAMS = ("stdout", "stderr")
+
+
+def _write(name: str, text: str) -> None:
+    getattr(sys, name).write(text)
+
+
+def print_to(function: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> None:
+    """Print, to a stream that may be one that stood in while the step was recorded."""
+    function(*args, file=getattr(sys, file.name) if isinstance(file, Written) else file, **kwargs)
+
+
+def _flush(name: str) -> None:
+    getattr(sys, name).flush()
+
+
+@contextlib.contextmanager
+def streams_replaced(note: Callable[[Callable[..., Any], Any, Any], None]) -> Iterator[None]:
+    """While active, `note` gets what is written to `sys.stdout` and `sys.stderr`."""
+    before = sys.stdout, sys.stderr
+    put: Any = sys
+    ours = tuple(getattr(sys, name) and Written(name, note) for name in STREAMS)
+    put.stdout, put.stderr = ours
+    try:
+        yield
+    finally:
+        if sys.stdout is ours[0]:
+            sys.stdout = before[0]
+        if sys.stderr is ours[1]:
+            sys.stderr = before[1]
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ def what_differs(variant: Variant, world: World, leaves: Sequence[Any], structur
     if read:
         return read
     state = state_of(world, variant)
-    return "a tensor is gone" if state is None else variant.kinds.difference(state, leaves)
+    return "a tensor is gone" if state is None else variant.kinds.difference(state, variant.given(leaves))
 
 
 def _short(value: object) -> str:

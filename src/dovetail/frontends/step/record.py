@@ -94,6 +94,8 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
         if holder.rank == SCHEDULER:
             continue
         base = holder.path
+        if base in lifted:  # attributes of a tensor that may be another one
+            continue
         if isinstance(holder, HookTable):
             if not holder.keys:
                 continue

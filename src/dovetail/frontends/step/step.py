@@ -17,7 +17,6 @@ from typing import Any, TypeAlias, overload
 import torch
 
 from dovetail.capture.exclusive import RECORDING
-from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_recorder import Question
 from dovetail.errors import (
     BadOptionValue,
@@ -25,19 +24,18 @@ from dovetail.errors import (
     DovetailError,
     GuardMiss,
     NothingToExplain,
-    StateChangedOtherwise,
 )
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.patience import Walks
 from dovetail.frontends.statistics import Stats
-from dovetail.frontends.step.capture import StepCall, StepCapture
+from dovetail.frontends.step.attempts import Attempts
+from dovetail.frontends.step.capture import StepCall
 from dovetail.frontends.step.eager_run import EagerRuns, leads_on
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
-from dovetail.frontends.step.interrupts import interrupts_wait
-from dovetail.frontends.step.left_behind import MoreIsRead, NumbersToLift, StateToMake
-from dovetail.frontends.step.lifting import Lifting, Numbers
+from dovetail.frontends.step.left_behind import StateToMake
+from dovetail.frontends.step.lifting import Lifting
 from dovetail.frontends.step.reasons import what_differs
-from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
+from dovetail.frontends.step.variant import NO_TIES, NOTHING, Variant, ties_to
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, flatten_call
 from dovetail.frontends.variant_cache import VariantCache
@@ -77,7 +75,8 @@ def compile_step(
         state: tensors, modules, optimizers or containers of them that the step writes but that are not within its
             reach.
         on_unsupported: "raise", or "eager": run a step that cannot be captured in eager mode, with one warning.
-        options: see `dovetail.pipeline.options`; `keep_grads=True` leaves the gradients of every step in `.grad`.
+        options: see `dovetail.pipeline.options`; `keep_grads=False` leaves `.grad` empty after steps that
+            begin by clearing it, and needs less memory.
 
     Returns:
         A callable with the step's arguments and results.
@@ -113,8 +112,8 @@ class CompiledStep:
         self._cache = VariantCache[Variant](name, options.max_variants)
         self._lifting = Lifting()
         self._eager = EagerRuns()
+        self._attempts = Attempts(self._lifting, self._eager, self._options, name)
         self._missed = self._failed = False
-        self._calls_hooks = False
         self._rounds = 0
         self._last_miss: Question | None = None
         self._given_up: DovetailError | None = None
@@ -224,7 +223,7 @@ class CompiledStep:
 
     def _let_go(self, world: World) -> None:
         """Cut the ties of variants to tensors that the present world does not hold any more."""
-        held = {id(tensor) for _, tensor in world.tensors}
+        held = {id(tensor) for _, tensor in world.tensors} | {id(NOTHING)}
         for variant in self._cache.variants:
             if not held.issuperset(map(id, variant.ties.tensors)):
                 variant.ties = NO_TIES
@@ -243,7 +242,8 @@ class CompiledStep:
         self._lifting.learn(call.leaves, call.structure, world, known)
         start = time.process_time()
         try:
-            variant = self._captured(world, call, reason)
+            clears = any(g.is_cleared for v in self._cache.variants for g in v.program.plan.gradients)
+            variant = self._attempts.captured(world, call, reason, clears)
         except StateToMake as making:
             if self._rounds < _MOST_ROUNDS:
                 self._rounds += 1
@@ -264,7 +264,7 @@ class CompiledStep:
         self._failed, self._rounds = False, 0
         cache.add(variant)
         self._let_go(world)
-        tensors = variant.kinds.tensors(variant.ties.tensors, call.leaves)
+        tensors = variant.kinds.tensors(variant.ties.tensors, variant.given(call.leaves))
         assert tensors is not None, "it was captured for them"
         return variant, tensors
 
@@ -275,37 +275,6 @@ class CompiledStep:
         self._given_up = error
         text = f"{self._cache.name} runs in eager mode from now on, because it cannot be captured:\n{error}"
         self._cache.warn(text, stacklevel=5)
-
-    def _captured(self, world: World, call: StepCall, reason: str) -> Variant:
-        clears = any(gradient.is_cleared for v in self._cache.variants for gradient in v.program.plan.gradients)
-        left_out, first = Numbers(), None
-        while True:
-            lifted = self._lifting.numbers(call.leaves, world) - left_out
-            guarded = (self._lifting.guarded | left_out).spots
-            capture = StepCapture(call, world, lifted, self._options, guarded)
-            hints, hooks = self._eager.hints, self._calls_hooks
-            try:
-                with interrupts_wait():
-                    variant = capture.variant(reason, self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
-                self._lifting.guarded |= left_out
-                return variant
-            except GradientsNotCleared:
-                clears = False
-            except MoreIsRead:
-                continue
-            except NumbersToLift as error:
-                if first is not None and error.paths & left_out.spots:
-                    raise first from first.__cause__
-                self._lifting.writes(error.paths)
-            except (DovetailError, StateToMake) as error:
-                if isinstance(error, StateChangedOtherwise) and not hooks and capture.has_hooks:
-                    self._calls_hooks = True  # it may be a hook that does what cannot be recorded
-                    continue
-                first = first or error
-                fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
-                if fewer is None:  # it is not because of numbers that are inputs
-                    raise first from first.__cause__
-                left_out |= fewer
 
     def _why(self, world: World, call: StepCall, tried: Sequence[Variant]) -> str:
         if not self._cache.recent:

@@ -56,7 +56,7 @@ class ValueWalk:
     Attributes: holders: in the order in which they were met; objects: objects with their class and `__dict__`;
     spots: by identity of a tensor, where it is held, each with what sorts it; of_kind: holders of modules, optimizers,
     schedulers and scalers; hooks_registered: see `torch_compat.swapping`; arrays, randoms, caches: spots of such
-    values; others_compare: spots of containers that are not looked into.
+    values; others_compare: spots of containers that are not looked into; unread: containers that nobody reads.
     """
 
     def __init__(self, read: Names) -> None:
@@ -72,6 +72,7 @@ class ValueWalk:
         self.randoms: list[tuple[Place, Any]] = []
         self.caches: list[Place] = []
         self.others_compare: list[Place] = []
+        self.unread: dict[int, Any] = {}
         self.met: dict[int, Holder] = {}
         self._kinds: dict[type, Kind] = {}
         self._kept: dict[int, Any] = {}
@@ -134,7 +135,7 @@ class ValueWalk:
             if kind is Kind.TENSOR:
                 self.tensor(value, holder, key)
             elif kind is Kind.DICT and not value and type(value) in (dict, OrderedDict):
-                if id(value) not in self.met:
+                if id(value) not in self.met and not (self.read.unread and holder.path_of(key) in self.read.unread):
                     self.met[id(value)] = self.keep(Holder(value, holder, key))
                     self.holders[-1].rank = holder.rank
             elif kind not in LEAF and value is not MISSING:
@@ -236,6 +237,9 @@ class ValueWalk:
         return holder
 
     def _container(self, value: Any, kind: Kind, parent: Holder, key: Any, late: bool) -> None:
+        if self.read.unread and parent.path_of(key) in self.read.unread:
+            self.unread[id(value)] = value
+            return
         if _length(value, kind) > _MAX_ITEMS:
             self.others_compare.append(Place(parent, key))
             return
@@ -311,7 +315,9 @@ class ValueWalk:
                 self.objects.append((item, type(item), None, slots))
             return
         holder = Holder(attributes_of(item), parent, key, item)
-        holder.link, holder.rank, holder.read_names = "attribute", rank, read
+        skipped = self.read.overwritten_of(type(item))
+        holder.link, holder.rank = "attribute", rank
+        holder.read_names = read - skipped if read is not None and skipped else read
         self.met[id(item)] = self.met[id(holder.container)] = self.keep(holder)
         self.objects.append((item, type(item), holder.container, holder))
         if kind is not Kind.OBJECT:

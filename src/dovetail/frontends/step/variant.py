@@ -8,28 +8,32 @@ asked, most of it in C++; then inputs are put together, the program runs, and wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
 import torch
 
 from dovetail.capture.step_recorder import Question
-from dovetail.errors import FreedGraph, GuardMiss
+from dovetail.capture.step_seen import as_seen
+from dovetail.errors import GuardMiss
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.step.early_questions import EarlyQuestions, question_at
-from dovetail.frontends.step.hosts import HostCall, SchedulerState
+from dovetail.frontends.step.hosts import HostCall
+from dovetail.frontends.step.kept import Tree, grown, refill
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.record import Record
+from dovetail.frontends.step.schedulers import SchedulerState
+from dovetail.frontends.step.spied import Put
 from dovetail.frontends.step.tensor_kinds import TensorKinds
 from dovetail.frontends.step.watch import Watch
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, unflatten
-from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject
+from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject, TextResult
 from dovetail.reach.guard import ReadGuard
-from dovetail.torch_compat.autograd import version_of, viewed_tensor
+from dovetail.torch_compat.autograd import version_of
 
 
 @dataclass(slots=True)
@@ -37,25 +41,32 @@ class Ties:
     """What ties a variant to the objects of the present world.
 
     tensors: the state. reads: for each number of the program, how it is read, given the leaves of the arguments.
-    writes: where numbers that the step leaves are put, in order.
+    writes: where numbers that the step leaves are put, in order. kept: how tensors that calls replace are read. binds:
+    where what else the step leaves is put. containers: that the step only puts things into.
+    filled: containers that hold something else after each run.
     """
 
     watch: Watch | _Never
     tensors: list[torch.Tensor]
     reads: list[Callable[[Sequence[Any]], Any]]
     writes: list[Callable[[Any], None]]
+    kept: list[Callable[[], Any]] = field(default_factory=list)
+    binds: list[Callable[[Any], None]] = field(default_factory=list)
+    containers: list[Any] = field(default_factory=list)
+    filled: list[Any] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Variant:
     """See the module docstring.
 
-    reason: why it was captured. questions: that the program asks, by number. early: those that are asked beforehand.
-    record, lifted: the world it was captured in, and the spots that are inputs. state: where each tensor of
-    the world was held first. takes: the source of each tensor input
-    of the program; constants follow, with the versions that they must have, then numbers: leaves of the arguments or
-    spots. writes: spots, and which value that the step leaves is put there. reads: what the code read besides what the
-    world compares.
+    reason: why it was captured. count: of the step's results. questions: that the program asks, by number. early:
+    those that are asked beforehand. record, lifted: the world it was captured in, and the spots that are inputs. state:
+    where each tensor of the world was held first. takes: the source of each tensor input of the program; constants
+    follow, with the versions that they must have, then numbers: leaves of the arguments or spots. writes: spots, and
+    which value that the step leaves is put there. reads: what the code read besides what the world compares. kept:
+    spots of tensors that are read like arguments. bound: spots, and how what is put there is made. filled: containers,
+    and how what they hold is made. spied: containers that the step only puts things into.
     """
 
     reason: str
@@ -71,10 +82,15 @@ class Variant:
     writes: list[tuple[Path, int]]
     host_calls: tuple[HostCall, ...]
     result_structure: Structure
+    count: int
     questions: Sequence[Question]
     early: EarlyQuestions
     ties: Ties
     reads: ReadGuard
+    kept: list[Path] = field(default_factory=list)
+    bound: list[tuple[Path, Tree]] = field(default_factory=list)
+    filled: list[tuple[Path, Tree]] = field(default_factory=list)
+    spied: list[Path] = field(default_factory=list)
     calls: int = 0
     misses: int = 0
 
@@ -89,14 +105,19 @@ class Variant:
             return None
         if any(version_of(tensor) != version for tensor, version in self.constants):
             return None
-        tensors = self.kinds.tensors(self.ties.tensors, leaves)
-        if tensors is None or not self.kinds.are(tensors, leaves) or not self.ties.watch.holds():
+        given = self.given(leaves)
+        tensors = self.kinds.tensors(self.ties.tensors, given)
+        if tensors is None or not self.kinds.are(tensors, given) or not self.ties.watch.holds():
             return None
         if not self.reads.holds():
             return None
         if self.early and self.early.missed([read(leaves) for read in self.ties.reads]) is not None:
             return None
         return tensors
+
+    def given(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """The arguments, and tensors that are read like these."""
+        return [*leaves, *(read() for read in self.ties.kept)] if self.kept else leaves
 
     def is_kept_by_world(self, leaves: Sequence[Any], structure: Structure) -> bool:
         """Whether it is not the arguments that keep a call from this variant, but what else the step reaches."""
@@ -113,10 +134,13 @@ class Variant:
 
     def tie(self, ties: Ties, leaves: Sequence[Any]) -> bool:
         """Tie it to another world, whose record is the same; whether its tensors are as expected."""
-        tensors = None if ties is NO_TIES else self.kinds.tensors(ties.tensors, leaves)
-        if tensors is None or not self.kinds.tie(tensors):
+        if ties is NO_TIES:
             return False
-        self.ties = ties
+        before, self.ties = self.ties, ties
+        tensors = self.kinds.tensors(ties.tensors, self.given(leaves))
+        if tensors is None or not self.kinds.tie(tensors):
+            self.ties = before
+            return False
         return True
 
     # --- running ----------------------------------------------------------------------------------------------
@@ -132,6 +156,9 @@ class Variant:
         held = SchedulerState([call.scheduler for call in before]) if before else None
         for call in before:
             call.make(())
+        for gradient in plan.gradients:
+            if gradient.is_first:  # whatever comes, the step drops it: it need not be there beside new gradients
+                tensors[gradient.input].grad = None
         inputs: list[Any] = [tensors[index] for index in self.takes]
         inputs += [tensor for tensor, _ in self.constants]
         try:
@@ -149,11 +176,18 @@ class Variant:
         self._leave_gradients(tensors, outputs)
         for index, flag in plan.flags:
             tensors[index].requires_grad_(flag)
-        results = self._results(tensors, outputs)
+        results = self._results(tensors, outputs, left)
+        made: dict[int, Any] = {}
+        for bind, (_, tree) in zip(ties.binds, self.bound, strict=True):
+            bind(grown(tree, results, made))
+        for container, (_, tree) in zip(ties.filled, self.filled, strict=True):
+            refill(container, grown(tree, results, made))
         for call in self.host_calls:
-            if not call.before:
+            if isinstance(call.function, Put):
+                call.function(ties.containers[call.function.at], results, made)
+            elif not call.before:
                 call.make(left)
-        return unflatten(results, self.result_structure)
+        return unflatten(results[: self.count], self.result_structure)
 
     def _leave_gradients(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any]) -> None:
         for gradient in self.program.plan.gradients:
@@ -164,7 +198,7 @@ class Variant:
             elif gradient.had or gradient.is_cleared:
                 tensors[gradient.input].grad = None
 
-    def _results(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any]) -> list[Any]:
+    def _results(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any], left: Sequence[Any]) -> list[Any]:
         found: list[Any] = []
         made: dict[int, Any] = {}
         for result in self.program.plan.results:
@@ -172,9 +206,11 @@ class Variant:
                 found.append(tensors[result.input])
             elif isinstance(result, PlainResult):
                 found.append(result.value)
+            elif isinstance(result, TextResult):
+                found.append(result.made(left))
             elif isinstance(result, MadeResult):
                 if result.slot not in made:
-                    made[result.slot] = _as_in_eager(outputs[result.slot], result)
+                    made[result.slot] = as_seen(outputs[result.slot], result.look)
                 found.append(made[result.slot])
         return found
 
@@ -188,13 +224,22 @@ def ties_to(world: World, variant: Variant) -> Ties:
     spots = {place.path: NumberSpot.at(place) for place in (world.places if wanted else ()) if place.path in wanted}
     reads = [itemgetter(x) if isinstance(x, int) else _reader(spots[x]) for x in variant.numbers]
     writes: list[Callable[[Any], None]] = [spots[path].write for path, _ in variant.writes]
-    return Ties(world.watch(variant.lifted), state, reads, writes)
+    try:
+        kept = [NumberSpot.at(world.spot(path)).reader() for path in variant.kept]
+        binds = [NumberSpot.at(world.spot(path)).binder() for path, _ in variant.bound]
+        containers = [world.spot(path).read() for path in variant.spied]
+        filled = [world.spot(path).read() for path, _ in variant.filled]
+    except LookupError:
+        return NO_TIES
+    return Ties(world.watch(variant.lifted), state, reads, writes, kept, binds, containers, filled)
 
 
 def state_of(world: World, variant: Variant) -> list[torch.Tensor] | None:
     """The tensors of a world that a variant was captured with, or those in their places; None where one is gone."""
     held = {place.path: tensor for place, tensor in world.tensors}
-    return [held[path] for path in variant.state] if all(path in held for path in variant.state) else None
+    if not all(path in held for path in variant.state if path):
+        return None
+    return [held[path] if path else NOTHING for path in variant.state]
 
 
 def _reader(spot: NumberSpot) -> Callable[[Sequence[Any]], Any]:
@@ -206,32 +251,5 @@ class _Never:
         return False
 
 
+NOTHING = torch.empty(0)
 NO_TIES = Ties(_Never(), [], [], [])
-
-
-class _Freed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:
-        """Hand out the held tensor."""
-        return holder.pop()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """There is no graph."""
-        raise FreedGraph
-
-
-_TOKEN = torch.zeros((), requires_grad=True)
-
-
-def _as_in_eager(tensor: Any, result: MadeResult) -> Any:
-    """The tensor, as one that requires a gradient if it did in eager; of a graph that is gone, if it was of one."""
-    if result.is_new_leaf:
-        return tensor.requires_grad_()
-    if not result.has_graph:
-        return tensor
-    if viewed_tensor(tensor) is not tensor:  # which may be written later on, through another result
-        storage, layout = tensor.untyped_storage(), (tensor.storage_offset(), tensor.shape, tensor.stride())
-        tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, *layout)
-    with torch.enable_grad():
-        return _Freed.apply(_TOKEN, [tensor])

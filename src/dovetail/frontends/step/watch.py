@@ -9,6 +9,7 @@ Cost: 30 ns for each item, 60 ns for each container.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain, repeat
@@ -50,8 +51,10 @@ class Watch:
         self._modes = modes
         self._arrays = [(array, fingerprint(array)) for place, array in walk.arrays if place.holder.rank != SCHEDULER]
         self._objects = _objects_check([entry[:3] for entry in walk.objects if entry[3].rank != SCHEDULER])
-        self._hooks = HookWatch(walk.tensors.values(), walk.hooks_registered)
+        moving = {key for key, spots in walk.spots.items() if all(x[2].path in lifted for x in spots)} if lifted else ()
+        self._hooks = HookWatch([x for key, x in walk.tensors.items() if key not in moving], walk.hooks_registered)
         self._strict = [x for x in walk.holders if x.rank != SCHEDULER and not isinstance(x, Fixed)]
+        self._strict = [x for x in self._strict if id(x.owner) not in moving]
         self._loose: list[_Loose] = []
         tests = _tests(walk, lifted) if lifted else {}
         self._loosen({id(holder): holder for holder, _ in tests.values()}, {k: t for k, (_, t) in tests.items()})
@@ -87,7 +90,8 @@ class _Loose:
     """One container, looked at item by item. tests: by position of a key, what its value has to pass."""
 
     def __init__(self, holder: Holder, tests: dict[int, _Test]) -> None:
-        self._holder = holder
+        self._holder = copy.copy(holder)  # what is held may be another object soon, and should not live on
+        self._holder.values = []
         self._keys = list(holder.keys)
         self._tests = tests
         kept = [n for n, key in enumerate(self._keys) if n not in tests and holder.is_read(key)]

@@ -24,6 +24,7 @@ from dovetail.frontends.step.record import Record, record_of
 from dovetail.frontends.step.walk import Walk
 from dovetail.frontends.step.watch import Watch
 from dovetail.ir.program import Origin
+from dovetail.ir.provenance import is_library_file
 from dovetail.passes.collection import collection_paused
 from dovetail.reach.codes import names_of
 from dovetail.reach.contents import is_compared_by_contents
@@ -125,7 +126,7 @@ class World:
     @property
     def asks_types(self) -> bool:
         """Whether code of the user's asks for the exact type of something, which a traced number does not have."""
-        return any(names_of(code).asks_types for code in self._read.codes)
+        return any(names_of(x).asks_types for x in self._read.codes if not is_library_file(x.co_filename))
 
     def knows(self, item: object) -> bool:
         """Whether an object was reached when this was made."""
@@ -134,6 +135,27 @@ class World:
     def looks_into(self, item: object) -> bool:
         """Whether what an object holds is among what is restored."""
         return id(item) in self._walk.met
+
+    def holding(self, item: Any) -> list[Place]:
+        """Every spot that holds an object."""
+        walk = self._walk
+        return [
+            Place(holder, key)
+            for holder in walk.holders
+            for key, value in zip(holder.keys, holder.values, strict=True)
+            if value is item
+        ]
+
+    def spot(self, path: Path) -> Place:
+        """The spot of a path, whatever it holds. Raises: LookupError where nothing leads there."""
+        for holder in self._walk.holders:
+            for key in holder.keys:
+                if holder.path_of(key) == path:
+                    return Place(holder, key)
+        for holder in self._walk.holders:  # an attribute, or an entry, that is not there now
+            if holder.path == path[:-1] and holder.kind == "dict" and type(path[-1]) is str:
+                return Place(holder, path[-1])
+        raise LookupError(path)
 
     @property
     def places(self) -> list[Place]:
@@ -175,7 +197,9 @@ class World:
         yield from ((place.holder, place.key) for place in self._walk.others_compare)
         for holder in self._walk.holders:
             for key, value in zip(holder.keys, holder.values, strict=True):
-                if type(value) in PLAIN or self.looks_into(value) or self._walk.kind(value) in _OF_NO_CONTENTS:
+                if type(value) in PLAIN or self.looks_into(value) or id(value) in self._walk.unread:
+                    continue
+                if self._walk.kind(value) in _OF_NO_CONTENTS:
                     continue
                 if is_compared_by_contents(value):
                     yield holder, key

@@ -283,7 +283,22 @@ def check_frees_arriving_gradients() -> str | None:
     )
 
 
+def check_call_node() -> str | None:
+    """The name shows where a tensor is printed."""
+
+    class Named(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            """Hand out a copy."""
+            return x.clone()
+
+    autograd.call_node(Named, "OtherBackward0")
+    shown = str(Named.apply(torch.ones(1, requires_grad=True)))
+    return first_difference(("the text", shown, "tensor([1.], grad_fn=<OtherBackward0>)"))
+
+
 CHECKS = (
+    check_call_node,
     check_frees_arriving_gradients,
     check_backward_within,
     check_refused_backward,

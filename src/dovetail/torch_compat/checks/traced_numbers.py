@@ -31,13 +31,14 @@ class _Trace:
         """See `NumberTrace`."""
         self.told.append((handle, answer))
 
-    def fix(self, handle: object, number: object) -> None:
+    def fix(self, handle: object, number: Any) -> Any:
         """See `NumberTrace`."""
         self.told.append((handle, number))
+        return number
 
-    def refuse_text(self, handle: object) -> None:
+    def text(self, handle: object, convert: Callable[[Any], str]) -> str:
         """See `NumberTrace`."""
-        raise ValueError(handle)
+        return f"{handle} as {convert(0.5)}"
 
     def size_for(self, handle: object, now: object) -> object:
         """See `NumberTrace`."""
@@ -131,8 +132,12 @@ def check_traced_maths() -> str | None:
     number = traced_numbers.traced_number(trace, "x", 4.0)
     with traced_numbers.traced_maths():
         root = traced_numbers.number_now(math.sqrt(number))
+        text = f"{number:.2f}, {number!s}"
     return first_difference(
-        ("the root", root, 2.0), ("what is told", trace.told, [(before, ("x",))]), ("math.sqrt", math.sqrt, before)
+        ("the text", text, "x as 0.50, x as 0.5"),
+        ("the root", root, 2.0),
+        ("what is told", trace.told, [(before, ("x",))]),
+        ("math.sqrt", math.sqrt, before),
     )
 
 

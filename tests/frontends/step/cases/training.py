@@ -64,7 +64,7 @@ class Feature:
     eager_calls: int | None = 1
     twice: bool = False
     partial: bool = False
-    keep_grads: bool = False
+    keep_grads: bool = True
     pair: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -1,0 +1,77 @@
+"""Capturing one call, as often as it takes: attempts show which numbers, tensors and containers are inputs."""
+
+from __future__ import annotations
+
+from dovetail.capture.step_programs import GradientsNotCleared
+from dovetail.errors import CaptureFailed, DovetailError, StateChangedOtherwise
+from dovetail.frontends.step.capture import StepCall, StepCapture
+from dovetail.frontends.step.eager_run import EagerRuns
+from dovetail.frontends.step.interrupts import interrupts_wait
+from dovetail.frontends.step.left_behind import (
+    ContainersRead,
+    ContainersToSpy,
+    MoreIsRead,
+    NumbersToLift,
+    StateToMake,
+    TensorsToKeep,
+)
+from dovetail.frontends.step.lifting import Lifting, Numbers
+from dovetail.frontends.step.variant import Variant
+from dovetail.frontends.step.world import World
+from dovetail.pipeline.options import Options
+
+_MOST_ATTEMPTS = 50
+
+
+class Attempts:
+    """Captures calls of one step."""
+
+    def __init__(self, lifting: Lifting, eager: EagerRuns, options: Options, name: str) -> None:
+        """What is known of the step is shared with who calls it."""
+        self._lifting = lifting
+        self._eager = eager
+        self._options = options
+        self._name = name
+        self._calls_hooks = False
+
+    def captured(self, world: World, call: StepCall, reason: str, clears: bool) -> Variant:
+        """A program for a call. clears: programs of the step drop gradients from before.
+
+        Raises: DovetailError; StateToMake.
+        """
+        left_out, first = Numbers(), None
+        for _ in range(_MOST_ATTEMPTS):
+            lifted = self._lifting.numbers(call.leaves, world) - left_out
+            guarded = (self._lifting.guarded | left_out).spots
+            capture = StepCapture(call, world, lifted, self._options, guarded, self._lifting)
+            hints, hooks = self._eager.hints, self._calls_hooks
+            try:
+                with interrupts_wait():
+                    variant = capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
+                self._lifting.guarded |= left_out
+                return variant
+            except GradientsNotCleared:
+                clears = False
+            except MoreIsRead:
+                continue
+            except ContainersToSpy as error:
+                is_read = isinstance(error, ContainersRead)
+                self._lifting.spies(error.paths, error.paths if is_read else frozenset())
+                self._eager.read.unread = set(self._lifting.spied)
+                world.refresh()
+            except TensorsToKeep as error:
+                self._lifting.keeps(error.paths)
+            except NumbersToLift as error:
+                if first is not None and error.paths & left_out.spots:
+                    raise first from first.__cause__
+                self._lifting.writes(error.paths)
+            except (DovetailError, StateToMake) as error:
+                if isinstance(error, StateChangedOtherwise) and not hooks and capture.has_hooks:
+                    self._calls_hooks = True  # it may be a hook that does what cannot be recorded
+                    continue
+                first = first or error
+                fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
+                if fewer is None:  # it is not because of numbers that are inputs
+                    raise first from first.__cause__
+                left_out |= fewer
+        raise CaptureFailed(error="each attempt shows more that it reads or changes")

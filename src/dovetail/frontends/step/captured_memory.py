@@ -1,0 +1,45 @@
+"""What keeps a step from being captured though its code ran: memory that tensors share, generators that were set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dovetail.capture.step_recording import StepRecording
+from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
+from dovetail.frontends.step.memory import Accesses, shared_memory
+
+
+def torch_generators(values: Iterable[Any]) -> list[tuple[torch.Generator, torch.Tensor]]:
+    """The generators of torch among values, and where they are."""
+    known = {id(x): x for x in values if isinstance(x, torch.Generator)}
+    return [(x, x.get_state()) for x in known.values()]
+
+
+def refuse_set(generators: Sequence[tuple[torch.Generator, torch.Tensor]]) -> None:
+    """Raises: UnsupportedStep where a generator is somewhere else."""
+    if any(not torch.equal(generator.get_state(), state) for generator, state in generators):
+        raise UnsupportedStep(
+            what="sets a generator (`manual_seed`, `set_state`)",
+            why="this would happen once, while the step is captured, and never again",
+            hint="set it outside the step",
+        )
+
+
+def refuse_sharing(
+    recording: StepRecording, tensors: Sequence[torch.Tensor], kept: Sequence[int], accesses: Accesses
+) -> None:
+    """Raises: OverlappingMutatedInputs where tensors share memory that the program writes.
+
+    kept: for each tensor, its number in the recording; tensors that were met while recording follow.
+    """
+    met = range(len(kept), len(tensors))
+    shared = shared_memory(tensors, replace(accesses, taken=(accesses.taken or frozenset()).union(met)))
+    if shared is not None:
+        labels = [*(recording.tensors[i].label for i in kept), *("a tensor found while recording" for _ in met)]
+        written, other = (labels[index] for index in shared)
+        reason = "a step's program does not track how such writes affect each other"
+        raise OverlappingMutatedInputs(written=written, other=other, reason=reason)

@@ -1,0 +1,102 @@
+"""What a step puts into Python objects in each run: tensors, numbers, texts, and new containers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from dovetail.capture.step_recording import StepRecording
+from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
+from dovetail.torch_compat.traced_numbers import is_traced
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A value that a run leaves. which: its place among what runs hand out."""
+
+    which: int
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """An object that is the same in each run."""
+
+    item: Any
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """A container that each run makes. keys: of a dictionary. number: equal for what is one object."""
+
+    kind: type
+    parts: tuple[Tree, ...]
+    keys: tuple[Any, ...]
+    number: int
+
+
+Tree: TypeAlias = "Left | Same | New"
+
+
+class NotMadeAgain(Exception):
+    """A value has a part of which a run makes no other."""
+
+
+class Trees:
+    """Takes values of one recording apart."""
+
+    def __init__(self, recording: StepRecording, is_known: Callable[[Any], bool]) -> None:
+        """is_known: whether an object was there before the step."""
+        self._recording = recording
+        self._is_known = is_known
+        self._made: dict[int, New] = {}
+        self._left: dict[int, Left] = {}
+        self._alive: list[Any] = []
+
+    def of(self, value: Any) -> Tree:
+        """How a run makes a value. Raises: NotMadeAgain; DovetailError for a tensor that cannot be handed out."""
+        self._alive.append(value)
+        if isinstance(value, torch.Tensor) or is_traced(value) or self._recording.is_text(value):
+            if id(value) not in self._left:
+                self._left[id(value)] = Left(self._recording.keep(value))
+            return self._left[id(value)]
+        kind = type(value)
+        if kind in PLAIN or kind_of(kind) is Kind.PLAIN or self._is_known(value):
+            return Same(value)
+        if id(value) in self._made:
+            return self._made[id(value)]
+        if kind in (list, dict) or is_a(value, tuple):
+            items = list(value.values()) if kind is dict else list(value)
+            keys = tuple(value) if kind is dict else ()
+            if any(is_traced(key) or isinstance(key, torch.Tensor) or self._recording.is_text(key) for key in keys):
+                raise NotMadeAgain
+            made = New(kind, tuple(map(self.of, items)), keys, len(self._made))
+            self._made[id(value)] = made
+            return made
+        raise NotMadeAgain
+
+
+def grown(tree: Tree, left: Sequence[Any], made: dict[int, Any]) -> Any:
+    """The value of one run. left: what the run hands out. made: containers that were made already, by number."""
+    if isinstance(tree, Left):
+        return left[tree.which]
+    if isinstance(tree, Same):
+        return tree.item
+    if tree.number not in made:
+        parts = [grown(part, left, made) for part in tree.parts]
+        if tree.kind is dict:
+            made[tree.number] = dict(zip(tree.keys, parts, strict=True))
+        else:
+            made[tree.number] = parts if tree.kind is list else tuple.__new__(tree.kind, parts)
+    return made[tree.number]
+
+
+def refill(container: Any, held: Any) -> None:
+    """Let a list, a deque or a dictionary hold something else."""
+    container.clear()
+    if isinstance(container, dict):
+        container.update(held)
+    else:
+        container.extend(held)
