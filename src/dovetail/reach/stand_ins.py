@@ -47,6 +47,9 @@ class StandIn:
         return getattr(builtins, self._name)(*args, **kwargs)
 
 
+ON_BEHALF: CodeType = StandIn.__call__.__code__  # which asks for the user's code
+
+
 def _number_in(item: Any) -> Any:
     return item.item() if isinstance(item, torch.Tensor) and item.numel() == 1 else item
 

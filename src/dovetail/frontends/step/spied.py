@@ -18,6 +18,7 @@ from dovetail.frontends.step.kept import Tree, Trees, grown
 from dovetail.frontends.step.places import Fixed, Path, Place
 from dovetail.frontends.step.world import World
 from dovetail.reach.libraries import OURS
+from dovetail.reach.stand_ins import ON_BEHALF
 
 _KINDS: tuple[type, ...] = (list, dict, deque, defaultdict)
 _PUTTING: dict[type, tuple[str, ...]] = {
@@ -137,7 +138,8 @@ def _putting(number: int, name: str, notes: list[Note]) -> Callable[..., Any]:
 def _reading(before: Callable[..., Any], is_read: Callable[[], None]) -> Callable[..., Any]:
     @functools.wraps(before)
     def read(*args: Any, **kwargs: Any) -> Any:
-        if not sys._getframe(1).f_code.co_filename.startswith(OURS):
+        code = sys._getframe(1).f_code
+        if code is ON_BEHALF or not code.co_filename.startswith(OURS):
             is_read()
         return before(*args, **kwargs)
 
