@@ -43,6 +43,10 @@ def size_of(number: int | torch.SymInt) -> Size:
 
 _CPU = torch.device("cpu")
 QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+_INSTEAD_OF_SPARSE = (
+    "convert it with .to_dense(); add up rows by its indices and values (x.index_add); or multiply by it outside. "
+    "Sparse gradients of embeddings are taken by compile_step, or create the layer with sparse=False"
+)
 
 
 def unsupported_kind(tensor: torch.Tensor) -> tuple[str, str] | None:
@@ -50,7 +54,7 @@ def unsupported_kind(tensor: torch.Tensor) -> tuple[str, str] | None:
     if tensor.is_nested:
         return "a nested tensor", "use padded tensors"
     if tensor.layout is not torch.strided:
-        return f"a {tensor.layout} tensor", "convert it with .to_dense()"
+        return f"a {tensor.layout} tensor", _INSTEAD_OF_SPARSE
     if tensor.dtype in QUANTIZED:
         return "a quantized tensor", "dequantize it first"
     return None
