@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as map_over
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 import dovetail
 from dovetail.artifact.container import open_container
@@ -206,7 +209,34 @@ def _gradients() -> tuple[Callable[..., Any], tuple[Any, ...], bool]:
     return _drops, (_x.clone().requires_grad_(), weight), False
 
 
+def _branches(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.cond(
+        x.sum() > 0, lambda x, w: torch.tanh(x @ w), lambda x, w: F.dropout(x @ w, 0.5), (x, weight)
+    ).sum()
+
+
+def _loops(x: Tensor) -> Tensor:
+    def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        new = torch.cond(row.sum() > 0, lambda c, r: c * r, lambda c, r: c - r, (carry, row))
+        return new, carry + row
+
+    carry, items = scan(step, x[0].clone(), x)
+    return carry.sum() + map_over(lambda row, c: (row * c).sin(), items, x[0]).sum()
+
+
+def _counts(x: Tensor) -> Tensor:
+    y = while_loop(lambda i, x: i < x.shape[0], lambda i, x: (i + 1, x * 1.5 + i), (0, x))[1]
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.view(-1).view(x.shape) - i), (x.new_zeros(()), y))[1]
+
+
+def _branched() -> tuple[Callable[..., Any], tuple[Any, ...], bool]:
+    return _branches, _gradients()[1], False
+
+
 _FUNCTIONS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...], bool]]] = {
     "gradients": _gradients,
     "writes": lambda: (_writes, (_x.clone(), _x.clone()), True),
+    "branches": _branched,
+    "loops": lambda: (_loops, (_x.clone().requires_grad_(),), False),
+    "counts": lambda: (_counts, (_x.clone(),), True),
 }

@@ -31,8 +31,10 @@ from pathlib import Path
 
 import torch
 
+from dovetail.ops import interpret
 from tests.file_corpus import FROZEN, Subject, corpus
 from tests.file_forgeries import forgery, packed
+from tests.file_text import MAX_TURNS
 from tests.file_trial import OUTCOMES, Bench, Finding
 from tests.file_watch import forbid_system_calls
 from tests.searching import Standing, begin, keep, parser_of
@@ -76,6 +78,7 @@ class Search:
         self._failures = failures.absolute()
         self._batch = batch
         self._bench = Bench(subjects, folder)
+        interpret.MAX_TURNS = MAX_TURNS
         self._bench.honest_suite()  # loads what is loaded late
         self._honest = self._bench.honest_suite()
         self.is_filtered = False

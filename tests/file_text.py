@@ -49,6 +49,9 @@ _SIZES: dict[str, Any] = {
 }
 
 
+MAX_TURNS = 1000
+
+
 class NotForThisCall(Exception):
     """The file says that it is not for a call like this."""
 
@@ -95,10 +98,40 @@ class Evaluation:
                 self.sizes.setdefault(size[1], number)
 
     def _run(self, node: Mapping[str, Any]) -> None:
+        if "subgraphs" in node:
+            return self._keep(node, self._run_subgraphs(node))
         target = eval(node["target"], dict(_NAMES))  # dovetail has accepted it, and the process is watched
         arguments = [self.operand(item) for item in node["args"]]
         result = target(*arguments, **{name: self.operand(item) for name, item in node["kwargs"].items()})
-        results = list(result) if node["unpack"] else [result]
+        self._keep(node, list(result) if node["unpack"] else [result])
+
+    def _run_subgraphs(self, node: Mapping[str, Any]) -> list[Any]:
+        """The result of an operator over subgraphs, as eager gives it."""
+        name = node["target"].rpartition(".")[2]
+        run: list[Any] = [
+            lambda *items, inner=inner: tuple(Evaluation(inner, items).outputs) for inner in node["subgraphs"]
+        ]
+        args = [self.operand(item) for item in node["args"]]
+        if name == "cond":
+            return list(run[0 if args[0] else 1](*args[1]))
+        if name == "map_impl":
+            rows = [run[0](*row, *args[1]) for row in zip(*args[0], strict=True)]
+            return [torch.stack(column) for column in zip(*rows, strict=True)]
+        carried = list(args[0])
+        if name == "scan":
+            given = []
+            for row in zip(*args[1], strict=True):
+                results = run[0](*carried, *row, *args[2])
+                carried = list(results[: len(carried)])
+                given.append(results[len(carried) :])
+            return [*carried, *map(torch.stack, zip(*given, strict=True))]
+        for _ in range(MAX_TURNS):
+            if not run[0](*carried, *args[1])[0]:
+                return carried
+            carried = list(run[1](*carried, *args[1]))
+        raise RuntimeError("it has no end")
+
+    def _keep(self, node: Mapping[str, Any], results: Sequence[Any]) -> None:
         for name, value in zip(node["outputs"], results, strict=False):
             if name is not None:
                 self.held[name] = value

@@ -54,6 +54,7 @@ LISTS = (
     "tests/frontends/test_dynamic_sizes.py",
     "tests/frontends/test_input_changes.py",
     "tests/inspect/test_minify.py",
+    "tests/inspect/test_subgraphs.py",
     "tests/models/test_freeze_models.py",
     "tests/models/test_models.py",
     "tests/replay/test_stages.py",

@@ -158,7 +158,13 @@ def forged_target(choose: random.Random) -> str:
 
 
 def change_program(program: Program, choose: random.Random) -> str:
-    """Change one thing. Returns: what, in words."""
+    """Change one thing, in a subgraph as often as not where there are some. Returns: what, in words."""
+    callers = [node for node in program["nodes"] if isinstance(node, dict) and node.get("subgraphs")]
+    if callers and choose.random() < 0.75:
+        caller = choose.choice(callers)
+        if choose.random() < 0.2:
+            return _other_subgraphs(program, caller, choose)
+        return f"in a subgraph: {change_program(choose.choice(caller['subgraphs']), choose)}"
     weights, changes = zip(*_CHANGES, strict=True)
     (change,) = choose.choices(changes, weights)
     return change(program, choose)
@@ -502,6 +508,33 @@ def _another_size(program: Program, choose: random.Random) -> str:
         entry = choose.choice([entry for entry in program["values"] if entry.get("shape")])
         entry["shape"][choose.randrange(len(entry["shape"]))] = size
     return f"a size is {size}"
+
+
+_OVER_SUBGRAPHS = ("cond", "map_impl", "scan", "while_loop", "while_loop_stack_output", "wrap", "x")
+
+
+def _other_subgraphs(program: Program, node: dict[str, Any], choose: random.Random) -> str:
+    """Another operator over the same subgraphs, others of them, or more of them inside each other."""
+    kind = choose.randrange(6)
+    inner = node["subgraphs"]
+    if kind == 0:
+        node["target"] = f"torch.ops.higher_order.{choose.choice(_OVER_SUBGRAPHS)}"
+    elif kind == 1:
+        inner[choose.randrange(len(inner))] = copy.deepcopy(choose.choice((*inner, program, None, 1, "x", [], {})))
+    elif kind == 2:
+        choose.choice((inner.clear, inner.pop, inner.reverse, lambda: inner.append(copy.deepcopy(inner[0]))))()
+    elif kind == 3:
+        for _ in range(choose.choice((1, 7, 8, 9, 30))):
+            deeper = copy.deepcopy(node)
+            node["subgraphs"][0]["nodes"] = [deeper]
+            node = deeper
+    elif kind == 4:
+        other = choose.choice(program["nodes"])
+        other["subgraphs"] = copy.deepcopy(inner)
+    else:
+        place = choose.randrange(len(node["args"]))
+        node["args"][place] = copy.deepcopy(choose.choice((*node["args"], None, [], 1, {"tuple": []}, "x")))
+    return f"other subgraphs ({kind})"
 
 
 # --- inputs, outputs, roles -------------------------------------------------------------------------------------------

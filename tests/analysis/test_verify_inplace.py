@@ -22,9 +22,9 @@ from dovetail.errors import InplaceMismatch
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Origin, Program, ScalarMeta, Stage, Value
 from dovetail.ir.sizes import SizeExpr, symbol
+from dovetail.ir.sub_programs import WithSubPrograms
 from dovetail.ops import prims
 from dovetail.ops.facts import draws_otherwise_in_place, rounds_otherwise_in_place
-from dovetail.ops.sub_programs import WithSubPrograms
 from dovetail.passes.inplace import work_in_place
 from dovetail.torch_compat.dispatch import schema_of
 from tests.analysis.inplace_pairs import PAIRS, Pair

@@ -11,9 +11,10 @@ import torch
 
 from dovetail.inspect.minify_candidate import Builder
 from dovetail.inspect.minify_oracles import Failure, FailureKind, worst
-from dovetail.inspect.minify_recording import Recording, run_node, size_numbers
+from dovetail.inspect.minify_recording import Recording
 from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.program import Program, Stage, values_in
+from dovetail.ops.interpret import run_node, size_numbers
 from dovetail.pipeline.differential import plain_function
 from tests.harness.functional_programs import Reader
 

@@ -19,7 +19,7 @@ from dovetail.frontends.function import compile as compile_function
 from dovetail.inspect.minify import Minified, Step, minify, minify_module, shortened
 from dovetail.inspect.minify_files import read_source
 from dovetail.inspect.minify_oracles import Agrees, Compiles, Failure, FailureKind, SameFailure
-from dovetail.inspect.minify_recording import Recording, size_numbers
+from dovetail.inspect.minify_recording import Recording
 from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Node, Program, ScalarMeta, Stage, meta_symbols
@@ -27,6 +27,7 @@ from dovetail.ir.signature import Constant, SizeInput
 from dovetail.ir.stages import verify_program
 from dovetail.ir.text import Names, plain_call
 from dovetail.ops.facts import writes_of
+from dovetail.ops.interpret import size_numbers
 from dovetail.pipeline.differential import plain_function
 from dovetail.torch_compat.dispatch import storage_key
 from tests.harness.functional_programs import functional_program

@@ -21,9 +21,9 @@ from dovetail.analysis.symbolic_contents import Numbering, Shape
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Target, Value
 from dovetail.ir.sizes import Number, SizeExpr, evaluate
+from dovetail.ir.sub_programs import WithSubPrograms
 from dovetail.ops.facts import hidden_writes
 from dovetail.ops.prims import FunctionalForm, InGradMode, OverParameters
-from dovetail.ops.sub_programs import WithSubPrograms
 from dovetail.torch_compat.dispatch import Argument, Overload, overloads, schema_of, tags_of
 from dovetail.torch_compat.symbols import number_function_text
 

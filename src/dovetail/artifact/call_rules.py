@@ -24,6 +24,7 @@ from dovetail.artifact.target_text import wrapped_operator
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, ScalarMeta, Value
 from dovetail.ir.sizes import SizeExpr
+from dovetail.ir.sub_programs import WithSubPrograms
 from dovetail.ops import prims
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, PackedLinear
 from dovetail.torch_compat.dispatch import Argument, Overload, schema_of, tags_of
@@ -64,6 +65,7 @@ _OF_PRIMS: Mapping[Prim, tuple[Argument, ...]] = {
     prims.COPY_TO_LAYOUT: _arguments(
         "source: Tensor", "shape: List[int]", "stride: List[int]", "dtype: ScalarType", "device: Device"
     ),
+    prims.TENSOR_OF: _arguments("numbers: List[number]", "shape: List[int]", "dtype: ScalarType"),
     prims.TIMES_IN_FLOAT64: _arguments("weight: Tensor", "factor: Tensor"),
     PACK_LINEAR: _arguments("weight: Tensor", "rows: Optional[int]", optional=1),
     PACK_CONV: _arguments("weight: Tensor", *_CONV_SIZES, "input_size: Optional[List[int]]", optional=1),
@@ -73,7 +75,8 @@ _OF_PRIMS: Mapping[Prim, tuple[Argument, ...]] = {
 class Calls:
     """Checks the calls of one program, in order: it keeps how long the numbers may be that they make."""
 
-    def __init__(self, inputs: Sequence[Value]) -> None:
+    def __init__(self, inputs: Sequence[Value], *, of_subgraph: bool = False) -> None:
+        self._of_subgraph = of_subgraph
         self._bits: dict[str, int] = {}
         for value in inputs:
             if isinstance(value.meta, ScalarMeta):
@@ -89,7 +92,11 @@ class Calls:
             self._check_arguments(str(target), schema_of(target).arguments, node.args, node.kwargs)
             self._check_results(node, schema_of(target).returns)
             _check_devices(node)
+        elif isinstance(target, Prim) and isinstance(target.run, WithSubPrograms):
+            self._note(node, 64)  # `subgraph_rules` has checked the call; no longer number leaves a subgraph
         elif isinstance(target, Prim):
+            if target is prims.TENSOR_OF and not self._of_subgraph:
+                raise ValueError(f"{target.python} is called outside subgraphs")
             self._check_arguments(target.python, self._of_prim(target), node.args, node.kwargs)
             self._note(node, 64)
         else:

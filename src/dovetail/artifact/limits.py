@@ -13,6 +13,7 @@ MAX_NODES = 1_000_000
 MAX_VALUES = 4_000_000
 MAX_OPERANDS = 65_536  # of a node, lists flattened
 MAX_RANK = 64
+MAX_SUBGRAPH_DEPTH = 8  # subgraphs in subgraphs
 MAX_TEXT = 4_000  # of an operand
 MAX_INTEGER = 1 << 63
 MAX_JSON_BYTES = 1 << 30

@@ -8,7 +8,8 @@
 Operands are coded by `operand_json`, targets by `target_text`. The data is checked before it is run: names
 (`source_names`), targets (`target_text`), each call (`call_rules`), the rules of the program's stage, the
 limits on sizes (`limits`), the descriptions of values (`descriptions`), and that the data is exactly what would be
-written for the program it describes.
+written for the program it describes. Subgraphs of an operator are programs in its node, and pass the same checks
+(`subgraph_rules`); only dumps hold them.
 """
 
 from __future__ import annotations
@@ -21,10 +22,19 @@ from typing import Any
 from dovetail.artifact.call_rules import Calls
 from dovetail.artifact.descriptions import check_descriptions
 from dovetail.artifact.known_results import KnownResults
-from dovetail.artifact.limits import MAX_NODES, MAX_RANK, MAX_VALUES, check_count
+from dovetail.artifact.limits import MAX_NODES, MAX_RANK, MAX_SUBGRAPH_DEPTH, MAX_VALUES, check_count
 from dovetail.artifact.operand_json import operand_from_json, operand_to_json, read_device, read_named
 from dovetail.artifact.record_json import PLAIN, Coding, Records, optional, refused
 from dovetail.artifact.source_names import checked_keyword, checked_line, checked_name, checked_size
+from dovetail.artifact.subgraph_rules import (
+    FORMS,
+    check_results,
+    checked_call,
+    is_subgraph_target,
+    read_operator,
+    run_of,
+    subgraph_call,
+)
 from dovetail.artifact.target_text import Allowed, read_target, target_text
 from dovetail.errors import InvalidProgram, NotSerializable
 from dovetail.ir import signature as roles
@@ -47,7 +57,9 @@ from dovetail.ir.signature import Signature
 from dovetail.ir.sizes import Number, SizeExpr, is_whole, symbol
 from dovetail.ir.sizes import to_json as size_to_json
 from dovetail.ir.stages import verify_program
+from dovetail.ir.sub_programs import sub_programs_of, with_inner_programs
 from dovetail.ops.facts import writes_of
+from dovetail.ops.sub_programs import over_programs
 
 FORMAT = "dovetail program"
 VERSION = 1
@@ -76,12 +88,16 @@ _OUTPUT_ROLES = Records(
 _OF_STEPS = (roles.StateTensor, roles.HeldGradient, roles.NumberInput, roles.GradientLeft, roles.NumberLeft)
 
 
-def program_to_json(program: Program) -> dict[str, Any]:
+def program_to_json(program: Program, *, of_dump: bool = True) -> dict[str, Any]:
     """The program as data for `json.dumps(..., allow_nan=False)`.
 
-    Raises: NotSerializable for subgraphs of control flow, generators and other objects among the operands.
+    of_dump: for a dump, which may hold subgraphs of control flow. Raises: NotSerializable for generators and other
+    objects among the operands; for subgraphs in what is no dump, and those that hold what cannot be written.
     """
     try:
+        held = None if of_dump else next((node for node in program.nodes if run_of(node) is not None), None)
+        if held is not None:
+            raise ValueError(f"{held.target.python} calls subgraphs, which only dumps may hold")  # type: ignore[attr-defined]
         return _Writer(program).written()
     except ValueError as error:
         raise NotSerializable(
@@ -120,12 +136,15 @@ def program_from_json(
     try:
         program = _Reader(data, allowed).program()
         signature = program.signature
+        if not believe_descriptions and any(run_of(node) is not None for node in program.nodes):
+            raise ValueError("it calls subgraphs, which only dumps may hold")
         _check_step_roles(signature)
         if not may_be_step and any(isinstance(role, _OF_STEPS) for role in (*signature.inputs, *signature.outputs)):
             raise ValueError("it is a training step, which only dumps may hold")
         if _text(_Writer(program).written()) != _text(data):
             raise ValueError("it is not written as dovetail writes it")
-        verify_program(program, lambda node: bool(writes_of(node)))
+        for part in with_inner_programs(program):
+            verify_program(part, lambda node: bool(writes_of(node)))
     except InvalidProgram as error:
         raise ValueError(str(error)) from error
     except (KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
@@ -140,8 +159,10 @@ def _text(data: object) -> str:
 
 
 class _Writer:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, depth: int = 0) -> None:
+        check_count(depth, MAX_SUBGRAPH_DEPTH, "levels of subgraphs")
         self._program = program
+        self._depth = depth
         self._origins: dict[Origin, int] = {}
         self._targets: dict[Target, str] = {}
 
@@ -172,17 +193,22 @@ class _Writer:
         }
 
     def _node(self, node: Node) -> dict[str, Any]:
+        run, args, more = run_of(node), list(node.args), dict[str, Any]()
+        if run is not None:
+            self._targets[node.target], args = subgraph_call(run, node.args)
+            more["subgraphs"] = [_Writer(sub.program, self._depth + 1).written() for sub in sub_programs_of(node)]
         if node.target not in self._targets:
             self._targets[node.target] = target_text(node.target)
         return {
             "target": self._targets[node.target],
-            "args": [operand_to_json(operand) for operand in node.args],
+            "args": [operand_to_json(operand) for operand in args],
             "kwargs": {name: operand_to_json(operand) for name, operand in node.kwargs},
             "outputs": [None if value is None else value.name for value in node.outputs],
             "unpack": node.unpack,
             "phase": node.phase.value,
             "recomputed": node.recomputed,
             "origin": self._origins.setdefault(node.origin, len(self._origins)),
+            **more,
         }
 
 
@@ -232,11 +258,15 @@ def _check_step_roles(signature: Signature) -> None:
 
 
 class _Reader:
-    def __init__(self, data: Mapping[str, Any], allowed: Allowed) -> None:
+    def __init__(self, data: Mapping[str, Any], allowed: Allowed, outer: _Reader | None = None) -> None:
         self._data = data
         self._allowed = allowed
-        check_count(len(data["nodes"]), MAX_NODES, "nodes")
-        check_count(len(data["values"]), MAX_VALUES, "values")
+        self.depth: int = 0 if outer is None else outer.depth + 1
+        self.counts: dict[str, int] = {"nodes": 0, "values": 0} if outer is None else outer.counts
+        check_count(self.depth, MAX_SUBGRAPH_DEPTH, "levels of subgraphs")
+        for what, most in (("nodes", MAX_NODES), ("values", MAX_VALUES)):
+            self.counts[what] += len(data[what])
+            check_count(self.counts[what], most, what)
         self._values = {checked_name(entry["name"]): _read_value(entry) for entry in data["values"]}
         self._known: set[str] = set()
         self._origins = [_read_origin(entry) for entry in data["origins"]]
@@ -248,7 +278,7 @@ class _Reader:
         signature = data["signature"]
         self._known.update(data["inputs"])
         inputs = [self._values[name] for name in data["inputs"]]
-        self._calls = Calls(inputs)
+        self._calls = Calls(inputs, of_subgraph=self.depth > 0)
         for value in inputs:
             self._symbols.update(_told(value.meta))
         program = Program(
@@ -274,12 +304,19 @@ class _Reader:
             raise ValueError(f"node {place}: {error}") from error
 
     def _node(self, entry: Mapping[str, Any]) -> Node:
-        text = entry["target"]
-        if text not in self._targets:
-            self._targets[text] = read_target(text, self._allowed)
+        text, args, programs = entry["target"], list(map(self._operand, entry["args"])), list[Program]()
+        if is_subgraph_target(text):
+            operator = read_operator(text)
+            check_count(len(entry["subgraphs"]), len(FORMS[operator.name()].arguments), "subgraphs")
+            programs = [self._subgraph(inner) for inner in entry["subgraphs"]]
+            target, args = over_programs(operator, checked_call(operator.name(), args, programs))
+        else:
+            if text not in self._targets:
+                self._targets[text] = read_target(text, self._allowed)
+            target = self._targets[text]
         node = Node(
-            target=self._targets[text],
-            args=tuple(map(self._operand, entry["args"])),
+            target=target,
+            args=tuple(args),
             kwargs=tuple((checked_keyword(name), self._operand(item)) for name, item in entry["kwargs"].items()),
             outputs=tuple(None if name is None else self._values[name] for name in entry["outputs"]),
             unpack=_truth(entry["unpack"]),
@@ -290,11 +327,18 @@ class _Reader:
         if not node.unpack and len(node.outputs) > 1:
             raise ValueError(f"a call of {text} has several results, which are not unpacked")
         self._check_symbols(node.symbols())
+        if programs:
+            check_results(operator.name(), node, programs)
         self._calls.check(node)
         for value in node.results():
             self._known.add(value.name)
             self._symbols.update(_told(value.meta))
         return node
+
+    def _subgraph(self, data: Any) -> Program:
+        if not isinstance(data, Mapping) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
+            raise ValueError("a subgraph is a program of this version")
+        return _Reader(data, self._allowed, self).program()
 
     def _check_symbols(self, names: Iterable[str]) -> None:
         for name in names:

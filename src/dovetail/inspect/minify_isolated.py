@@ -27,8 +27,10 @@ from dovetail.artifact.json_text import read_json_file
 from dovetail.artifact.program_json import program_from_json, program_to_json
 from dovetail.artifact.target_text import other_packages
 from dovetail.inspect.minify_oracles import Failure, FailureKind, NamedOracle, oracle_from_json
-from dovetail.inspect.minify_recording import repeatable, run_node, size_numbers
+from dovetail.inspect.minify_recording import repeatable
 from dovetail.ir.program import Program, Value
+from dovetail.ir.sub_programs import with_inner_nodes
+from dovetail.ops.interpret import run_node, size_numbers
 
 _LAST_LINES = 20
 _FINE = "exit status 0"
@@ -85,7 +87,7 @@ class Isolated:
         """How the process of one check ended."""
         data = json.dumps(program_to_json(program), allow_nan=False)
         (folder / "program.json").write_text(data, encoding="utf-8")
-        allow = sorted(other_packages([node.target for node in program.nodes]))
+        allow = sorted(other_packages([node.target for node in with_inner_nodes(program)]))
         (folder / "allow.json").write_text(json.dumps(allow), encoding="utf-8")
         (folder / "oracle.json").write_text(json.dumps(self.oracle.to_json()), encoding="utf-8")
         save_call(folder / "inputs.safetensors", inputs)

@@ -25,10 +25,11 @@ import torch
 
 from dovetail.errors import BadCheck
 from dovetail.frontends.function import compile as compile_function
-from dovetail.inspect.minify_recording import repeatable, size_numbers
+from dovetail.inspect.minify_recording import repeatable
 from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.fx_write import to_graph_module
 from dovetail.ir.program import Program, Stage, meta_symbols
+from dovetail.ops.interpret import size_numbers
 from dovetail.pipeline.differential import plain_function, same_bits
 from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import Dump

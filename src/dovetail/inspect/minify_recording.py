@@ -8,37 +8,20 @@ Cost: the run's intermediate values stay alive, and every write copies the stora
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from dovetail.inspect.tensor_place import Place, clone_together
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, map_leaves
-from dovetail.ir.sizes import Number, SizeExpr, evaluate
+from dovetail.ir.program import Program, Value
+from dovetail.ir.sizes import Number
 from dovetail.ops.facts import written_values
-from dovetail.ops.preconditions import checked
+from dovetail.ops.interpret import run_node, size_numbers
 from dovetail.torch_compat.dispatch import storage_key
 
 SEED = 20240229
-
-
-def size_numbers(values: Iterable[tuple[Value, Any]]) -> dict[str, Number]:
-    """The number of each size symbol that stands alone in the description of a value, given what the value is."""
-    found: dict[str, Number] = {}
-    for value, real in values:
-        meta = value.meta
-        pairs: list[tuple[object, Any]]
-        if isinstance(meta, ScalarMeta):
-            pairs = [(meta.expr, real)]
-        else:
-            described = (*meta.shape, *meta.stride, meta.offset)
-            pairs = list(zip(described, (*real.shape, *real.stride(), real.storage_offset()), strict=False))
-        for size, number in pairs:
-            if isinstance(size, SizeExpr) and size.op == "symbol":
-                found.setdefault(str(size.args[0]), number)
-    return found
 
 
 @contextmanager
@@ -151,17 +134,3 @@ class Recording:
             if not place.requires_grad and place.storage not in self._before:
                 arguments = {name: getattr(place, name) for name in Place.__dataclass_fields__}
                 self.places[value] = Place(**{**arguments, "requires_grad": True})
-
-
-def run_node(node: Node, held: Mapping[Value, Any], sizes: Mapping[str, Number]) -> list[tuple[Value, Any]]:
-    """Run one node. held: what its operands are. sizes: a number for each size symbol. Raises what it raises."""
-
-    def real(leaf: Operand) -> Any:
-        if isinstance(leaf, Value):
-            return held[leaf]
-        return evaluate(leaf, sizes) if isinstance(leaf, SizeExpr) else leaf
-
-    kwargs = {name: map_leaves(operand, real) for name, operand in node.kwargs}
-    result: Any = (checked(node.target) or node.target)(*(map_leaves(operand, real) for operand in node.args), **kwargs)
-    items = list(result) if node.unpack else [result] if node.outputs else []
-    return [(value, item) for value, item in zip(node.outputs, items, strict=True) if value is not None]

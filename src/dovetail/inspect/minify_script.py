@@ -42,6 +42,7 @@ from dovetail.inspect.minify_oracles import (
 from dovetail.inspect.minify_recording import SEED
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import number_text
+from dovetail.ir.sub_programs import with_inner_nodes
 from dovetail.ir.text import emit, plain_call
 from dovetail.torch_compat.dispatch import storage_key
 
@@ -138,7 +139,7 @@ def write_reproducer(
     program = minified.program
     data = json.dumps(program_to_json(program), allow_nan=False, indent=1)
     text, named = _text(program)
-    allow = sorted(other_packages([node.target for node in program.nodes]))
+    allow = sorted(other_packages([node.target for node in with_inner_nodes(program)]))
     folder.mkdir(parents=True)
     (folder / "program.json").write_text(data + "\n", encoding="utf-8")
     spec = oracle.to_json()

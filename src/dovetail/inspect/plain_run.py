@@ -19,8 +19,10 @@ from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.checked import checked_call
 from dovetail.execute.protocol import ExecutorList
 from dovetail.inspect.tensor_place import clone_together
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, map_leaves
 from dovetail.ir.text import Call, Names
+from dovetail.ops.sub_programs import with_other_programs
 from dovetail.pipeline.differential import plain_function, same_bits
 
 _SEED = 20241122
@@ -48,13 +50,15 @@ def run_program(
     state: torch.Tensor | None = None,
     keep: dict[str, Any] | None = None,
     left: list[Any] | None = None,
+    left_state: list[torch.Tensor] | None = None,
     executors: ExecutorList | None = None,
 ) -> tuple[Any, ...]:
     """The outputs of a program, run on copies of its inputs.
 
     inputs: one per input of the program; those that share memory share it in the copies as well. state: of the random
     generator (`torch.get_rng_state()`); a fixed seed when not given. keep: gets each value when it is made, by name.
-    left: gets the copies of the inputs, as they are afterwards. executors: call operators as these do; else each by its
+    left: gets the copies of the inputs, as they are afterwards. left_state: gets the state of the generator afterwards,
+    and loses what it held. executors: call operators as these do; else each by its
     full name, where it does not trust its operands.
     Raises: what an operator raises. The random generator is as it was afterwards.
     """
@@ -74,6 +78,8 @@ def run_program(
                 call = checked_call if executors is None else executors.call
                 with nullcontext() if keep is None else _memory_filled():
                     outputs = _function(program, call, keep)(given)
+        if left_state is not None:
+            left_state[:] = [torch.get_rng_state()]
     finally:
         torch.set_rng_state(before)
     return tuple(outputs)
@@ -120,6 +126,7 @@ def in_float64(program: Program) -> Program:
     nodes = [
         replace(
             node,
+            target=with_other_programs(node.target, in_float64) if isinstance(node.target, Prim) else node.target,
             args=tuple(map_leaves(operand, swap) for operand in node.args),
             kwargs=tuple((name, map_leaves(operand, swap)) for name, operand in node.kwargs),
         )
@@ -179,6 +186,7 @@ def _function(program: Program, call: Call, keep: dict[str, Any] | None) -> Call
 
     def noted(names: Names, node: Node) -> str:
         text = call(names, node)
-        return f"{_NOTE}({numbers[node]}, {text})" if node.results() else text
+        is_noted = node in numbers and node.results()  # nodes of subgraphs may run many times
+        return f"{_NOTE}({numbers[node]}, {text})" if is_noted else text
 
     return plain_function(program, call if keep is None else noted, **{_NOTE: note})

@@ -131,6 +131,7 @@ def run_state(state: State, world: World, *, keep: bool = False, wide: bool = Fa
     results: dict[str, Any] = {}
     values: dict[str, Any] = {}
     handed: dict[str, Any] = {}
+    drawn: list[torch.Tensor] = [] if world.state is None else [world.state]  # backward draws after forward
     try:
         for program in state.programs:
             roles = program.signature.inputs
@@ -143,7 +144,10 @@ def run_state(state: State, world: World, *, keep: bool = False, wide: bool = Fa
             if wide:
                 program, inputs = in_float64(program), widened(inputs)
             kept, left = values if keep else None, list[Any]()
-            outputs = run_program(program, inputs, state=world.state, keep=kept, left=left, executors=state.executors)
+            began = drawn[0] if drawn else None
+            outputs = run_program(
+                program, inputs, state=began, keep=kept, left=left, left_state=drawn, executors=state.executors
+            )
             if is_step(program):
                 results.update((f"input {value.name}", x) for value, x in zip(program.inputs, left, strict=True))
             for role, result in zip(program.signature.outputs, outputs, strict=True):

@@ -26,6 +26,7 @@ from dovetail.errors import InvalidProgram
 from dovetail.ir.fresh import free_name
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, meta_symbols, symbols_in
 from dovetail.ir.sizes import SizeExpr, number_text, symbol
+from dovetail.ir.sub_programs import SubProgram, WithSubPrograms
 from dovetail.torch_compat.dispatch import HigherOrder
 from dovetail.torch_compat.symbols import number_function_text
 
@@ -56,6 +57,18 @@ class Names:
 
     taken: frozenset[str] = frozenset()
     globals: dict[str, object] = field(default_factory=dict)
+    functions: dict[str, SubProgram] = field(default_factory=dict)
+    within: str = "run"
+
+    def function(self, sub_program: SubProgram, wish: str) -> str:
+        """The name of a function that is written before the source, for a subgraph."""
+        name = f"{self.within}_{wish}"
+        count = 1
+        while name in self.functions or name in self.taken or name in self.globals:
+            count += 1
+            name = f"{self.within}_{wish}_{count}"
+        self.functions[name] = sub_program
+        return name
 
     def constant(self, value: object, wish: str) -> str:
         """A global name for an object that has no literal."""
@@ -167,17 +180,56 @@ def emit(
     """The source of a function `run(args)` that takes a list of inputs, empties it, and returns a tuple.
 
     call: the text of the call expression of a node. dying: for each node index, the values to forget after it (-1:
-    before the first node). ranges: name of the profiler range of a node ("" for none).
+    before the first node). ranges: name of the profiler range of a node ("" for none). Subgraphs that calls mention
+    are functions before it.
     """
-    _check_names(program)
-    values = tuple(program.values())
-    writer = _Writer(program, call, dying, comments, Names(frozenset(value.name for value in values)))
+    writer = _new_writer(program, call, dying, comments, function)
     writer.line(f"def {function}(args):", 0)
     if program.inputs:
         writer.line(f"{', '.join(value.name for value in program.inputs)}{',' * (len(program.inputs) == 1)} = args")
     writer.line("args.clear()")
+    _write_body(writer, ranges)
+    outputs = ", ".join(writer.names.text(operand) for operand in program.outputs)
+    writer.line(f"return ({outputs}{',' if len(program.outputs) == 1 else ''})")
+    return _with_functions(writer)
+
+
+def _emit_sub_program(sub: SubProgram, call: Call, comments: bool, function: str, named: dict[str, object]) -> Source:
+    """The source of a function that takes the inputs of a subgraph. named: what the source around mentions by name."""
+    writer = _new_writer(sub.program, call, {}, comments, function)
+    writer.names.globals = named
+    writer.line(f"def {function}({', '.join(value.name for value in sub.program.inputs)}):", 0)
+    _write_body(writer, None)
+    outputs = ", ".join(writer.names.text(operand) for operand in sub.program.outputs)
+    if not sub.is_bare:
+        outputs = f"({outputs}{',' if len(sub.program.outputs) == 1 else ''})"
+    writer.line(f"return {outputs}")
+    return _with_functions(writer)
+
+
+def _new_writer(
+    program: Program, call: Call, dying: Mapping[int, tuple[Value, ...]], comments: bool, function: str
+) -> _Writer:
+    _check_names(program)
+    names = Names(frozenset(value.name for value in program.values()), within=function)
+    return _Writer(program, call, dying, comments, names)
+
+
+def _with_functions(writer: _Writer) -> Source:
+    """The source, after the functions that it calls."""
+    before: list[str] = []
+    for name, sub in writer.names.functions.items():
+        made = _emit_sub_program(sub, writer.call, writer.comments, name, writer.names.globals)
+        before += [*made.text.splitlines(), "", ""]
+    lines = tuple(line + len(before) for line in writer.lines)
+    return Source("\n".join([*before, *writer.out]) + "\n", lines, dict(writer.names.globals))
+
+
+def _write_body(writer: _Writer, ranges: Callable[[Node], str] | None) -> None:
+    """Everything between the inputs and the outputs."""
+    program = writer.program
     _bind_symbols(writer)
-    _forget(writer, dying.get(-1, ()), 1)
+    _forget(writer, writer.dying.get(-1, ()), 1)
     current = ""
     for index, node in enumerate(program.nodes):
         wanted = ranges(node) if ranges else ""
@@ -185,14 +237,11 @@ def emit(
             writer.line(f"with record_function({wanted!r}):")
         current = wanted
         _write_node(writer, node, 2 if wanted else 1)
-        _forget(writer, dying.get(index, ()), 2 if wanted else 1)
+        _forget(writer, writer.dying.get(index, ()), 2 if wanted else 1)
     for name in writer.unbound:
         raise InvalidProgram(
             program=program.name, stage=program.stage.value, rule="every size symbol is bound", detail=name
         )
-    outputs = ", ".join(writer.names.text(operand) for operand in program.outputs)
-    writer.line(f"return ({outputs}{',' if len(program.outputs) == 1 else ''})")
-    return Source("\n".join(writer.out) + "\n", tuple(writer.lines), dict(writer.names.globals))
 
 
 def _bind_symbols(writer: _Writer) -> None:
@@ -281,8 +330,24 @@ def operator_text(op: Target) -> str:
     return f"torch.ops.{op}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A function in the source."""
+
+    name: str
+
+
 def plain_call(names: Names, node: Node) -> str:
-    """The call of a node by its operator's full name."""
+    """The call of a node by its operator's full name; with functions for subgraphs that are known."""
+    run = getattr(node.target, "run", None)
+    if isinstance(run, WithSubPrograms) and run.told is None:
+        return f"{names.constant(node.target, run.operator.name())}({names.arguments(node)})"
+    if isinstance(run, WithSubPrograms) and run.told is not None:
+        wish = next((value.name for value in node.results()), run.operator.name())
+        functions = [names.function(sub, f"{wish}_{place}") for place, sub in enumerate(run.told)]
+        args, _ = run.arguments(node.args, lambda number: _Named(functions[number]))
+        texts = [arg.name if isinstance(arg, _Named) else names.text(arg) for arg in args]
+        return f"prims.below_autograd_of({operator_text(run.operator)})({', '.join(texts)})"
     python = getattr(node.target, "python", None)
     callee = python if isinstance(python, str) else operator_text(node.target)
     return f"{callee}({names.arguments(node)})"

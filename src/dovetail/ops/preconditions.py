@@ -350,6 +350,7 @@ _CHECKS: dict[str, Check] = {
     "mkldnn_rnn_layer": _rnn_layer,
     **{"gru": _cells(3), "lstm": _cells(4), "rnn_tanh": _cells(1), "rnn_relu": _cells(1)},
     "_transformer_encoder_layer_fwd": _encoder_layer,
+    "_foreach_copy": lambda given: _require(len(given["src"]) <= len(given["self"]), "the second list is longer"),
 }
 CHECKED_OPERATORS = frozenset(_CHECKS)
 

@@ -5,7 +5,7 @@ A primitive is called like an operator. Its facts are attributes, because it has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from dovetail.ir.prim import Prim, draws_numbers, flat_results, is_opaque  # noq
 from dovetail.ir.text import operator_text
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, packed_conv, packed_linear  # noqa: F401, as above
 from dovetail.torch_compat.autograd import below_autograd
-from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of
 from dovetail.torch_compat.rng import default_generator
 
 # --- generator state ------------------------------------------------------------------------------------------------
@@ -37,6 +37,26 @@ def _manual_seed(seed: int) -> None:
 GET_RNG_STATE = Prim("get_rng_state", _get_rng_state, "prims.GET_RNG_STATE", reads_generator=True)
 SET_RNG_STATE = Prim("set_rng_state", _set_rng_state, "prims.SET_RNG_STATE", draws=True, effect=True)
 MANUAL_SEED = Prim("manual_seed", _manual_seed, "prims.MANUAL_SEED", draws=True, effect=True)
+
+
+# --- tensors of Python's numbers --------------------------------------------------------------------------------------
+
+
+def _tensor_of(numbers: list[Any], shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=dtype).reshape(shape)
+
+
+TENSOR_OF = Prim("tensor_of", _tensor_of, "prims.TENSOR_OF")
+
+
+def below_autograd_of(op: HigherOrder) -> Callable[..., object]:
+    """`op` as programs run it: below autograd."""
+
+    def run(*args: object) -> object:
+        with below_autograd():
+            return op(*args)
+
+    return run
 
 
 # --- sizes that depend on data ----------------------------------------------------------------------------------------

@@ -22,11 +22,11 @@ from dovetail.analysis.union_find import UnionFind
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, TensorMeta, Value
 from dovetail.ir.signature import Constant, InputMutation, SharedBytes
+from dovetail.ir.sub_programs import WithSubPrograms
 from dovetail.ir.text import identifier
 from dovetail.ops.facts import facts_of, is_reinterpretation, runs_in_grad_mode, writes_of, written_values
 from dovetail.ops.packed import is_packing
 from dovetail.ops.prims import InGradMode
-from dovetail.ops.sub_programs import WithSubPrograms
 from dovetail.torch_compat.dispatch import HigherOrder, Overload, schema_of
 
 REASONS = {

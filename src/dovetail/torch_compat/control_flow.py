@@ -255,3 +255,12 @@ def let_sizes_be_unknown() -> None:
     fake_mode = active_fake_mode()
     if fake_mode is not None and fake_mode.shape_env is None:
         fake_mode.shape_env = new_shape_env()
+
+
+def unknown_integer() -> torch.SymInt:
+    """An integer of which nothing is known, for fakes of the mode that is active, which does not wait for it."""
+    fake_mode = active_fake_mode()
+    assert fake_mode is not None and fake_mode.shape_env is not None, "called where sizes may be unknown"
+    with fake_mode.shape_env.ignore_fresh_unbacked_symbols():
+        number: torch.SymInt = fake_mode.shape_env.create_unbacked_symint()
+    return number

@@ -89,7 +89,7 @@ def save(contents: Contents, path: str | Path) -> None:
 
 
 def _program(program: Program, plan: Any) -> dict[str, Any]:
-    return {"program": program_to_json(program), "plan": plan_to_json(plan, program)}
+    return {"program": program_to_json(program, of_dump=False), "plan": plan_to_json(plan, program)}
 
 
 def _variant(variant: Variant, unfolded: Unfolded, stem: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
-from dovetail.torch_compat import control_flow, dispatch, fakes
+from dovetail.torch_compat import control_flow, dispatch, fakes, symbols
 from dovetail.torch_compat.checks.difference import first_difference
 
 
@@ -91,4 +91,17 @@ def check_let_sizes_be_unknown() -> str | None:
     )
 
 
-CHECKS = (check_traced_apart, check_sub_programs_by_dynamo, check_let_sizes_be_unknown)
+def check_unknown_integer() -> str | None:
+    """It is a symbol that no fake has, and the mode goes on as if it were not there."""
+    with fakes.new_fake_mode() as mode:
+        control_flow.let_sizes_be_unknown()
+        number = control_flow.unknown_integer()
+        waiting = list(mode.shape_env.pending_fresh_unbacked_symbols) if mode.shape_env is not None else None
+    return first_difference(
+        ("what it is", type(number), torch.SymInt),
+        ("whether it is a symbol", symbols.symbol_name(number) is not None, True),
+        ("what the mode waits for", waiting, []),
+    )
+
+
+CHECKS = (check_traced_apart, check_sub_programs_by_dynamo, check_let_sizes_be_unknown, check_unknown_integer)
