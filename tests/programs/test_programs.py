@@ -19,25 +19,16 @@ THEMES = sorted(
 
 # Refused by name: doors, programs, the code of the error, and why.
 _STEPS, _COMPILE, _BACKEND = (STEP, KEPT), (COMPILE,), (BACKEND,)
-_DATA, _REBOUND = "DT-CAPTURE-002", "DT-STEP-005"
 REFUSED: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
     (
         _STEPS,
-        ("routed_experts", "contrast_within_a_batch", "means_of_clusters", "sounds_to_letters"),
-        _DATA,
-        "a size depends on data: `torch.where(mask)`, `x[mask]`, `bincount`, lengths of CTC in a tensor",
-    ),
-    (
-        _STEPS,
         ("pixels_in_order", "sharpness_with_replaced_data", "predict_a_follower"),
-        _REBOUND,
+        "DT-STEP-005",
         "`p.data = tensor` gives a parameter other memory",
     ),
-    (_STEPS, ("projected_gradients", "sharpness_in_place"), _REBOUND, "optimizer.state[p][key] becomes another tensor"),
     (_STEPS, ("smoothed_with_one_cycle",), "DT-STEP-001", "reads the scheduler's rate after it was stepped"),
-    (_STEPS, ("factors_of_ratings",), "DT-STEP-001", "float(loss) makes a plain number"),
     (_BACKEND, ("pixels_in_order",), "DT-ALIAS-002", "`weight.data *= mask` gives a parameter other memory"),
-    (_COMPILE, ("both_halves_of_a_transformer",), _DATA, "nn.Transformer asks whether a mask is causal"),
+    (_COMPILE, ("both_halves_of_a_transformer",), "DT-CAPTURE-002", "nn.Transformer asks whether a mask is causal"),
 )
 
 # Known not to agree with eager mode: doors, programs, and why.
