@@ -57,6 +57,7 @@ LISTS = (
     "tests/inspect/test_subgraphs.py",
     "tests/models/test_freeze_models.py",
     "tests/models/test_models.py",
+    "tests/programs/test_programs.py",
     "tests/replay/test_stages.py",
     "tests/ops/test_writing_forms.py",
     "tests/passes/test_channels_last.py",
