@@ -35,8 +35,8 @@ _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 class StepFunctions(TorchFunctionMode):
     """See the module docstring.
 
-    cleared: ids of tensors whose `.grad` was set to None, each with whether the step had asked about numbers before. hooked: of those that got a hook, with the last such line.
-    refusals: errors raised.
+    cleared: ids of tensors whose `.grad` was set to None, each with whether numbers had been asked for before. hooked:
+    of those that got a hook, with the last such line. refusals: errors raised.
     """
 
     def __init__(

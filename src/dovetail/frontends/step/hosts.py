@@ -22,6 +22,7 @@ import torch
 
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_seen import as_seen
+from dovetail.capture.step_text_results import text_result
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.step.kept import NotMadeAgain, Trees
 from dovetail.frontends.step.output import print_to, replaced_builtin, replaced_handling, streams_replaced
@@ -207,7 +208,11 @@ class HostCalls:
         if isinstance(leaf, torch.Tensor):
             seen = recording.seen(leaf)
             return LeftTensor(recording.leave(seen.value), seen.look)
-        return LeftNumber(recording.leave(handle_of(leaf))) if is_traced(leaf) else recording.text_result(leaf)
+        return (
+            LeftNumber(recording.leave(handle_of(leaf)))
+            if is_traced(leaf)
+            else text_result(recording.recorder, recording.leave, leaf)
+        )
 
     def _print(self, function: Callable[..., Any], output: Any) -> Callable[..., None]:
         @functools.wraps(function)

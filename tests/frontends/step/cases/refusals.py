@@ -173,7 +173,7 @@ def _python_random() -> Twin:
 
     def step(rows: Tensor, labels: Tensor) -> Tensor:
         opt.zero_grad()
-        scale = random.random()  # refused
+        scale = random.sample(range(3), 1)[0]  # refused
         loss = F.cross_entropy(net(rows * scale), labels)
         loss.backward()
         opt.step()
@@ -188,7 +188,7 @@ def _numpy_random() -> Twin:
 
     def step(rows: Tensor, labels: Tensor) -> Tensor:
         opt.zero_grad()
-        scale = np.random.rand()  # refused
+        scale = np.random.rand(1)[0]  # refused
         loss = F.cross_entropy(net(rows * scale), labels)
         loss.backward()
         opt.step()
