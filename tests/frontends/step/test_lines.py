@@ -219,21 +219,6 @@ def older_graph(t: Training) -> Step:
     return step
 
 
-def search(t: Training) -> Step:
-    opt = torch.optim.LBFGS(t.net.parameters())
-
-    def step(x: torch.Tensor) -> Any:
-        def closure() -> torch.Tensor:
-            opt.zero_grad()
-            loss: torch.Tensor = t.net(x).square().sum()
-            loss.backward()
-            return loss
-
-        return opt.step(closure)  # here
-
-    return step
-
-
 def sparse_gradient(t: Training) -> Step:
     table = torch.nn.Embedding(5, 2, sparse=True)
     opt = torch.optim.SGD(table.parameters(), lr=0.1)
@@ -301,7 +286,6 @@ CASES: tuple[tuple[Callable[[Training], Step], str], ...] = (
     (returned_without_graph, "belongs to t.net.weight"),
     (unowned, "writes a tensor of shape (3,)"),
     (older_graph, "reaches variable scale, which is part of a graph from before"),
-    (search, "calls LBFGS"),
     (sparse_gradient, "computes a sparse gradient"),
     (moved, "moves a Linear to another dtype or device"),
     (as_array, "turns a tensor into Python objects"),

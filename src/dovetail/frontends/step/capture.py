@@ -38,6 +38,7 @@ from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, refuse_new_objects
 from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.spied import Spied
 from dovetail.frontends.step.syntax import percent_formats
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds
@@ -197,17 +198,14 @@ class StepCapture:
                 recording.run(self._run, self._around(recording, hosts, outside))
                 if self._spied.read:
                     raise ContainersRead(frozenset(self._spied.read))
-                left = LeftBehind(
-                    self._world,
-                    self._numbers,
-                    self.lifted,
-                    overwritten(self._watcher.reads, self._world),
-                    self._never_spied,
-                )
+                newly = overwritten(self._watcher.reads, self._world)
+                left = LeftBehind(self._world, self._numbers, self.lifted, newly, self._never_spied)
                 left.is_drawn = self._draws.explain
                 left.spy()
                 check_texts(recording.recorder)
             except UnsupportedStep as error:
+                if hosts.calls_search:
+                    raise SearchCalled from error
                 if any(error is known for known in outside.to_fill):
                     raise StateToMake(error) from error
                 raise

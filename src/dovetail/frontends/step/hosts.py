@@ -135,6 +135,7 @@ class HostCalls:
 
         is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
         self.calls: list[HostCall] = []
+        self.calls_search = False
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
         self._optimizers = optimizers
         self._is_noting_hooks = is_noting_hooks
@@ -269,6 +270,7 @@ class HostCalls:
             )
 
     def _refuse_search(self, *_: Any, **__: Any) -> None:
+        self.calls_search = True
         raise UnsupportedStep(
             what="calls LBFGS, which calls the closure a number of times that depends on the loss",
             why="the number of forward and backward passes differs in each search",

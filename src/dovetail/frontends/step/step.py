@@ -38,6 +38,7 @@ from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.left_behind import StateToMake
 from dovetail.frontends.step.lifting import Lifting
 from dovetail.frontends.step.reasons import what_differs
+from dovetail.frontends.step.searches import SearchCalled, Searches
 from dovetail.frontends.step.variant import NO_TIES, NOTHING, Variant, ties_to
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, flatten
@@ -122,6 +123,7 @@ class CompiledStep:
         self._recent: list[Variant] = []
         self._lifting = Lifting()
         self._eager = EagerRuns()
+        self._searches: Searches | None = None
         self._attempts = Attempts(self._lifting, self._eager, self._options, self._name)
         self._missed = self._failed = False
         self._rounds = 0
@@ -146,6 +148,8 @@ class CompiledStep:
         if self._given_up is not None or self._patience.waits() or _is_looked_at():
             self._counts.eager_calls += 1
             return self._step(*args, **kwargs)
+        if self._searches is not None:
+            return self._searches.call(self._step, args, kwargs)
         if self._counts.calls == 1:
             self._lifting.see(*flatten((args, kwargs), results=True))
             return self._run_eager(args, kwargs)
@@ -171,8 +175,17 @@ class CompiledStep:
         """A step that is written as a method takes its object as the first argument; programs are for one object."""
         return self if instance is None else MethodType(self, instance)
 
+    def point_to(self, step: Callable[..., Any]) -> None:
+        """Let another function of the same code be the step."""
+        if step is not self._step:
+            self._step = step
+            for variant in self._variants:
+                variant.ties = NO_TIES
+
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
         """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
+        if self._searches is not None:
+            return self._searches.call(self._step, args, kwargs)
         self._counts.eager_calls += 1
         if self._is_full:
             return self._step(*args, **kwargs)
@@ -266,6 +279,10 @@ class CompiledStep:
         try:
             clears = any(g.is_cleared for v in self._variants for g in v.program.plan.gradients)
             variant = self._attempts.captured(world, call, reason, clears)
+        except SearchCalled:
+            found = [optimizer for _, optimizer in world.optimizers]
+            self._searches = Searches(found, lambda x: CompiledStep(x, self._state, True, self._options))
+            return None
         except StateToMake as making:
             if self._rounds < _MOST_ROUNDS:
                 self._rounds += 1
@@ -356,8 +373,12 @@ class CompiledStep:
 
     @property
     def stats(self) -> Stats:
-        """What happened so far."""
-        return self._counts.stats(VariantStats(v.reason, v.calls, v.misses) for v in self._variants)
+        """What happened so far; of a step that calls LBFGS, with the programs of its closures."""
+        inner = [] if self._searches is None else [closure.stats for closure in self._searches.closures]
+        variants = [VariantStats(v.reason, v.calls, v.misses) for v in self._variants]
+        own = self._counts.stats([*variants, *(variant for stats in inner for variant in stats.variants)])
+        captures, seconds = sum(x.captures for x in inner), sum(x.seconds for x in inner)
+        return replace(own, captures=own.captures + captures, seconds=own.seconds + seconds)
 
 
 def _is_looked_at() -> bool:

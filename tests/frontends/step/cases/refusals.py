@@ -88,22 +88,6 @@ def _float_of_loss() -> Twin:
     return p.twin(step)
 
 
-def _closure_of_lbfgs() -> Twin:
-    p = Parts(optim.LBFGS, lr=0.1, max_iter=2)
-    net, opt = p.net, p.opt
-
-    def step(rows: Tensor, labels: Tensor) -> Tensor:
-        def closure() -> Tensor:
-            opt.zero_grad()
-            loss = F.cross_entropy(net(rows), labels)
-            loss.backward()
-            return loss
-
-        return opt.step(closure)  # refused
-
-    return p.twin(step)
-
-
 def _sparse_gradients() -> Twin:
     p = Parts()
     table = nn.Embedding(9, 6, sparse=True)
@@ -296,7 +280,6 @@ REFUSALS = (
     Refusal("the model is moved to another dtype", _dtype_moved),
     Refusal("numpy", _numpy),
     Refusal("float of the loss", _float_of_loss),
-    Refusal("a closure for LBFGS", _closure_of_lbfgs),
     Refusal("sparse gradients", _sparse_gradients, "table.weight.grad is a torch.sparse_coo tensor"),
     Refusal("a write to a tensor that nobody owns", _ownerless_write),
     Refusal("the next batch of an iterator", _next_batch),
