@@ -366,6 +366,10 @@ class StepRecorder(Recorder):
             )
         return made
 
+    def here(self) -> Origin:
+        """The user's line that runs."""
+        return self._tracker.here()
+
     def blame_texts(self, handles: Iterable[Any] = ()) -> None:
         """The step is refused for a text of these numbers, or for some text."""
         for handle in handles or self.texts.items:

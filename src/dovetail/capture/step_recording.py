@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +23,6 @@ from dovetail.capture.step_functions import StepFunctions
 from dovetail.capture.step_origins import origin_of, origin_of_write
 from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.capture.step_seen import as_seen
 from dovetail.capture.step_tensors import (
     MadeTensor,
     Seen,
@@ -32,7 +32,7 @@ from dovetail.capture.step_tensors import (
     held_gradients,
     look_of,
 )
-from dovetail.capture.step_texts import Piece
+from dovetail.capture.step_text_results import text_result
 from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Node, Origin, TensorMeta, Value
@@ -40,7 +40,7 @@ from dovetail.ir.signature import (
     UserInput,
 )
 from dovetail.ir.sizes import Number, Scalar
-from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject, TextResult
+from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
 from dovetail.ops.layouts import is_absolute
 from dovetail.torch_compat.autograd import backward_within
@@ -117,7 +117,7 @@ class StepRecording:
             recorder.note_gradient,
             self._text_of,
             self._look_at,
-            lambda: bool(self.recorder.questions),
+            partial(bool, recorder.questions),
         )
 
     # --- running --------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class StepRecording:
             return handle if isinstance(handle, Value) else PlainResult(handle)
         if not isinstance(item, torch.Tensor):
             self.look_at([item])
-            return self.text_result(item) or PlainResult(item)
+            return text_result(self.recorder, self.leave, item) or PlainResult(item)
         place = next((i for i, known in enumerate(self.tensors) if known.tensor is item), None)
         if place is not None:
             return SameObject(place)
@@ -322,28 +322,6 @@ class StepRecording:
             )
         return MadeTensor(self._outside_of_state(item, f"result {index}"), item)
 
-    def text_result(self, item: object) -> TextResult | None:
-        """A text with parts that the program computes; None for anything else. Raises: UnsupportedStep."""
-        try:
-            parts = self.recorder.texts.parts(item)
-        except LookupError:
-            self.recorder.blame_texts()
-            raise UnsupportedStep(
-                what="writes numbers which it computes with formats of `%` that cannot be told apart",
-                why="the numbers are not known while the step is captured",
-                hint="use an f-string",
-                origin=self.origins.here(),
-            ) from None
-        if parts is None:
-            return None
-        return TextResult(tuple(part if isinstance(part, str) else self._left_piece(part) for part in parts))
-
-    def _left_piece(self, piece: Piece) -> tuple[int, Callable[[Any], str]]:
-        item = piece.item
-        if isinstance(item, Seen):
-            return self.leave(item.value), lambda tensor: piece.convert(as_seen(tensor, item.look))
-        return self.leave(item), piece.convert
-
     def seen(self, tensor: torch.Tensor) -> Seen:
         """A tensor as it is now, though the step may write it later."""
         with torch.no_grad():
@@ -354,6 +332,14 @@ class StepRecording:
 
     def _look_at(self, values: Sequence[Any]) -> None:
         self.look_at(values)
+
+    def draw(self, now: Any) -> Any:
+        """A number that is drawn before each run: an input."""
+        name = f"drawn_{len(self.numbers)}"
+        value = self.recorder.add_traced(name, now)
+        self.numbers.append(StepNumber(name, now, _nowhere))
+        self._number_values.append(value)
+        return self.recorder.trace_number(value, now)
 
     def is_text(self, item: object) -> bool:
         """Whether an object is a text with parts that the program computes."""
@@ -435,6 +421,10 @@ class StepRecording:
             return recorded.programs(recorder, functional, name, keep_gradients)
         except GradientsNotCleared:
             self._raise_not_cleared()
+
+
+def _nowhere(_: Any) -> None:
+    """Nobody is shown the number."""
 
 
 def _count(tables: Sequence[HookTable]) -> int:

@@ -20,6 +20,7 @@ from dovetail.errors import UnsupportedStep
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.captured_memory import refuse_set, refuse_sharing, torch_generators
+from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.hosts import HostCall, HostCalls
 from dovetail.frontends.step.kept import Tree, Trees
@@ -33,11 +34,12 @@ from dovetail.frontends.step.left_behind import (
 )
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.memory import Accesses
-from dovetail.frontends.step.number_inputs import groups_of, number_inputs
+from dovetail.frontends.step.number_inputs import changing, groups_of, number_inputs, sources_of_numbers
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, refuse_new_objects
 from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.spied import Spied
 from dovetail.frontends.step.syntax import percent_formats
 from dovetail.frontends.step.tensor_kinds import Source, TensorKinds
@@ -190,6 +192,7 @@ class StepCapture:
         schedulers = [scheduler for _, scheduler in self._world.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
         hosts.look_at = recording.look_at = self._spied.look_at
+        self._draws = Draws(self._world, recording.draw, recording.origins.here)
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
         with self._undone():
@@ -198,16 +201,14 @@ class StepCapture:
                 recording.run(self._run, self._around(recording, hosts, outside))
                 if self._spied.read:
                     raise ContainersRead(frozenset(self._spied.read))
-                left = LeftBehind(
-                    self._world,
-                    self._numbers,
-                    self.lifted,
-                    overwritten(self._watcher.reads, self._world),
-                    self._never_spied,
-                )
+                newly = overwritten(self._watcher.reads, self._world)
+                left = LeftBehind(self._world, self._numbers, self.lifted, newly, self._never_spied)
+                left.is_drawn = self._draws.explain
                 left.spy()
                 check_texts(recording.recorder)
             except UnsupportedStep as error:
+                if hosts.calls_search:
+                    raise SearchCalled from error
                 if any(error is known for known in outside.to_fill):
                     raise StateToMake(error) from error
                 raise
@@ -271,6 +272,7 @@ class StepCapture:
             outside.known_results_only(self._world.caches_of_functions),
             outside.watched(),
             self._spied.noted(hosts.note_put),
+            self._draws.noted(),
             self._watched(),
         ):
             yield
@@ -355,7 +357,8 @@ class StepCapture:
             spied=self._spied.paths,
             takes=[moved[i] for i in programs.tensors],
             constants=[(tensor, version_of(tensor)) for tensor in programs.constants],
-            numbers=[leaf_of[n] if n in leaf_of else self._numbers[n].path for n in programs.numbers],
+            numbers=sources_of_numbers(programs.numbers, self._numbers, leaf_of, self._draws.made),
+            draws=self._draws.made,
             writes=[(spot.path, which) for spot, which in writes],
             host_calls=host_calls,
             result_structure=self._result_structure,
@@ -363,7 +366,7 @@ class StepCapture:
             questions=tuple(recording.recorder.questions),
             early=EarlyQuestions(
                 programs.functional,
-                [k for k, n in enumerate(programs.numbers) if n in leaf_of or self._is_changing(self._numbers[n].path)],
+                [] if self._draws.made else changing(programs.numbers, self._numbers, leaf_of, self.hyperparameters),
             ),
             ties=NO_TIES,
             reads=self._guard,
@@ -371,9 +374,6 @@ class StepCapture:
         kinds.learn(tensors)
         variant.ties = ties_to(world, variant)
         return variant
-
-    def _is_changing(self, path: Path) -> bool:
-        return path not in self.hyperparameters
 
     @property
     def blamed(self) -> Numbers:
@@ -386,7 +386,9 @@ class StepCapture:
         """What a user would call a number that is an input."""
         if index < len(self._numbers):
             return self._numbers[index].label
-        return f"argument {sorted(self._lifted_leaves)[index - len(self._numbers)]}"
+        late = index - len(self._numbers)
+        leaves = sorted(self._lifted_leaves)
+        return f"argument {leaves[late]}" if late < len(leaves) else f"drawn number {late - len(leaves)}"
 
 
 def _as_it_is(item: Any) -> Any:

@@ -22,6 +22,7 @@ import torch
 
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_seen import as_seen
+from dovetail.capture.step_text_results import text_result
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.step.kept import NotMadeAgain, Trees
 from dovetail.frontends.step.output import print_to, replaced_builtin, replaced_handling, streams_replaced
@@ -134,6 +135,7 @@ class HostCalls:
 
         is_noting_hooks: hooks of optimizers are host calls; else they are recorded like the rest of the step."""
         self.calls: list[HostCall] = []
+        self.calls_search = False
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
         self._optimizers = optimizers
         self._is_noting_hooks = is_noting_hooks
@@ -207,7 +209,11 @@ class HostCalls:
         if isinstance(leaf, torch.Tensor):
             seen = recording.seen(leaf)
             return LeftTensor(recording.leave(seen.value), seen.look)
-        return LeftNumber(recording.leave(handle_of(leaf))) if is_traced(leaf) else recording.text_result(leaf)
+        return (
+            LeftNumber(recording.leave(handle_of(leaf)))
+            if is_traced(leaf)
+            else text_result(recording.recorder, recording.leave, leaf)
+        )
 
     def _print(self, function: Callable[..., Any], output: Any) -> Callable[..., None]:
         @functools.wraps(function)
@@ -264,6 +270,7 @@ class HostCalls:
             )
 
     def _refuse_search(self, *_: Any, **__: Any) -> None:
+        self.calls_search = True
         raise UnsupportedStep(
             what="calls LBFGS, which calls the closure a number of times that depends on the loss",
             why="the number of forward and backward passes differs in each search",

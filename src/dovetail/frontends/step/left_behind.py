@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,8 @@ class LeftBehind:
     """What a step that was recorded has left in its world. spots: of the numbers that are inputs of the program.
 
     bound: spots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
-    containers in which it leaves more or less than there was.
+    containers in which it leaves more or less than there was. is_drawn, to be set: whether what was drawn from a
+    generator is drawn by runs as well.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class LeftBehind:
         self._kept = kept
         self._overwritten = overwritten
         self._never_spied = never_spied
+        self.is_drawn: Callable[[Any], bool] = lambda _: False
         self.filled: list[tuple[Path, Tree]] = []
         self.bound: list[tuple[Path, Tree]] = []
 
@@ -113,6 +115,8 @@ class LeftBehind:
         refilled = self._refill(changes, trees)
         for change in changes:
             place = change.place
+            if change.is_draw and self.is_drawn(change.item):
+                continue
             is_done = place is not None and (id(place.holder) in refilled or (id(place.container), place.key) in known)
             if is_done or self._is_harmless(change):
                 continue

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from dovetail.frontends.step.draws import Draw
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.world import World
@@ -36,3 +37,19 @@ def number_inputs(
 def groups_of(optimizers: Iterable[Any]) -> set[int]:
     """The groups of optimizers, by identity."""
     return {id(group) for optimizer in optimizers for group in optimizer.param_groups}
+
+
+def sources_of_numbers(
+    numbers: Iterable[int], spots: Sequence[NumberSpot], leaf_of: Mapping[int, int], draws: Sequence[Draw]
+) -> list[int | Path | Draw]:
+    """Where numbers of a program come from: leaves of the arguments, spots, draws; they are numbered in that order."""
+    first = len(spots) + len(leaf_of)
+    return [leaf_of[n] if n in leaf_of else spots[n].path if n < len(spots) else draws[n - first] for n in numbers]
+
+
+def changing(
+    numbers: Sequence[int], spots: Sequence[NumberSpot], leaf_of: Mapping[int, int], hyperparameters: Collection[Path]
+) -> list[int]:
+    """Those of a program's numbers that differ from call to call, by their place among them."""
+    moving = {n for n, spot in enumerate(spots) if spot.path not in hyperparameters}
+    return [place for place, n in enumerate(numbers) if n in leaf_of or n in moving]

@@ -35,6 +35,7 @@ from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.left_behind import StateToMake
 from dovetail.frontends.step.lifting import Lifting
 from dovetail.frontends.step.reasons import what_differs
+from dovetail.frontends.step.searches import SearchCalled, Searches
 from dovetail.frontends.step.variant import NO_TIES, NOTHING, Variant, ties_to
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, flatten_call
@@ -112,6 +113,7 @@ class CompiledStep:
         self._cache = VariantCache[Variant](name, options.max_variants)
         self._lifting = Lifting()
         self._eager = EagerRuns()
+        self._searches: Searches | None = None
         self._attempts = Attempts(self._lifting, self._eager, self._options, name)
         self._missed = self._failed = False
         self._rounds = 0
@@ -133,6 +135,8 @@ class CompiledStep:
         if self._given_up is not None or cache.patience.waits() or _is_looked_at():
             cache.counts.eager_calls += 1
             return self._step(*args, **kwargs)
+        if self._searches is not None:
+            return self._searches.call(self._step, args, kwargs)
         leaves, structure = flatten_call(args, kwargs)
         if cache.counts.calls == 1:
             self._lifting.see(leaves, structure)
@@ -160,8 +164,17 @@ class CompiledStep:
         """A step that is written as a method takes its object as the first argument; programs are for one object."""
         return self if instance is None else MethodType(self, instance)
 
+    def point_to(self, step: Callable[..., Any]) -> None:
+        """Let another function of the same code be the step."""
+        if step is not self._step:
+            self._step = step
+            for variant in self._cache.variants:
+                variant.ties = NO_TIES
+
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
         """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
+        if self._searches is not None:
+            return self._searches.call(self._step, args, kwargs)
         self._cache.counts.eager_calls += 1
         if self._cache.is_full:
             return self._step(*args, **kwargs)
@@ -244,6 +257,10 @@ class CompiledStep:
         try:
             clears = any(g.is_cleared for v in self._cache.variants for g in v.program.plan.gradients)
             variant = self._attempts.captured(world, call, reason, clears)
+        except SearchCalled:
+            found = [optimizer for _, optimizer in world.optimizers]
+            self._searches = Searches(found, lambda x: CompiledStep(x, self._state, True, self._options))
+            return None
         except StateToMake as making:
             if self._rounds < _MOST_ROUNDS:
                 self._rounds += 1
@@ -320,8 +337,15 @@ class CompiledStep:
 
     @property
     def stats(self) -> Stats:
-        """What happened so far."""
-        return self._cache.stats
+        """What happened so far; of a step that calls LBFGS, with the programs of its closures."""
+        inner = [] if self._searches is None else [closure.stats for closure in self._searches.closures]
+        own = self._cache.stats
+        return replace(
+            own,
+            captures=own.captures + sum(x.captures for x in inner),
+            variants=(*own.variants, *(variant for stats in inner for variant in stats.variants)),
+            seconds=own.seconds + sum(x.seconds for x in inner),
+        )
 
 
 def _is_looked_at() -> bool:

@@ -19,6 +19,7 @@ from dovetail.capture.step_seen import as_seen
 from dovetail.errors import GuardMiss
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.arguments import Arguments
+from dovetail.frontends.step.draws import Draw, Drawn
 from dovetail.frontends.step.early_questions import EarlyQuestions, question_at
 from dovetail.frontends.step.hosts import HostCall
 from dovetail.frontends.step.kept import Tree, grown, refill
@@ -54,6 +55,7 @@ class Ties:
     binds: list[Callable[[Any], None]] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
     filled: list[Any] = field(default_factory=list)
+    sources: list[Any] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +68,8 @@ class Variant:
     follow, with the versions that they must have, then numbers: leaves of the arguments or spots. writes: spots, and
     which value that the step leaves is put there. reads: what the code read besides what the world compares. kept:
     spots of tensors that are read like arguments. bound: spots, and how what is put there is made. filled: containers,
-    and how what they hold is made. spied: containers that the step only puts things into.
+    and how what they hold is made. spied: containers that the step only puts things into. draws: of random
+    numbers outside torch.
     """
 
     reason: str
@@ -78,7 +81,7 @@ class Variant:
     state: list[Path]
     takes: list[int]
     constants: list[tuple[torch.Tensor, int]]
-    numbers: list[int | Path]
+    numbers: list[int | Path | Draw]
     writes: list[tuple[Path, int]]
     host_calls: tuple[HostCall, ...]
     result_structure: Structure
@@ -91,6 +94,7 @@ class Variant:
     bound: list[tuple[Path, Tree]] = field(default_factory=list)
     filled: list[tuple[Path, Tree]] = field(default_factory=list)
     spied: list[Path] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
     calls: int = 0
     misses: int = 0
 
@@ -156,17 +160,20 @@ class Variant:
         held = SchedulerState([call.scheduler for call in before]) if before else None
         for call in before:
             call.make(())
+        drawn = Drawn(self.draws, ties.sources) if self.draws else None
         for gradient in plan.gradients:
             if gradient.is_first:  # whatever comes, the step drops it: it need not be there beside new gradients
                 tensors[gradient.input].grad = None
         inputs: list[Any] = [tensors[index] for index in self.takes]
         inputs += [tensor for tensor, _ in self.constants]
         try:
-            inputs += [read(leaves) for read in ties.reads]
+            given = leaves if drawn is None else [*leaves, *drawn.numbers]
+            inputs += [read(given) for read in ties.reads]
             outputs = self.program(inputs)
         except (GuardMiss, NothingWritten):
-            if held is not None:
-                held.put_back()
+            for former in (held, drawn):
+                if former is not None:
+                    former.put_back()
             raise
         if plan.aliases:
             outputs = [x.detach() if slot in plan.aliases else x for slot, x in enumerate(outputs)]
@@ -177,6 +184,12 @@ class Variant:
         for index, flag in plan.flags:
             tensors[index].requires_grad_(flag)
         results = self._results(tensors, outputs, left)
+        self._leave(results, left)
+        return unflatten(results[: self.count], self.result_structure)
+
+    def _leave(self, results: Sequence[Any], left: Sequence[Any]) -> None:
+        """Put into Python objects what the step leaves there, and make the calls outside."""
+        ties = self.ties
         made: dict[int, Any] = {}
         for bind, (_, tree) in zip(ties.binds, self.bound, strict=True):
             bind(grown(tree, results, made))
@@ -187,7 +200,6 @@ class Variant:
                 call.function(ties.containers[call.function.at], results, made)
             elif not call.before:
                 call.make(left)
-        return unflatten(results[: self.count], self.result_structure)
 
     def _leave_gradients(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any]) -> None:
         for gradient in self.program.plan.gradients:
@@ -217,21 +229,31 @@ class Variant:
 
 def ties_to(world: World, variant: Variant) -> Ties:
     """What ties a variant to a world whose record fits the variant's; `NO_TIES` where a tensor is gone."""
-    wanted = {path for path in variant.numbers if not isinstance(path, int)}.union(path for path, _ in variant.writes)
+    wanted = {path for path in variant.numbers if not isinstance(path, int | Draw)}.union(
+        path for path, _ in variant.writes
+    )
     state = state_of(world, variant)
     if state is None:
         return NO_TIES
     spots = {place.path: NumberSpot.at(place) for place in (world.places if wanted else ()) if place.path in wanted}
-    reads = [itemgetter(x) if isinstance(x, int) else _reader(spots[x]) for x in variant.numbers]
+    reads = [
+        itemgetter(x)
+        if isinstance(x, int)
+        else itemgetter(x.which - len(variant.draws))
+        if isinstance(x, Draw)
+        else _reader(spots[x])
+        for x in variant.numbers
+    ]
     writes: list[Callable[[Any], None]] = [spots[path].write for path, _ in variant.writes]
     try:
         kept = [NumberSpot.at(world.spot(path)).reader() for path in variant.kept]
         binds = [NumberSpot.at(world.spot(path)).binder() for path, _ in variant.bound]
         containers = [world.spot(path).read() for path in variant.spied]
         filled = [world.spot(path).read() for path, _ in variant.filled]
+        sources = [draw.source if draw.path is None else world.spot(draw.path).read() for draw in variant.draws]
     except LookupError:
         return NO_TIES
-    return Ties(world.watch(variant.lifted), state, reads, writes, kept, binds, containers, filled)
+    return Ties(world.watch(variant.lifted), state, reads, writes, kept, binds, containers, filled, sources)
 
 
 def state_of(world: World, variant: Variant) -> list[torch.Tensor] | None:

@@ -8,7 +8,7 @@ is made; a world, and a watch, keep what they know alive, so the old ones are to
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -138,13 +138,22 @@ class World:
 
     def holding(self, item: Any) -> list[Place]:
         """Every spot that holds an object."""
-        walk = self._walk
+        return [place for place, _ in self.holding_any({id(item)})]
+
+    def holding_any(self, identities: Collection[int]) -> list[tuple[Place, Any]]:
+        """Every spot that holds one of some objects, which are alive, with the object."""
         return [
-            Place(holder, key)
-            for holder in walk.holders
+            (Place(holder, key), value)
+            for holder in self._walk.holders
             for key, value in zip(holder.keys, holder.values, strict=True)
-            if value is item
+            if id(value) in identities
         ]
+
+    @property
+    def generators(self) -> list[tuple[Place, Any]]:
+        """Random generators of Python and NumPy, with each spot that holds one."""
+        found = {id(source): source for _, source in self._walk.randoms}
+        return [(place, source) for source in found.values() for place in self.holding(source)]
 
     def spot(self, path: Path) -> Place:
         """The spot of a path, whatever it holds. Raises: LookupError where nothing leads there."""

@@ -73,20 +73,6 @@ def _numpy() -> Twin:
 
     return p.twin(step)
 
-
-def _closure_of_lbfgs() -> Twin:
-    p = Parts(optim.LBFGS, lr=0.1, max_iter=2)
-    net, opt = p.net, p.opt
-
-    def step(rows: Tensor, labels: Tensor) -> Tensor:
-        def closure() -> Tensor:
-            opt.zero_grad()
-            loss = F.cross_entropy(net(rows), labels)
-            loss.backward()
-            return loss
-
-        return opt.step(closure)  # refused
-
     return p.twin(step)
 
 
@@ -139,7 +125,7 @@ def _python_random() -> Twin:
 
     def step(rows: Tensor, labels: Tensor) -> Tensor:
         opt.zero_grad()
-        scale = random.random()  # refused
+        scale = random.sample(range(3), 1)[0]  # refused
         loss = F.cross_entropy(net(rows * scale), labels)
         loss.backward()
         opt.step()
@@ -154,7 +140,7 @@ def _numpy_random() -> Twin:
 
     def step(rows: Tensor, labels: Tensor) -> Tensor:
         opt.zero_grad()
-        scale = np.random.rand()  # refused
+        scale = np.random.rand(1)[0]  # refused
         loss = F.cross_entropy(net(rows * scale), labels)
         loss.backward()
         opt.step()
@@ -245,7 +231,6 @@ REFUSALS = (
     Refusal("a view of a parameter is returned", _view_returned),
     Refusal("the model is moved to another dtype", _dtype_moved),
     Refusal("numpy", _numpy),
-    Refusal("a closure for LBFGS", _closure_of_lbfgs),
     Refusal("a write to a tensor that nobody owns", _ownerless_write),
     Refusal("the next batch of an iterator", _next_batch),
     Refusal("random.random", _python_random),
