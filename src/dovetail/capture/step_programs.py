@@ -12,6 +12,7 @@ from dovetail.analysis.infer import MetaInference
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, look_of, repeated
+from dovetail.errors import UnsupportedStep
 from dovetail.ir.program import Program, Stage, Value
 from dovetail.ir.signature import (
     Constant,
@@ -47,6 +48,17 @@ Slot: TypeAlias = Callable[..., int]
 
 class GradientsNotCleared(Exception):
     """The step looks at gradients from before, or leaves them, though it was expected to drop them."""
+
+
+def not_cleared(sparse: str) -> Exception:
+    """What is to be raised for such a step. sparse: the label of a tensor whose gradient from before is sparse."""
+    if not sparse:
+        return GradientsNotCleared()
+    return UnsupportedStep(
+        what=f"does not begin by dropping the sparse gradient of {sparse}",
+        why="a program takes dense gradients of earlier calls only",
+        hint="call optimizer.zero_grad() first, or create the layer with sparse=False",
+    )
 
 
 @dataclass(frozen=True, slots=True)

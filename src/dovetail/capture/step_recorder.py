@@ -34,14 +34,7 @@ from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, fake_apart, is_fake, kernels_for_symbolic_sizes
-from dovetail.torch_compat.traced_numbers import (
-    Plain,
-    fixed_number,
-    handle_of,
-    is_traced,
-    number_now,
-    traced_number,
-)
+from dovetail.torch_compat.traced_numbers import Plain, fixed_number, handle_of, is_traced, number_now, traced_number
 
 _SIZE = torch.ops.aten.sym_size.int
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -50,7 +43,6 @@ _RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.defaul
 _SHAPED_BY_NUMBERS = frozenset({"arange", "range"})
 _SIZE_TYPES = frozenset({"int", "Optional[int]", "List[int]", "Optional[List[int]]"})
 _NUMBER_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor", "Optional[Tensor]"})
-
 
 _UNKNOWN: tuple[type[Exception], ...] = (UnknownSize, *DATA_DEPENDENT_ERRORS)
 _FIRST_TOKEN = 0x3FE2_9D4C_7A51_0000  # the bits of a number near 0.58

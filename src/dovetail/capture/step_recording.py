@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
 from dovetail.capture.step_origins import origin_of, origin_of_write
-from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms
+from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms, not_cleared
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_tensors import (
     MadeTensor,
@@ -29,11 +29,12 @@ from dovetail.capture.step_tensors import (
     StepNumber,
     StepTensor,
     check_state,
+    fake_for,
     held_gradients,
     look_of,
 )
 from dovetail.capture.step_text_results import text_result
-from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
+from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep
 from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Node, Origin, TensorMeta, Value
 from dovetail.ir.signature import (
@@ -44,16 +45,14 @@ from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
 from dovetail.ops.layouts import is_absolute
 from dovetail.torch_compat.autograd import backward_within
-from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode, parameter_of_fake, symbolic_fake_of
+from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode
 from dovetail.torch_compat.modes import has_function_mode, unnoticed_mode
 from dovetail.torch_compat.swapping import (
     HookTable,
-    attributes_in_common,
     exchange_back,
     exchange_tensors,
     hook_tables,
     put_hook_tables,
-    share_hooks,
 )
 from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced, traced_maths
@@ -141,16 +140,7 @@ class StepRecording:
                 with self.recorder_paused():
                     self.results = [self._result(index, item) for index, item in enumerate(results)]
         if self._must_not_seem:
-            self._raise_not_cleared()
-
-    def _raise_not_cleared(self) -> NoReturn:
-        if self._must_drop:
-            raise UnsupportedStep(
-                what=f"does not begin by dropping the sparse gradient of {self._must_drop}",
-                why="a program takes dense gradients of earlier calls only",
-                hint="call optimizer.zero_grad() first, or create the layer with sparse=False",
-            )
-        raise GradientsNotCleared
+            raise not_cleared(self._must_drop)
 
     def _raise_refusals(self) -> None:
         """The step's own code may have caught what was raised, and have gone on with something else."""
@@ -177,7 +167,7 @@ class StepRecording:
     @contextlib.contextmanager
     def _exchanged(self) -> Iterator[None]:
         """While active, the tensor objects are fakes."""
-        fakes = [self._fake(item) for item in self.tensors]
+        fakes = [fake_for(self.mode, item, self._dynamic) for item in self.tensors]
         gradients = [(i, item.tensor.grad) for i, item in enumerate(self.tensors) if item.tensor.is_leaf]
         done: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
@@ -210,26 +200,6 @@ class StepRecording:
         seeming = fake_apart(self.mode, item.tensor.detach())
         self._seeming[index] = seeming, self.recorder.add_tensor(seeming, f"{item.name}_no_grad")
         item.tensor.grad = seeming
-
-    def _fake(self, item: StepTensor) -> torch.Tensor:
-        tensor = item.tensor
-        if self._dynamic and isinstance(item.role, UserInput):
-            fake = symbolic_fake_of(self.mode, tensor.detach(), item.name)
-        else:
-            fake = fake_apart(self.mode, tensor)
-        if isinstance(tensor, torch.nn.Parameter):
-            fake = parameter_of_fake(fake)
-        if tensor.requires_grad:
-            fake.requires_grad_()
-        share_hooks(tensor, fake)
-        names = attributes_in_common(tensor, fake)
-        if names:
-            raise UnsupportedTensor(
-                name=item.label,
-                kind=f"a tensor with an attribute {names[0]!r}, which torch's fake tensors use",
-                hint="give the attribute another name",
-            )
-        return fake
 
     def _put_numbers(self) -> None:
         for number in self.numbers:
@@ -420,7 +390,7 @@ class StepRecording:
         try:
             return recorded.programs(recorder, functional, name, keep_gradients)
         except GradientsNotCleared:
-            self._raise_not_cleared()
+            raise not_cleared(self._must_drop) from None
 
 
 def _nowhere(_: Any) -> None:

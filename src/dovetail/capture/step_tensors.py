@@ -13,8 +13,9 @@ from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.program import Origin, Value
 from dovetail.ir.signature import HeldGradient, InputRole, UserInput
 from dovetail.ir.step_plan import Look
+from dovetail.torch_compat.fakes import FakeMode, fake_apart, parameter_of_fake, symbolic_fake_of
 from dovetail.torch_compat.subclasses import is_wrapper
-from dovetail.torch_compat.swapping import hook_tables
+from dovetail.torch_compat.swapping import attributes_in_common, hook_tables, share_hooks
 from dovetail.torch_compat.traced_numbers import Plain
 
 
@@ -51,6 +52,28 @@ class Seen:
 
     value: Value
     look: Look
+
+
+def fake_for(mode: FakeMode, item: StepTensor, has_symbols: bool) -> torch.Tensor:
+    """What a tensor is exchanged for. has_symbols: the sizes of arguments are symbols. Raises: UnsupportedTensor."""
+    tensor = item.tensor
+    if has_symbols and isinstance(item.role, UserInput):
+        fake = symbolic_fake_of(mode, tensor.detach(), item.name)
+    else:
+        fake = fake_apart(mode, tensor)
+    if isinstance(tensor, torch.nn.Parameter):
+        fake = parameter_of_fake(fake)
+    if tensor.requires_grad:
+        fake.requires_grad_()
+    share_hooks(tensor, fake)
+    names = attributes_in_common(tensor, fake)
+    if names:
+        raise UnsupportedTensor(
+            name=item.label,
+            kind=f"a tensor with an attribute {names[0]!r}, which torch's fake tensors use",
+            hint="give the attribute another name",
+        )
+    return fake
 
 
 def look_of(tensor: torch.Tensor) -> Look:

@@ -24,7 +24,7 @@ import torch
 from dovetail.reach.codes import codes_inside, names_of
 from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
 from dovetail.reach.libraries import is_installed, is_library_class, is_library_module, is_ours, is_users_function
-from dovetail.reach.spots import NamesOf, in_cell, in_slot, settings_of_decimals
+from dovetail.reach.spots import NamesOf, in_cell, in_slot, settings_of_decimals, sources_of_levels
 from dovetail.reach.stand_ins import StandIn
 from dovetail.reach.values import (
     PLAIN,
@@ -315,7 +315,8 @@ class Reads:
         if key in self.attributes:
             return
         if name == "_cache" and is_a(item, logging.Logger):
-            self._levels(item)
+            for held, part in sources_of_levels(item):
+                self.attribute(held, part)
             return
         self.owners[id(item)] = item
         if is_a(item, type):
@@ -374,14 +375,6 @@ class Reads:
         if (id(tensor), "grad") not in self.slots:
             self.owners[id(tensor)] = tensor
             self._slot(tensor, "grad", _GRADIENT)
-
-    def _levels(self, logger: logging.Logger | None) -> None:
-        """What a logger's remembered levels are worked out from."""
-        while logger is not None:
-            for name in ("level", "disabled", "parent", "propagate"):
-                self.attribute(logger, name)
-            self.attribute(logger.manager, "_disable")
-            logger = logger.parent
 
     def _in_dict(self, item: Any, name: str) -> Any:
         return dict.get(attributes_of(item), name, MISSING) if has_attributes(type(item)) else MISSING

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import decimal
+import logging
+from collections.abc import Iterator
 from typing import Any
 
 from dovetail.reach.contents import MISSING
@@ -29,6 +31,15 @@ def settings_of_decimals() -> tuple[Any, ...]:
     """What the arithmetic of decimal numbers goes by, in this thread."""
     context = decimal.getcontext()
     return context.prec, context.rounding, context.Emin, context.Emax, context.clamp
+
+
+def sources_of_levels(logger: logging.Logger) -> Iterator[tuple[Any, str]]:
+    """The attributes, each with its object, from which a logger works out the levels that it remembers."""
+    at: logging.Logger | None = logger
+    while at is not None:
+        yield from ((at, name) for name in ("level", "disabled", "parent", "propagate"))
+        yield at.manager, "_disable"
+        at = at.parent
 
 
 class NamesOf:

@@ -286,14 +286,10 @@ def _format(before: Callable[..., str]) -> Callable[..., str]:
     def text(self: Any, spec: str) -> str:
         if not is_traced(self):
             return before(self, spec)
-        made: str = self.node.trace.text(self.node.handle, functools.partial(_formatted, spec))
+        made: str = self.node.trace.text(self.node.handle, lambda number: format(number, spec))
         return made
 
     return text
-
-
-def _formatted(spec: str, number: Any) -> str:
-    return format(number, spec)
 
 
 def _hash(before: Callable[[Any], int]) -> Callable[[Any], int]:
