@@ -39,13 +39,11 @@ _SizeKey: TypeAlias = "tuple[str, int, str]"
 
 
 class ItemLog(DispatchMode):
-    """A dispatch mode that changes nothing; what subgraphs of control flow do is not looked at.
+    """A dispatch mode that changes nothing.
 
     numbers: what `.item()` gave, by line, in order. sizes: what results were like whose sizes depend on data,
     by line and operator, in order.
     """
-
-    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()

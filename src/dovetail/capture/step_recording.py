@@ -108,16 +108,9 @@ class StepRecording:
         self._must_drop = ""
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
-        recorder = self.recorder
-        self._functions = StepFunctions(
-            self.origins,
-            recorder.token_for,
-            recorder.number_for,
-            recorder.note_gradient,
-            self._text_of,
-            self._look_at,
-            partial(bool, recorder.questions),
-        )
+        told = (self.recorder.token_for, self.recorder.number_for, self.recorder.note_gradient)
+        has_asked = partial(bool, self.recorder.questions)
+        self._functions = StepFunctions(self.origins, *told, self._text_of, self._look_at, has_asked)
 
     # --- running --------------------------------------------------------------------------------------------
 
