@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import dovetail
 
@@ -90,3 +92,38 @@ def test_shapes_that_alternate_keep_their_programs() -> None:
         x = torch.randn(rows, 3)
         assert torch.equal(compiled(x), _MODEL(x) * 2)
     assert compiled.stats.captures == 3
+
+
+def test_tensors_put_there_for_the_call() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3)
+    others = {name: tensor.detach() * 2 for name, tensor in model.named_parameters()}
+    held = list(model.parameters())
+    compiled = dovetail.compile(lambda x: functional_call(model, others, (x,)))
+    for _ in range(3):
+        assert torch.equal(compiled(x), functional_call(model, others, (x,)))
+    assert compiled.stats.captures == 1
+    others["0.weight"] = torch.randn(3, 3)
+    assert torch.equal(compiled(x), functional_call(model, others, (x,)))
+    assert all(map(operator.is_, held, model.parameters()))
+
+
+@pytest.mark.parametrize("door", [dovetail.compile, dovetail.compile_step])
+def test_modules_made_in_the_call(door: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.randn(2, 3)
+
+    def function(x: Tensor) -> Tensor:
+        return (model[1:](x) + nn.Sequential(model[0], model[1])(x) + nn.ModuleList(model)[:1][0](x)).detach()
+
+    compiled = door(function)
+    for _ in range(4):
+        assert torch.equal(compiled(x), function(x))
+    assert compiled.stats.captures == 1
+    model[1] = nn.Sigmoid()
+    assert torch.equal(compiled(x), function(x))
+
+
+def test_one_view_twice_in_inference_mode() -> None:
+    function = torch.inference_mode()(lambda x: (x[0], x[0], (x + 1)[0]))
+    for compiled in (dovetail.compile(function), dovetail.compile_step(function)):
+        for _ in range(2):
+            assert all(map(torch.equal, compiled(torch.ones(2)), function(torch.ones(2))))

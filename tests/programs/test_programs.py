@@ -33,10 +33,7 @@ REFUSED: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
 
 # Known not to agree with eager mode: doors, programs, and why.
 KNOWN: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
-    (_STEPS, ("sampling_backwards_in_time",), "inference_mode inside: the same view twice ends the capture"),
-    (_STEPS, ("penalties_on_weights_and_activations",), "`model[2:]` inside: a capture for each call"),
     (_BACKEND, ("routed_experts_in_pieces",), "graph breaks: each piece adds up the gradients of its own reads first"),
-    (_COMPILE, ("clipped_for_each_example",), "functional_call with other tensors is taken for a tensor left behind"),
 )
 _CODES = {(name, door): code for doors, names, code, _ in REFUSED for name in names for door in doors}
 _REASONS = {(name, door): why for doors, names, why in KNOWN for name in names for door in doors}

@@ -178,7 +178,9 @@ class CallRecorder:
         watcher = Watcher(refuses=self._watches, on_gradient=on_gradient, stand_ins=given)
         roots = [self._target, *(part for argument in self._arguments for part in identified(argument))]
         try:
-            with watcher.watched(roots, written, self._codes):
+            with watcher.watched(roots, written, self._codes) as reads:
+                for slot in self._slots:  # code may put something else there for a while, unseen
+                    reads.entry(vars(slot.module)[slot.table], slot.key, type(slot.module).__name__)
                 yield
             if refusals:
                 raise refusals[0]

@@ -76,7 +76,7 @@ class KnownResults:
             self._answers[key] = self._answer(func, args, keywords, result)
             return result
         answer = self._answers[key]
-        if answer is None:
+        if answer is None or (answer.kind == "view" and _is_normal_in_inference(args[0])):
             return run_on_fakes(func, args, keywords)
         found = self._as_said(answer, args, said)
         return self._made(answer, args) if found is None else found
@@ -134,6 +134,11 @@ class KnownResults:
         is_view = len(items) == 1 and items[0] is result and isinstance(args[0], torch.Tensor)
         is_view = is_view and result is not args[0] and storage_key(args[0]) in made
         return _Answer("view", layouts) if is_view else None
+
+
+def _is_normal_in_inference(base: torch.Tensor) -> bool:
+    """Whether views of a tensor count its writes, where other new tensors count none."""
+    return torch.is_inference_mode_enabled() and not base.is_inference()
 
 
 def _is_like(layout: Layout, fake: torch.Tensor) -> bool:

@@ -66,7 +66,7 @@ class ReadGuard:
             [name_of(owner) for owner in classes.values()],
             reads.snapshot,
         )
-        spaces = list(reads.namespaces.items())
+        spaces = [(key, place) for key, place in reads.namespaces.items() if not is_private(place[0])]
         self._spaces = [known for _, (known, _) in spaces]
         self._space_names = [name for (_, name), _ in spaces]
         self._cells = [cell for cell, _, _ in reads.cells.values()]

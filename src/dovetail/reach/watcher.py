@@ -62,7 +62,7 @@ class Watcher:
         roots: list[Any],
         answers: Mapping[Callable[[], Any], Any] = _NO_ANSWERS,
         codes: Mapping[CodeType, dict[str, Any]] = _NO_CODE,
-    ) -> Iterator[None]:
+    ) -> Iterator[Reads]:
         """While active, reads are noted.
 
         roots: what the call begins with: the function, and arguments that hold more than their own value. answers: of
@@ -82,7 +82,7 @@ class Watcher:
                     reads.code(code, known)
                 for function, answer in answers.items():
                     reads.answered(function, answer)
-                yield
+                yield reads
             if self._refuses_draws:
                 self._refuse_draws(reads)
             if self.refusals:
