@@ -6,13 +6,15 @@ takes `x[n]` as a `select`; so the same operators run here, with numbers that ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from dovetail.torch_compat.data_sizes import without_hint
+from dovetail.torch_compat.modes import unnoticed_mode
 
 INDEXING = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
 _PLACES = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
@@ -26,6 +28,13 @@ def with_numbers(index: Any) -> Any:
         return slice(*(x.item() if isinstance(x, torch.Tensor) else x for x in (index.start, index.stop, index.step)))
     is_place = isinstance(index, torch.Tensor) and index.dim() == 0 and index.dtype in _PLACES
     return index.item() if is_place else index
+
+
+@contextmanager
+def followed_places() -> Iterator[None]:
+    """While active, tensors can be indexed by numbers that torch knows nothing of."""
+    with UnknownPlaces(), unnoticed_mode():
+        yield
 
 
 class UnknownPlaces(TorchFunctionMode):

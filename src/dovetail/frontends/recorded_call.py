@@ -19,7 +19,7 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors
 from dovetail.capture.origins import module_names
-from dovetail.capture.places import UnknownPlaces
+from dovetail.capture.places import followed_places
 from dovetail.capture.python_effects import refuse_tensors_left
 from dovetail.capture.recording import Recording
 from dovetail.errors import (
@@ -117,7 +117,7 @@ class CallRecorder:
         specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=True)]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
         recording = Recording(mode, specs, self._around, arrangement, constants, self._taken_apart)
-        with UnknownPlaces() if unknown_sizes else nullcontext():
+        with followed_places() if unknown_sizes else nullcontext():
             recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
         return recording
 

@@ -161,6 +161,7 @@ def noted_reads(
     on_gradient: without it, no `.grad` is watched. stand_ins: are put in for code that runs.
     on_frame: see `Frames.followed`.
     """
+    _make_locks()
     frames = Frames()
     with ExitStack() as stack:
         if stand_ins is not None:
@@ -187,6 +188,16 @@ def noted_reads(
 
         frames.followed(stack, on_code, on_call, on_compiler, reads.has_met, on_frame)
         yield reads
+
+
+def _make_locks() -> None:
+    """Let libraries make the locks that they make once, with random names: it is no read of the call's.
+
+    `torch.fx.Interpreter` shows a progress bar of tqdm, which would be left locked where making its lock is refused.
+    """
+    bars: Any = sys.modules.get("tqdm.std")
+    if bars is not None:
+        bars.tqdm.get_lock()
 
 
 def _find_lost_functions(reads: Reads) -> None:

@@ -10,7 +10,6 @@ import itertools
 from typing import Any
 
 import torch
-from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 
@@ -27,7 +26,7 @@ def with_shape_env(mode: FakeTensorMode) -> ShapeEnv:
 
 def size_with_hint(env: ShapeEnv, now: int) -> torch.SymInt:
     """A symbol of its own that is `now`. If `now` is above 1, so is the symbol: nothing notes that as an assumption."""
-    source = ConstantSource(f"size_of_data_{next(_SERIAL)}")
+    source = torch._dynamo.source.ConstantSource(f"size_of_data_{next(_SERIAL)}")
     symbol = env.create_symbol(
         now,
         source,

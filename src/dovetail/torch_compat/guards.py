@@ -26,6 +26,7 @@ class SameTensors:
         places = {id(tensor): place for place, tensor in reversed(list(enumerate(tensors)))}
         self._first = [places[id(tensor)] for tensor in tensors] if len(places) < len(tensors) else None
         tensors = [tensors[place] for place in sorted(places.values())]
+        self._kinds = list(map(_kind, tensors))
         sizes: list[Any] = [list(tensor.shape) for tensor in tensors]
         strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
         self._check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
@@ -37,4 +38,13 @@ class SameTensors:
                 return False
             tensors = [tensors[place] for place in sorted(set(self._first))]
         same: bool = self._check(*tensors)
+        if not same and torch._C._len_torch_dispatch_stack():  # for which every tensor is another one, to torch's guards
+            return list(map(_kind, tensors)) == self._kinds
         return same
+
+
+def _kind(tensor: Any) -> tuple[Any, ...]:
+    if not isinstance(tensor, torch.Tensor):
+        return (type(tensor),)
+    layout = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
+    return (type(tensor), tensor.requires_grad, *layout)
