@@ -38,7 +38,9 @@ class SameTensors:
                 return False
             tensors = [tensors[place] for place in sorted(set(self._first))]
         same: bool = self._check(*tensors)
-        if not same and torch._C._len_torch_dispatch_stack():  # for which every tensor is another one, to torch's guards
+        if (
+            not same and torch._C._len_torch_dispatch_stack()
+        ):  # for which every tensor is another one, to torch's guards
             return list(map(_kind, tensors)) == self._kinds
         return same
 

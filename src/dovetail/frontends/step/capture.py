@@ -16,7 +16,7 @@ from dovetail.capture.origins import module_names
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
-from dovetail.errors import UnsupportedStep
+from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.captured_memory import refuse_set, refuse_sharing, torch_generators
@@ -206,8 +206,10 @@ class StepCapture:
                 left.is_drawn = self._draws.explain
                 left.spy()
                 check_texts(recording.recorder)
-            except UnsupportedStep as error:
-                if hosts.calls_search:
+            except DovetailError as error:
+                if self._spied.read:  # what stands in for a container does not hold what was put in
+                    raise ContainersRead(frozenset(self._spied.read)) from error
+                if isinstance(error, UnsupportedStep) and hosts.calls_search:
                     raise SearchCalled from error
                 if any(error is known for known in outside.to_fill):
                     raise StateToMake(error) from error

@@ -161,7 +161,8 @@ class LeftBehind:
 
     def spy(self) -> None:
         """Raises: ContainersToSpy for containers that the step puts something into, and may not read."""
-        found = {x.place.holder.path for x in self._world.changes() if x.place is not None and _is_put(x)}
+        changes = [x for x in self._world.changes() if _is_put(x) and not self._is_harmless(x)]
+        found = {x.place.holder.path for x in changes if x.place is not None}
         if not found <= set(self._never_spied):
             raise ContainersToSpy(frozenset(found.difference(self._never_spied)))
 
@@ -184,7 +185,8 @@ class LeftBehind:
             place = change.place
             if place is None or place.holder.path not in self._never_spied or id(place.holder) in refilled:
                 continue
-            if _is_put(change) and (change.old is MISSING or change.new is MISSING):
+            is_other = _is_put(change) and (change.old is MISSING or change.new is MISSING)
+            if is_other and not self._is_harmless(change):
                 refilled.add(id(place.holder))
                 keys, values = place.holder.now()
                 held: Any = dict(zip(keys, values, strict=True)) if place.kind == "dict" else values
