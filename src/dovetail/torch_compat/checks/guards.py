@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from dovetail.torch_compat import guards
 from dovetail.torch_compat.checks.difference import first_difference
+from dovetail.torch_compat.dispatch import DispatchMode
 
 
 def check_same_tensors() -> str | None:
@@ -31,7 +34,19 @@ def check_same_tensors() -> str | None:
         ("differences that are not seen", wrong, []),
         ("what is said of a conjugate view", complex_numbers.are([number.conj()]), False),
         ("what is said of a tensor in inference mode's grad mode", _without_gradients(same), True),
+        ("what is said of an equal tensor while a dispatch mode looks", _looked_at(same, (2, 3)), True),
+        ("what is said of another one meanwhile", _looked_at(same, (2, 4)), False),
     )
+
+
+class _Looks(DispatchMode):
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _looked_at(same: guards.SameTensors, shape: tuple[int, int]) -> bool:
+    with _Looks():
+        return same.are([torch.ones(shape)])
 
 
 def _without_gradients(same: guards.SameTensors) -> bool:
