@@ -100,12 +100,12 @@ class Frames:
         on_call: Callable[[Any, Verdict, Origin], None],
         on_compiler: Callable[[FrameType | None], None],
         is_known: Callable[[Any], bool],
-        on_frame: Callable[[FrameType, str, Any], None] = lambda *_: None,
+        on_return: Callable[[FrameType, Any], None] | None = None,
     ) -> None:
         """Report code of the user's that runs, and calls of functions of C that are not simply fine.
 
         on_compiler: gets the frame in which Dynamo begins to work, and None when it ends. is_known: whether an object
-        was there before. on_frame: gets the frames of the user's that begin and end, with their results.
+        was there before. on_return: gets the frames of the user's that end, and their results.
 
         A profiler that is active goes on to get its events.
         """
@@ -127,7 +127,6 @@ class Frames:
                 role = self._role_of(frame)
                 if role is Role.USERS:
                     on_code(frame)
-                    on_frame(frame, event, None)
                 elif role is Role.DRAWING:
                     on_call(frame.f_code, _DRAWS, self.origin(frame))
                 elif role is Role.COMPILER and compiling is None and not _is_run_plainly(frame):
@@ -136,8 +135,8 @@ class Frames:
             elif event == "return" and frame is compiling:
                 compiling = None
                 on_compiler(None)
-            elif event == "return" and self._role_of(frame) is Role.USERS:
-                on_frame(frame, event, argument)
+            elif event == "return" and on_return is not None and self._role_of(frame) is Role.USERS:
+                on_return(frame, argument)
             elif event == "c_call" and self._role_of(frame) is Role.USERS and not _is_quiet(frame):
                 verdict = self._judged(argument)
                 if verdict.why == RANDOM and self._draws_by_itself(argument, frame, is_known):

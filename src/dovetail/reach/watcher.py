@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 from dovetail.errors import DovetailError, IteratorRead, OutsideRead
 from dovetail.ir.program import Origin
@@ -22,6 +22,7 @@ from dovetail.reach.spies import OnGradient, Spies
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import random_state, set_random_state
 
+OnFrame: TypeAlias = "Callable[[FrameType, str, Any], None]"
 _NO_ANSWERS: Mapping[Callable[[], Any], Any] = {}
 _NO_CODE: Mapping[CodeType, dict[str, Any]] = {}
 
@@ -29,7 +30,7 @@ _NO_CODE: Mapping[CodeType, dict[str, Any]] = {}
 class Watcher:
     """What is read while it is active, and what of the outside was asked for. reads: None before it began.
 
-    on_frame: see `Frames.followed`.
+    on_frame: see `noted_reads`.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Watcher:
         stand_ins: are put in for code that runs.
         """
         self._stand_ins = stand_ins
-        self.on_frame: Callable[[FrameType, str, Any], None] = lambda *_: None
+        self.on_frame: OnFrame | None = None
         self._refuses = refuses
         self._refuses_draws = refuses and refuses_draws
         self._line_of = line_of
@@ -153,13 +154,13 @@ def noted_reads(
     on_moving: Callable[[Any, Origin], None] = lambda *_: None,
     on_gradient: OnGradient | None = None,
     stand_ins: StandIns | None = None,
-    on_frame: Callable[[FrameType, str, Any], None] = lambda *_: None,
+    on_frame: OnFrame | None = None,
 ) -> Iterator[Reads]:
     """While active, what code of the user's reads is noted.
 
     on_call: gets calls of C that read the outside. on_moving: gets iterators and files that code may read on.
     on_gradient: without it, no `.grad` is watched. stand_ins: are put in for code that runs.
-    on_frame: see `Frames.followed`.
+    on_frame: gets frames of the user's as they begin and end, which of both, and their results.
     """
     _make_locks()
     frames = Frames()
@@ -185,8 +186,11 @@ def noted_reads(
             reads.runs(frame)
             if stand_ins is not None:
                 stand_ins.runs(frame)
+            if on_frame is not None:
+                on_frame(frame, "call", None)
 
-        frames.followed(stack, on_code, on_call, on_compiler, reads.has_met, on_frame)
+        on_return = None if on_frame is None else lambda frame, result: on_frame(frame, "return", result)
+        frames.followed(stack, on_code, on_call, on_compiler, reads.has_met, on_return)
         yield reads
 
 

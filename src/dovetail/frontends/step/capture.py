@@ -81,8 +81,8 @@ class StepCapture:
         world: World,
         lifted: Numbers,
         options: Options,
-        guarded: frozenset[Path] = frozenset(),
-        shown: Lifting | None = None,
+        guarded: frozenset[Path],
+        shown: Lifting,
     ) -> None:
         """Prepare.
 
@@ -97,7 +97,6 @@ class StepCapture:
         self._options = options
         self._names: set[str] = set()
         self._numbers, self.hyperparameters = number_inputs(world, lifted.spots, guarded, self._name)
-        shown = shown or Lifting()
         kept, self._never_spied = shown.kept, shown.read
         self._spied = Spied(world, sorted(shown.spied, key=repr))
         self._kept = [

@@ -11,6 +11,7 @@ import torch
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
 from dovetail.frontends.step.memory import Accesses, shared_memory
+from dovetail.ir.program import Origin
 
 
 def torch_generators(values: Iterable[Any]) -> list[tuple[torch.Generator, torch.Tensor]]:
@@ -19,14 +20,20 @@ def torch_generators(values: Iterable[Any]) -> list[tuple[torch.Generator, torch
     return [(x, x.get_state()) for x in known.values()]
 
 
+def generator_is_set(origin: Origin | None = None) -> UnsupportedStep:
+    """What to say of a step that sets a random generator, of whatever library."""
+    return UnsupportedStep(
+        what="sets a generator (`manual_seed`, `seed`, `set_state`)",
+        why="this would happen once, while the step is captured, and never again",
+        hint="set it outside the step",
+        origin=origin,
+    )
+
+
 def refuse_set(generators: Sequence[tuple[torch.Generator, torch.Tensor]]) -> None:
     """Raises: UnsupportedStep where a generator is somewhere else."""
     if any(not torch.equal(generator.get_state(), state) for generator, state in generators):
-        raise UnsupportedStep(
-            what="sets a generator (`manual_seed`, `set_state`)",
-            why="this would happen once, while the step is captured, and never again",
-            hint="set it outside the step",
-        )
+        raise generator_is_set()
 
 
 def refuse_sharing(

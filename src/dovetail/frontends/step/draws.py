@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.errors import UnsupportedStep
+from dovetail.frontends.step.captured_memory import generator_is_set
 from dovetail.frontends.step.places import Fixed, Path, Place
 from dovetail.frontends.step.world import World
 from dovetail.ir.program import Origin
@@ -91,7 +92,7 @@ class Draws:
                     setattr(module, name, stub)
                 for name in {"seed", "setstate", "set_state"} & set(dir(module)):
                     function = getattr(module, name)
-                    instead[id(function)] = stub = self._refusing(function, name)
+                    instead[id(function)] = stub = self._refusing(function)
                     stack.callback(setattr, module, name, function)
                     setattr(module, name, stub)
             for place, held in self._world.holding_any(instead):
@@ -101,16 +102,11 @@ class Draws:
                 self._put(stack, place, source, _Generator(source, place.path, self._drawing))
             yield
 
-    def _refusing(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _refusing(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread:
                 return function(*args, **kwargs)
-            raise UnsupportedStep(
-                what=f"sets a generator (`{name}`)",
-                why="this would happen once, while the step is captured, and never again",
-                hint="set it outside the step",
-                origin=self._line(),
-            )
+            raise generator_is_set(self._line())
 
         return call
 

@@ -68,7 +68,6 @@ class Spied:
         self.read: set[Path] = set()
         self.paths: list[Path] = []
         self._places: list[tuple[Place, Any]] = []
-        self._stand_ins: dict[int, Any] = {}
         self._reals: list[Any] = []
         for path in paths:
             try:
@@ -88,7 +87,6 @@ class Spied:
         """While active, `note` gets what is put into the containers."""
         notes = [note]  # classes live on for a while, and should not keep the recording
         stand_ins = {id(real): self._stand_in(number, real, notes) for number, real in enumerate(self._reals)}
-        self._stand_ins = {id(spy): real for real, spy in zip(self._reals, stand_ins.values(), strict=True)}
         for place, real in self._places:
             place.write(stand_ins[id(real)])
         try:

@@ -20,8 +20,9 @@ ANYWHERE: Span = (0, 0, 0, 0)
 class Tree:
     """The syntax of a file. parents: of each node."""
 
-    def __init__(self, root: ast.Module) -> None:
+    def __init__(self, root: ast.Module, file: str) -> None:
         self.root = root
+        self.file = file
         self.parents: dict[ast.AST, ast.AST] = {}
         self._by_span: dict[Span, ast.AST] = {}
         self._calls: dict[tuple[int, int], ast.Call] = {}
@@ -40,8 +41,6 @@ class Tree:
     def is_host(self, call: ast.Call, hosts: set[tuple[CodeType, Span]]) -> bool:
         """Whether a call was one of those that host calls were noted in."""
         return any(self.at(span) is call and code.co_filename == self.file for code, span in hosts)
-
-    file = ""
 
     def scope_of(self, code: CodeType) -> ast.AST | None:
         """The function that code is of."""
@@ -95,9 +94,7 @@ def _parsed(file: str, source: str) -> tuple[Tree, Mapping[tuple[str, int], Sequ
     codes: dict[tuple[str, int], list[bytes]] = {}
     for code in _codes(whole):
         codes.setdefault((code.co_name, code.co_firstlineno), []).append(code.co_code)
-    tree = Tree(root)
-    tree.file = file
-    return (tree, codes) if source else None
+    return (Tree(root, file), codes) if source else None
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
