@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from dovetail.torch_compat.traced_maths import traced_maths
 from dovetail.torch_compat.traced_numbers import (
     fixed_number,
     handle_of,
     is_traced,
     number_now,
-    traced_maths,
     traced_number,
 )
 

@@ -55,6 +55,8 @@ def bits_of(size: Scalar, known: Mapping[str, int] | None = None) -> int:
     if size.op == "symbol":
         return (known or {}).get(str(size.args[0]), _WORD)
     parts = [bits_of(part, known) for part in size.args if not isinstance(part, str)]
+    if size.op == "pow" and any(map(_is_fraction, size.args)):
+        return _FRACTION
     if size.op == "pow":
         return check_bits(power_bits(parts[0], size.args[1]), f"the power {size}")
     if size.op in _ANSWERS:
@@ -63,6 +65,11 @@ def bits_of(size: Scalar, known: Mapping[str, int] | None = None) -> int:
         return _FRACTION
     total = sum(parts) if size.op == "mul" else max(parts) + (len(parts) if size.op == "add" else 1)
     return check_bits(total, "a size")
+
+
+def _is_fraction(part: object) -> bool:
+    """Whether a number is a float, whatever its symbols are."""
+    return isinstance(part, float) or (isinstance(part, SizeExpr) and part.op in _FRACTIONS)
 
 
 def power_bits(base: int, exponent: object) -> int:

@@ -7,7 +7,7 @@ in what the code has changed, and the program is refused.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -20,6 +20,7 @@ from dovetail.reach.libraries import is_library_class
 from dovetail.reach.spots import in_cell
 from dovetail.reach.values import PLAIN, attributes_of, has_attributes
 from dovetail.torch_compat.fakes import is_fake
+from dovetail.torch_compat.traced_numbers import is_traced
 
 
 def refuse_tensors_left(changes: Iterable[ReadChange], stand_ins: Iterable[Any]) -> None:
@@ -33,18 +34,28 @@ def refuse_tensors_left(changes: Iterable[ReadChange], stand_ins: Iterable[Any])
             raise PythonSideEffect(what=f"left a tensor in {change.label}")
 
 
+def holds_traced(value: Any) -> bool:
+    """Whether a value is a traced number, or leads to one."""
+    return _leads_to(value, is_traced)
+
+
 def _holds_fake(value: Any) -> bool:
-    """Whether a value is a fake tensor, or leads to one through containers, the user's objects and closures."""
+    return _leads_to(value, lambda item: isinstance(item, torch.Tensor) and is_fake(item))
+
+
+def _leads_to(value: Any, is_meant: Callable[[Any], bool]) -> bool:
+    """Whether a value is such a thing, or leads to one through containers, the user's objects and closures."""
     left, seen = [value], set[int]()
     while left:
         item = left.pop()
         if type(item) in PLAIN or id(item) in seen:
             continue
         seen.add(id(item))
+        if is_meant(item):
+            return True
         if isinstance(item, torch.Tensor):
-            if is_fake(item):
-                return True
-        elif isinstance(item, dict):
+            continue
+        if isinstance(item, dict):
             left += [*item.keys(), *item.values()]
         elif isinstance(item, list | tuple | deque | set | frozenset):
             left += item

@@ -24,6 +24,7 @@ from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
 from dovetail.capture.recurrent import as_recorded, result_of, stays_whole
 from dovetail.capture.resizing import note_outs
+from dovetail.capture.traced_operands import concrete, settled
 from dovetail.errors import (
     DataDependentControlFlow,
     NoFakeKernel,
@@ -71,6 +72,7 @@ from dovetail.torch_compat.fakes import (
 )
 from dovetail.torch_compat.subclasses import is_wrapper, is_wrapper_type, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbol_name
+from dovetail.torch_compat.traced_numbers import is_traced
 
 aten = torch.ops.aten
 
@@ -91,9 +93,17 @@ class Recorder(MovesTensors, DispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, origins: OriginTracker, fake_of: Callable[[torch.Tensor], torch.Tensor], mode: FakeMode) -> None:
-        """fake_of: makes the fake twin of a real tensor. mode: of all fakes."""
+    def __init__(
+        self,
+        origins: OriginTracker,
+        fake_of: Callable[[torch.Tensor], torch.Tensor],
+        mode: FakeMode,
+        *,
+        takes_numbers: bool = False,
+    ) -> None:
+        """fake_of: makes the fake twin of a real tensor. mode: of all fakes. takes_numbers: some inputs are traced."""
         super().__init__()
+        self._takes_numbers = takes_numbers
         self._fake_of = fake_of
         self.nodes: list[Node] = []
         self.constants: list[tuple[torch.Tensor, Value]] = []
@@ -194,6 +204,8 @@ class Recorder(MovesTensors, DispatchMode):
     def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
             return device_of_fake(args[0])
+        if self._takes_numbers and isinstance(func, Overload):
+            args, kwargs = settled(func, args, kwargs or {})
         with nullcontext() if isinstance(func, HigherOrder) else unfollowed():  # sub-programs run the user's code
             return self._record(func, types, args, kwargs)
 
@@ -247,6 +259,9 @@ class Recorder(MovesTensors, DispatchMode):
         return tuple(map(self.operand_of, args)), tuple((name, self.operand_of(x)) for name, x in keywords.items())
 
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        if self._takes_numbers:
+            args = list(map(concrete, args))
+            keywords = {name: concrete(argument) for name, argument in keywords.items()}
         return result_of(func, args, keywords, self._known_results)
 
     def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
@@ -373,7 +388,7 @@ class Recorder(MovesTensors, DispatchMode):
         return describe(tensor, self._storages[key])
 
     def _note_symbols(self, number: object) -> None:
-        if isinstance(number, SYMBOLIC_TYPES):
+        if isinstance(number, SYMBOLIC_TYPES) and not is_traced(number):
             name = symbol_name(number)
             if name is not None:
                 self.symbols.setdefault(name, number)

@@ -7,6 +7,7 @@ the end of forward), so that a new pattern is one more backward, not one more fo
 from __future__ import annotations
 
 import contextlib
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,14 +22,14 @@ from dovetail.capture.engine import gradients_of, without_backward
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
 from dovetail.capture.left_modes import modes_left
+from dovetail.capture.number_functions import NumberFunctions
+from dovetail.capture.number_symbols import NumberSymbols
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.outputs import OutputAnalysis, analyse_outputs
 from dovetail.capture.recorder import Recorder
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.visible import VisibleEffects, visible_effects
-from dovetail.errors import (
-    UnsupportedInputMutation,
-)
+from dovetail.errors import UnsupportedInputMutation
 from dovetail.ir.calling import LIKE_OUTPUT, Arrival, Pattern
 from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Phase, Program, Stage, Value
@@ -47,8 +48,11 @@ from dovetail.ops.views import replay
 from dovetail.torch_compat.autograd import set_version, version_of
 from dovetail.torch_compat.decompositions import Decompositions, TakenApart
 from dovetail.torch_compat.fakes import FakeMode, fake_apart, is_fake
+from dovetail.torch_compat.modes import unnoticed_mode
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
 from dovetail.torch_compat.symbols import expected_trees, guard_count, guard_trees
+from dovetail.torch_compat.traced_maths import traced_maths
+from dovetail.torch_compat.traced_numbers import is_traced, number_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +79,13 @@ class Recording:
         arrangement: AliasPattern = APART,
         constants: Sequence[torch.Tensor] = (),
         taken_apart: Decompositions | None = None,
+        numbers: NumberSymbols | None = None,
     ) -> None:
         """Prepare to record.
 
         inputs: what the function takes. around: held while it runs. arrangement: how its inputs and `constants` (real
         tensors that it is known to close over, in order) share memory. taken_apart: operators to replace, by rules.
+        numbers: trace of the inputs that are traced numbers, if there are any.
         """
         self.mode = mode
         self._taken_apart = TakenApart(taken_apart) if taken_apart else contextlib.nullcontext()
@@ -87,8 +93,10 @@ class Recording:
         self.origins = OriginTracker()
         self.arrangement = arrangement
         self._twin = partial(fake_apart, mode)
-        self.recorder = Recorder(self.origins, self._twin, self.mode)
-        self.infer = MetaInference(mode, self.recorder.symbols)
+        self._numbers = numbers
+        self.recorder = Recorder(self.origins, self._twin, self.mode, takes_numbers=numbers is not None)
+        symbols = self.recorder.symbols
+        self.infer = MetaInference(mode, symbols if numbers is None else ChainMap(symbols, numbers.now))
         self.specs = list(inputs)
         maker = InputMaker(mode, self.recorder, self.specs, arrangement, constants)
         self.stand_ins = maker.make()
@@ -149,7 +157,8 @@ class Recording:
     def fresh_inputs(self) -> list[Any]:
         """Fake inputs that lie and count versions like those that were recorded, and have seen nothing yet."""
         maker = InputMaker(self.mode, Recorder(self.origins, self._twin, self.mode), self.specs, self.arrangement, ())
-        return [stand_in.seen for stand_in in maker.make()[: len(self.specs)]]
+        seen = [stand_in.seen for stand_in in maker.make()[: len(self.specs)]]
+        return [number_now(item) if is_traced(item) else item for item in seen]
 
     def accesses(self) -> Accesses:
         """What the program does to its arguments: inputs, then constants (extras are not counted)."""
@@ -297,14 +306,19 @@ class Recording:
         return any(stand_in.leaf is not None for stand_in in self.stand_ins)
 
     @property
+    def takes_numbers(self) -> bool:
+        """Whether some inputs are traced numbers."""
+        return self._numbers is not None
+
+    @property
     def operator_count(self) -> int:
         """How many operators forward ran."""
         return self._forward_nodes
 
     @property
     def size_facts(self) -> int:
-        """How many facts about symbolic sizes recording has relied on so far."""
-        return guard_count(self.mode.shape_env)
+        """How many facts about symbolic sizes and traced numbers recording has relied on so far."""
+        return guard_count(self.mode.shape_env) + (0 if self._numbers is None else len(self._numbers.facts))
 
     @property
     def size_conditions(self) -> list[Scalar]:
@@ -345,8 +359,17 @@ class Recording:
     @contextlib.contextmanager
     def _recording(self) -> Iterator[None]:
         around = self._around(self) if self._around else contextlib.nullcontext()
+        if self._numbers is not None:
+            around = _numbers_traced(around)
         with recording_on_fakes(self.recorder, self.mode, self.origins, around, self._taken_apart):
             yield
+
+
+@contextlib.contextmanager
+def _numbers_traced(around: contextlib.AbstractContextManager[None]) -> Iterator[None]:
+    """While active, what code does with traced numbers is noted."""
+    with around, traced_maths(), NumberFunctions(), unnoticed_mode():
+        yield
 
 
 def _parts_of(gradient: torch.Tensor | None) -> list[tuple[WrapperLayout | None, torch.Tensor | None]]:

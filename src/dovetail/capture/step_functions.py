@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.item_log import FEW
+from dovetail.capture.number_functions import makes_tensor_of_numbers, tensor_of_numbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.places import INDEXING, with_numbers
 from dovetail.errors import DovetailError, StateChangedOtherwise, UnsupportedStep
@@ -25,7 +26,7 @@ from dovetail.ir.provenance import is_library_file
 from dovetail.reach.stand_ins import StandIn
 from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
-from dovetail.torch_compat.traced_numbers import fixed_number, is_traced, number_now
+from dovetail.torch_compat.traced_numbers import is_traced, number_now
 
 _SET_GRAD: Any = getattr(torch.Tensor.grad, "__set__")  # noqa: B009
 _SET_DATA: Any = getattr(torch.Tensor.data, "__set__")  # noqa: B009
@@ -37,7 +38,6 @@ _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_non
 _AS_PYTHON = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
 _WHOLE = frozenset({torch.int64, torch.int32, torch.bool})
 _AS_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__str__})
-_FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.scalar_tensor})
 
 
 class StepFunctions(TorchFunctionMode):
@@ -110,8 +110,8 @@ class StepFunctions(TorchFunctionMode):
             return self._as_text(func, args)
         if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):
             self._refuse("reads a tensor's address or version counter", "do so outside the step")
-        if func in _FROM_NUMBERS and args and _holds_traced(args[0]):
-            return _tensor_of(args[0], **keywords)
+        if makes_tensor_of_numbers(func, args):
+            return tensor_of_numbers(args[0], **keywords)
         if func == _SET_DATA:
             self._raise(
                 StateChangedOtherwise,
@@ -182,10 +182,6 @@ def _asks_for_user(frame: FrameType) -> bool:
     return file == _STAND_INS or not is_library_file(file)
 
 
-def _fixed(number: Any) -> Any:
-    return fixed_number(number) if is_traced(number) else number
-
-
 def _has_few(tensor: torch.Tensor) -> bool:
     return tensor.dim() > 0 and type(tensor.numel()) is int and tensor.numel() <= FEW and not tensor.is_complex()
 
@@ -193,29 +189,3 @@ def _has_few(tensor: torch.Tensor) -> bool:
 def _listed(tensor: torch.Tensor) -> list[Any]:
     """What `tolist` gives: numbers that are traced."""
     return [part.item() if part.dim() == 0 else _listed(part) for part in tensor.unbind()]
-
-
-def _holds_traced(item: Any) -> bool:
-    return is_traced(item) or (isinstance(item, list | tuple) and any(map(_holds_traced, item)))
-
-
-def _tensor_of(
-    item: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False, **_: Any
-) -> torch.Tensor:
-    """What `torch.tensor` makes of nested lists of numbers, some of them traced."""
-    if dtype is None:
-        kinds = {type(number) for number in _numbers(item)}
-        dtype = torch.get_default_dtype() if float in kinds else torch.int64 if int in kinds else torch.bool
-    with torch.no_grad():
-        made = _stacked(item, lambda number: torch.full((), number, dtype=dtype, device=device))
-    return made.requires_grad_(requires_grad)
-
-
-def _stacked(item: Any, make: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-    return torch.stack([_stacked(part, make) for part in item]) if isinstance(item, list | tuple) else make(item)
-
-
-def _numbers(item: Any) -> list[Any]:
-    if isinstance(item, list | tuple):
-        return [number for part in item for number in _numbers(part)]
-    return [number_now(item) if is_traced(item) else item]

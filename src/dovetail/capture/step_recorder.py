@@ -27,6 +27,7 @@ from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.capture.sparse_gradients import SparseGradients, guessed_results
 from dovetail.capture.step_texts import Texts
+from dovetail.capture.traced_operands import concrete, settled
 from dovetail.errors import DataDependentControlFlow, DovetailError, UnsupportedStep
 from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, Target, Value
 from dovetail.ir.sizes import SizeExpr, symbol
@@ -34,16 +35,11 @@ from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, fake_apart, is_fake, kernels_for_symbolic_sizes
-from dovetail.torch_compat.traced_numbers import Plain, fixed_number, handle_of, is_traced, number_now, traced_number
+from dovetail.torch_compat.traced_numbers import Plain, fixed_number, handle_of, number_now, traced_number
 
 _SIZE = torch.ops.aten.sym_size.int
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
-# Where an operator takes a tensor, Python may give it a number.
-_SHAPED_BY_NUMBERS = frozenset({"arange", "range"})
-_SIZE_TYPES = frozenset({"int", "Optional[int]", "List[int]", "Optional[List[int]]"})
-_NUMBER_TYPES = frozenset({"number", "Optional[number]", "List[number]", "Tensor", "Optional[Tensor]"})
-
 _UNKNOWN: tuple[type[Exception], ...] = (UnknownSize, *DATA_DEPENDENT_ERRORS)
 _FIRST_TOKEN = 0x3FE2_9D4C_7A51_0000  # the bits of a number near 0.58
 
@@ -148,7 +144,7 @@ class StepRecorder(Recorder):
             args = [self._meant(argument) for argument in args]
             kwargs = {name: self._meant(argument) for name, argument in (kwargs or {}).items()}
         if isinstance(func, Overload):
-            args, kwargs = self._settled(func, args, kwargs or {})
+            args, kwargs = settled(func, args, kwargs or {}, self._as_size, set(map(id, self._tokens.values())))
             if self.sparse.takes(func, args):
                 return self.sparse.run(func, args, kwargs)
         result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -179,13 +175,9 @@ class StepRecorder(Recorder):
     def _meant(self, argument: Any) -> Any:
         return self._tokens.get(argument, argument) if type(argument) is float else argument
 
-    def operand_of(self, argument: object) -> Operand:
-        """An operator argument as an operand; a traced number is a value."""
-        return handle_of(argument) if is_traced(argument) else super().operand_of(argument)
-
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-        args = [_concrete(argument) for argument in args]
-        keywords = {name: _concrete(argument) for name, argument in keywords.items()}
+        args = [concrete(argument) for argument in args]
+        keywords = {name: concrete(argument) for name, argument in keywords.items()}
 
         def in_eager_mode() -> Results:
             return self._hints.next_results(self._tracker.here(), func) or guessed_results(func, args)
@@ -218,26 +210,6 @@ class StepRecorder(Recorder):
         except UnknownSize:
             raise DataDependentControlFlow(operator=str(func), origin=self._tracker.here()) from error
         return made[0] if len(returned) == 1 else tuple(made)
-
-    def _settled(
-        self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]
-    ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """The arguments, with traced numbers as sizes, or fixed, where the operator takes no number as an operand."""
-        if not (_has_traced(args) or _has_traced(tuple(keywords.values()))):
-            return args, keywords
-        is_shaped_by = schema_of(func).name in _SHAPED_BY_NUMBERS
-        declared = schema_of(func).arguments
-        as_number = {a.name for a in declared if a.type in _NUMBER_TYPES and not is_shaped_by}
-        as_size = {a.name for a in declared if (is_shaped_by or a.type in _SIZE_TYPES) and not a.is_fixed}
-        is_token = set(map(id, self._tokens.values()))
-
-        def settle(name: str, argument: Any) -> Any:
-            if name in as_number or id(argument) in is_token:
-                return argument
-            return _each_traced(argument, self._as_size if name in as_size else fixed_number)
-
-        pairs = zip(declared, args, strict=False)
-        return [settle(a.name, x) for a, x in pairs], {name: settle(name, x) for name, x in keywords.items()}
 
     def _as_size(self, number: Any) -> Any:
         """A traced number as a size: a symbol where data decide it, else the number."""
@@ -377,20 +349,3 @@ class StepRecorder(Recorder):
         which = len(self.questions)
         self.questions.append(Question(answer, origin, about))
         self.nodes.append(Node(target, (handle, answer, which), phase=self.phase, origin=origin))
-
-
-def _has_traced(items: Sequence[Any]) -> bool:
-    return any(is_traced(x) or (isinstance(x, list | tuple) and any(map(is_traced, x))) for x in items)
-
-
-def _each_traced(argument: Any, give: Callable[[Any], Any]) -> Any:
-    """An operator argument with something else for each traced number."""
-    if is_traced(argument):
-        return give(argument)
-    if isinstance(argument, list | tuple) and any(map(is_traced, argument)):
-        return type(argument)(_each_traced(item, give) for item in argument)
-    return argument
-
-
-def _concrete(argument: Any) -> Any:
-    return _each_traced(argument, number_now)

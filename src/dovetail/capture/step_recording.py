@@ -55,7 +55,8 @@ from dovetail.torch_compat.swapping import (
     put_hook_tables,
 )
 from dovetail.torch_compat.symbols import guard_trees, hint_of, new_shape_env
-from dovetail.torch_compat.traced_numbers import handle_of, is_traced, traced_maths
+from dovetail.torch_compat.traced_maths import traced_maths
+from dovetail.torch_compat.traced_numbers import handle_of, is_traced
 
 
 class StepRecording:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ from dovetail.capture.ambient_modes import ambient_modes
 from dovetail.capture.module_state import TensorSlot
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.described_call import Call
+from dovetail.frontends.number_guard import NumberGuard
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure
 from dovetail.frontends.tensor_kind import difference, kind_of
+from dovetail.ir.sizes import Number
 from dovetail.reach.contents import picker
 from dovetail.reach.guard import ReadGuards
 from dovetail.torch_compat.guards import SameTensors
@@ -33,18 +35,20 @@ class CallGuard:
         reads: ReadGuards,
         without_gradient: Collection[int],
         sizes: SizeGuard | None = None,
+        numbers: NumberGuard | None = None,
     ) -> None:
         """Remember a call.
 
         sources: places of the inputs. without_gradient: inputs whose `.grad` the code has read. sizes: of the inputs,
-        where they may be others.
+        where they may be others. numbers: inputs after those.
         """
         leaves = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
         tensors = [*(call.leaves[place] for place in leaves), *call.tensors]
         number = {id(x): n for n, x in reversed(list(enumerate(tensors)))}
         everything = call.everything
         self.reads = reads
-        self._arguments = Arguments.like(call.leaves, call.structure)
+        self._numbers = numbers
+        self._arguments = Arguments.like(call.leaves, call.structure, () if numbers is None else numbers.leaves)
         self._modes = ambient_modes()
         self._tensor_leaves = picker(leaves)
         self._labels = [*(f"argument {place}" for place in leaves), *(slot.name for slot in call.slots)]
@@ -73,7 +77,24 @@ class CallGuard:
         for number in self._without_gradient:
             if inputs[number].is_leaf and inputs[number].grad is not None:
                 return None
-        return inputs if self.reads.holds() else None
+        if not self.reads.holds():
+            return None
+        if self._numbers is None:
+            return inputs
+        numbers = self._numbers.inputs(leaves, self._symbols(inputs))
+        return None if numbers is None else [*inputs, *numbers]
+
+    @property
+    def fact_count(self) -> int:
+        """How much is known of the numbers that are inputs."""
+        return 0 if self._numbers is None else len(self._numbers.facts)
+
+    def _symbols(self, inputs: Sequence[Any]) -> Mapping[str, Number]:
+        return {} if self._sizes is None else self._sizes.sizes(inputs) or {}
+
+    def changed_numbers(self, leaves: Sequence[Any], structure: Structure) -> frozenset[int]:
+        """Leaves that are other numbers than the program is for."""
+        return self._arguments.changed_numbers(leaves) if structure == self._arguments.structure else frozenset()
 
     def difference(self, leaves: Sequence[Any], structure: Structure) -> str:
         """Why a call is not for the program."""
@@ -92,6 +113,8 @@ class CallGuard:
         inputs = self._inputs(tensors)
         if self._sizes is not None and not self._sizes.holds(inputs):
             return self._sizes.reason(inputs, self._inputs(self._labels))
+        if self._numbers is not None and (told := self._numbers.difference(leaves, self._symbols(inputs))):
+            return told
         return self.reads.why() or "a tensor has a gradient that had none"
 
     def _are_alike(self, tensors: Sequence[Any]) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -24,10 +24,12 @@ from dovetail.capture.recording import Recording
 from dovetail.errors import DataDependentControlFlow, DovetailError
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_guard import CallGuard
+from dovetail.frontends.changing_numbers import ChangingNumbers
 from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
 from dovetail.frontends.held_modules import Named
 from dovetail.frontends.inputs import size_hints, with_parts
+from dovetail.frontends.number_guard import NumberGuard
 from dovetail.frontends.recorded_call import all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.statistics import Stats
@@ -100,7 +102,7 @@ class _Variant:
         return None if graph is None else (graph, inputs)
 
 
-_OWN_ATTRIBUTES = frozenset(("_target", "_options", "_donation", "_cache", "_found_modules"))
+_OWN_ATTRIBUTES = frozenset(("_target", "_options", "_donation", "_cache", "_found_modules", "_numbers"))
 
 
 class CompiledFunction:
@@ -113,6 +115,7 @@ class CompiledFunction:
         name = identifier(getattr(target, "__name__", type(target).__name__))
         self._cache = VariantCache[_Variant](name, options.max_variants)
         self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
+        self._numbers = ChangingNumbers()
 
     @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +156,10 @@ class CompiledFunction:
                 found = self._add(leaves, structure)
             else:
                 cache.warn_of_limit(lambda: self._why(leaves, structure), stacklevel=3)
+        known = 0 if found is None else found[0].guard.fact_count
         chosen = None if found is None else found[0].graph(found[1])
+        if found is not None and found[0].guard.fact_count != known and found[0].inputs(leaves, structure) is None:
+            return self._choose(args, kwargs)  # another way of sharing memory has shown more about the numbers
         if found is None or chosen is None:
             cache.warn_of_limit(lambda: "inputs share memory in a new way", stacklevel=3)
             cache.patience.missed()
@@ -229,25 +235,39 @@ class CompiledFunction:
         """A variant with its graph for a call, and its inputs in this call."""
         start = time.process_time()
         call = self._described(leaves, structure)
+        self._numbers.learn([variant.guard for variant in self._cache.variants], leaves, structure)
+        lifted = self._numbers.lifted(leaves)
         try:
-            variant, inputs = self._capture_and_select(call)
-        except DataDependentControlFlow as error:
-            try:  # with symbols for sizes that depend on data, which costs more to record
-                variant, inputs = self._capture_and_select(call, unknown_sizes=True)
+            try:
+                variant, inputs = self._captured(call, lifted)
             except DovetailError:
-                raise error from None
+                if not lifted:
+                    raise
+                self._numbers.keep_plain(lifted)
+                variant, inputs = self._captured(call)
         finally:
             self._cache.counts.seconds += time.process_time() - start
         variant.reason = reason
         return variant, inputs
 
+    def _captured(self, call: Call, lifted: Collection[int] = ()) -> tuple[_Variant, list[Any]]:
+        try:
+            return self._capture_and_select(call, lifted)
+        except DataDependentControlFlow as error:
+            try:  # with symbols for sizes that depend on data, which costs more to record
+                return self._capture_and_select(call, lifted, unknown_sizes=True)
+            except DovetailError:
+                raise error from None
+
     def _described(self, leaves: list[Any], structure: Structure) -> Call:
         found = [(name, module) for name, ref in self._found_modules if (module := ref()) is not None]
         return Call.of(self._target, leaves, structure, found)
 
-    def _capture_and_select(self, call: Call, *, unknown_sizes: bool = False) -> tuple[_Variant, list[Any]]:
+    def _capture_and_select(
+        self, call: Call, lifted: Collection[int], *, unknown_sizes: bool = False
+    ) -> tuple[_Variant, list[Any]]:
         known = len(call.modules)
-        call, variant, inputs = self._capture(call, unknown_sizes)
+        call, variant, inputs = self._capture(call, unknown_sizes, lifted)
         variant.graphs.select(with_parts(inputs))
         self._remember(call.modules[known:])
         return variant, inputs
@@ -256,10 +276,15 @@ class CompiledFunction:
         """Keep modules in mind that recording has shown, for the next one."""
         self._found_modules += [(name, weakref.ref(module)) for name, module in modules]
 
-    def _capture(self, call: Call, unknown_sizes: bool) -> tuple[Call, _Variant, list[Any]]:
+    def _capture(
+        self, call: Call, unknown_sizes: bool, lifted: Collection[int] = ()
+    ) -> tuple[Call, _Variant, list[Any]]:
+        """The call, a variant for it, and its inputs. lifted: leaves that are numbers, and inputs."""
         dims, rules = all_dims if self._options.dynamic else None, decompositions(self._options)
-        call, recorder, recording = recorded(self._target, call, rules, dims=dims, unknown_sizes=unknown_sizes)
-        inputs = [call.everything[source] for source in recorder.sources]
+        call, recorder, recording = recorded(
+            self._target, call, rules, dims=dims, unknown_sizes=unknown_sizes, lifted=lifted
+        )
+        inputs = recorder.inputs_of(call)
         args, kwargs = unflatten(call.leaves, call.structure)
         given = self._donation.places(args, kwargs, call.everything)
         donated = {recorder.sources.index(place): name for place, name in given.items()}
@@ -269,5 +294,6 @@ class CompiledFunction:
         graphs = GraphVariants(recording, again, name, self._options, hints, recorder.run, donated)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
-        guard = CallGuard(call, recorder.sources, recorder.reads, recorder.gradients_read, sizes)
+        numbers = NumberGuard(recorder.numbers, recorder.facts) if lifted else None
+        guard = CallGuard(call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers)
         return call, _Variant(guard, graphs, recorder.output_spec, any(map(is_wrapper, inputs))), inputs

@@ -15,6 +15,7 @@ from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.sizes import Number
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name_at_first
+from dovetail.torch_compat.traced_numbers import handle_of, is_traced, number_now
 
 _DEVICES = ("cpu", "cuda")
 
@@ -53,14 +54,16 @@ def specs_with_parts(
 
 
 def size_hints(specs: Sequence[InputSpec]) -> dict[str, Number]:
-    """A number for each size symbol among the inputs."""
+    """A number for each symbol among the inputs."""
     hints: dict[str, Number] = {}
     for spec in specs:
         numbers = (
             [spec.value] if not isinstance(spec.value, torch.Tensor) else [*spec.value.shape, *spec.value.stride()]
         )
         for number in numbers:
-            if isinstance(number, SYMBOLIC_TYPES):
+            if is_traced(number):
+                hints[str(handle_of(number))] = number_now(number)
+            elif isinstance(number, SYMBOLIC_TYPES):
                 name, hint = symbol_name_at_first(number), hint_of(number)
                 if name is not None and hint is not None:
                     hints[name] = hint

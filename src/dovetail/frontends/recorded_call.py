@@ -6,7 +6,7 @@ tensor of the call that it was made for: it is kept as long as programs for that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import CodeType
@@ -18,9 +18,10 @@ from dovetail.analysis.alias_pattern import APART, AliasPattern
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.module_state import TensorSlot, replaced_tensors
+from dovetail.capture.number_symbols import NumberFact, NumberSymbols
 from dovetail.capture.origins import module_names
 from dovetail.capture.places import followed_places
-from dovetail.capture.python_effects import refuse_tensors_left
+from dovetail.capture.python_effects import holds_traced, refuse_tensors_left
 from dovetail.capture.recording import Recording
 from dovetail.errors import (
     DataDependentControlFlow,
@@ -34,7 +35,7 @@ from dovetail.frontends.described_call import Call, checked_name
 from dovetail.frontends.held_modules import Named, modules_read
 from dovetail.frontends.inputs import specs_with_parts
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
-from dovetail.ir.signature import UserInput
+from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.contents import identified
 from dovetail.reach.guard import ReadGuards
 from dovetail.reach.stand_ins import StandIns
@@ -57,20 +58,31 @@ def all_dims(place: int) -> None:
     """Every size above 1 of every argument."""
 
 
+class NumberSeen(Exception):
+    """Code may have seen that a number is a traced one, or has kept it: it has to get plain ones."""
+
+
 class CallRecorder:
     """Records one kind of call, for inputs that share memory in one way or another.
 
-    sources: for each input of a recording, its place in the call (see `Call`).
+    sources: for each tensor among the inputs of a recording, its place in the call (see `Call`). numbers: the leaves
+    that are the inputs after those. facts: what the code was told of these numbers.
     reads: whether all that the code read, while it was recorded, is as it was. gradients_read: inputs whose `.grad` the
     code has read. more_modules: by name, that the call was not described with, though the code takes their tensors.
     """
 
     def __init__(
-        self, target: Callable[..., Any], described: Call, taken_apart: Decompositions | None, *, watches: bool = True
+        self,
+        target: Callable[..., Any],
+        described: Call,
+        taken_apart: Decompositions | None,
+        *,
+        watches: bool = True,
+        lifted: Collection[int] = (),
     ) -> None:
         """Look at a call. watches: what the code reads while it is recorded is noted in `reads`, or refused.
 
-        Raises: UnsupportedTensor, UnsupportedDevice.
+        lifted: leaves that are numbers, and inputs. Raises: UnsupportedTensor, UnsupportedDevice.
         """
         everything = described.everything
         for place, item in enumerate(everything):
@@ -84,12 +96,20 @@ class CallRecorder:
         self.sources = tuple(described.distinct_tensors())
         place_of = {id(everything[source]): place for place, source in enumerate(self.sources)}
         self._leaf_places = [place_of[id(x)] if isinstance(x, torch.Tensor) else None for x in described.leaves]
+        self.numbers = tuple(sorted(lifted))
+        self.facts: dict[NumberFact, None] = {}
+        for place, leaf in enumerate(self.numbers, len(self.sources)):
+            self._leaf_places[leaf] = place
         self._slot_places = [place_of[id(tensor)] for tensor in described.tensors]
         self._arguments = [None if isinstance(item, torch.Tensor) else item for item in described.leaves]
         self._output_spec: Structure | None = None
         self._codes: dict[CodeType, dict[str, Any]] = {}
         self._with_gradient: frozenset[int] = frozenset()
         self.more_modules: list[Named] = []
+
+    def inputs_of(self, call: Call) -> list[Any]:
+        """What a recording takes in a call of this kind."""
+        return [*(call.everything[source] for source in self.sources), *(call.leaves[leaf] for leaf in self.numbers)]
 
     @property
     def output_spec(self) -> Structure:
@@ -106,17 +126,22 @@ class CallRecorder:
         dims: SymbolicDims | None = None,
         unknown_sizes: bool = False,
     ) -> Recording:
-        """Record for these inputs, in the order of `sources`.
+        """Record for these inputs, in the order of `sources` and `numbers`.
 
         dims: which of their sizes become symbols; none by default. unknown_sizes: sizes that depend on data may.
         Raises: DovetailError.
         """
         self._with_gradient = frozenset(n for n, x in enumerate(inputs) if _has_gradient(x))
         mode = new_fake_mode(new_shape_env() if dims or unknown_sizes else None)
-        own = inputs[: len(self.sources)]
-        specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=True)]
+        own = inputs[: len(self.sources) + len(self.numbers)]
+        numbers = NumberSymbols(self.facts) if self.numbers else None
+        specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=False)]
+        if numbers is not None:
+            pairs = zip(self.numbers, own[len(self.sources) :], strict=True)
+            names = [(f"number_{leaf}", now) for leaf, now in pairs]
+            specs += [InputSpec(name, SizeInput(name), numbers.declare(name, now)) for name, now in names]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
-        recording = Recording(mode, specs, self._around, arrangement, constants, self._taken_apart)
+        recording = Recording(mode, specs, self._around, arrangement, constants, self._taken_apart, numbers)
         with followed_places() if unknown_sizes else nullcontext():
             recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
         return recording
@@ -186,8 +211,13 @@ class CallRecorder:
                 raise refusals[0]
             if given.has_given and given.asks_types:  # it may have seen that a number is no plain one
                 raise DataDependentControlFlow(operator="int(tensor), where code asks for the types of numbers")
+            if self.numbers and given.asks_exact_types:
+                raise NumberSeen
             self._find_more_modules(watcher)
-            refuse_tensors_left(watcher.changes(), held)
+            changes = watcher.changes()
+            refuse_tensors_left(changes, held)
+            if self.numbers and any(holds_traced(change.new) for change in changes):
+                raise NumberSeen
         except BaseException:
             for change in watcher.changes():
                 change.undo()
@@ -239,11 +269,15 @@ def recorded(
     dims: SymbolicDims | None = None,
     unknown_sizes: bool = False,
     watches: bool = True,
+    lifted: Collection[int] = (),
 ) -> tuple[Call, CallRecorder, Recording]:
-    """Record a call of a target, and describe it with all modules whose tensors it takes. Raises: DovetailError."""
+    """Record a call of a target, and describe it with all modules whose tensors it takes.
+
+    lifted: leaves that are numbers, and inputs. Raises: DovetailError.
+    """
     while True:
-        recorder = CallRecorder(target, call, taken_apart, watches=watches)
-        inputs = [call.everything[source] for source in recorder.sources]
+        recorder = CallRecorder(target, call, taken_apart, watches=watches, lifted=lifted)
+        inputs = recorder.inputs_of(call)
         recording = recorder.record(inputs, dims=dims, unknown_sizes=unknown_sizes)
         if not recorder.more_modules:
             return call, recorder, recording

@@ -7,11 +7,15 @@ import torch
 from dovetail.ir.program import TensorMeta
 from dovetail.ir.sizes import Scalar, Size, SizeExpr
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbolic_tree
+from dovetail.torch_compat.traced_numbers import handle_of, is_traced
 
 
 def scalar_of(number: object) -> Scalar:
-    """A Python or symbolic number as a scalar of the IR."""
+    """A Python or symbolic number as a scalar of the IR; of a traced one, what its trace knows it by."""
     if isinstance(number, SYMBOLIC_TYPES):
+        if is_traced(number):
+            handle: Scalar = handle_of(number)
+            return handle
         return _from_tree(symbolic_tree(number))
     assert isinstance(number, bool | int | float), f"not a number: {number!r}"
     return number

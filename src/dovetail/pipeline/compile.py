@@ -98,7 +98,7 @@ class _GraphCompiler:
         try:
             split = self._lower(self._name, full)
         except CaptureFailed as error:
-            if not trains:
+            if not trains or self._recording.takes_numbers:  # with plain numbers it may do
                 raise
             full = self._without_refused(full, error)
             split = self._lower(self._name, full)

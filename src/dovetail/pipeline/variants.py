@@ -28,6 +28,7 @@ from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.verify_wrapper import verify_visible_effects
+from dovetail.torch_compat.traced_numbers import is_traced
 
 logger = logging.getLogger("dovetail")
 
@@ -72,7 +73,7 @@ class GraphVariants:
         arguments = [s for s in recording.stand_ins if s.rule is None]
         self._names = [s.declared.name for s in arguments]
         self._sizes = [0 if s.is_wrapper else _size_bytes(s.declared) for s in arguments]
-        self._has_numbers = any(not s.declared.is_tensor for s in arguments)
+        self._has_numbers = any(not (s.declared.is_tensor or is_traced(s.seen)) for s in arguments)
         self._graphs: dict[AliasPattern, CompiledGraph] = {}
         self._known: dict[Hashable, CompiledGraph] = {}
         self._accesses = Accesses()

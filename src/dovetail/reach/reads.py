@@ -39,6 +39,7 @@ from dovetail.reach.values import (
     random_state,
 )
 from dovetail.torch_compat.fakes import is_fake
+from dovetail.torch_compat.traced_maths import untraced
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _WHOLE = frozenset(("__dict__", "__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__"))
@@ -279,7 +280,7 @@ class Reads:
         key = (id(known), name)
         if key not in self.namespaces:
             value = dict.get(known, name, MISSING)
-            value = MISSING if is_a(value, StandIn) else value
+            value = MISSING if is_a(value, StandIn) else untraced(value)
             self.namespaces[key] = (known, value)
             self.labels[id(known)] = label
             self.meet(value)

@@ -101,10 +101,11 @@ class StandIns:
     """Puts stand-ins into namespaces as code of theirs begins to run, and takes them out again.
 
     has_given: a number that is no plain one. asks_types: whether code asked for a type, or used a name otherwise.
+    asks_exact_types: whether code asked for a type other than by `isinstance`.
     """
 
     def __init__(self) -> None:
-        self.has_given = self.asks_types = False
+        self.has_given = self.asks_types = self.asks_exact_types = False
         self._made = {name: StandIn(name, give, self._on_given) for name, give in _NAMES.items()}
         self._put: dict[tuple[int, str], dict[str, Any]] = {}
         self._left_alone: set[tuple[int, str]] = set()
@@ -117,7 +118,8 @@ class StandIns:
         code, known = frame.f_code, frame.f_globals
         if str(known.get("__name__")).partition(".")[0] in sys.stdlib_module_names:
             return  # it works with paths, files and messages
-        self.asks_types |= names_of(code).asks_types
+        self.asks_exact_types |= names_of(code).asks_types
+        self.asks_types |= self.asks_exact_types
         for name, is_called in uses_of(code):
             key = (id(known), name)
             if not is_called:

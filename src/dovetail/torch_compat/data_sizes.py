@@ -13,6 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, free_unbacked_symbols
 
+from dovetail.torch_compat.traced_numbers import is_traced
+
 _SERIAL = itertools.count()
 
 
@@ -44,4 +46,5 @@ def without_hint(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         places = (*value.shape, *value.stride(), value.storage_offset())
         return any(without_hint(number) for number in places)
-    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and bool(free_unbacked_symbols(value))
+    is_symbol = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not is_traced(value)
+    return is_symbol and bool(free_unbacked_symbols(value))

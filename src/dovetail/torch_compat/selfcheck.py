@@ -41,6 +41,7 @@ from dovetail.torch_compat.checks import (
     subclasses,
     swapping,
     symbols,
+    traced_maths,
     traced_numbers,
 )
 
@@ -72,6 +73,7 @@ COMPILER_CHECKS: tuple[Check, ...] = (
     *subclasses.CHECKS,
     *swapping.CHECKS,
     *symbols.CHECKS,
+    *traced_maths.CHECKS,
     *traced_numbers.CHECKS,
 )
 

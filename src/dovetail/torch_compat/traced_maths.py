@@ -1,0 +1,201 @@
+"""Python's arithmetic with traced numbers: what asks for a plain number otherwise is noted like any operation."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import math
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+
+from dovetail.torch_compat.traced_numbers import (
+    NumberNode,
+    NumberTrace,
+    fixed_number,
+    is_traced,
+    traced_number,
+)
+
+_SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
+_CHOICES = (max, min)
+_OF_MANY = ("fsum", "prod", "sumprod", "dist", "hypot", "frexp", "modf")
+_MATHS = tuple(name for name in vars(math) if callable(getattr(math, name)) and name[0] != "_" and name not in _OF_MANY)
+
+
+@contextlib.contextmanager
+def traced_maths() -> Iterator[None]:
+    """While active, what Python does with traced numbers is noted also where it would ask for plain ones.
+
+    Functions of `math`, `max` and `min` are noted, and so are all operators as Python has them: torch's symbolic ones
+    make `math.floor(a / b)` of `a // b`, which is another number, refuse negative bases of powers, and do not compute
+    with truth values. Code outside torch that asks whether a traced number is a float, say, is told so.
+    What one is as text is up to its trace. NumPy, and tables, ask for the plain number. Copies are the number.
+    """
+    changed: list[tuple[Any, str, Any]] = []
+
+    def change(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        before = getattr(owner, name, None)
+        changed.append((owner, name, before if name in vars(owner) else _INHERITED))
+        setattr(owner, name, make(before))
+
+    try:
+        for symbolic in _SYMBOLIC:
+            for name, function in _BINARY.items():
+                change(symbolic, f"__{name}__", functools.partial(_binary, function))
+                if name not in _COMPARISONS:
+                    change(symbolic, f"__r{name}__", functools.partial(_binary, function, is_reflected=True))
+            for name, of_one in _UNARY.items():
+                change(symbolic, f"__{name}__", functools.partial(_unary, of_one))
+            change(symbolic, "__divmod__", lambda _: lambda self, other: (self // other, self % other))
+            change(symbolic, "__format__", _format)
+            change(symbolic, "__hash__", _hash)
+            change(symbolic, "__copy__", lambda _: lambda self: self)
+            change(symbolic, "__deepcopy__", lambda _: lambda self, memo: self)
+            change(symbolic, "__array_ufunc__", lambda _: _plain_function)
+            change(symbolic, "__array__", lambda _: _plain_array)
+        for name in _MATHS:
+            change(math, name, _traced_function)
+        for name in ("max", "min"):
+            change(builtins, name, _traced_function)
+        change(builtins, "isinstance", _instance_question)
+        yield
+    finally:
+        for owner, name, before in reversed(changed):
+            if before is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+def untraced(function: Any) -> Any:
+    """What a function stands in for while numbers are traced; of any other value, the value."""
+    return vars(function).get(_ORIGINAL, function) if type(function) is FunctionType else function
+
+
+_INHERITED = object()
+_ORIGINAL = "_stands_in_for"
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},
+    **{name: getattr(operator, name) for name in ("lshift", "rshift", "xor", *sorted(_COMPARISONS))},
+    "and": operator.and_,
+    "or": operator.or_,
+}
+_ANSWERS = frozenset(_BINARY[name] for name in _COMPARISONS)
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    **{"neg": operator.neg, "pos": operator.pos, "abs": operator.abs},
+    **{"floor": math.floor, "ceil": math.ceil, "trunc": math.trunc},
+}
+
+
+def _format(before: Callable[..., str]) -> Callable[..., str]:
+    def text(self: Any, spec: str) -> str:
+        if not is_traced(self):
+            return before(self, spec)
+        made: str = self.node.trace.text(self.node.handle, lambda number: format(number, spec))
+        return made
+
+    return text
+
+
+def _hash(before: Callable[[Any], int]) -> Callable[[Any], int]:
+    return lambda self: hash(fixed_number(self)) if is_traced(self) else before(self)
+
+
+def _plain_function(self: Any, function: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+    """What NumPy does with traced numbers: as with plain ones."""
+    given = [fixed_number(argument) if is_traced(argument) else argument for argument in args]
+    named = {name: fixed_number(argument) if is_traced(argument) else argument for name, argument in kwargs.items()}
+    return getattr(function, method)(*given, **named)
+
+
+def _plain_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    return np.array(fixed_number(self), dtype)
+
+
+def _instance_question(before: Callable[..., bool]) -> Callable[..., bool]:
+    def is_instance(item: object, kinds: Any) -> bool:
+        answer = before(item, kinds)
+        if answer or type(item) not in _SYMBOLIC or not before(item.node, NumberNode):
+            return answer
+        asking = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
+        return asking not in ("torch", "dovetail") and before(item.node.now, kinds)
+
+    setattr(is_instance, _ORIGINAL, before)
+    return is_instance
+
+
+def _binary(
+    function: Callable[[Any, Any], Any], before: Callable[[Any, Any], Any] | None, *, is_reflected: bool = False
+) -> Callable[[Any, Any], Any]:
+    """A method for an operator of two numbers. before: the method that it stands in for, if there was one."""
+
+    def method(self: Any, other: Any) -> Any:
+        if type(other) is torch.SymInt and is_traced(self) and not is_traced(other):
+            other = self.node.trace.number_for(other)
+        elif is_traced(other) and type(self) is torch.SymInt and not is_traced(self):
+            self = other.node.number_of(self)
+        if is_traced(self) and (is_traced(other) or type(other) in (bool, int, float)):
+            node = other.node if is_traced(other) else self.node.beside(other)
+            first, second = (node, self.node) if is_reflected else (self.node, node)
+            if type(function(first.now, second.now)) in (bool, int, float):
+                if function is operator.pow:
+                    _ask_type_of_power(first, second)
+                made = first.apply(function, second)
+                return made.guard_bool() if function in _ANSWERS else made.wrapped()  # code may ask whether it is True
+        return NotImplemented if before is None else before(self, other)
+
+    return method
+
+
+def _unary(function: Callable[[Any], Any], before: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    def method(self: Any) -> Any:
+        if is_traced(self):
+            return self.node.apply(function).wrapped()
+        if before is None:
+            raise TypeError(f"{function.__name__} of a {type(self).__name__}")
+        return before(self)
+
+    return method
+
+
+def _ask_type_of_power(base: NumberNode, exponent: NumberNode) -> None:
+    """Whether a power is an integer, a float or a complex number hangs on the numbers."""
+    if type(exponent.now) is not float:
+        if type(base.now) is not float:
+            _ask_sign(exponent)  # a negative one makes a float of integers
+    elif base.now < 0:
+        exponent.guard_number()  # one that is not a whole number makes complex numbers
+
+
+def _ask_sign(node: NumberNode) -> None:
+    """The result of what follows is of another type for numbers of the other sign."""
+    if not node.is_constant_number:
+        node.apply(operator.lt, node.beside(0)).guard_bool()
+
+
+def _traced_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        first = next((argument for argument in args if is_traced(argument)), None)
+        if first is None or kwargs or any(not is_traced(a) and type(a) not in (bool, int, float) for a in args):
+            return function(*args, **kwargs)
+        given = [argument.node if is_traced(argument) else first.node.beside(argument) for argument in args]
+        if function in _CHOICES and len({type(node.now) for node in given}) > 1:
+            return function(*args)  # the result is of the type of the one that is chosen: it asks which that is
+        result = function(*[node.now for node in given])
+        if type(result) not in (bool, int, float):
+            return function(*args)
+        trace: NumberTrace = first.node.trace
+        handle = trace.apply(function, tuple(node.handle for node in given), result)
+        return traced_number(trace, handle, result)
+
+    setattr(call, _ORIGINAL, function)
+    return call
