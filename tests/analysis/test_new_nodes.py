@@ -10,6 +10,7 @@ import torch
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.ir.convert import describe
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import Program, ScalarMeta, Stage, TensorMeta, Value
 from dovetail.torch_compat.fakes import new_fake_mode, symbolic_fake_of
 from dovetail.torch_compat.symbols import new_shape_env
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 
 
 def _maker(*inputs: Value) -> NodeMaker:
-    return NodeMaker(Program("p", Stage.FUNCTIONAL, inputs, (), ()), MetaInference(new_fake_mode(), {}))
+    return NodeMaker(Draft(Program("p", Stage.FUNCTIONAL, inputs, (), ())), MetaInference(new_fake_mode(), {}))
 
 
 def _value(name: str, *shape: int, offset: int = 0, storage: int = 0) -> Value:
@@ -78,10 +79,10 @@ def test_symbols_that_turned_out_to_be_numbers() -> None:
     infer = MetaInference(mode, {str(size): real for size, real in zip(meta.shape, fake.shape, strict=True)})
     program = Program("p", Stage.FUNCTIONAL, (), (), ())
     assert infer.settled(meta) == meta
-    assert not NodeMaker(program, infer).look_alike(Value("x", meta), _value("y", 5, 3))
+    assert not NodeMaker(Draft(program), infer).look_alike(Value("x", meta), _value("y", 5, 3))
     assert fake.shape[1] == 3
     rows = meta.shape[0]
     assert infer.settled(meta).shape == (rows, 3)
-    assert NodeMaker(program, infer).look_alike(
+    assert NodeMaker(Draft(program), infer).look_alike(
         Value("x", meta), Value("y", replace(meta, shape=(rows, 3), stride=(3, 1)))
     )

@@ -9,6 +9,7 @@ import torch
 
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import Program, Value
 from dovetail.ir.sizes import symbol
 from dovetail.ops import prims
@@ -22,7 +23,7 @@ aten = torch.ops.aten
 def _with_gaps(b: Builder, *outputs: Value) -> tuple[Program, NodeMaker, Value]:
     """The program, and what a value f32[4] is with gaps of one element."""
     program = b.program(*outputs)
-    make = NodeMaker(program, MetaInference(new_fake_mode(), {}))
+    make = NodeMaker(Draft(program), MetaInference(new_fake_mode(), {}))
     wide = make.call(aten.empty.memory_format, ([8],), name="wide").results()[0]
     return program, make, make.call(aten.slice.Tensor, (wide, 0, 0, 8, 2), name="gaps").results()[0]
 
@@ -51,7 +52,7 @@ def test_a_fresh_result_that_lies_otherwise_is_followed() -> None:
     fresh = b.call("fresh", aten.exp.default, made, shape=(2, 2))
     view = b.call("view", aten.t.default, fresh, view_of=fresh, shape=(2, 2), stride=(1, 2))
     program = b.program(b.call("last", aten.sum.default, view, shape=()))
-    make = NodeMaker(program, MetaInference(new_fake_mode(), {}))
+    make = NodeMaker(Draft(program), MetaInference(new_fake_mode(), {}))
     base = make.call(aten.empty.memory_format, ([2, 2],), name="base").results()[0]
     turned = make.call(aten.t.default, (base,), name="turned").results()[0]
     followed = follow(program, {made: turned}, make)

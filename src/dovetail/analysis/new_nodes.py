@@ -14,14 +14,13 @@ import torch
 
 from dovetail.analysis.infer import MetaInference
 from dovetail.ir.convert import describe, scalar_of
-from dovetail.ir.fresh import Fresh
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import (
     Meta,
     Node,
     Operand,
     Origin,
     Phase,
-    Program,
     ScalarMeta,
     Target,
     TensorMeta,
@@ -39,13 +38,12 @@ _NOWHERE = Origin()
 class NodeMaker:
     """Makes nodes for one program; everything it makes has a name and storages of its own.
 
-    name, storage: give names and storages that the program does not have; see `ir.fresh`.
+    Attributes: draft, which gives those.
     """
 
-    def __init__(self, program: Program, infer: MetaInference) -> None:
+    def __init__(self, draft: Draft, infer: MetaInference) -> None:
         """infer: makes fakes of the program's descriptions, of symbolic sizes as well."""
-        fresh = Fresh(program)
-        self.name, self.storage = fresh.name, fresh.storage
+        self.draft = draft
         self._infer = infer
 
     def call(
@@ -63,14 +61,14 @@ class NodeMaker:
         Raises: what the operator raises for operands like these.
         """
         metas, unpack = self._describe(target, args, kwargs)
-        outputs = tuple(None if meta is None else Value(self.name(name), meta) for meta in metas)
+        outputs = tuple(None if meta is None else Value(self.draft.name(name), meta) for meta in metas)
         return Node(target, args, kwargs, outputs, unpack, phase, origin)
 
     def again(self, node: Node) -> Node:
         """The node with its results described again, because its operands are not what they were."""
         metas, unpack = self._describe(node.target, node.args, node.kwargs)
         pairs = zip(node.outputs, metas, strict=True)
-        outputs = tuple(None if o is None or m is None else Value(self.name(o.name), m) for o, m in pairs)
+        outputs = tuple(None if o is None or m is None else Value(self.draft.name(o.name), m) for o, m in pairs)
         return Node(
             node.target, node.args, node.kwargs, outputs, unpack, node.phase, node.origin, recomputed=node.recomputed
         )
@@ -85,8 +83,8 @@ class NodeMaker:
     def input(self, wish: str, meta: Meta) -> Value:
         """A new input of the program; a tensor gets a storage of its own."""
         if not isinstance(meta, ScalarMeta):
-            meta = describe(self._infer.fake(meta), self.storage())
-        return Value(self.name(wish), meta)
+            meta = describe(self._infer.fake(meta), self.draft.storage())
+        return Value(self.draft.name(wish), meta)
 
     def _describe(
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...]
@@ -103,7 +101,7 @@ class NodeMaker:
             if isinstance(meta, TensorMeta):
                 storage = storages[place] if place >= 0 else fresh.get(place)
                 if storage is None:
-                    storage = fresh[place] = self.storage()
+                    storage = fresh[place] = self.draft.storage()
                 meta = replace(meta, storage=storage)
             found.append(meta)
         return found, unpack

@@ -28,6 +28,7 @@ import torch
 
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Program, Value, made_symbols, symbols_in, values_in
 from dovetail.ops.layouts import is_absolute, is_reshaping_view, may_follow_layout
 from dovetail.ops.prims import COPY_TO_LAYOUT
@@ -64,12 +65,11 @@ class LayoutPropagation:
     """
 
     def __init__(self, program: Program, infer: MetaInference) -> None:
-        self.maker = NodeMaker(program, infer)
+        self._draft = Draft(program)
+        self.maker = NodeMaker(self._draft, infer)
         self._copies: list[Value] = []
         self._program = program
         self._infer = infer
-        self._nodes: list[Node] = []
-        self._current: dict[Value, Value] = {}
         self._copied: dict[Value, Value] = {}
         self._there = set(program.inputs)
         self._storages = set(program.input_storages())
@@ -80,7 +80,7 @@ class LayoutPropagation:
 
     def current(self, value: Value) -> Value:
         """What stands for a value of the old program by now."""
-        return self._current.get(value, value)
+        return self._draft.current(value)
 
     def follow(self, node: Node) -> None:
         """Take over a node of the old program, described again where its operands have changed."""
@@ -103,7 +103,7 @@ class LayoutPropagation:
 
     def add(self, node: Node) -> Value:
         """Append a new node of one result, which stands for nothing; its result."""
-        self._nodes.append(node)
+        self._draft.nodes.append(node)
         (result,) = node.results()
         return result
 
@@ -115,7 +115,7 @@ class LayoutPropagation:
         if self._looks_as_before(node, olds):
             self._keep(replace(node, outputs=tuple(olds)))
             return
-        self._nodes.append(node)
+        self._draft.nodes.append(node)
         self._storages.update(old.tensor.storage for old in olds if old is not None and old.is_tensor)
         for old, new in zip(olds, node.outputs, strict=True):
             if old is not None and new is not None:
@@ -123,11 +123,10 @@ class LayoutPropagation:
 
     def change(self, old: Value, new: Value) -> None:
         """From now on, `new` stands for `old`, which has a different layout."""
-        self._current[old] = new
-        self._current[new] = new
+        self._draft.substitute(old, new)
         if old.is_tensor and old.tensor.storage in self._pinned and old not in self._there:
             assert old.tensor.offset == 0, "the base of a pinned storage starts where that does"
-            self._nodes.append(_copy(new, old))
+            self._draft.nodes.append(_copy(new, old))
             self._there.add(old)
             self._copies.append(old)
 
@@ -136,9 +135,8 @@ class LayoutPropagation:
         if self.current(value) is value or value in self._there:
             return value
         if value not in self._copied:
-            meta = replace(value.tensor, storage=self.maker.storage(), offset=0)
-            copied = Value(self.maker.name(value.name), meta)
-            self._nodes.append(_copy(self.current(value), copied))
+            copied = self._draft.value(value.name, value.tensor)
+            self._draft.nodes.append(_copy(self.current(value), copied))
             self._copied[value] = copied
             self._copies.append(copied)
         return self._copied[value]
@@ -166,7 +164,7 @@ class LayoutPropagation:
         """The new program."""
         outputs = [value for value in values_in(self._program.outputs) if value not in self._there]
         assert not outputs, f"outputs stay as they were, unlike {outputs}"
-        return self._program.replace_nodes(tuple(self._nodes))
+        return self._program.replace_nodes(tuple(self._draft.nodes))
 
     def copies_in(self, program: Program) -> tuple[str, ...]:
         """Names of the values of a program that are there only because something has to lie as before."""
@@ -176,7 +174,7 @@ class LayoutPropagation:
     # --- how ----------------------------------------------------------------------------------------------------
 
     def _keep(self, node: Node) -> None:
-        self._nodes.append(node)
+        self._draft.nodes.append(node)
         self._there.update(node.results())
         self._storages.update(value.tensor.storage for value in node.results() if value.is_tensor)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from dovetail.analysis.liveness import input_bytes, simulate_peak, storage_lives
 from dovetail.inspect.categories import CONSTANTS, input_category, input_storages, made_purposes, module_of_input
 from dovetail.inspect.report_rows import MemoryMap, StorageRow
+from dovetail.ir.draft import Draft
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Origin, Phase, Program, Value
 from dovetail.ir.signature import InputRole, OutputRole, Residual, Signature
@@ -111,8 +112,7 @@ def whole_step(forward: Program, backward: Program) -> Program:
     """
     roles = list(zip(forward.signature.outputs, forward.outputs, strict=True))
     handed: dict[str, Operand] = {role.name: operand for role, operand in roles if isinstance(role, Residual)}
-    values = [*forward.inputs, *(value for node in forward.nodes for value in node.results())]
-    joiner = _Joiner(1 + max((value.tensor.storage for value in values if value.is_tensor), default=-1))
+    joiner = _Joiner(forward)
     inputs = list(forward.inputs)
     taken: list[InputRole] = list(forward.signature.inputs)
     for role, value in zip(backward.signature.inputs, backward.inputs, strict=True):
@@ -137,36 +137,32 @@ def whole_step(forward: Program, backward: Program) -> Program:
 
 
 class _Joiner:
-    """Gives values of backward storages of the whole step. number: the first one that is free."""
+    """Gives values of backward storages of the whole step."""
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, forward: Program) -> None:
+        self._draft = Draft(forward)
         self._places: dict[int, int] = {}
-        self._now: dict[Value, Value] = {}
 
     def stand_for(self, value: Value, source: Value) -> None:
-        self._now[value] = source
+        self._draft.substitute(value, source)
         if value.is_tensor and source.is_tensor:
             self._places.setdefault(value.tensor.storage, source.tensor.storage)
 
     def moved(self, value: Value) -> Value:
         if not value.is_tensor:
-            self._now[value] = value
             return value
         if value.tensor.storage not in self._places:
-            self._places[value.tensor.storage] = self._number
-            self._number += 1
+            self._places[value.tensor.storage] = self._draft.storage()
         made = Value(value.name, replace(value.tensor, storage=self._places[value.tensor.storage]))
-        self._now[value] = made
+        self._draft.substitute(value, made)
         return made
 
     def node(self, node: Node) -> Node:
-        moved = node.with_operands(lambda value: self._now.get(value, value))
-        outputs = tuple(None if value is None else self.moved(value) for value in node.outputs)
-        return replace(moved, outputs=outputs, phase=Phase.BACKWARD)
+        moved = node.with_operands(self._draft.current).with_results(self.moved)
+        return replace(moved, phase=Phase.BACKWARD)
 
     def operand(self, operand: Operand) -> Operand:
-        return self._now.get(operand, operand) if isinstance(operand, Value) else operand
+        return self._draft.operand(operand)
 
 
 def node_origins(program: Program) -> dict[Node, Origin]:

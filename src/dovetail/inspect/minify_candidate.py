@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dovetail.inspect.minify_recording import Recording
-from dovetail.ir.fresh import Fresh
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import (
     Node,
     Operand,
@@ -173,8 +173,8 @@ class Builder:
         bound = replace(self._program, inputs=tuple(inputs), nodes=tuple(nodes), outputs=outputs)
         names = self._unbound_symbols(candidate, bound)
         real = self._recording.make(inputs, self._first_touches(candidate, inputs).__getitem__)
-        fresh = Fresh(self._program)
-        sizes = [Value(fresh.name(name), ScalarMeta(symbol(name))) for name in names]
+        draft = Draft(self._program)
+        sizes = [Value(draft.name(name), ScalarMeta(symbol(name))) for name in names]
         roles = [self._role(value, place) for place, value in enumerate(inputs)]
         signature = Signature(
             (*roles, *map(SizeInput, names)), tuple(UserOutput(place) for place in range(len(outputs)))
@@ -228,23 +228,16 @@ def with_true_storages(program: Program, before: Sequence[Node], shared: Mapping
     that is a tensor.
     """
     numbers = _Numbers()
-    swaps: dict[Value, Operand] = {}
+    draft = Draft(program)
     for value in program.inputs:
         if value in shared:
-            _place(value, numbers.of_input(value, shared[value]), swaps)
-    nodes: list[Node] = []
+            _place(value, numbers.of_input(value, shared[value]), draft)
     for node, original in zip(program.nodes, before, strict=True):
         for value in node.results():
             if value.is_tensor:
-                _place(value, numbers.of_result(value, node, original), swaps)
-        moved = node.with_operands(lambda value: swaps.get(value, value))
-        if not swaps.keys().isdisjoint(node.results()):
-            moved = replace(moved, outputs=tuple(v if v is None else _moved(v, swaps) for v in node.outputs))
-        nodes.append(moved)
-    if not swaps:
-        return program
-    outputs = tuple(map_operands(output, lambda value: swaps.get(value, value)) for output in program.outputs)
-    return replace(program, inputs=tuple(_moved(v, swaps) for v in program.inputs), nodes=tuple(nodes), outputs=outputs)
+                _place(value, numbers.of_result(value, node, original), draft)
+        draft.take(node)
+    return draft.finish()
 
 
 class _Numbers:
@@ -279,12 +272,6 @@ class _Numbers:
         return number
 
 
-def _place(value: Value, number: int, swaps: dict[Value, Operand]) -> None:
+def _place(value: Value, number: int, draft: Draft) -> None:
     if value.tensor.storage != number:
-        swaps[value] = Value(value.name, replace(value.tensor, storage=number))
-
-
-def _moved(value: Value, swaps: Mapping[Value, Operand]) -> Value:
-    found = swaps.get(value, value)
-    assert isinstance(found, Value), "values are swapped for values"
-    return found
+        draft.substitute(value, Value(value.name, replace(value.tensor, storage=number)))

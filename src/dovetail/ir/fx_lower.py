@@ -17,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.fx.node import map_aggregate
 
-from dovetail.ir.fresh import free_name
+from dovetail.ir.draft import free_name
 from dovetail.ir.fx_attributes import attribute_of, share_tensors
 from dovetail.ir.fx_lift import Lifted
 from dovetail.ir.fx_samples import fakes_running

@@ -198,6 +198,11 @@ class Node:
         assert isinstance(args, tuple), "operand tuples stay tuples"
         return replace(self, args=args, kwargs=kwargs)
 
+    def with_results(self, swap: Callable[[Value], Value]) -> Node:
+        """The same application with each result replaced by `swap(value)`; itself when nothing changed."""
+        outputs = tuple([None if value is None else swap(value) for value in self.outputs])
+        return self if outputs == self.outputs else replace(self, outputs=outputs)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import torch
 
 from dovetail.errors import InvalidProgram
-from dovetail.ir.fresh import free_name
+from dovetail.ir.draft import free_name
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, meta_symbols, symbols_in
 from dovetail.ir.sizes import SizeExpr, number_text, symbol
 from dovetail.ir.sub_programs import SubProgram, WithSubPrograms

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from dovetail.ir.fresh import Fresh
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Phase, Program, TensorMeta, Value, made_symbols, values_in
 from dovetail.ops.facts import may_be_removed
 from dovetail.partition.policy import can_run_again
@@ -82,59 +82,58 @@ class _Writer:
     """
 
     def __init__(self, program: Program, keeps: Callable[[Value], bool]) -> None:
-        self.nodes: list[Node] = []
+        self._draft = Draft(program)
+        self.nodes = self._draft.nodes
         self.recomputed: set[Node] = set()
         self.sources: set[Value] = set()
         self._keeps = keeps
         self._makers = {v: n for n in program.nodes if n.phase is Phase.FORWARD for v in n.results() if v.is_tensor}
-        self._fresh = Fresh(program)
         roles = zip(program.signature.outputs, program.outputs, strict=True)
         returned = [operand for role, operand in roles if not is_forward(role)]
-        self._now: dict[Value, Value] = {value: value for value in values_in(returned)}
+        for value in values_in(returned):
+            self._draft.substitute(value, value)
 
     def add(self, node: Node) -> None:
         """Append a node of backward, after what it needs."""
         for value in node.operands():
             self._make(value)
-        moved = node.with_operands(lambda value: self._now.get(value, value))
-        outputs = self._in_new_memory(node)
-        self.nodes.append(moved if outputs is None else replace(moved, outputs=outputs))
+        self._place_views(node)
+        self._draft.take(node)
 
-    def _in_new_memory(self, node: Node) -> tuple[Value | None, ...] | None:
-        """The results of a node that views memory which was made again, as they lie there; None for any other."""
+    def _place_views(self, node: Node) -> None:
+        """Describe the results of a node that views memory which was made again where they lie there."""
         places: dict[int, int] = {}
         for value in node.operands():
-            new = self._now.get(value, value)
+            new = self._draft.current(value)
             if value.is_tensor and new.tensor.storage != value.tensor.storage:
                 places[value.tensor.storage] = new.tensor.storage
-        lying = [v for v in node.results() if v.is_tensor and v.tensor.storage in places]
-        for value in lying:
-            meta = replace(value.tensor, storage=places[value.tensor.storage])
-            self._now[value] = Value(value.name, meta)
-        return tuple(v if v is None else self._now.get(v, v) for v in node.outputs) if lying else None
+        for value in node.results():
+            if value.is_tensor and value.tensor.storage in places:
+                meta = replace(value.tensor, storage=places[value.tensor.storage])
+                self._draft.substitute(value, Value(value.name, meta))
 
     def _make(self, value: Value) -> None:
         stack = [value]
         while stack:
             top = stack[-1]
             maker = self._makers.get(top)
-            if maker is None or top in self._now:
+            if maker is None or top in self._draft:
                 stack.pop()
             elif self._keeps(top):
-                self._now[top] = top
-            elif missing := [v for v in maker.operands() if v in self._makers and v not in self._now]:
+                self._draft.substitute(top, top)
+            elif missing := [v for v in maker.operands() if v in self._makers and v not in self._draft]:
                 stack += reversed(missing)
             else:
                 self._copy(maker)
 
     def _copy(self, maker: Node) -> None:
-        recomputed = maker.with_operands(lambda value: self._now.get(value, value))
+        recomputed = maker.with_operands(self._draft.current)
         self.sources.update(recomputed.operands())
-        places = {v.tensor.storage: self._now.get(v, v).tensor.storage for v in maker.operands()}
+        places = {v.tensor.storage: self._draft.current(v).tensor.storage for v in maker.operands()}
         outputs = tuple(None if value is None else self._recomputed(value, places) for value in maker.outputs)
         for old, new in zip(maker.outputs, outputs, strict=True):
-            if old is not None and new is not None:
-                self._now.setdefault(old, new)
+            if old is not None and new is not None and old not in self._draft:
+                self._draft.substitute(old, new)
         self.nodes.append(replace(recomputed, outputs=outputs, phase=Phase.BACKWARD, recomputed=True))
         self.recomputed.add(maker)
 
@@ -142,6 +141,6 @@ class _Writer:
         """A new value like this one. places: by storage in forward, the storage in backward."""
         meta = value.tensor
         if meta.storage not in places:
-            places[meta.storage] = self._fresh.storage()
+            places[meta.storage] = self._draft.storage()
         placed: TensorMeta = replace(meta, storage=places[meta.storage])
-        return Value(self._fresh.name(f"{value.name}_again"), placed)
+        return Value(self._draft.name(f"{value.name}_again"), placed)

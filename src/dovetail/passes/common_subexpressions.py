@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dovetail.analysis.merging import Merging
+from dovetail.ir.draft import Draft
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, Stage, made_symbols, meta_symbols, symbols_in
 from dovetail.ir.sizes import SizeExpr
@@ -44,30 +44,28 @@ def merge_common_subexpressions(program: Program) -> tuple[Program, CommonSubexp
     if program.stage is Stage.WHOLE:  # numbers are read as values there; what they are called matters for sizes only
         sizes = _names_of_sizes(program)
         makers = {node: names for node, names in makers.items() if not sizes.isdisjoint(names)}
-    merging = Merging()
+    draft = Draft(program)
     first: dict[object, Node] = {}
-    kept: list[Node] = []
     merged: list[tuple[str, str]] = []
 
     for original in program.nodes:
-        node = merging.rewrite(original)
+        node = draft.rewritten(original)
         if isinstance(node.target, Prim) and node.target.checks:
             if first.setdefault(_number(replace(node, args=node.args[:-1])), node) is node:
-                kept.append(node)
+                draft.nodes.append(node)
             continue
         if not may_be_merged(node) or original in makers or _escapes(node, escaping):
-            kept.append(node)
+            draft.nodes.append(node)
             continue
         earlier = first.setdefault(_number(node), node)
         if earlier is node:
-            kept.append(node)
+            draft.nodes.append(node)
             continue
         for old, new in zip(node.outputs, earlier.outputs, strict=True):
             if old is not None and new is not None:
-                merging.merge(old, new)
+                draft.merge(old, new)
                 merged.append((old.name, new.name))
-    outputs = tuple(map(merging.operand, program.outputs))
-    return program.replace_nodes(tuple(kept), outputs), CommonSubexpressionReport(tuple(merged))
+    return draft.finish(), CommonSubexpressionReport(tuple(merged))
 
 
 def _names_of_sizes(program: Program) -> set[str]:

@@ -36,8 +36,8 @@ import torch
 
 from dovetail.analysis.constant_values import constant_values
 from dovetail.analysis.infer import MetaInference
-from dovetail.analysis.merging import Merging
 from dovetail.analysis.new_nodes import NodeMaker
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Operand, Program, Target, Value, values_in
 from dovetail.ops.facts import written_values
 from dovetail.passes.folded_weights import Folded, FoldedWeights
@@ -131,15 +131,15 @@ def fold_batch_norms(
 
     Returns: the program (itself when nothing is folded) and the report. Layouts of results are as they were.
     """
-    make = NodeMaker(program, infer)
+    draft = Draft(program)
+    make = NodeMaker(draft, infer)
     weights = FoldedWeights(program, constant_values(program, constants), make, contents or {}, frugal=frugal)
-    folding = _Folding(program, weights, half)
+    folding = _Folding(program, draft, weights, half)
     for node in program.nodes:
         folding.take(node)
-    outputs = tuple(map(folding.merging.operand, program.outputs))
-    nodes = tuple(node for group in folding.kept for node in group)
+    draft.nodes += [node for group in folding.kept for node in group]
     asked = dict.fromkeys(name for names in folding.asked.values() for name in names)
-    return program.replace_nodes(nodes, outputs), FoldBatchNormsReport(tuple(folding.rows), tuple(asked))
+    return draft.finish(), FoldBatchNormsReport(tuple(folding.rows), tuple(asked))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +166,14 @@ class _Folding:
     kept: for each node taken, what is left of it. asked: by the result of a layer, its new weight and bias.
     """
 
-    def __init__(self, program: Program, weights: FoldedWeights, half: bool) -> None:
-        self.merging = Merging()
+    def __init__(self, program: Program, draft: Draft, weights: FoldedWeights, half: bool) -> None:
         self.kept: list[list[Node]] = []
         self.rows: list[NormRow] = []
         self.asked: dict[str, tuple[str, str]] = {}
         self._half = half
         self._reads = {value.name: count for value, count in program.use_counts().items()}
         self._returned = {value.name for value in values_in(program.outputs)}
+        self._draft = draft
         self._weights = weights
         self._makers: dict[Value, Node] = {}
         self._places: dict[Node, int] = {}
@@ -181,7 +181,7 @@ class _Folding:
 
     def take(self, original: Node) -> None:
         """Go one node further."""
-        node = self.merging.rewrite(original)
+        node = self._draft.rewritten(original)
         place = len(self.kept)
         norm = batch_norm_of(node)
         self.kept.append([])
@@ -298,7 +298,7 @@ class _Folding:
             self._returned.add(value.name)
         self.asked.pop(layer.result.name, None)
         self.asked[nodes[0].results()[0].name] = folded.weight.name, folded.shift.name
-        self.merging.merge(norm.result, value)
+        self._draft.merge(norm.result, value)
         return folded
 
     def _layer(self, norm: BatchNorm, layer: Affine, folded: Folded) -> list[Node]:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dovetail.ir.fresh import Fresh
-from dovetail.ir.program import Node, Operand, Program, Value, map_operands
+from dovetail.ir.draft import Draft
+from dovetail.ir.program import Program, Value
 from dovetail.ir.signature import (
     Constant,
     Gradient,
@@ -125,19 +125,19 @@ class _Rewriter:
         self.evaluation = evaluation
         self.kept: tuple[int, ...] = tuple(range(len(self.program.inputs)))
         self.added: tuple[str, ...] = ()
-        self._swaps: dict[Value, Value] = {}
-        self._storages: dict[int, int] = {}  # of the program -> where its values lie now
+        self._draft = Draft(self.program)
 
     def run(self) -> Program:
         """The program over the stored values."""
         program, runs = self.program, self.evaluation.runs
         made = self._new_inputs()
         left = [n for n in program.nodes if n not in self.pool.settled]
-        nodes = [self._over_stored(n) for n in left if n not in self.called or runs[self.called[n]]]
-        outputs = tuple(map_operands(operand, self._swap) for operand in program.outputs)
-        if len(nodes) < len(program.nodes):
-            program = replace(program, nodes=tuple(nodes), outputs=outputs)
-            program, _ = remove_dead_code(program)
+        for node in left:
+            if node not in self.called or runs[self.called[node]]:
+                self._draft.take(node)
+        if len(self._draft.nodes) < len(program.nodes):
+            nodes, outputs = tuple(self._draft.nodes), tuple(map(self._draft.operand, program.outputs))
+            program, _ = remove_dead_code(replace(program, nodes=nodes, outputs=outputs))
         read = program.use_counts()
         added = [value for value in made if value in read]
         self.added = tuple(value.name for value in added)
@@ -147,7 +147,6 @@ class _Rewriter:
     def _new_inputs(self) -> list[Value]:
         """An input for each stored value; values that share memory say so."""
         tensors, names = self.evaluation.tensors, self.evaluation.names
-        fresh = Fresh(self.program)
         places: dict[int, int] = {}
         for value in self.program.inputs:
             if value in self.known and value.name in tensors:
@@ -158,34 +157,14 @@ class _Rewriter:
             if name is None:
                 continue
             where = place_of(tensors[name])
-            place = places[where] if where in places else places.setdefault(where, fresh.storage())
+            place = places[where] if where in places else places.setdefault(where, self._draft.storage())
             moved = self.evaluation.moved.get(number)
             if number not in made:
                 made[number] = Value(name, described_at(value.tensor, moved, place))
-            self._swaps[value] = made[number]
+            self._draft.substitute(value, made[number])
             if moved is None:
-                self._storages[value.tensor.storage] = place
+                self._draft.move(value.tensor.storage, place)
         return list(made.values())
-
-    def _swap(self, value: Value) -> Operand:
-        return self._swaps.get(value, value)
-
-    def _over_stored(self, node: Node) -> Node:
-        """The node over stored values; views of them are described where those are."""
-        node = node.with_operands(self._swap)
-        outputs = tuple(None if value is None else self._placed(value) for value in node.outputs)
-        if all(new is old for new, old in zip(outputs, node.outputs, strict=True)):
-            return node
-        return replace(node, outputs=outputs)
-
-    def _placed(self, value: Value) -> Value:
-        if not value.is_tensor or value.tensor.storage not in self._storages:
-            return value
-        place = self._storages[value.tensor.storage]
-        if place == value.tensor.storage:
-            return value
-        self._swaps[value] = Value(value.name, replace(value.tensor, storage=place))
-        return self._swaps[value]
 
     def _kept_inputs(self, read: Mapping[Value, int]) -> tuple[int, ...]:
         """Inputs but for constants that nothing reads and no role mentions."""

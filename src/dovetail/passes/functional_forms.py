@@ -25,9 +25,9 @@ from itertools import combinations
 import torch
 
 from dovetail.analysis.pairs import may_overlap
-from dovetail.ir.fresh import Fresh
+from dovetail.ir.draft import Draft
 from dovetail.ir.prim import FlatResults, Prim
-from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value
+from dovetail.ir.program import Node, Operand, Program, Value
 from dovetail.ir.sizes import Size, difference
 from dovetail.ops.functional_variants import form_of_lists
 from dovetail.ops.prims import functional_form, view_scatter
@@ -69,11 +69,10 @@ class _Part:
 @dataclass
 class _Rewriter:
     program: Program
-    nodes: list[Node] = field(default_factory=list)
     moved: dict[int, Size] = field(default_factory=dict)  # storage -> by how much its values begin earlier now
 
     def __post_init__(self) -> None:
-        program, self.fresh = self.program, Fresh(self.program)
+        program, self.draft = self.program, Draft(self.program)
         addressing = [
             n for n in program.nodes if isinstance(n.target, Overload) and addresses_storage(n.target, n.args)
         ]
@@ -84,25 +83,18 @@ class _Rewriter:
         for node in self.program.nodes:
             version = _version(node)
             made = (self._first if version == 1 else self._second)(node) if version else None
-            self.nodes += [node] if made is None else made
-        if not self.moved:
-            return self.program.replace_nodes(tuple(self.nodes))
-        now: dict[Value, Value] = {}
-        nodes = [self._with_offsets(node, now) for node in self.nodes]
-        outputs = (
-            replace(self.nodes[0], args=self.program.outputs, kwargs=()).with_operands(lambda v: now.get(v, v)).args
-        )
-        return self.program.replace_nodes(tuple(nodes), outputs)
+            self.draft.nodes += [node] if made is None else made
+        if self.moved:
+            self.draft.nodes = [self._with_offsets(node) for node in self.draft.nodes]
+        return self.draft.finish()
 
-    def _with_offsets(self, node: Node, now: dict[Value, Value]) -> Node:
+    def _with_offsets(self, node: Node) -> Node:
         for value in node.results():
             shift = self.moved.get(value.tensor.storage, 0) if value.is_tensor else 0
             if shift != 0:
                 meta = replace(value.tensor, offset=difference(value.tensor.offset, shift))
-                now[value] = Value(value.name, meta)
-        node = node.with_operands(lambda v: now.get(v, v))
-        outputs = tuple(None if v is None else now.get(v, v) for v in node.outputs)
-        return node if outputs == node.outputs else replace(node, outputs=outputs)
+                self.draft.substitute(value, Value(value.name, meta))
+        return self.draft.rewritten(node)
 
     # --- the first version: each written argument is copied
 
@@ -164,7 +156,7 @@ class _Rewriter:
         meta = viewed_meta(part.view, None, part.args, base.tensor, None)
         if meta is None or (part.view is aten.as_strided.default and base.tensor.offset != 0):
             return None
-        made = Value(self.fresh.name(f"{base.name}_part"), meta)
+        made = Value(self.draft.name(f"{base.name}_part"), meta)
         before.append(
             replace(node, target=part.view, args=(base, *part.args), kwargs=(), outputs=(made,), unpack=False)
         )
@@ -172,7 +164,7 @@ class _Rewriter:
 
     def _contents(self, part: _Part, value: Value, results: Sequence[Value | None]) -> Value:
         result = results[part.base]
-        return result if part.view is None and result is not None else self._fresh("contents", value.tensor)
+        return result if part.view is None and result is not None else self.draft.value("contents", value.tensor)
 
     def _put_back(
         self,
@@ -189,7 +181,7 @@ class _Rewriter:
                 assert isinstance(current, Value), "bases are tensors"
                 assert part.view is not None, "it has been asked for"
                 new = result if place == len(mine) - 1 else None
-                new = new if new is not None else self._fresh(f"{current.name}_with", current.tensor)
+                new = new if new is not None else self.draft.value(f"{current.name}_with", current.tensor)
                 args = (current, contents, *part.args)
                 target = view_scatter(part.view, None)
                 made.append(replace(node, target=target, args=args, kwargs=(), outputs=(new,), unpack=False))
@@ -216,9 +208,6 @@ class _Rewriter:
                     return False
                 self.moved[result.tensor.storage] = result.tensor.offset
         return True
-
-    def _fresh(self, wish: str, like: TensorMeta) -> Value:
-        return Value(self.fresh.name(wish), replace(like, storage=self.fresh.storage(), offset=0))
 
 
 def _is_plain(schema: Schema) -> bool:

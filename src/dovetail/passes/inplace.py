@@ -34,7 +34,7 @@ from dovetail.analysis.inplace_plan import (
 )
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.reads import is_view
-from dovetail.ir.fresh import Fresh
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import (
     Node,
     Operand,
@@ -126,12 +126,12 @@ def apply_plan(plan: InplacePlan) -> Program:
 class _Rewriter:
     def __init__(self, plan: InplacePlan) -> None:
         self.plan = plan
-        self.nodes: list[Node] = []
-        self.now: dict[Value, Value] = {value: value for value in plan.program.inputs}
+        self.draft = Draft(plan.program)
+        self.nodes = self.draft.nodes
+        for value in plan.program.inputs:
+            self.draft.substitute(value, value)
         self.hoisted: set[Node] = set()
-        self.storages = max(plan.places, default=-1)
         self.producers = plan.program.producers()
-        self.fresh = Fresh(plan.program)
 
     def run(self) -> Program:
         """Write every node."""
@@ -142,7 +142,7 @@ class _Rewriter:
             elif node not in self.hoisted:
                 self._emit(node)
         program = self.plan.program
-        outputs = tuple(map_operands(operand, self._value) for operand in program.outputs)
+        outputs = tuple(map(self.draft.operand, program.outputs))
         nodes = _without_unread(self.nodes, outputs, program)
         return replace(program, stage=Stage.IN_PLACE, nodes=nodes, outputs=outputs)
 
@@ -164,7 +164,7 @@ class _Rewriter:
         elif isinstance(action, DropCopyBack):
             target = node.args[0]
             assert isinstance(target, Value), "a copy back has a target"
-            self.now.update(dict.fromkeys(node.results(), self._value(target)))
+            self._become(node.results(), self._value(target))
         else:
             assert isinstance(action, Absorb), "every action is handled"
 
@@ -196,7 +196,9 @@ class _Rewriter:
         unpack = node.unpack and len(fresh) > 1
         moved = replace(node, target=target, args=tuple(args), kwargs=kwargs, outputs=outputs, unpack=unpack)
         self.nodes.append(moved)
-        self.now.update({r: w for r, w in zip(contents, written, strict=True) if r is not None})
+        for result, operand in zip(contents, written, strict=True):
+            if result is not None:
+                self.draft.substitute(result, operand)
 
     def _write_part(self, node: Node, action: WritePart) -> None:
         base, source = node.args[:2]
@@ -205,7 +207,7 @@ class _Rewriter:
             part = self._view(node, action.part, self._value(base), action.args, action.meta)
             new = self._copy(node, source) if action.first_copy else self._value(source)
             self.nodes.append(replace(node, target=aten.copy_.default, args=(part, new), kwargs=(), outputs=()))
-        self.now.update(dict.fromkeys(node.results(), self._value(base)))
+        self._become(node.results(), self._value(base))
 
     def _write_in_copy(self, node: Node, action: WriteInCopy) -> None:
         base, source = node.args[:2]
@@ -215,16 +217,16 @@ class _Rewriter:
         part = self._view(node, action.part, made, action.args, action.meta)
         args = (part, self._value(source))
         self.nodes.append(replace(node, target=aten.copy_.default, args=args, kwargs=(), outputs=()))
-        self.now[result] = made
+        self.draft.substitute(result, made)
 
     def _share(self, node: Node, action: Share) -> None:
         if action.view is None:
-            self.now.update(dict.fromkeys(node.results(), self._value(action.source)))
+            self._become(node.results(), self._value(action.source))
             return
         args = (self._value(action.source), *action.args)
         (result,) = node.results()
         made = Value(result.name, self._in_place(replace(result.tensor, stride=action.stride)))
-        self.now[result] = made
+        self.draft.substitute(result, made)
         self.nodes.append(replace(node, target=action.view, args=args, outputs=(made,)))
 
     def _write_out(self, node: Node, action: WriteOut) -> None:
@@ -251,7 +253,7 @@ class _Rewriter:
 
     def _hoist(self, value: Value) -> None:
         """Make a view of an input now, if it has not been made yet."""
-        if value in self.now:
+        if value in self.draft:
             return
         node = self.producers[value]
         for operand in node.operands():
@@ -260,7 +262,11 @@ class _Rewriter:
         self._emit(node)
 
     def _value(self, value: Value) -> Value:
-        return self.now[value]
+        return self.draft.current(value)
+
+    def _become(self, results: Iterable[Value], value: Value) -> None:
+        for result in results:
+            self.draft.substitute(result, value)
 
     def _renew(self, value: Value | None, stride: tuple[Size, ...] | None = None) -> Value | None:
         """A result, described at its place. stride: how it lies there, if not as it did."""
@@ -270,7 +276,7 @@ class _Rewriter:
         if value.is_tensor:
             meta = self._in_place(value.tensor if stride is None else replace(value.tensor, stride=stride))
             made = value if meta is value.tensor else Value(value.name, meta)
-        self.now[value] = made
+        self.draft.substitute(value, made)
         return made
 
     def _in_place(self, meta: TensorMeta) -> TensorMeta:
@@ -290,7 +296,7 @@ class _Rewriter:
     def _view(self, node: Node, part: Part, base: Value, args: tuple[Operand, ...], meta: TensorMeta) -> Value:
         """A view of `base`, made for `node`."""
         shift = self._shift(meta)
-        made = Value(self.fresh.name("part", 2), self._in_place(meta))
+        made = Value(self.draft.name("part", 2), self._in_place(meta))
         args = tuple(map_operands(args, self._value))  # type: ignore[arg-type]
         operands = replayed_args(part.view, (base, *args), shift)
         self.nodes.append(view_node(part.view, part.index, operands, base.tensor, made, node))
@@ -300,10 +306,8 @@ class _Rewriter:
         """A copy of an operand, laid out like it, made for `node`. result: what the copy turns into, if anything."""
         source = self._value(value)
         meta = value.tensor
-        if result is None:
-            self.storages += 1
-        place = replace(meta, storage=self.storages, offset=0) if result is None else self._in_place(result.tensor)
-        made = Value(self.fresh.name("copy", 2), place)
+        place = self._in_place(result.tensor) if result is not None else None
+        made = Value(self.draft.name("copy", 2), place or replace(meta, storage=self.draft.storage(), offset=0))
         args: tuple[Operand, ...] = (source, list(meta.shape), list(meta.stride), meta.dtype, meta.device)
         target: Target = COPY_TO_LAYOUT
         if _is_dense(meta) and source.tensor.stride == meta.stride:

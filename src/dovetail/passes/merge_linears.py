@@ -29,6 +29,7 @@ import torch
 from dovetail.analysis.constant_values import constant_values
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Operand, Program, Target, Value, values_in
 from dovetail.ops.arguments import with_arguments
 from dovetail.ops.facts import is_reinterpretation, may_be_removed, written_values
@@ -114,7 +115,7 @@ class _Merging:
         self.asked: list[str] = []
         self._constants = constant_values(program, constants)
         self._infer = infer
-        self._make = NodeMaker(program, infer)
+        self._make = NodeMaker(Draft(program), infer)
 
     # --- which ones? --------------------------------------------------------------------------------------------
 

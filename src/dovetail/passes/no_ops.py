@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.analysis.merging import Merging
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
 from dovetail.ops.facts import facts_of, is_copy, is_reinterpretation
 
@@ -33,21 +33,19 @@ def remove_no_ops(program: Program) -> tuple[Program, NoOpReport]:
     """The program without nodes that give back their operand."""
     held_outside = program.input_storages() | program.output_storages() | _reread_storages(program)
     returned = set(values_in(program.outputs))
-    merging = Merging()
-    kept: list[Node] = []
+    draft = Draft(program)
     removed: list[tuple[str, str]] = []
 
     for original in program.nodes:
-        node = merging.rewrite(original)
+        node = draft.rewritten(original)
         source = _same_as(node, held_outside)
         result = node.outputs[0] if node.outputs else None
         if source is None or result is None or original.outputs[0] in returned:
-            kept.append(node)
+            draft.nodes.append(node)
             continue
-        merging.merge(result, source)
+        draft.merge(result, source)
         removed.append((result.name, source.name))
-    outputs = tuple(map(merging.operand, program.outputs))
-    return program.replace_nodes(tuple(kept), outputs), NoOpReport(tuple(removed))
+    return draft.finish(), NoOpReport(tuple(removed))
 
 
 def _same_as(node: Node, held_outside: frozenset[int]) -> Value | None:

@@ -19,7 +19,8 @@ import torch
 
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
-from dovetail.ir.program import Node, Operand, Program, Value, map_operands, values_in
+from dovetail.ir.draft import Draft
+from dovetail.ir.program import Node, Operand, Program, Value, values_in
 
 aten = torch.ops.aten
 
@@ -63,68 +64,42 @@ def remove_dropout(program: Program, constants: Collection[str], infer: MetaInfe
     if not any(node.target in _GIVE_BACK or node.target is aten.native_dropout.default for node in program.nodes):
         return program, DropoutReport((), ())
     remover = _Remover(program, infer)
-    nodes = tuple(made for node in program.nodes for made in remover.rewritten(node))
-    outputs = tuple(map_operands(operand, remover.current) for operand in program.outputs)
+    for node in program.nodes:
+        remover.take(node)
     report = DropoutReport(tuple(remover.removed), tuple(remover.kept))
-    return program.replace_nodes(nodes, outputs), report
+    return remover.draft.finish(), report
 
 
 class _Remover:
     def __init__(self, program: Program, infer: MetaInference) -> None:
-        self.maker = NodeMaker(program, infer)
+        self.draft = Draft(program)
+        self.maker = NodeMaker(self.draft, infer)
         self.returned = set(values_in(program.outputs))
         self.inputs = set(program.inputs)
         self.read = program.use_counts()
         self.removed: list[str] = []
         self.kept: list[tuple[str, str]] = []
-        self._now: dict[Value, Value] = {}
-        self._moved: dict[
-            Value, tuple[int, int]
-        ] = {}  # what lies in a copy now: storages it is described in, and lies in
 
-    def current(self, value: Value) -> Operand:
-        """The value that stands for `value`."""
-        return self._now.get(value, value)
-
-    def rewritten(self, node: Node) -> list[Node]:
-        """The node over current values, or what stands for it."""
-        old, node = node, node.with_operands(self.current)
-        if node.target not in _GIVE_BACK and node.target is not aten.native_dropout.default:
-            return [self._described(node, old)]
+    def take(self, old: Node) -> None:
+        """Append the node over current values, or what stands for it."""
+        if old.target not in _GIVE_BACK and old.target is not aten.native_dropout.default:
+            return self.draft.take(old)
+        node = old.with_operands(self.draft.current)
         result = next((value for value in old.results()), None)
         reason = self._reason_to_keep(node, old)
         if reason is not None:
             self.kept.append((str(old.target) if result is None else result.name, reason))
-            return [self._described(node, old)]
+            return self.draft.take(old)
         source = node.args[0]
         if result is None or not isinstance(source, Value):
-            return [node]
+            return self.draft.nodes.append(node)
         self.removed.append(result.name)
         if node.target in _GIVE_BACK:
-            self._stand_for(result, source)
-            return []
+            return self.draft.merge(result, source)
         made = self.maker.call(aten.clone.default, (source,), name=result.name, origin=node.origin, phase=node.phase)
         copy = Value(result.name, made.results()[0].meta)
-        self._stand_for(result, copy)
-        return [replace(made, outputs=(copy,), recomputed=node.recomputed)]
-
-    def _stand_for(self, result: Value, value: Value) -> None:
-        self._now[result] = value
-        self._moved[result] = (result.tensor.storage, value.tensor.storage)
-
-    def _described(self, node: Node, old: Node) -> Node:
-        """Views of a copy are described where the copy is."""
-        moves = [self._moved[value] for value in old.operands() if value in self._moved]
-        outputs: list[Value | None] = []
-        for value in node.outputs:
-            where = dict(moves).get(value.tensor.storage) if value is not None and value.is_tensor else None
-            if value is None or where is None or where == value.tensor.storage:
-                outputs.append(value)
-                continue
-            moved = Value(value.name, replace(value.tensor, storage=where))
-            self._stand_for(value, moved)
-            outputs.append(moved)
-        return node if tuple(outputs) == node.outputs else replace(node, outputs=tuple(outputs))
+        self.draft.merge(result, copy)
+        self.draft.nodes.append(replace(made, outputs=(copy,), recomputed=node.recomputed))
 
     def _reason_to_keep(self, node: Node, old: Node) -> str | None:
         given = _arguments(node)

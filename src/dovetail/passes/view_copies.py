@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from dovetail.ir.fresh import Fresh
+from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Operand, Program, Value
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.ops.views import viewed_meta
@@ -24,15 +24,14 @@ from dovetail.torch_compat.dispatch import Overload
 
 def split_view_copies(program: Program) -> Program:
     """The program with copies of views in two steps; itself if it has none."""
-    fresh = Fresh(program)
-    nodes: list[Node] = []
+    draft = Draft(program)
     for node in program.nodes:
         view = view_of_copy(node.target)
-        nodes += _apart(node, view, fresh) if view is not None else [node]
-    return program if len(nodes) == len(program.nodes) else program.replace_nodes(tuple(nodes))
+        draft.nodes += _apart(node, view, draft) if view is not None else [node]
+    return draft.finish()
 
 
-def _apart(node: Node, view: Overload, fresh: Fresh) -> list[Node]:
+def _apart(node: Node, view: Overload, draft: Draft) -> list[Node]:
     base = node.args[0]
     if not isinstance(base, Value) or node.kwargs:
         return [node]
@@ -45,7 +44,7 @@ def _apart(node: Node, view: Overload, fresh: Fresh) -> list[Node]:
         meta = viewed_meta(view, place if node.unpack else None, node.args[1:], base.tensor, copy.tensor)
         if meta is None:
             return [node]
-        made = Value(fresh.name(f"{copy.name}_view"), meta)
+        made = Value(draft.name(f"{copy.name}_view"), meta)
         shown.append(made)
         copies.append(_copy(node, made, copy))
     return [replace(node, target=view, outputs=tuple(shown)), *copies]

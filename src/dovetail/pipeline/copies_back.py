@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 
 from dovetail.ir.calling import CallPlan, WriteBack, is_carried_out
-from dovetail.ir.fresh import Fresh
-from dovetail.ir.program import Node, Operand, Program, Stage, TensorMeta, Value, map_operands, values_in
+from dovetail.ir.draft import Draft
+from dovetail.ir.program import Node, Operand, Program, Stage, TensorMeta, Value, values_in
 from dovetail.ir.signature import GradientBase, SharedBytes, WriteKind
 from dovetail.ops.facts import written_values
 from dovetail.ops.views import view_node, viewed_meta
@@ -31,7 +31,7 @@ def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
     if not carries or any(isinstance(role, SharedBytes | GradientBase) for role in forward.signature.inputs):
         return forward
     forward = _with_inputs_apart(forward)
-    fresh = Fresh(forward)
+    draft = Draft(forward)
     nodes = list(forward.nodes)
     outputs = list(forward.outputs)
     for write in plan.writes:
@@ -41,7 +41,7 @@ def carry_out_writes(forward: Program, plan: CallPlan) -> Program:
         others = [v for i, o in enumerate(outputs) if i != write.slot and o is not new for v in values_in(o)]
         if any(v.is_tensor and v.tensor.storage == target.tensor.storage for v in others) or new is target:
             continue
-        place = _place(write, target, new, fresh, nodes)
+        place = _place(write, target, new, draft, nodes)
         if place is None or place.tensor.overlaps_itself():
             continue
         nodes.append(Node(torch.ops.aten.copy_.default, (place, new), outputs=()))
@@ -60,31 +60,22 @@ def _with_inputs_apart(program: Program) -> Program:
     shared = Counter(value.tensor.storage for value in program.inputs if value.is_tensor)
     if all(count == 1 for count in shared.values()):
         return program
-    fresh = Fresh(program)
-    now: dict[Value, Value] = {}
+    draft = Draft(program)
+
+    def place(value: Value, storage: int) -> None:
+        draft.substitute(value, Value(value.name, replace(value.tensor, storage=storage)))
+
     for value in program.inputs:
         if value.is_tensor and shared[value.tensor.storage] > 1:
-            now[value] = Value(value.name, replace(value.tensor, storage=fresh.storage()))
-
-    def moved(node: Node, value: Value | None) -> Value | None:
-        first = node.args[0] if node.args else None
-        if value is None or not isinstance(first, Value) or first not in now:
-            return value
-        if not value.is_tensor or value.tensor.storage != first.tensor.storage:
-            return value
-        now[value] = Value(value.name, replace(value.tensor, storage=now[first].tensor.storage))
-        return now[value]
-
-    nodes = []
+            place(value, draft.storage())
     for node in program.nodes:
-        outputs = tuple(moved(node, value) for value in node.outputs)
-        nodes.append(replace(node.with_operands(lambda v: now.get(v, v)), outputs=outputs))
-    return replace(
-        program,
-        inputs=tuple(now.get(value, value) for value in program.inputs),
-        nodes=tuple(nodes),
-        outputs=tuple(map_operands(operand, lambda v: now.get(v, v)) for operand in program.outputs),
-    )
+        first = node.args[0] if node.args else None
+        if isinstance(first, Value) and first in draft:
+            for value in node.results():
+                if value.is_tensor and value.tensor.storage == first.tensor.storage:
+                    place(value, draft.current(first).tensor.storage)
+        draft.take(node)
+    return draft.finish()
 
 
 def counted_only(forward: Program, plan: CallPlan) -> tuple[int, ...]:
@@ -116,7 +107,7 @@ def _viewed(value: Value, producers: Mapping[Value, Node]) -> Value:
     return value
 
 
-def _place(write: WriteBack, target: Value, new: Value, fresh: Fresh, nodes: list[Node]) -> Value | None:
+def _place(write: WriteBack, target: Value, new: Value, draft: Draft, nodes: list[Node]) -> Value | None:
     """The tensor to copy into: the input or a view of it, whose nodes are appended; None if its layout is not known."""
     made: list[Node] = []
     place = target
@@ -128,7 +119,7 @@ def _place(write: WriteBack, target: Value, new: Value, fresh: Fresh, nodes: lis
         meta = viewed_meta(step.target, step.index, step.args, place.tensor, like)
         if meta is None:
             return None
-        value = Value(fresh.name(f"{target.name}_part", 2), meta)
+        value = Value(draft.name(f"{target.name}_part", 2), meta)
         operands = (place, *step.args)
         made.append(view_node(step.target, step.index, operands, place.tensor, value, Node(step.target, operands)))
         place = value

@@ -15,8 +15,9 @@ import torch
 
 from dovetail.errors import BadOptionValue
 from dovetail.ir.calling import CallPlan
+from dovetail.ir.draft import Draft
 from dovetail.ir.plan_inputs import renumbered
-from dovetail.ir.program import Node, Operand, Program, Value
+from dovetail.ir.program import Node, Operand, Program, Value, values_in
 from dovetail.ops.packed import is_packing
 from dovetail.partition.split import split_by_phase
 from dovetail.passes.fold_constants import FoldReport, fold_constants
@@ -147,15 +148,14 @@ def pack(packing: Packing, tensors: dict[str, torch.Tensor]) -> list[Folded]:
 
 def without_packing(folded: Folded) -> Folded:
     """The program over plain weights, which the primitives over packed ones take as well."""
-    plain: dict[Value, Operand] = {}
-    nodes = []
+    draft = Draft(folded.program)
     for node in folded.program.nodes:
-        node = node.with_operands(lambda value: plain.get(value, value))
         if is_packing(node.target):
-            plain[node.results()[0]] = node.args[0]
+            (plain,) = values_in(node.args[:1])
+            draft.substitute(node.results()[0], draft.current(plain))
         else:
-            nodes.append(node)
-    return replace(folded, program=folded.program.replace_nodes(tuple(nodes)))
+            draft.take(node)
+    return replace(folded, program=draft.finish())
 
 
 def _packings(program: Program) -> list[Node]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from dovetail.capture.module_state import TensorSlot
-from dovetail.ir.fresh import free_name
+from dovetail.ir.draft import free_name
 from dovetail.ir.program import TensorMeta
 from dovetail.ir.text import identifier
 from dovetail.pipeline.differential import same_bits

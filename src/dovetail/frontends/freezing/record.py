@@ -27,9 +27,9 @@ from dovetail.frontends.recorded_call import CallRecorder, SymbolicDims, recorde
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import flatten
 from dovetail.ir.calling import CallPlan
-from dovetail.ir.fresh import Fresh
+from dovetail.ir.draft import Draft, free_name
 from dovetail.ir.plan_inputs import inputs_touched, with_inputs, without_gradients
-from dovetail.ir.program import Program, Value, map_operands
+from dovetail.ir.program import Program, Value
 from dovetail.ir.signature import Constant, Signature, UserInput
 from dovetail.ir.sizes import Number
 from dovetail.torch_compat.subclasses import is_wrapper
@@ -163,23 +163,16 @@ class MethodRecorder:
 
 def _renamed(program: Program, arguments: int, names: Sequence[str]) -> Program:
     """The program with these names for the inputs after its arguments, and their roles."""
-    fresh = Fresh(taken=names)
-    swap: dict[Value, Value] = {}
-    for number, value in enumerate(program.inputs):
-        name = names[number - arguments] if number >= arguments else fresh.name(value.name)
-        swap[value] = Value(name, value.meta)
+    draft, taken = Draft(program), set(names)
+    held = set(program.inputs[arguments:])
+    for value, name in zip(program.inputs[arguments:], names, strict=True):
+        draft.substitute(value, Value(name, value.meta))
+    for value in program.values():
+        if value not in held:
+            name = free_name(value.name, taken)
+            taken.add(name)
+            draft.substitute(value, Value(name, value.meta))
     for node in program.nodes:
-        for value in node.results():
-            swap[value] = Value(fresh.name(value.name), value.meta)
-    nodes = [
-        replace(node.with_operands(swap.__getitem__), outputs=tuple(o if o is None else swap[o] for o in node.outputs))
-        for node in program.nodes
-    ]
+        draft.take(node)
     roles = [UserInput(k) if k < arguments else Constant(names[k - arguments]) for k in range(len(program.inputs))]
-    return replace(
-        program,
-        inputs=tuple(swap[value] for value in program.inputs),
-        nodes=tuple(nodes),
-        outputs=tuple(map_operands(operand, swap.__getitem__) for operand in program.outputs),
-        signature=Signature(tuple(roles), program.signature.outputs),
-    )
+    return replace(draft.finish(), signature=Signature(tuple(roles), program.signature.outputs))
