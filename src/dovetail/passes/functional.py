@@ -15,19 +15,20 @@ def require_functional(program: Program) -> None:
     Allowed is `copy_` into an input, or into a view of one, of which no node reads a byte afterwards.
     """
     outside = program.input_storages()
-    copied: list[tuple[Node, Value]] = []
+    copied: dict[int, list[tuple[Node, Value]]] = {}  # by storage
     for node in program.nodes:
         for value in node.operands():
-            for back, target in copied:
-                if not value.is_tensor or value.tensor.storage != target.tensor.storage or _shows(node, value):
-                    continue
+            copies = copied.get(value.tensor.storage, ()) if copied and value.is_tensor else ()
+            if not copies or _shows(node, value):
+                continue
+            for back, target in copies:
                 if may_overlap(value.tensor, target.tensor):
                     reason = f"it reads {value.name} after {back.target} has written it"
                     raise NotFunctional(node=_name(node), reason=reason, origin=str(node.origin))
         if is_copy_back(node, outside):
             place = node.args[0]
             assert isinstance(place, Value), "a copy back has a target"
-            copied.append((node, place))
+            copied.setdefault(place.tensor.storage, []).append((node, place))
         elif writes_of(node):
             reason = f"{node.target} writes an operand that is not an input, or not by copy_"
             raise NotFunctional(node=_name(node), reason=reason, origin=str(node.origin))
