@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dovetail.reach.guard import ReadGuards
+from dovetail.reach.guard import PythonGuards
 from tests import reads_sweep
 
 
@@ -31,5 +31,5 @@ def test_a_world_is_another_one_after_a_change() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_a_guard_that_always_holds_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ReadGuards, "holds", lambda _: True)
+    monkeypatch.setattr(PythonGuards, "holds", lambda _: True)
     assert "and eager" in reads_sweep.try_seed(30_000)

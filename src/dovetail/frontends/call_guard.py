@@ -16,8 +16,8 @@ from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure
 from dovetail.frontends.tensor_kind import difference, kind_of
 from dovetail.ir.sizes import Number
-from dovetail.reach.contents import picker
-from dovetail.reach.guard import ReadGuards
+from dovetail.reach.guard import PythonGuards
+from dovetail.reach.levels import picker
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.subclasses import is_wrapper
 
@@ -32,7 +32,7 @@ class CallGuard:
         self,
         call: Call,
         sources: Sequence[int],
-        reads: ReadGuards,
+        reads: PythonGuards,
         without_gradient: Collection[int],
         sizes: SizeGuard | None = None,
         numbers: NumberGuard | None = None,

@@ -37,7 +37,7 @@ from dovetail.frontends.inputs import specs_with_parts
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.contents import identified
-from dovetail.reach.guard import ReadGuards
+from dovetail.reach.guard import PythonGuards
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher
@@ -89,7 +89,7 @@ class CallRecorder:
             checked_name(described.slots, place, item)
         self._target = target
         self._taken_apart = taken_apart
-        self.reads = ReadGuards()
+        self.reads = PythonGuards()
         self.gradients_read: set[int] = set()
         self._watches = watches
         self._modules, self._slots, self._spec = described.modules, described.slots, described.structure

@@ -1,107 +1,132 @@
-"""Whether what a recorded call read is as it was: a guard over the places that were read, and nothing else.
+"""Whether the Python state that a program relies on is as it was: a guard over slots, and nothing else.
 
-Nothing of the user's is kept alive by a guard but plain values, containers of them on the way, and what cannot be
-referred to weakly. When something dies whose identity it relies on, it does not hold any more.
+There are two sources of slots, and they are compared alike. What a recorded call has read is guarded by values: nothing
+of the user's is kept alive but plain values, containers of them on the way, and what cannot be referred to weakly. What
+a program is bound to, because it reads or writes it itself, is guarded by identity as well, and inputs of the program
+by their types. When something dies whose identity a guard relies on, it does not hold any more.
 
-Cost of a check: about 0.1 us for each object, 0.05 us for each place and each item of a container that was read.
+Cost of a check: 0.1 us for each object, 0.03 us for each dictionary that did not change and each item of a container.
 """
 
 from __future__ import annotations
 
 import operator
 import weakref
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 from gc import get_referents  # of a class's `__dict__`: the dictionary behind it
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import torch
 
-from dovetail.reach.contents import MISSING, Level, Snapshot, levels_of, picker
-from dovetail.reach.known import without
-from dovetail.reach.reads import Reads
-from dovetail.reach.spots import NamesOf, in_cell, in_slot
-from dovetail.reach.values import PLAIN, has_attributes, name_of
-from dovetail.torch_compat.guards import SameTensors, version_of_dict
+from dovetail.reach.contents import MISSING, Snapshot
+from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
+from dovetail.reach.levels import levels_of, picker
+from dovetail.reach.libraries import is_library_class
+from dovetail.reach.spots import in_cell, in_slot
+from dovetail.reach.tables import Tables, shows_all
+from dovetail.reach.values import PLAIN, is_a, is_same, name_of
+from dovetail.torch_compat.guards import SameTensors
 
+_function_parts = operator.attrgetter(*FUNCTION_PARTS)
 _cell_contents = operator.attrgetter("cell_contents")
 _dict_of: Any = object.__getattribute__
 _own_of: Any = type.__getattribute__
+_BUILT_IN = (dict, OrderedDict, defaultdict, list, deque, set)  # objects of which cannot become of another class
 
 
-class ReadGuard:
-    """What was read in one recording; see the module docstring."""
+class PythonGuard:
+    """Compares slots with what they held; see the module docstring."""
 
-    def __init__(self, reads: Reads, is_private: Callable[[Any], bool], known: AbstractSet[tuple[int, str]]) -> None:
-        """Guard places with the values that they had before.
-
-        is_private: whether an object was made by the call. known: see `dovetail.reach.known.without`.
-        """
+    def __init__(self, slots: Guarded) -> None:
+        """Expect what the slots held."""
         self._dead: list[Any] = []  # references to what is gone
-        reads = without(reads, known)
-        self._kept: list[Any] = []
-        owners = [x for x in reads.owners.values() if not is_private(x) and not isinstance(x, type)]
-        number_of = {id(owner): n for n, owner in enumerate(owners)}
-        self._owners = [self._reference(owner) for owner in owners]
-        self._types = list(map(type, owners))
-        with_dict = [n for n, owner in enumerate(owners) if has_attributes(type(owner))]
-        dict_of = {n: place for place, n in enumerate(with_dict)}
-        self._pick_with_dict = picker(with_dict)
-        self._attributes = _Entries(
-            [
-                (dict_of[number_of[key]], name, value)
-                for (key, name), value in reads.attributes.items()
-                if key in number_of and number_of[key] in dict_of
-            ],
-            [f"{name_of(self._types[n])}" for n in with_dict],
-            reads.snapshot,
-        )
-        of_classes = {key: place for key, place in reads.class_attributes.items() if not is_private(place[0])}
-        classes = {key: owner for (key, _), (owner, _) in of_classes.items()}
-        class_number = {key: n for n, key in enumerate(classes)}
-        self._classes = [self._reference(owner) for owner in classes.values()]
-        self._class_attributes = _Entries(
-            [(class_number[key], name, value) for (key, name), (_, value) in of_classes.items()],
-            [name_of(owner) for owner in classes.values()],
-            reads.snapshot,
-        )
-        spaces = [(key, place) for key, place in reads.namespaces.items() if not is_private(place[0])]
-        self._spaces = [known for _, (known, _) in spaces]
-        self._space_names = [name for (_, name), _ in spaces]
-        self._cells = [cell for cell, _, _ in reads.cells.values()]
-        slots = [(n, d, v) for (key, _), (_, d, v) in reads.slots.items() if (n := number_of.get(key)) is not None]
-        self._slots = [(number, descriptor) for number, descriptor, _ in slots]
-        asked = {f: answer for f, answer in reads.asked.items() if not (isinstance(f, NamesOf) and is_private(f.item))}
-        self._asked = list(asked)
-        roots = [root for root in reads.roots if not is_private(root)]
-        self._roots = [self._reference(root) for root in roots]
+        self._kept: dict[int, Any] = {}
+        self._is_bound = slots.is_bound
+        self._set_objects(slots)
+        containers = self._set_tables(slots)
+        self._set_values(slots, containers)
+        for item in (*self._tables.watched, *(x for level in self._levels for x in level.watched)):
+            if id(item) not in self._kept:
+                self._kept[id(item)] = self._reference(item)
+        self._tables.forget()
+        for level in self._levels:
+            level.forget()
+
+    def _set_objects(self, slots: Guarded) -> None:
+        """Objects whose classes, and whose attributes, are compared."""
+        objects = [item for item, _ in slots.objects]
+        self._types = [kind for _, kind in slots.objects]
+        self._objects = objects if self._is_bound else list(map(self._reference, objects))
+        self._pick_with_table = picker([number for number, _ in (*slots.tables, *slots.bound_tables)])
+        self._bound_tables = [table for _, table in slots.bound_tables]
+
+    def _set_tables(self, slots: Guarded) -> list[tuple[Any, str]]:
+        """Dictionaries; answers the containers that cannot be compared as such."""
+        lasting, own, wholes, containers = [], list[dict[Any, Any]](), list[Table](), []
+        fetched = []
+        for kind, table in slots.class_tables:
+            if self._is_bound or is_library_class(kind):
+                lasting.append(table)
+                own += get_referents(_own_of(kind, "__dict__"))
+            else:
+                fetched.append((kind, table))
+        self._empty: list[Any] = []
+        for item, title in slots.containers:
+            parts, held = slots.snapshot.held(item)
+            if type(item) in _BUILT_IN and not held and parts in (None, (frozenset(), ())):
+                self._empty.append(item)
+            elif held and shows_all(item):
+                half = len(held) // 2
+                wholes.append(Table(title, "[{!r}]", held[:half], held[half:], is_whole=True))
+                own.append(item)
+            else:
+                containers.append((item, title))
+        own += [item for item, _ in slots.dictionaries]
+        tables = [table for _, table in (*slots.tables, *fetched)]
+        tables += [*lasting, *wholes, *(table for _, table in slots.dictionaries)]
+        self._classes = [self._reference(kind) for kind, _ in fetched]
+        self._own = own
+
+        def is_other(value: Any) -> bool:
+            return not self._is_bound and _has_more(value, slots.snapshot)
+
+        self._tables = Tables(tables, is_other, keeps_tuples=self._is_bound)
+        return containers
+
+    def _set_values(self, slots: Guarded, containers: list[tuple[Any, str]]) -> None:
+        """Everything that is compared in each call."""
+        self._containers = [container for container, _ in containers]
+        self._cells = [cell for cell, _, _ in slots.cells]
+        self._descriptors = [(number, descriptor) for number, descriptor, _ in slots.descriptors]
+        self._functions = [function for function, _ in slots.functions]
+        with_contents = {f: x for f, x in slots.asked.items() if _has_more(x, slots.snapshot)}
+        plain = {f: x for f, x in slots.asked.items() if f not in with_contents}
+        self._plainly_asked, self._answers = list(plain), list(plain.values())
+        self._asked = list(with_contents)
+        self._roots = [self._reference(root) for root in slots.roots]
         values = [
-            *self._attributes.containers,
-            *self._class_attributes.containers,
-            *(value for _, (_, value) in spaces),
-            *(value for _, _, value in reads.cells.values()),
-            *(value for _, _, value in slots),
-            *asked.values(),
-            *roots,
+            *(value for value, _ in self._tables.others),
+            *(value for _, _, value in slots.cells),
+            *(value for _, _, value in slots.descriptors),
+            *(part for _, parts in slots.functions for part in parts),
+            *with_contents.values(),
+            *slots.roots,
         ]
         self._labels = [
-            *self._attributes.container_labels,
-            *self._class_attributes.container_labels,
-            *(f"{label}.{name}".lstrip(".") for (key, name), _ in spaces for label in (reads.labels[key],)),
-            *(f"variable {name}" for _, name, _ in reads.cells.values()),
-            *(f"a {name_of(self._types[number])}'s {descriptor.__name__}" for number, descriptor, _ in slots),
-            *(getattr(function, "__qualname__", str(function)) for function in self._asked),
-            *("an argument" for _ in roots),
+            *(label for _, label in self._tables.others),
+            *(f"variable {name}" for _, name, _ in slots.cells),
+            *(f"a {name_of(self._types[number])}'s {x.__name__}" for number, x, _ in slots.descriptors),
+            *(f"{x.__qualname__}.{name}" for x, _ in slots.functions for name in FUNCTION_PARTS),
+            *map(_name_of_function, self._asked),
+            *("an argument" for _ in slots.roots),
+            *(title for _, title in containers),
         ]
-        self._levels: list[Level] = levels_of(values, reads.snapshot)
-        levels = [*self._levels, self._attributes.level, self._class_attributes.level]
-        tensors = [tensor for level in levels for tensor in level.tensors]
+        every = [container for container, _ in slots.containers]
+        self._levels = levels_of(values, slots.snapshot, self._containers, every, keeps_tuples=self._is_bound)
+        tensors = [] if self._is_bound else [tensor for level in self._levels for tensor in level.tensors]
         self._tensors = SameTensors(tensors) if tensors else None
-        for level in levels:
-            for item in level.watched:
-                self._watch(item)
-            level.forget()
 
     @property
     def is_alive(self) -> bool:
@@ -110,68 +135,90 @@ class ReadGuard:
 
     @property
     def count(self) -> int:
-        """How many places are looked at."""
+        """How many values are looked at in each call."""
         return len(self._labels)
 
     def holds(self) -> bool:
-        """Whether everything that was read is as it was."""
-        tensors: list[Any] = []
+        """Whether everything is as it was."""
         if self._dead:
-            self._spaces, self._cells, self._kept, self._levels = [], [], [], []
+            self._let_go()
             return False
-        if not self._holds(tensors):
+        tensors: list[Any] = []
+        objects = self._objects_now()
+        tables = self._tables_now(objects)
+        if tables is None or not self._tables.are_as_before(tables) or any(self._empty):
             return False
+        if self._plainly_asked and not all(map(is_same, self._answers, map(operator.call, self._plainly_asked))):
+            return False
+        values: Sequence[Any] = self._values(objects, tables)
+        for level in self._levels:
+            below = level.look(values, tensors)
+            if below is None:
+                return False
+            values = below
         return self._tensors is None or self._tensors.are(tensors)
 
     def why(self) -> str:
         """What is not as it was; empty when everything is."""
-        if not self.is_alive:
+        if self._dead:
             return "an object that it read is gone"
-        values = self._values()
-        if values is None:
-            why = self._attributes.why or self._class_attributes.why
-            return why or "an object that it read has another class"
+        objects = self._objects_now()
+        tables = self._tables_now(objects)
+        if tables is None:
+            return "an object that it read has another class"
+        found = self._tables.difference(tables)
+        if found is not None:
+            return _told(*found)
+        if any(self._empty):
+            return "a container that was empty is not any more"
+        for function, answer in zip(self._plainly_asked, self._answers, strict=True):
+            now = function()
+            if not is_same(answer, now):
+                return _told(_name_of_function(function), answer, now)
+        values: Sequence[Any] = self._values(objects, tables)
         for level in self._levels:
-            found = level.difference(values)
-            if found is not None:
-                return _told(self._labels[found[0]], *found[1:])
+            different = level.difference(values)
+            if different is not None:
+                return _told(self._labels[different[0]], *different[1:])
             values = level.look(values, []) or []
         return "" if self.holds() else "a tensor that it read is of another kind"
 
-    def _holds(self, tensors: list[Any]) -> bool:
-        values: Sequence[Any] | None = self._values()
-        if values is None:
-            return False
-        for level in self._levels:
-            values = level.look(values, tensors)
-            if values is None:
-                return False
-        return True
+    def _objects_now(self) -> list[Any]:
+        return self._objects if self._is_bound else list(map(operator.call, self._objects))
 
-    def _values(self) -> list[Any] | None:
-        """What the places hold now; None where an object has another class, or an attribute of it is another one."""
-        owners = list(map(operator.call, self._owners))
-        if list(map(type, owners)) != self._types:
+    def _tables_now(self, objects: Sequence[Any]) -> Sequence[dict[Any, Any]] | None:
+        """The dictionaries; None where an object has another class, or another one than a program is bound to."""
+        if list(map(type, objects)) != self._types:
             return None
-        dicts = list(map(_dict_of, self._pick_with_dict(owners), repeat("__dict__")))
-        of_classes = get_referents(*map(_own_of, map(operator.call, self._classes), repeat("__dict__")))
-        if not self._attributes.are_as_before(dicts) or not self._class_attributes.are_as_before(of_classes):
-            return None
-        found = [*self._attributes.found(dicts), *self._class_attributes.found(of_classes)]
-        found += map(dict.get, self._spaces, self._space_names, repeat(MISSING))
-        before = len(found)
-        try:
-            found += map(_cell_contents, self._cells)
-        except ValueError:  # a variable without a value
-            del found[before:]
-            found += map(in_cell, self._cells)
-        found += [in_slot(owners[number], descriptor) for number, descriptor in self._slots]
-        found += [function() for function in self._asked]
-        found += map(operator.call, self._roots)
-        return found
+        tables = list(map(_dict_of, self._pick_with_table(objects), repeat("__dict__")))
+        if self._is_bound:
+            return self._own if all(map(operator.is_, tables, self._bound_tables)) else None
+        if self._classes:
+            tables += get_referents(*map(_own_of, map(operator.call, self._classes), repeat("__dict__")))
+        return tables + self._own
 
-    def _watch(self, item: Any) -> None:
-        self._kept.append(self._reference(item))
+    def _values(self, objects: Sequence[Any], tables: Sequence[dict[Any, Any]]) -> list[Any]:
+        """What is looked at in each call, as it is now."""
+        found = [*self._tables.found(tables)]
+        if self._cells:
+            try:
+                found += list(map(_cell_contents, self._cells))
+            except ValueError:  # a variable without a value
+                found += map(in_cell, self._cells)
+        if self._descriptors:
+            found += [in_slot(objects[number], descriptor) for number, descriptor in self._descriptors]
+        if self._functions:
+            found += chain.from_iterable(map(_function_parts, self._functions))
+        if self._asked:
+            found += map(operator.call, self._asked)
+        if self._roots:
+            found += map(operator.call, self._roots)
+        return found + self._containers
+
+    def _let_go(self) -> None:
+        """It cannot hold any more: keep nothing alive."""
+        self._objects, self._types, self._bound_tables, self._own = [], [], [], []
+        self._cells, self._containers, self._empty, self._levels, self._kept = [], [], [], [], {}
 
     def _reference(self, item: Any) -> Callable[[], Any]:
         try:
@@ -180,53 +227,13 @@ class ReadGuard:
             return _Strong(item)
 
 
-class _Entries:
-    """Entries of the `__dict__` of objects, or of classes.
+class PythonGuards:
+    """The guards of one program: of what it is bound to, of its recording, and of what was recorded of it later."""
 
-    Of most of them only the value counts. They need not be looked at while the dictionaries are as they were in the
-    last call, which takes one question for each. Containers and tensors are looked at in each call.
-    """
+    def __init__(self, guards: Sequence[PythonGuard] = ()) -> None:
+        self.guards = list(guards)
 
-    def __init__(self, places: Sequence[tuple[int, str, Any]], kinds: Sequence[str], snapshot: Snapshot) -> None:
-        """places: the number of the dictionary, the name, the value. kinds: what to call whose dictionary it is."""
-        lasting = [place for place in places if not (snapshot.has(place[2]) or isinstance(place[2], torch.Tensor))]
-        others = [place for place in places if snapshot.has(place[2]) or isinstance(place[2], torch.Tensor)]
-        self._labels = [f"{kinds[number]}.{name}" for number, name, _ in lasting]
-        self._pick, self._names = picker([number for number, _, _ in lasting]), [name for _, name, _ in lasting]
-        self._pick_others = picker([number for number, _, _ in others])
-        self._other_names = [name for _, name, _ in others]
-        self._versions: list[int] = []
-        self.level = Level([value for _, _, value in lasting], range(len(lasting)), snapshot, set())
-        self.containers = [value for _, _, value in others]
-        self.container_labels = [f"{kinds[number]}.{name}" for number, name, _ in others]
-        self.why = ""
-
-    def are_as_before(self, dicts: Sequence[dict[str, Any]]) -> bool:
-        """Whether those that only count by value are as before; `why` says what is not."""
-        self.why = ""
-        versions = [] if version_of_dict is None else list(map(version_of_dict, dicts))
-        if versions and versions == self._versions:
-            return True
-        values = list(map(dict.get, self._pick(dicts), self._names, repeat(MISSING)))
-        if self.level.look(values, []) is None:
-            different = self.level.difference(values)
-            self.why = "" if different is None else _told(self._labels[different[0]], *different[1:])
-            return False
-        self._versions = versions
-        return True
-
-    def found(self, dicts: Sequence[dict[str, Any]]) -> list[Any]:
-        """What the others are now."""
-        return list(map(dict.get, self._pick_others(dicts), self._other_names, repeat(MISSING)))
-
-
-class ReadGuards:
-    """The guards of one program: of its recording, and of what was recorded of it later."""
-
-    def __init__(self) -> None:
-        self.guards: list[ReadGuard] = []
-
-    def add(self, guard: ReadGuard) -> None:
+    def add(self, guard: PythonGuard) -> None:
         """Something more was recorded."""
         self.guards.append(guard)
 
@@ -252,6 +259,15 @@ class _Strong:
 
     def __call__(self) -> Any:
         return self._item
+
+
+def _has_more(value: Any, snapshot: Snapshot) -> bool:
+    """Whether there is more to a value than which one it is: what it holds, or what a tensor is like."""
+    return snapshot.has(value) or is_a(value, torch.Tensor)
+
+
+def _name_of_function(function: Callable[[], Any]) -> str:
+    return getattr(function, "__qualname__", str(function))
 
 
 def _told(label: str, old: Any, new: Any) -> str:

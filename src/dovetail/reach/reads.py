@@ -2,7 +2,7 @@
 
 A place is an entry of a namespace (global variables, attributes of an object, of a class, of a module), a slot, a
 closure cell, or a function without arguments that is asked. `dovetail.reach.spies` and `dovetail.reach.frames` report
-reads; what follows from the places is a `dovetail.reach.guard.ReadGuard`. A place that the call writes counts as read
+reads; what follows from the places is a `dovetail.reach.guard.PythonGuard`. A place that the call writes counts as read
 before: a program that does not repeat the write is not used after it.
 """
 

@@ -14,7 +14,8 @@ from dovetail.errors import DovetailError, IteratorRead, OutsideRead
 from dovetail.ir.program import Origin
 from dovetail.reach.changes import ReadChange, changes_of
 from dovetail.reach.frames import Frames
-from dovetail.reach.guard import ReadGuard
+from dovetail.reach.guard import PythonGuard
+from dovetail.reach.guarded import guarded_by_reads
 from dovetail.reach.known import without
 from dovetail.reach.outside import RANDOM, Verdict
 from dovetail.reach.reads import Reads
@@ -95,15 +96,14 @@ class Watcher:
             if was_enabled:
                 gc.enable()
 
-    def guard(self, known: AbstractSet[tuple[int, str]] = frozenset(), others: Collection[Any] = ()) -> ReadGuard:
+    def guard(self, known: AbstractSet[tuple[int, str]] = frozenset(), others: Collection[Any] = ()) -> PythonGuard:
         """Tells whether what was read is as it was before the call.
 
-        known, others: places, and objects, that others look after. Ask at once: objects that the call made are told by
-        their youth.
+        known, others: places, and objects, that others look after.
         """
         assert self.reads is not None, "the call was watched"
         left_out = self._made.union(map(id, others))
-        return ReadGuard(self.reads, lambda item: id(item) in left_out, known)
+        return PythonGuard(guarded_by_reads(self.reads, lambda item: id(item) in left_out, known))
 
     def changes(
         self,

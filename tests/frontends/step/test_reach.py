@@ -188,7 +188,7 @@ def test_a_change_is_noticed_however_it_is_read(way: Callable[[Item], Way]) -> N
     step, edit = way(Item())
     read = names_read_by(step)
     world = World(step, read)
-    watch, record = world.watch(), world.record()
+    watch, record = world.guard(), world.record()
     assert watch.holds()
     edit()
     assert not watch.holds()

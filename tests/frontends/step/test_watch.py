@@ -129,7 +129,7 @@ def one_step(held: Any) -> Callable[[], Any]:
 
 def both(held: Any) -> tuple[World, Any]:
     world = world_of(one_step(held))
-    return world, world.watch()
+    return world, world.guard()
 
 
 class OtherSlots:
@@ -218,7 +218,7 @@ def test_a_value_that_changes_is_noticed_and_put_back(holder: str, pair: tuple[A
     held = make(old)
     step = one_step(held)
     world = world_of(step)
-    watch = world.watch()
+    watch = world.guard()
     record = world.record()
     assert watch.holds()
     assert watch.holds()
@@ -337,7 +337,7 @@ def test_an_edit_is_noticed_and_undone(name: str) -> None:
     held = make()
     step = one_step(held)
     world = world_of(step)
-    watch, record = world.watch(), world.record()
+    watch, record = world.guard(), world.record()
     assert watch.holds()
     edit(held)
     assert not watch.holds()
@@ -423,7 +423,7 @@ HERE = sys.modules[__name__]
 def test_what_code_names_is_watched(step: Callable[..., Any], edit: Callable[[], Any]) -> None:
     read = names_read_by(step)
     world = World(step, read)
-    watch, record = world.watch(), world.record()
+    watch, record = world.guard(), world.record()
     assert watch.holds()
     edit()
     assert not watch.holds()
@@ -463,7 +463,7 @@ def test_attributes_that_no_code_names_may_change() -> None:
     trainer = Trainer()
     read = names_read_by(trainer.train_step, torch.ones(1, 2))
     world = World(trainer.train_step, read)
-    watch, record = world.watch(), world.record()
+    watch, record = world.guard(), world.record()
     trainer.fit()
     trainer.other = 1  # type: ignore[attr-defined]
     assert watch.holds()
@@ -481,7 +481,7 @@ class Dynamic(Trainer):
 
 def test_computed_names_are_taken_to_name_everything() -> None:
     trainer = Dynamic()
-    watch = World(trainer.train_step, names_read_by(trainer.train_step, torch.ones(1, 2))).watch()
+    watch = World(trainer.train_step, names_read_by(trainer.train_step, torch.ones(1, 2))).guard()
     trainer.epoch += 1
     assert not watch.holds()
 
@@ -493,7 +493,7 @@ class Careful(Trainer):
 
 def test_a_name_that_is_written_out_is_that_name() -> None:
     trainer = Careful()
-    watch = World(trainer.train_step, names_read_by(trainer.train_step, torch.ones(1, 2))).watch()
+    watch = World(trainer.train_step, names_read_by(trainer.train_step, torch.ones(1, 2))).guard()
     trainer.epoch += 1
     assert watch.holds()
     trainer.weight = 0.25
@@ -510,7 +510,7 @@ class Shadowed:
 def test_an_attribute_that_hides_one_of_the_class_is_noticed() -> None:
     item = Shadowed()
     world = world_of(item.step)
-    watch, record = world.watch(), world.record()
+    watch, record = world.guard(), world.record()
     item.rate = 0.25
     assert not watch.holds()
     assert not record.fits(world_of(item.step).record())
@@ -541,7 +541,7 @@ def test_lifted_numbers_may_change_but_not_their_type() -> None:
     _, opt, _, step = adam()
     world = world_of(step)
     lifted = numbers_of(world)
-    watch, record = world.watch(lifted), world.record(lifted)
+    watch, record = world.guard(lifted), world.record(lifted)
     for _ in range(3):
         step()
         assert watch.holds()
@@ -566,7 +566,7 @@ def test_a_lifted_global_and_a_lifted_variable(monkeypatch: pytest.MonkeyPatch) 
 
     world = world_of(step)
     assert [p.label for p in world.places if p.path == ("number",)] == ["variable number"]
-    watch = world.watch(frozenset({("number",), ("GLOBAL_WEIGHT",)}))
+    watch = world.guard(frozenset({("number",), ("GLOBAL_WEIGHT",)}))
     number = 2.5
     monkeypatch.setattr(HERE, "GLOBAL_WEIGHT", 7.0)
     assert watch.holds()
@@ -580,7 +580,7 @@ def test_state_that_is_loaded_has_the_same_record() -> None:
     lifted = numbers_of(before)
     record = before.record(lifted)
     saved = copy.deepcopy((model.state_dict(), opt.state_dict(), sched.state_dict()))
-    watch = before.watch(lifted)
+    watch = before.guard(lifted)
     model.load_state_dict(saved[0])
     sched.load_state_dict(saved[2])
     assert watch.holds()
@@ -592,7 +592,7 @@ def test_state_that_is_loaded_has_the_same_record() -> None:
     assert [place.path for place, _ in world_of(step).tensors] == paths
     model.load_state_dict(saved[0], assign=True)
     assert not record.fits(world_of(step).record(lifted))  # the optimizer has the old parameters still
-    assert not before.watch(lifted).holds()
+    assert not before.guard(lifted).holds()
 
 
 def test_a_new_world_keeps_no_old_tensor() -> None:
@@ -602,12 +602,12 @@ def test_a_new_world_keeps_no_old_tensor() -> None:
         return model
 
     world = world_of(step)
-    record, watch = world.record(), world.watch()
+    record, watch = world.record(), world.guard()
     old = weakref.ref(model.weight)
     model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
     assert not watch.holds()
     world = world_of(step)
-    watch = world.watch()
+    watch = world.guard()
     assert old() is None
     assert watch.holds()
     assert record.fits(world.record())
@@ -616,7 +616,7 @@ def test_a_new_world_keeps_no_old_tensor() -> None:
 def test_what_only_a_scheduler_owns_is_not_watched() -> None:
     _, _, sched, step = adam()
     world = world_of(step)
-    watch = world.watch()
+    watch = world.guard()
     sched.last_epoch += 1
     sched.total_steps = 70
     assert watch.holds()
@@ -627,11 +627,11 @@ def test_what_only_a_scheduler_owns_is_not_watched() -> None:
 
 def test_a_scaler_that_is_updated() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    watch = world_of(one_step(scaler)).watch()
+    watch = world_of(one_step(scaler)).guard()
     scaler.scale(torch.ones(1))
     assert not watch.holds()
     world = world_of(one_step(scaler))
-    watch, record = world.watch(), world.record()
+    watch, record = world.guard(), world.record()
     assert [place.label for place, _ in world.tensors] == ["held._scale", "held._growth_tracker"]
     scaler.load_state_dict(scaler.state_dict())
     world_of(one_step(scaler))

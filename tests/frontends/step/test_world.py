@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from dovetail.frontends.step.places import MISSING
+from dovetail.reach.contents import MISSING
 from tests.frontends.step.worlds import world_of
 from tests.rotation import rotated
 
@@ -193,7 +193,7 @@ def test_small_arrays_are_compared_and_large_things_left_to_the_guard_of_reads()
     world = world_of(step)
     cells = dict(zip(step.__code__.co_freevars, step.__closure__ or (), strict=True))
     assert {name for name, cell in cells.items() if (id(cell), name) in world.compared} == {"small"}
-    watch = world.watch()
+    watch = world.guard()
     small[1] = 4
     assert not watch.holds()
     assert [change.label for change in world.changes()] == ["variable small"]
@@ -219,7 +219,7 @@ def test_changes_name_what_the_code_did() -> None:
         np.random.rand()
 
     world = world_of(logged)
-    record, watch = world.record(), world.watch()
+    record, watch = world.record(), world.guard()
     order = list(vars(made.model)), list(made.opt.state)
     logged()
     changes = {change.label: (change.old, change.new) for change in world.changes()}
@@ -275,7 +275,7 @@ def test_containers_that_contain_themselves() -> None:
         return loop, table
 
     world = world_of(step)
-    watch, record = world.watch(), world.record()
+    watch, record = world.guard(), world.record()
     assert record.fits(world_of(step).record())
     table["me"] = (table, [loop])
     assert not watch.holds()
@@ -293,7 +293,7 @@ def test_deep_nesting() -> None:
         return deep
 
     world = world_of(step)
-    assert world.watch().holds()
+    assert world.guard().holds()
     assert world.record().fits(world_of(step).record())
 
 
@@ -309,7 +309,7 @@ def test_keys_that_are_tensors_or_objects() -> None:
     labels = {place.label for place in world.places}
     assert {"table[variable weight]", "table[<object 1>]", "table[<Tensor 2>]", "table[(1, 'a')]"} <= labels
     assert {id(x) for _, x in world.tensors} == {id(weight), id(only_key), id(table[weight])}
-    watch = world.watch()
+    watch = world.guard()
     table[owner] = 2
     assert not watch.holds()
     assert not world.record().fits(world_of(step).record())
@@ -333,7 +333,7 @@ def test_functions_of_one_name_and_decorated_ones() -> None:
     name = "variable value of test_functions_of_one_name_and_decorated_ones.<locals>.make.<locals>.inner"
     assert sorted(values) == [(name, 1.0), (name, 2.0)]
     assert world.caches == ["variable two of test_functions_of_one_name_and_decorated_ones.<locals>.decorated"]
-    watch = world.watch()
+    watch = world.guard()
     one.__closure__[0].cell_contents = 3.0  # type: ignore[attr-defined]
     assert not watch.holds()
 
@@ -425,7 +425,7 @@ def test_random_graphs_and_random_edits(seed: int) -> None:
         return roots, vars(roots)
 
     world = world_of(step)
-    watch, record, before = world.watch(), world.record(), _readable(roots, {})
+    watch, record, before = world.guard(), world.record(), _readable(roots, {})
     assert record.fits(world_of(step).record())
     for _ in range(draw.randrange(1, 4)):
         if made:

@@ -55,7 +55,7 @@ from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.step import compile_step_programs
 from dovetail.reach.changes import ReadChange
-from dovetail.reach.guard import ReadGuard
+from dovetail.reach.guard import PythonGuard
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.autograd import version_of
@@ -112,7 +112,7 @@ class StepCapture:
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
         self._asked = [partial(_as_it_is, item) for item in world.others]
-        self._guard: ReadGuard | None = None
+        self._not_guarded: list[Any] = []
         self._count = 0
         self._bound: list[tuple[Path, Tree]] = []
         self._filled: list[tuple[Path, Tree]] = []
@@ -217,10 +217,11 @@ class StepCapture:
             writes = list(left.numbers(recording, trees))
             self._bound, self._filled = left.bound, left.filled
             hosts.settle(trees)
+        reads = self._watcher.guard(self._compared(), self._not_guarded)
         host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         sources += [Source("gradient", index) for index in recording.held]
-        return self._tied(recording, programs, sources, reason, name, writes, host_calls)
+        return self._tied(recording, programs, sources, reason, name, writes, host_calls, reads)
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
@@ -284,15 +285,17 @@ class StepCapture:
     def _watched(self) -> Iterator[None]:
         """While active, what the code reads besides what the world compares is noted."""
         roots = [self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]
-        known = self._world.compared | {(id(vars(sys)), name) for name in STREAMS}  # where host calls write
         try:
             with self._watcher.watched(roots, {ask: ask() for ask in self._asked}):
                 yield
         finally:
-            known |= overwritten(self._watcher.reads, self._world)
-            self._elsewhere = self._watcher.changes(known, self._world.looks_into)
-        schedulers = [scheduler for _, scheduler in self._world.schedulers]  # each of a class made for the recording
-        self._guard = self._watcher.guard(known, [*schedulers, *map(type, schedulers)])
+            self._elsewhere = self._watcher.changes(self._compared(), self._world.looks_into)
+        self._not_guarded = [part for _, x in self._world.schedulers for part in (x, type(x))]  # made for the recording
+
+    def _compared(self) -> frozenset[tuple[int, str]]:
+        """Places that what the code read besides does not count."""
+        written = {(id(vars(sys)), name) for name in STREAMS}  # by host calls
+        return self._world.compared | written | overwritten(self._watcher.reads, self._world)
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
         """The inputs that a scheduler may change."""
@@ -312,6 +315,7 @@ class StepCapture:
         name: str,
         writes: list[tuple[NumberSpot, int]],
         host_calls: tuple[HostCall, ...],
+        reads: PythonGuard,
     ) -> Variant:
         call, world = self._call, self._world
         cleared = {g.input for g in programs.plan.gradients if g.is_cleared}
@@ -341,7 +345,7 @@ class StepCapture:
             *(self._number_label(i) for i in programs.numbers),
         )
         program = compile_step_programs(programs, plan, labels, name, self._options, recording.size_hints)
-        assert self._result_structure is not None and self._guard is not None, "the step was recorded"
+        assert self._result_structure is not None, "the step was recorded"
         spots = len(self._numbers)
         leaf_of = dict(enumerate(sorted(self._lifted_leaves), spots))
         variant = Variant(
@@ -370,7 +374,7 @@ class StepCapture:
                 [] if self._draws.made else changing(programs.numbers, self._numbers, leaf_of, self.hyperparameters),
             ),
             ties=NO_TIES,
-            reads=self._guard,
+            reads=reads,
         )
         kinds.learn(tensors)
         variant.ties = ties_to(world, variant)

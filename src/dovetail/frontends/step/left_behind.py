@@ -15,11 +15,12 @@ from dovetail.errors import DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
 from dovetail.frontends.step.number_spots import NumberSpot
-from dovetail.frontends.step.places import MISSING, Holder, Path, Place, Sequential
+from dovetail.frontends.step.places import Holder, Path, Place, Sequential
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER
 from dovetail.frontends.step.world import Change, World
 from dovetail.ir.program import Origin
 from dovetail.ir.step_plan import PlainResult
+from dovetail.reach.contents import MISSING
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import attributes_of, has_attributes, is_a, is_same
 from dovetail.torch_compat.traced_numbers import is_traced

@@ -15,17 +15,12 @@ from dataclasses import dataclass
 from types import CellType, FunctionType
 from typing import Any
 
+from dovetail.reach.contents import MISSING
 from dovetail.reach.values import dict_methods, is_plain_key, name_of, own_of
 
 Path = tuple[Hashable, ...]
 
 
-class _Missing:
-    def __repr__(self) -> str:
-        return "<nothing>"
-
-
-MISSING: Any = _Missing()
 _NO_NAMES: Mapping[int, tuple[Hashable, str]] = {}
 
 
@@ -208,16 +203,16 @@ class Fixed(Holder):
 class Cell(Holder):
     """A closure cell: a variable of an enclosing function. Its only key is the variable's name."""
 
-    __slots__ = ("_variable",)
+    __slots__ = ("variable",)
     kind = "cell"
 
     def __init__(self, container: CellType, variable: str) -> None:
-        self._variable = variable
+        self.variable = variable
         super().__init__(container, None, None)
 
     def now(self) -> tuple[list[Any], list[Any]]:
         try:
-            return [self._variable], [self.container.cell_contents]
+            return [self.variable], [self.container.cell_contents]
         except ValueError:
             return [], []
 
@@ -313,7 +308,6 @@ def _get_global(known: dict[str, Any], name: str) -> Any:
 GLOBALS: Access = (_get_global, dict.__setitem__, dict.__delitem__)
 CLASS: Access = (_get_of_class, type.__setattr__, type.__delattr__)
 FUNCTION: Access = (_get_of_function, setattr, delattr)
-FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 
 
 def slot_access(descriptors: Mapping[str, Any]) -> Access:

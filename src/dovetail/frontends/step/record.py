@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.frontends.step.hook_tables import HookTable
-from dovetail.frontends.step.places import MISSING, Fixed, Holder, Named, Path, Sequential, Unordered
+from dovetail.frontends.step.places import Fixed, Holder, Named, Path, Sequential, Unordered
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER, ValueWalk
+from dovetail.reach.contents import MISSING
 from dovetail.reach.values import PLAIN, Kind, fingerprint, is_a, plain_key
 
 _BY_VALUE = (Kind.TUPLE, Kind.FROZENSET, Kind.METHOD)
@@ -64,8 +65,8 @@ class Difference:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Record:
-    """entries: of each spot; shapes: of each container, its type, and its keys where all are read; hooks: of tables of
-    hooks that are not empty."""
+    """entries: of each spot, MISSING for an attribute that is read but not there; shapes: of each container, its type,
+    and its keys where all are read; hooks: of tables of hooks that are not empty."""
 
     entries: dict[Path, Hashable] = field(default_factory=dict)
     shapes: dict[Path, Hashable] = field(default_factory=dict)
@@ -90,6 +91,7 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
     record = Record()
     record.entries[("modes",)] = ("modes", modes)
     record.labels[("modes",)] = "the modes of torch"
+    own = {id(table) for _, _, table, _ in walk.objects}
     for holder in walk.holders:
         if holder.rank == SCHEDULER:
             continue
@@ -112,6 +114,10 @@ def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Reco
             path = holder.path_of(key)
             record.entries[path] = Lifted(type(value)) if path in lifted else _entry(walk, holder, key, value)
             record.labels[path] = holder.label_of(key)
+        if holder.read_names is not None and id(holder.container) in own:  # one may come to be
+            for name in sorted(frozenset(holder.read_names).difference(holder.keys)):
+                record.entries[holder.path_of(name)] = MISSING
+                record.labels[holder.path_of(name)] = holder.label_of(name)
     return record
 
 
@@ -124,7 +130,7 @@ def difference(old: Record, new: Record) -> list[Difference]:
     grown = {path[:-1] for path, shape in old.shapes.items() if new.shapes.get(path, MISSING) != shape}
     for path in [*old.entries, *(p for p in new.entries if p not in old.entries and p[:-1] in grown)]:
         before, after = old.entries.get(path, MISSING), new.entries.get(path, MISSING)
-        if before is MISSING or after is MISSING or before != after:
+        if before is not after and (before is MISSING or after is MISSING or before != after):
             label = old.labels.get(path) or new.labels.get(path, "")
             found.append(Difference(path, label, _shown(before), _shown(after)))
     reported = {found_path[:n] for found_path in (x.path for x in found) for n in range(1, len(found_path) + 1)}

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from dovetail.frontends.step.hook_tables import tables_of
-from dovetail.frontends.step.places import MISSING, Fixed, Holder, Named, Place, Sequential, Unordered, slot_access
+from dovetail.frontends.step.places import Fixed, Holder, Named, Place, Sequential, Unordered, slot_access
+from dovetail.reach.contents import MISSING
 from dovetail.reach.libraries import is_library_class
 from dovetail.reach.names import Names
 from dovetail.reach.values import (

@@ -1,7 +1,7 @@
 """One program of a step, and when and how it is run.
 
 A variant knows what it was captured for: the structure of the arguments, plain arguments, what the tensors are like,
-which of them are one, which hold gradients, and everything that a `Watch` watches. Before each call all of that is
+which of them are one, which hold gradients, and what its guard compares. Before each call all of that is
 asked, most of it in C++; then inputs are put together, the program runs, and what Python would have done is done.
 """
 
@@ -29,11 +29,10 @@ from dovetail.frontends.step.record import Record
 from dovetail.frontends.step.schedulers import SchedulerState
 from dovetail.frontends.step.spied import Put
 from dovetail.frontends.step.tensor_kinds import TensorKinds
-from dovetail.frontends.step.watch import Watch
 from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure, unflatten
 from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject, TextResult
-from dovetail.reach.guard import ReadGuard
+from dovetail.reach.guard import PythonGuard, PythonGuards
 from dovetail.torch_compat.autograd import version_of
 
 
@@ -47,7 +46,7 @@ class Ties:
     filled: containers that hold something else after each run.
     """
 
-    watch: Watch | _Never
+    guard: PythonGuards | _Never
     tensors: list[torch.Tensor]
     reads: list[Callable[[Sequence[Any]], Any]]
     writes: list[Callable[[Any], None]]
@@ -89,7 +88,7 @@ class Variant:
     questions: Sequence[Question]
     early: EarlyQuestions
     ties: Ties
-    reads: ReadGuard
+    reads: PythonGuard
     kept: list[Path] = field(default_factory=list)
     bound: list[tuple[Path, Tree]] = field(default_factory=list)
     filled: list[tuple[Path, Tree]] = field(default_factory=list)
@@ -111,9 +110,7 @@ class Variant:
             return None
         given = self.given(leaves)
         tensors = self.kinds.tensors(self.ties.tensors, given)
-        if tensors is None or not self.kinds.are(tensors, given) or not self.ties.watch.holds():
-            return None
-        if not self.reads.holds():
+        if tensors is None or not self.kinds.are(tensors, given) or not self.ties.guard.holds():
             return None
         if self.early and self.early.missed([read(leaves) for read in self.ties.reads]) is not None:
             return None
@@ -127,7 +124,7 @@ class Variant:
         """Whether it is not the arguments that keep a call from this variant, but what else the step reaches."""
         if not (self.arguments.are(leaves, structure) and self.kinds.are_leaves_like(leaves)):
             return False
-        return self.ties is NO_TIES or not self.ties.watch.holds()
+        return self.ties is NO_TIES or not self.ties.guard.holds()
 
     def answered_otherwise(self, leaves: Sequence[Any]) -> str:
         """The question about known numbers that has another answer in a call, "" where there is none."""
@@ -253,7 +250,8 @@ def ties_to(world: World, variant: Variant) -> Ties:
         sources = [draw.source if draw.path is None else world.spot(draw.path).read() for draw in variant.draws]
     except LookupError:
         return NO_TIES
-    return Ties(world.watch(variant.lifted), state, reads, writes, kept, binds, containers, filled, sources)
+    guards = PythonGuards([world.guard(variant.lifted), variant.reads])
+    return Ties(guards, state, reads, writes, kept, binds, containers, filled, sources)
 
 
 def state_of(world: World, variant: Variant) -> list[torch.Tensor] | None:

@@ -20,9 +20,7 @@ from dovetail.frontends.step.hook_tables import global_tables
 from dovetail.frontends.step.places import (
     CLASS,
     FUNCTION,
-    FUNCTION_PARTS,
     GLOBALS,
-    MISSING,
     Cell,
     Fixed,
     Holder,
@@ -31,6 +29,8 @@ from dovetail.frontends.step.places import (
 )
 from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, Found, ValueWalk
 from dovetail.reach.codes import names_of
+from dovetail.reach.contents import MISSING
+from dovetail.reach.guarded import FUNCTION_PARTS
 from dovetail.reach.libraries import is_library_class, is_library_module, is_users_function
 from dovetail.reach.names import Names
 from dovetail.reach.values import HOST_CALL, Kind, attributes_of, is_a, module_of, mro_of, name_of

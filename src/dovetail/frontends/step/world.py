@@ -1,8 +1,9 @@
 """The world of a step function: every spot in Python that it can read or write, what is there, and how to put it back.
 
-`World` looks once; `watch` asks cheaply whether it still holds, `record` describes it for a comparison with a later
-world, `changes` and `restore` serve code that was run on stand-ins. After a change that `watch` noticed, a new `World`
-is made; a world, and a watch, keep what they know alive, so the old ones are to be dropped. A record keeps no tensor.
+`World` looks once; `guard` tells cheaply whether it still holds, `record` describes it for a comparison with a later
+world, `changes` and `restore` serve code that was run on stand-ins. After a change that the guard noticed, a new
+`World` is made; a world, and its guard, keep what they know alive, so the old ones are to be dropped. A record keeps no
+tensor.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ import numpy as np
 import torch
 
 from dovetail.capture.ambient_modes import ambient_modes
+from dovetail.frontends.step.bound_slots import bound_slots
 from dovetail.frontends.step.lines import Lines
-from dovetail.frontends.step.places import MISSING, Fixed, Holder, Path, Place, leaf_places
+from dovetail.frontends.step.places import Fixed, Holder, Path, Place, leaf_places
 from dovetail.frontends.step.record import Record, record_of
 from dovetail.frontends.step.walk import Walk
-from dovetail.frontends.step.watch import Watch
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
 from dovetail.passes.collection import collection_paused
 from dovetail.reach.codes import names_of
-from dovetail.reach.contents import is_compared_by_contents
+from dovetail.reach.contents import MISSING, is_compared_by_contents
+from dovetail.reach.guard import PythonGuard
 from dovetail.reach.names import Names
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import (
@@ -174,13 +176,16 @@ class World:
 
     @property
     def compared(self) -> frozenset[tuple[int, str]]:
-        """The places that `watch` compares: the identity of what holds them, and the name, "" for every name."""
+        """The places that `guard` compares: the identity of what holds them, and the name, "" for every name."""
         known = set[tuple[int, str]]()
+        own = {id(table) for _, _, table, _ in self._walk.objects}
         for holder in self._walk.holders:
             if holder.kind in ("dict", "names", "cell"):
                 known.update(
                     (id(holder.container), key) for key in holder.keys if type(key) is str and holder.is_read(key)
                 )
+                if holder.read_names is not None and id(holder.container) in own:
+                    known.update((id(holder.container), name) for name in holder.read_names)
             if holder.kind == "dict" and holder.read_names is None:
                 known.add((id(holder.container), ""))
         for holder, key in self._left_to_others():
@@ -190,7 +195,7 @@ class World:
 
     @property
     def others(self) -> list[Any]:
-        """Objects whose contents `watch` does not compare, where no place shows it: arguments, functions' defaults."""
+        """Objects whose contents `guard` does not compare, where no place shows it: arguments, functions' defaults."""
         found: dict[int, Any] = {}
         for holder, key in self._left_to_others():
             *_, (end, name) = _upwards(holder, key)
@@ -222,9 +227,10 @@ class World:
         with collection_paused():
             return record_of(self._walk, lifted, self._modes)
 
-    def watch(self, lifted: frozenset[Path] = frozenset()) -> Watch:
-        """The cheap question whether it is still so. lifted: as in `record`."""
-        return Watch(self._walk, lifted, self._modes)
+    def guard(self, lifted: frozenset[Path] = frozenset()) -> PythonGuard:
+        """Tells whether it is still so. lifted: as in `record`."""
+        with collection_paused():
+            return PythonGuard(bound_slots(self._walk, lifted, self._modes))
 
     def changes(self) -> list[Change]:
         """What holds something else than when this was made, or was last refreshed: by identity, or by a plain value.

@@ -1,0 +1,277 @@
+"""Values compared level by level: a guard asks built-in iterators about thousands of them at once.
+
+A level holds values side by side: plain ones, which count by value, containers, which count by what they hold, and
+other objects, of which only the identity counts. What the containers of one level hold is the next level. A level is
+usually one comparison of identities; only where an identity differs are values compared one by one. What a program
+takes as an input counts by its type alone (`OfType`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from dovetail.reach.contents import (
+    MISSING,
+    Snapshot,
+    base_of,
+    contents_of,
+    counts_by_value,
+    is_equal,
+    is_plain,
+    parts_of,
+)
+from dovetail.reach.values import is_a, is_same
+from dovetail.torch_compat.fakes import is_fake
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfType:
+    """Stands for a value that is an input of a program: only its type counts."""
+
+    kind: type
+
+    def fits(self, now: Any) -> bool:
+        """Whether a value can be that input."""
+        return type(now) is self.kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TupleOf:
+    """Stands for a tuple with inputs of a program among its parts."""
+
+    kind: type
+    parts: tuple[Any, ...]
+
+    def fits(self, now: Any) -> bool:
+        """Whether a tuple has these parts."""
+        if type(now) is not self.kind:
+            return False
+        parts = contents_of(now)
+        return len(parts) == len(self.parts) and all(map(_fits, self.parts, parts))
+
+
+_STAND_INS = (OfType, TupleOf)
+
+
+def _fits(expected: Any, now: Any) -> bool:
+    return expected.fits(now) if is_a(expected, _STAND_INS) else is_same(expected, now)
+
+
+class Values:
+    """Values side by side, of which none is looked into.
+
+    watched: those that count by identity. Nothing is kept alive by that: whoever makes this watches them, and lets them
+    go then (`forget`).
+    """
+
+    __slots__ = ("_expected", "_ids", "_inputs", "_pick_inputs", "_pick_rest", "_places", "watched")
+
+    def __init__(self, expected: Sequence[Any], *, keeps_tuples: bool = False) -> None:
+        """Expect these, or what `OfType` and `TupleOf` stand for.
+
+        keeps_tuples: they stay alive, and others with the same parts are as good.
+        """
+        inputs = [n for n, x in enumerate(expected) if is_a(x, _STAND_INS)]
+        self._inputs = [expected[n] for n in inputs]
+        self._places: Sequence[int] = range(len(expected))
+        if inputs:
+            self._places = [n for n in self._places if n not in set(inputs)]
+            self._pick_inputs, self._pick_rest = picker(inputs), picker(self._places)
+            expected = [expected[n] for n in self._places]
+        self._ids = list(map(id, expected))
+        self._expected = [x if counts_by_value(x) or (keeps_tuples and is_a(x, tuple)) else _OTHER for x in expected]
+        self.watched: Sequence[Any] = [x for x in expected if not is_plain(x)]
+
+    def forget(self) -> None:
+        """Keep nothing alive any more that counts by identity."""
+        self.watched = ()
+
+    def are(self, values: Sequence[Any]) -> bool:
+        """Whether these are as expected."""
+        if self._inputs:
+            if not all(map(_fits, self._inputs, self._pick_inputs(values))):
+                return False
+            values = self._pick_rest(values)
+        return list(map(id, values)) == self._ids or self._are_equal(values)
+
+    def difference(self, values: Sequence[Any]) -> tuple[int, Any, Any] | None:
+        """The place of the first value that is not as expected; what was expected, MISSING if unknown; the value."""
+        for n, place in enumerate(self._places):
+            if id(values[place]) != self._ids[n] and not is_equal(self._expected[n], values[place]):
+                return place, MISSING if self._expected[n] is _OTHER else self._expected[n], values[place]
+        if self._inputs:
+            rest = [n for n in range(len(values)) if n not in set(self._places)]
+            for place, expected in zip(rest, self._inputs, strict=True):
+                if not expected.fits(values[place]):
+                    return place, MISSING, values[place]
+        return None
+
+    def _are_equal(self, values: Sequence[Any]) -> bool:
+        ids = self._ids
+        changed = [n for n, value in enumerate(values) if id(value) != ids[n]]
+        if not all(is_equal(self._expected[n], values[n]) for n in changed):
+            return False
+        for n in changed:
+            self._expected[n] = values[n]
+            ids[n] = id(values[n])
+        return True
+
+
+class _Group:
+    """Containers of one kind among the values of a level."""
+
+    def __init__(self, base: Any, places: Sequence[int], containers: Sequence[Any], snapshot: Snapshot) -> None:
+        self.base = base
+        self.places = places
+        self.pick = picker(places)
+        self.types = list(map(type, containers))
+        held = [snapshot.held(item) for item in containers]
+        self.counts = [len(items) for _, items in held]
+        self.tags = [tag[0] for tag, _ in held if tag is not None]
+        self._parts = [parts_of(item) for item in containers] if base is None else []
+        self.is_table = base is dict or base is OrderedDict
+        self._is_empty = set(self.types) == {base} and not any(self.counts)
+
+    def look(self, found: Sequence[Any]) -> list[Any] | None:
+        """What the containers hold now; None where that is not as many things of the same kinds."""
+        base = self.base
+        if list(map(type, found)) != self.types:
+            return None
+        if base is None:
+            parts = [look(item) for look, item in zip(self._parts, found, strict=True) if look is not None]
+            if [tag for tag, _ in parts] != self.tags or [len(items) for _, items in parts] != self.counts:
+                return None
+            return list(chain.from_iterable(items for _, items in parts))
+        if self._is_empty:
+            return None if any(found) else []
+        if self.is_table:
+            if [2 * n for n in map(base.__len__, found)] != self.counts:
+                return None
+            return [*chain.from_iterable(map(base.keys, found)), *chain.from_iterable(map(base.values, found))]
+        if list(map(base.__len__, found)) != self.counts:
+            return None
+        return list(chain.from_iterable(map(base.__iter__, found)))
+
+    def before(self, containers: Sequence[Any], snapshot: Snapshot) -> Iterator[tuple[int, Any]]:
+        """What the containers held, each with the place of its container, in the order of `look`."""
+        held = [(place, snapshot.held(item)[1]) for place, item in zip(self.places, containers, strict=True)]
+        if self.is_table:
+            yield from ((place, x) for place, items in held for x in items[: len(items) // 2])
+            yield from ((place, x) for place, items in held for x in items[len(items) // 2 :])
+        else:
+            yield from ((place, x) for place, items in held for x in items)
+
+
+class Level:
+    """Values side by side, and what is expected of the containers among them; see the module docstring."""
+
+    def __init__(
+        self, values: Sequence[Any], roots: Sequence[int], snapshot: Snapshot, seen: set[int], opened: int, kept: bool
+    ) -> None:
+        """Expect these.
+
+        roots: the number of what leads to each. seen: containers that are compared elsewhere. opened: from which place
+        on values are containers that are compared here, whether they were seen or not. kept: tuples, see `Values`.
+        """
+        groups: dict[Any, list[int]] = {}
+        leaves: list[int] = []
+        for place, value in enumerate(values):
+            if is_a(value, torch.Tensor) and is_fake(value):
+                continue  # it stands for an input of the program, which is looked at as such
+            if place >= opened or (snapshot.has(value) and id(value) not in seen):
+                seen.add(id(value))
+                groups.setdefault(base_of(value), []).append(place)
+            else:
+                leaves.append(place)
+        expected = [values[place] for place in leaves]
+        self._roots = list(roots)
+        self._places = leaves
+        self._is_flat = len(leaves) == len(values)
+        self._pick = picker(leaves)
+        self._leaves = Values(expected, keeps_tuples=kept)
+        self._tensors = [n for n, x in enumerate(expected) if is_a(x, torch.Tensor)]
+        self.tensors = [expected[n] for n in self._tensors]
+        self._groups = [_Group(base, at, [values[p] for p in at], snapshot) for base, at in groups.items()]
+        elements = [x for at in groups.values() for p in at if is_a(values[p], (set, frozenset)) for x in values[p]]
+        functions = [values[p] for at in groups.values() for p in at if is_a(values[p], FunctionType)]
+        self.watched = [*self._leaves.watched, *(x for x in (*elements, *functions) if not is_plain(x))]
+        self.below = [
+            (roots[place], held)
+            for group in self._groups
+            for place, held in group.before([values[p] for p in group.places], snapshot)
+        ]
+
+    def forget(self) -> None:
+        """Keep no object alive any more that is compared by identity."""
+        self.watched, self.tensors, self.below = [], [], []
+        self._leaves.forget()
+
+    def look(self, values: Sequence[Any], tensors: list[Any]) -> list[Any] | None:
+        """What the containers among values hold, if all are as expected; else None.
+
+        tensors: gets those among the values, whose sizes and the like are for others to judge.
+        """
+        leaves = values if self._is_flat else self._pick(values)
+        if not self._leaves.are(leaves):
+            return None
+        if self._tensors:
+            tensors += [leaves[n] for n in self._tensors]
+        below: list[Any] = []
+        for group in self._groups:
+            held = group.look(group.pick(values))
+            if held is None:
+                return None
+            below += held
+        return below
+
+    def difference(self, values: Sequence[Any]) -> tuple[int, Any, Any] | None:
+        """The number of what leads to the first value that is not as expected, what was expected, and the value."""
+        found = self._leaves.difference(self._pick(values))
+        if found is not None:
+            place, old, new = found
+            return self._roots[self._places[place]], old, new
+        for group in self._groups:
+            if group.look(group.pick(values)) is None:
+                return self._roots[group.places[0]], MISSING, MISSING
+        return None
+
+
+def levels_of(
+    values: Sequence[Any],
+    snapshot: Snapshot,
+    containers: Sequence[Any] = (),
+    elsewhere: Iterable[Any] = (),
+    *,
+    keeps_tuples: bool = False,
+) -> list[Level]:
+    """The levels of values, the first for the values themselves.
+
+    containers: stand behind the values, and are compared there; wherever else they are met, they count by identity, as
+    those that are compared elsewhere do. keeps_tuples: see `Values`.
+    """
+    levels, seen = list[Level](), {*map(id, containers), *map(id, elsewhere)}
+    below = list(enumerate((*values, *containers)))
+    while below:
+        opened = len(below) if levels else len(values)
+        level = Level([x for _, x in below], [root for root, _ in below], snapshot, seen, opened, keeps_tuples)
+        levels.append(level)
+        below = level.below
+    return levels
+
+
+def picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """A function that takes items at places out of a sequence."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda items: [items[place] for place in places]
+
+
+_OTHER = object()
