@@ -68,6 +68,7 @@ PART     := $(subst /,-of-,$(SHARD))
 
 sweep: $(VENV)/.installed-dev ## search for wrong results: random programs, whole lists of cases, MINUTES=10 for each
 	@mkdir -p $(STATES)
+	$(RUN)/python -m pip install --quiet --no-deps $(PIP_ARGS) -c $(CONSTRAINTS) timm  # without torchvision: tests/timm_alone.py
 	$(RUN)/python -m tests.overlap_sweep --pairs 100000
 	@failed=; for search in $(SEARCHES); do \
 		echo "tests.$$search $(SEARCH)/$$search-$(PART).json"; \

@@ -1,14 +1,13 @@
 """Small models of public architectures, and batches for them.
 
 Those of `transformers` are made from configurations with small numbers. Those of `timm` are the smallest of each
-family; they are left out where timm (with torchvision) is not installed.
+family; they are left out where timm is not installed.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,6 +15,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import ImageClassifierOutput
+
+from tests.timm_alone import timm
 
 VOCABULARY = 67
 LENGTH = 10
@@ -127,6 +128,8 @@ _NAMES: Mapping[str, str] = {
     """,
     "sound": "data2vec-audio hubert sew unispeech unispeech-sat wav2vec2 wav2vec2-conformer wavlm",
 }
+# Heights and widths of images, where 64 is none that a model of timm can take.
+_SIZES: Mapping[str, int] = {"crossvit_tiny_240": 240}
 
 
 def listed() -> list[tuple[str, str]]:
@@ -135,10 +138,11 @@ def listed() -> list[tuple[str, str]]:
     return [(task, name) for task in tasks for name in _NAMES[task].split()]
 
 
-def batch(task: str) -> Batch:
+def batch(task: str, name: str = "") -> Batch:
     """Arguments of a model's forward, labels included."""
     if task == "timm":
-        return {"pixel_values": torch.randn(2, 3, 64, 64), "labels": torch.tensor([1, 3])}
+        size = _SIZES.get(name, 64)
+        return {"pixel_values": torch.randn(2, 3, size, size), "labels": torch.tensor([1, 3])}
     return _TASKS[task][1]()
 
 
@@ -160,11 +164,10 @@ class _Classifier(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        timm: Any = import_module("timm")
         try:
-            self.body = timm.create_model(name, num_classes=5, img_size=64)
+            self.body = timm().create_model(name, num_classes=5, img_size=_SIZES.get(name, 64))
         except TypeError:
-            self.body = timm.create_model(name, num_classes=5)
+            self.body = timm().create_model(name, num_classes=5)
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> ImageClassifierOutput:
         """Scores of classes, and the loss where labels are given."""

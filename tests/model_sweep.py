@@ -1,27 +1,31 @@
-"""Search for models that do something else when they are compiled: architectures of `transformers`, through each door.
+"""Search for models that do something else when they are compiled: public architectures, through each door.
 
     python -m tests.model_sweep --minutes 60 --state models.json
     python -m tests.model_sweep --case "causal llama"
-    python -m tests.model_sweep --state models.json --write
+    python -m tests.model_sweep --state models.json --again refused
+    python -m tests.model_sweep --state models.json --page docs/models.md
 
 Each model is trained for a few steps by `torch.compile(backend="dovetail")` and by `dovetail.compile_step`, and served
 by `dovetail.freeze`. Losses, parameters, buffers, optimizer states and random numbers have to be eager mode's, bit by
-bit. Models of `transformers` do something else while Dynamo looks at them, so the first door is held against Dynamo's
-own graphs (`backend="eager"`). `--write` writes docs/models.md. The exit status is 1 when something was wrong.
+bit. Models of `transformers` do something else while Dynamo looks at them, so the first door is compared with Dynamo's
+own graphs (`backend="eager"`). `--page` writes docs/models.md. The exit status is 1 when something was wrong.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
+import json
 import logging
 import random
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,33 +37,32 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.errors import DovetailError
 from tests.architectures import Batch, batch, listed, model
+from tests.model_page import DOORS, SAME, Verdicts, page, told
 from tests.searching import Standing, begin, keep, parser_of
 
 STEPS = 3
-DOORS = ("backend", "step", "freeze")
-SAME = "same"
-_PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 
 
 @dataclass
 class State(Standing):
-    """Where a search stands. verdicts: by architecture, what each door gave."""
+    """Where a search stands. verdicts: by architecture, what each door gave. versions: of what was measured."""
 
-    verdicts: dict[str, dict[str, str]] = field(default_factory=dict)
+    verdicts: Verdicts = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 def verdicts_of(task: str, name: str, doors: tuple[str, ...] = DOORS) -> dict[str, str]:
     """What each door makes of an architecture: `same`, or what is wrong; "refused" begins what was refused by name."""
     torch.manual_seed(0)
     try:
-        first, given = model(task, name), batch(task)
+        first, given = model(task, name), batch(task, name)
         with torch.random.fork_rng(devices=[]):
             wanted = _trained(copy.deepcopy(first), given, lambda step, _: step)
     except Exception as error:  # whatever it is, there is nothing to compare with
-        return dict.fromkeys(doors, f"eager mode fails: {_told(error)}")
+        return dict.fromkeys(doors, f"eager mode fails: {told(error)}")
     ways: dict[str, Callable[[], str]] = {
         "backend": lambda: _through_dynamo(first, given),
-        "step": lambda: _difference(wanted, _trained(copy.deepcopy(first), given, _by_step)),
+        "step": lambda: _by_step(first, given, wanted),
         "freeze": lambda: _served(copy.deepcopy(first).eval(), given),
     }
     return {door: _verdict(ways[door]) for door in doors}
@@ -71,16 +74,24 @@ def _verdict(way: Callable[[], str]) -> str:
         try:
             return way() or SAME
         except Exception as error:
-            return f"{'refused' if isinstance(error, DovetailError) else 'fails'}: {_told(error)}"
+            return f"{'refused' if isinstance(error, DovetailError) else 'fails'}: {told(error)}"
 
 
 def _through_dynamo(first: nn.Module, given: Batch) -> str:
-    def by(backend: str) -> dict[str, Any]:
+    def by(backend: str | Callable[..., Any]) -> dict[str, Any]:
         return _trained(copy.deepcopy(first), given, lambda _, net: torch.compile(net, backend=backend))
 
+    graphs = []
+
+    def eager(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
     found = by("dovetail")
-    difference = _difference(by("eager"), found)
-    return f"as aot_eager: {difference}" if difference and not _difference(by("aot_eager"), found) else difference
+    difference = _difference(by(eager), found)
+    if difference and not _difference(by("aot_eager"), found):
+        return f"as aot_eager: {difference}; Dynamo made {len(graphs)} graphs"
+    return f"differs: {difference}" if difference else ""
 
 
 Step = Callable[[], Tensor]
@@ -108,10 +119,21 @@ def _trained(net: nn.Module, given: Batch, compiled: Callable[[Step, nn.Module],
     left = {f"loss {n}": loss for n, loss in enumerate(losses)} | dict(net.state_dict())
     for n, state in optimizer.state_dict()["state"].items():
         left |= {f"{key} of parameter {n}": value for key, value in state.items()}
-    return left | {"random numbers": torch.get_rng_state()}
+    return left | {"random numbers": torch.get_rng_state(), "random numbers outside torch": _drawn_outside()}
 
 
-def _by_step(step: Step, net: nn.Module) -> Step:
+def _drawn_outside() -> Tensor:
+    _, numbers, position, *_ = np.random.get_state(legacy=True)
+    return torch.tensor([*numbers.tolist(), position, *random.getstate()[1]])
+
+
+def _by_step(first: nn.Module, given: Batch, wanted: dict[str, Any]) -> str:
+    found = _trained(copy.deepcopy(first), given, lambda step, _: _compiled(step))
+    difference = _difference(wanted, found)
+    return f"differs: {difference}" if difference else ""
+
+
+def _compiled(step: Step) -> Step:
     return dovetail.compile_step(step)
 
 
@@ -123,7 +145,7 @@ def _served(net: nn.Module, given: Batch) -> str:
         wanted = net(**inputs).logits
         frozen = dovetail.freeze(net, {"forward": ((), inputs)})
         found = frozen(**inputs).logits
-    return "" if _is_same(wanted, found) else "the logits differ"
+    return "" if _is_same(wanted, found) else "differs: the logits"
 
 
 def _difference(wanted: dict[str, Any], found: dict[str, Any]) -> str:
@@ -135,49 +157,6 @@ def _is_same(a: Any, b: Any) -> bool:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return a is b
     return a.shape == b.shape and a.stride() == b.stride() and torch.equal(a.nan_to_num(), b.nan_to_num())
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {' / '.join(line.strip() for line in str(error).splitlines())[:400]}"
-
-
-def page(state: State) -> str:
-    """docs/models.md."""
-    counts = {door: Counter(v[door].partition(":")[0] for v in state.verdicts.values() if door in v) for door in DOORS}
-    rows = [
-        f"| {name} | " + " | ".join(_cell(verdicts.get(door, "")) for door in DOORS) + " |"
-        for name, verdicts in sorted(state.verdicts.items())
-    ]
-    total = len(state.verdicts)
-    summary = "; ".join(f"`{door}`: {counts[door][SAME]} of {total}" for door in DOORS)
-    notes = [
-        f"- {name}, {door}: {verdict}"
-        for name, verdicts in sorted(state.verdicts.items())
-        for door, verdict in verdicts.items()
-        if verdict != SAME
-    ]
-    table = ["| model | " + " | ".join(DOORS) + " |", "|---|" + "---|" * len(DOORS), *rows]
-    rest = ["", "## Not the same", "", *notes] if notes else []
-    return "\n".join([_INTRODUCTION.format(summary=summary), *table, *rest, ""])
-
-
-_INTRODUCTION = """# Models
-
-Architectures of `transformers` in tiny configurations, and the smallest model of each family of `timm`, on the CPU, in
-float32. *backend* and *step*: three training steps with AdamW through `torch.compile(backend="dovetail")` and
-`dovetail.compile_step`. *freeze*: one call of the frozen model. `=`: the same bits as in eager mode (losses,
-parameters, buffers, optimizer states, random numbers, logits); for *backend*, as Dynamo's own graphs give
-(`backend="eager"`). `python -m tests.model_sweep --write` writes this page.
-
-Same bits: {summary}.
-
-"as aot_eager": Dynamo breaks the model into several graphs, and gradients that meet between graphs are added in another
-order than in eager mode. Every back end for training graphs gives these bits.
-"""
-
-
-def _cell(verdict: str) -> str:
-    return "=" if verdict == SAME else verdict.partition(":")[0]
 
 
 @contextlib.contextmanager
@@ -195,7 +174,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.set_defaults(first=0)
     parser.add_argument("--case", help="try only this one: task and name")
     parser.add_argument("--doors", default=",".join(DOORS))
-    parser.add_argument("--write", action="store_true", help="write docs/models.md from the state, and search no more")
+    parser.add_argument("--tasks", help="only architectures of these tasks, by commas")
+    parser.add_argument("--again", help="forget the verdicts of this kind: refused, fails, differs, as aot_eager")
+    parser.add_argument("--page", type=Path, help="write the page from the state, and search no more")
+    parser.add_argument("--also", type=Path, nargs="*", default=[], help="states of other shards, for the page")
     options = parser.parse_args(argv)
     doors = tuple(options.doors.split(","))
     torch.set_num_threads(1)
@@ -204,24 +186,51 @@ def main(argv: list[str] | None = None) -> int:
             found = verdicts_of(*options.case.split(), doors=doors)
             print(*(f"{door}: {verdict}" for door, verdict in found.items()), sep="\n")
             return int(any(verdict != SAME for verdict in found.values()))
-        state, step = begin(options, State(0))
-        if options.write:
-            _PAGE.write_text(page(state))
+        state, _ = begin(options, State(0))
+        if options.page:
+            options.page.write_text(_page(state, options.also))
             return 0
-        end = time.monotonic() + options.minutes * 60
-        cases = listed()
-        while time.monotonic() < end and state.next < len(cases) and state.tried != options.programs:
-            label = " ".join(cases[state.next])
-            state.verdicts[label] = verdicts_of(*cases[state.next], doors=doors)
-            bad = {door: verdict for door, verdict in state.verdicts[label].items() if verdict != SAME}
-            state.failures |= {f"{label}, {door}": verdict for door, verdict in bad.items()}
-            for door, verdict in bad.items():
-                print(f'--case "{label}" --doors {door}: {verdict[:300]}', flush=True)
-            state.next += step
-            state.tried += 1
-            keep(options, state)
-    print(f"{state.tried} models, {len(state.failures)} failures")
-    return int(bool(state.failures))
+        _search(options, state, doors)
+    failures = sum(verdict != SAME for found in state.verdicts.values() for verdict in found.values())
+    print(f"{len(state.verdicts)} models, {failures} verdicts that are not the same")
+    return int(bool(failures))
+
+
+def _search(options: argparse.Namespace, state: State, doors: tuple[str, ...]) -> None:
+    """Try what has no verdict yet."""
+    end = time.monotonic() + options.minutes * 60
+    state.versions |= _versions()
+    if options.again:
+        kept = {label: v for label, v in state.verdicts.items() if not _has(v, options.again)}
+        state.verdicts = kept
+    index, shards = map(int, options.shard.split("/"))
+    for case in listed()[index::shards]:
+        label = " ".join(case)
+        if label in state.verdicts or (options.tasks and case[0] not in options.tasks.split(",")):
+            continue
+        if time.monotonic() >= end or state.tried == options.programs:
+            break
+        state.verdicts[label] = verdicts_of(*case, doors=doors)
+        for door, verdict in state.verdicts[label].items():
+            if verdict != SAME:
+                print(f'--case "{label}" --doors {door}: {verdict}', flush=True)
+        state.tried += 1
+        keep(options, state)
+
+
+def _has(found: dict[str, str], kind: str) -> bool:
+    return any(verdict.partition(":")[0] == kind for verdict in found.values())
+
+
+def _versions() -> dict[str, str]:
+    names = ["torch", "transformers", *(["timm"] if find_spec("timm") else [])]
+    return {name: version(name) for name in names}
+
+
+def _page(state: State, also: list[Path]) -> str:
+    states = [state, *(State(**json.loads(path.read_text())) for path in also)]
+    verdicts = {label: found for one in states for label, found in one.verdicts.items()}
+    return page(verdicts, {name: said for one in states for name, said in one.versions.items()})
 
 
 if __name__ == "__main__":
