@@ -7,31 +7,31 @@ import random
 import pytest
 import torch
 
-from dovetail.analysis.shadow_memory import Region, Storage
+from dovetail.analysis.shadow_memory import ShadowRegion, Storage
 from dovetail.analysis.symbolic_contents import Contents, Numbering
 
 _SIZE = 48
 
 
-def _region(choose: random.Random) -> Region:
+def _region(choose: random.Random) -> ShadowRegion:
     """A region of a storage of 48 bytes."""
     itemsize = choose.choice([1, 2, 4, 8])
     count = _SIZE // itemsize
     kind = choose.random()
     if kind < 0.3:
         start = choose.randrange(count)
-        return Region(start, (choose.randint(1, count - start),), (1,), itemsize)
+        return ShadowRegion(start, (choose.randint(1, count - start),), (1,), itemsize)
     if kind < 0.4:
-        return Region(0, (count,), (1,), itemsize)
+        return ShadowRegion(0, (count,), (1,), itemsize)
     rows, columns = choose.randint(1, 3), choose.randint(0, 3)
     strides = choose.choice([(columns, 1), (1, rows), (2, 1), (0, 1), (1, 0), (3, 2)])
     last = (rows - 1) * strides[0] + max(columns - 1, 0) * strides[1]
     if last >= count:
-        return Region(0, (count,), (1,), itemsize)
-    return Region(choose.randrange(count - last), (rows, columns), strides, itemsize)
+        return ShadowRegion(0, (count,), (1,), itemsize)
+    return ShadowRegion(choose.randrange(count - last), (rows, columns), strides, itemsize)
 
 
-def _bytes(region: Region) -> list[int]:
+def _bytes(region: ShadowRegion) -> list[int]:
     """The byte of the storage that each byte of the elements is, in order."""
     flat = torch.arange(_SIZE).view(-1, region.itemsize)[:, 0].contiguous()
     found = flat.as_strided(region.shape, region.stride, region.offset).reshape(-1)
@@ -75,7 +75,7 @@ def test_reads_give_what_was_written(seed: int) -> None:
         elif action < 0.9 and region.is_contiguous:
             part = storages[here].part(region.first, region.end)
             storages[there] = Storage(_SIZE)
-            storages[there].write(Region(0, (len(places),), (1,), 1), part.everything())
+            storages[there].write(ShadowRegion(0, (len(places),), (1,), 1), part.everything())
             model[there] = expected + [0] * (_SIZE - len(expected))
 
 
@@ -91,11 +91,15 @@ def test_equal_elements_are_converted_to_equal_elements() -> None:
     numbering = Numbering()
     whole = Contents.run((6,), 4, numbering.new(24))
     storage, converted = Storage(24), Storage(48)
-    storage.write(Region(0, (6,), (1,), 4), whole)
-    converted.write(Region(0, (6,), (1,), 8), numbering.converted(whole, "wide", 8))
-    for region in (Region(1, (2, 2), (2, 1), 4), Region(0, (3,), (2,), 4), Region(2, (2, 3), (0, 1), 4)):
+    storage.write(ShadowRegion(0, (6,), (1,), 4), whole)
+    converted.write(ShadowRegion(0, (6,), (1,), 8), numbering.converted(whole, "wide", 8))
+    for region in (
+        ShadowRegion(1, (2, 2), (2, 1), 4),
+        ShadowRegion(0, (3,), (2,), 4),
+        ShadowRegion(2, (2, 3), (0, 1), 4),
+    ):
         part = numbering.converted(storage.read(region), "wide", 8)
-        wide = Region(region.offset, region.shape, region.stride, 8)
+        wide = ShadowRegion(region.offset, region.shape, region.stride, 8)
         assert part.ident == converted.read(wide).ident
         assert numbering.converted(part, "other", 8).ident != part.ident
 
@@ -112,8 +116,8 @@ def test_elements_put_together_of_parts() -> None:
     numbering = Numbering()
     storage = Storage(8)
     storage.hold(numbering.new(8))
-    storage.write(Region(1, (1,), (1,), 2), Contents.run((1,), 2, numbering.new(2)))
-    mixed = storage.read(Region(0, (2,), (1,), 4))
+    storage.write(ShadowRegion(1, (1,), (1,), 2), Contents.run((1,), 2, numbering.new(2)))
+    mixed = storage.read(ShadowRegion(0, (2,), (1,), 4))
     assert mixed.unit == 1
     assert numbering.converted(mixed, "wide", 8).ident == numbering.converted(mixed, "wide", 8).ident
     assert numbering.converted(mixed, "wide", 8).ident != numbering.converted(mixed, "wider", 8).ident

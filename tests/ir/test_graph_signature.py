@@ -18,7 +18,7 @@ from dovetail.ir.export_signature import from_export_signature, to_export_signat
 from dovetail.ir.graph_signature import GraphSignature
 from dovetail.ir.program import Program
 from dovetail.ir.signature import SizeInput, UserInput, WriteKind
-from dovetail.ir.signature_entries import Argument, InputEntry, InputPurpose, Kind, OutputEntry, OutputPurpose
+from dovetail.ir.signature_entries import Argument, ArgumentKind, InputEntry, InputPurpose, OutputEntry, OutputPurpose
 
 # torch.export copies the structure of its arguments, and asks for a class that torch itself calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
@@ -230,10 +230,12 @@ def test_gradients_that_do_not_exist_have_no_word_in_export(joint: list[Program]
 
 EVERYTHING = GraphSignature(
     tuple(InputEntry(Argument(f"i{n}"), purpose, f"t{n}", n, n % 2 == 0) for n, purpose in enumerate(InputPurpose))
-    + tuple(InputEntry(Argument(f"k{n}", kind), InputPurpose.USER_INPUT, index=n) for n, kind in enumerate(Kind))
+    + tuple(
+        InputEntry(Argument(f"k{n}", kind), InputPurpose.USER_INPUT, index=n) for n, kind in enumerate(ArgumentKind)
+    )
     + (InputEntry(Argument("shared"), InputPurpose.SHARED_BYTES, members=("i1", "i2")),),
     tuple(
-        OutputEntry(Argument("", Kind.CONSTANT, value), purpose, InputPurpose.BUFFER, "b", 3, write, True)
+        OutputEntry(Argument("", ArgumentKind.CONSTANT, value), purpose, InputPurpose.BUFFER, "b", 3, write, True)
         for purpose in OutputPurpose
         for write in WriteKind
         for value in (None, True, 3, 0.5, "text")
@@ -327,7 +329,7 @@ def test_sizes_of_dynamo_are_inputs() -> None:
     sizes = [e for e in signature.inputs if e.purpose is InputPurpose.SIZE]
     assert [e.target for e in sizes] == [r.symbol for r in program.signature.inputs if isinstance(r, SizeInput)]
     assert sizes
-    assert all(e.argument.kind is Kind.INT for e in sizes)
+    assert all(e.argument.kind is ArgumentKind.INT for e in sizes)
     assert any(isinstance(role, UserInput) for role in program.signature.inputs)
     specs = to_export_signature(signature).input_specs
     assert sum(isinstance(spec.arg, export.SymIntArgument) for spec in specs) == len(sizes)

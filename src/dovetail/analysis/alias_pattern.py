@@ -32,7 +32,7 @@ from dovetail.torch_compat.subclasses import is_wrapper
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FlatPlace:
     """A tensor in the flat tensor of its group. offset_bytes: from the start of the flat tensor."""
 
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Family:
     counter: families with equal numbers count their versions together.
     """
 
-    base: Place
+    base: FlatPlace
     of: int
     is_argument: bool
     requires_grad: bool
@@ -65,7 +65,7 @@ class Member:
     """
 
     argument: int
-    place: Place
+    place: FlatPlace
     family: int
     is_leaf: bool
 
@@ -302,5 +302,5 @@ class _Grouping:
         return found
 
 
-def _place(tensor: torch.Tensor, first: int) -> Place:
-    return Place(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.data_ptr() - first)
+def _place(tensor: torch.Tensor, first: int) -> FlatPlace:
+    return FlatPlace(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.data_ptr() - first)

@@ -1,7 +1,7 @@
 """Tensors of value numbers, and operators that move elements without changing them: views, copies, scatters.
 
-A `Place` is a tensor: its geometry is a real tensor whose data is ignored; its contents are the value numbers on
-the shadow of its storage. Views are made by the view operators themselves, so torch determines their regions.
+A `NumberedTensor` is a tensor: its geometry is a real tensor whose data is ignored; its contents are the value numbers
+on the shadow of its storage. Views are made by the view operators themselves, so torch determines their regions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.shadow_memory import Region, Storage
+from dovetail.analysis.shadow_memory import ShadowRegion, Storage
 from dovetail.analysis.symbolic_contents import Contents, Numbering, Shape
 from dovetail.torch_compat.dispatch import Overload, overloads, schema_of, storage_key
 
@@ -21,17 +21,19 @@ Layout = tuple[Shape, Shape, torch.dtype]
 
 
 @dataclass(frozen=True)
-class Place:
+class NumberedTensor:
     """A tensor: its geometry and the storage that holds its value numbers."""
 
     tensor: torch.Tensor
     storage: Storage
 
     @cached_property
-    def region(self) -> Region:
+    def region(self) -> ShadowRegion:
         """The bytes that it occupies."""
         tensor = self.tensor
-        return Region(int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype.itemsize)
+        return ShadowRegion(
+            int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype.itemsize
+        )
 
     @cached_property
     def bits(self) -> tuple[str, ...]:
@@ -43,11 +45,11 @@ class Place:
         """What a consumer sees of the tensor, apart from its place."""
         return layout_of(self.tensor)
 
-    def overlaps(self, other: Place) -> bool:
+    def overlaps(self, other: NumberedTensor) -> bool:
         """Whether the two share a byte."""
         return self.storage is other.storage and self.region.overlaps(other.region)
 
-    def is_at(self, other: Place) -> bool:
+    def is_at(self, other: NumberedTensor) -> bool:
         """Whether the two have the same elements at the same places, and torch sees that.
 
         It takes other strides for another place, also along a dimension of one element.
@@ -65,9 +67,9 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     return (shape, tuple(s if n != 1 else 0 for s, n in zip(tensor.stride(), shape, strict=True)), tensor.dtype)
 
 
-def on_new_memory(tensor: torch.Tensor) -> Place:
+def on_new_memory(tensor: torch.Tensor) -> NumberedTensor:
     """A tensor that nothing else lies on."""
-    return Place(tensor, Storage(tensor.untyped_storage().nbytes()))
+    return NumberedTensor(tensor, Storage(tensor.untyped_storage().nbytes()))
 
 
 @cache
@@ -97,16 +99,16 @@ class DataMovement:
         self.numbering = numbering
         self.writer = ""
 
-    def read(self, place: Place) -> Contents:
+    def read(self, place: NumberedTensor) -> Contents:
         """What a reader of the tensor sees."""
         return self._through_bits(place, place.storage.read(place.region))
 
-    def write(self, place: Place, contents: Contents) -> None:
+    def write(self, place: NumberedTensor, contents: Contents) -> None:
         """Let a reader of the tensor see `contents`, which have its shape and element size."""
         place.storage.write(place.region, self._through_bits(place, contents))
         place.storage.last_writer = self.writer
 
-    def read_as(self, place: Place, dtype: torch.dtype) -> Contents:
+    def read_as(self, place: NumberedTensor, dtype: torch.dtype) -> Contents:
         """What a reader sees, as elements of another dtype."""
         return self.convert(self.read(place), place.tensor.dtype, dtype)
 
@@ -114,19 +116,19 @@ class DataMovement:
         """Contents of dtype `old` as elements of dtype `new`."""
         return contents if old == new else self.numbering.converted(contents, (old, new), new.itemsize)
 
-    def _through_bits(self, place: Place, contents: Contents) -> Contents:
+    def _through_bits(self, place: NumberedTensor, contents: Contents) -> Contents:
         """From memory to the reader, or back: both are the same."""
         for bit in place.bits:
             kind = (bit, place.tensor.dtype)
             contents = self.numbering.converted(contents, kind, contents.itemsize, undoes_itself=True)
         return contents
 
-    def views(self, base: Place, made: Any) -> list[Place] | None:
+    def views(self, base: NumberedTensor, made: Any) -> list[NumberedTensor] | None:
         """What a view operator made of a tensor; where it copied, the copies. None where more happened than that."""
         found = []
         for tensor in [made] if isinstance(made, torch.Tensor) else made:
             if storage_key(tensor) == storage_key(base.tensor):
-                found.append(Place(tensor, base.storage))
+                found.append(NumberedTensor(tensor, base.storage))
                 continue
             if tensor.numel() != base.tensor.numel() or base.bits:
                 return None
@@ -136,8 +138,13 @@ class DataMovement:
         return found
 
     def scattered(
-        self, base: Place, source: Place, select: Callable[[torch.Tensor], torch.Tensor], *, whole: bool
-    ) -> Place:
+        self,
+        base: NumberedTensor,
+        source: NumberedTensor,
+        select: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        whole: bool,
+    ) -> NumberedTensor:
         """The base with the part that `select` gives replaced.
 
         whole: the copy is of the base's whole storage; otherwise of the bytes from its first to its last.
@@ -146,10 +153,10 @@ class DataMovement:
         first, end = (0, base.storage.size_bytes) if whole else (region.first, region.end)
         storage = base.storage.part(first, end)
         flat = torch.empty((end - first) // region.itemsize, dtype=base.tensor.dtype)
-        made = Place(flat.as_strided(region.shape, region.stride, region.offset if whole else 0), storage)
+        made = NumberedTensor(flat.as_strided(region.shape, region.stride, region.offset if whole else 0), storage)
         storage.last_writer = self.writer
         if base.bits:
             self.write(made, self.read(base))
-        part = Place(select(made.tensor), storage)
+        part = NumberedTensor(select(made.tensor), storage)
         self.write(part, self.read_as(source, part.tensor.dtype).expanded(part.region.shape))
         return made

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from dovetail.analysis.data_movement import Place
-from dovetail.analysis.value_numbers import Call
+from dovetail.analysis.data_movement import NumberedTensor
+from dovetail.analysis.value_numbers import OperatorCall
 from dovetail.ir.program import Operand, ScalarMeta, TensorMeta, Value, values_in
 from dovetail.ir.sizes import Number, SizeExpr, evaluate
 
-Bound: TypeAlias = "Place | int"  # a number is bound to its value number
+Bound: TypeAlias = "NumberedTensor | int"  # a number is bound to its value number
 
 
 class Misfit(Exception):
@@ -34,14 +34,14 @@ class Environment:
         extent = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1 if shape.numel() else 0
         return torch.empty(offset + extent, dtype=meta.dtype).as_strided(shape, stride, offset)
 
-    def written(self, call: Call) -> list[tuple[str, Place]]:
+    def written(self, call: OperatorCall) -> list[tuple[str, NumberedTensor]]:
         """The tensors that a call writes, lists flattened, each with its alias set."""
         return [(alias, self.place(v)) for _, alias, operand in call.writes for v in values_in(operand) if v.is_tensor]
 
-    def place(self, operand: Operand) -> Place:
+    def place(self, operand: Operand) -> NumberedTensor:
         """The tensor that an operand stands for. Raises: Misfit when it stands for none."""
         bound = self.env.get(operand) if isinstance(operand, Value) else None
-        if not isinstance(bound, Place):
+        if not isinstance(bound, NumberedTensor):
             raise Misfit(f"{operand} is not a tensor")
         return bound
 

@@ -12,11 +12,11 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 
-from dovetail.analysis.data_movement import Place, layout_of
+from dovetail.analysis.data_movement import NumberedTensor, layout_of
 from dovetail.analysis.environment import Misfit
 from dovetail.analysis.shadow_memory import Storage
 from dovetail.analysis.symbolic_run import SymbolicRun, label_of
-from dovetail.analysis.value_numbers import Call, ValueNumbers
+from dovetail.analysis.value_numbers import OperatorCall, ValueNumbers
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.program import Node, Operand, Program, Value, values_in
 from dovetail.ir.sizes import Number
@@ -40,7 +40,7 @@ class _Descriptions:
         self.homes: WeakKeyDictionary[Storage, tuple[torch.device, int]] = WeakKeyDictionary()
         self.storages: dict[int, ReferenceType[Storage]] = {}
 
-    def disagreement(self, value: Value, place: Place) -> str:
+    def disagreement(self, value: Value, place: NumberedTensor) -> str:
         """What is wrong about the description of a value; "" when nothing is."""
         meta, tensor, region = value.tensor, place.tensor, place.region
         shape, stride = (tuple(map(self.size, dims)) for dims in (meta.shape, meta.stride))
@@ -86,25 +86,27 @@ class FunctionalRun(SymbolicRun):
         if is_displaced or self.size(result.tensor.offset) != like.region.offset:
             self.displaced[result.name] = self.place(result).storage
 
-    def sees_write(self, node: Node, call: Call, written: Sequence[Place]) -> None:
+    def sees_write(self, node: Node, call: OperatorCall, written: Sequence[NumberedTensor]) -> None:
         """Note writes to regions that lie on themselves."""
         for place in written:
             if place.storage.is_input and call.base == "aten::copy" and place.region.overlaps_itself():
                 self.written_twice.add(self._copy(call, place))
 
-    def _copy(self, call: Call, place: Place) -> Hashable:
+    def _copy(self, call: OperatorCall, place: NumberedTensor) -> Hashable:
         """Where a copy into an input goes, and what is copied."""
         source = call.arguments[1][1]
         return (self.position(place), place.region.key, self.sees(source) if isinstance(source, Value) else source)
 
-    def sees_result(self, value: Value, place: Place) -> None:
+    def sees_result(self, value: Value, place: NumberedTensor) -> None:
         """Note wrong descriptions."""
         if self.descriptions.disagreement(value, place):
             self.crooked.add(value.name)
 
-    def position(self, place: Place) -> int:
+    def position(self, place: NumberedTensor) -> int:
         """The first input on the storage of a tensor."""
-        return next(i for i, b in enumerate(self.inputs) if isinstance(b, Place) and b.storage is place.storage)
+        return next(
+            i for i, b in enumerate(self.inputs) if isinstance(b, NumberedTensor) and b.storage is place.storage
+        )
 
 
 class InPlaceRun(FunctionalRun):
@@ -130,7 +132,7 @@ class InPlaceRun(FunctionalRun):
                     raise Misfit(f"it looks for places on the storage of {name}, which begins elsewhere")
         super().step(node)
 
-    def sees_application(self, node: Node, call: Call, name: Hashable, operands: Sequence[Hashable]) -> None:
+    def sees_application(self, node: Node, call: OperatorCall, name: Hashable, operands: Sequence[Hashable]) -> None:
         """Refuse what the functional program did not apply, and what fails too late."""
         if self.value_numbers.find(name, operands) is None:
             self.suspect = self.suspect or self._unknown(node, call, name, operands)
@@ -141,7 +143,7 @@ class InPlaceRun(FunctionalRun):
             detail = f"{label_of(node)} can fail after an input was written"
             raise mismatch(self.program, detail, f"{self.committed} writes an input before it", node)
 
-    def sees_write(self, node: Node, call: Call, written: Sequence[Place]) -> None:
+    def sees_write(self, node: Node, call: OperatorCall, written: Sequence[NumberedTensor]) -> None:
         """Refuse writes whose outcome depends on the order in which elements are visited."""
         for index, place in enumerate(written):
             if place.region.overlaps_itself() and not self._is_excused(call, place):
@@ -183,19 +185,19 @@ class InPlaceRun(FunctionalRun):
             return [self._without_memory(item) for item in operand]
         return torch.device("meta") if isinstance(operand, torch.device) else self.concrete(operand)
 
-    def _is_excused(self, call: Call, place: Place) -> bool:
+    def _is_excused(self, call: OperatorCall, place: NumberedTensor) -> bool:
         if not place.storage.is_input or call.base != "aten::copy":
             return False
         return self._copy(call, place) in self.meant.written_twice
 
-    def _only_read(self, call: Call) -> Iterator[tuple[str, Value]]:
+    def _only_read(self, call: OperatorCall) -> Iterator[tuple[str, Value]]:
         """Tensors that a call reads, but for those that it writes as the same argument."""
         written = {write.argument for write in call.writes}
         for name, operand in call.arguments:
             if name not in written:
                 yield from ((name, value) for value in values_in(operand) if value.is_tensor)
 
-    def sees_result(self, value: Value, place: Place) -> None:
+    def sees_result(self, value: Value, place: NumberedTensor) -> None:
         """Refuse descriptions that are not true."""
         wrong = self.descriptions.disagreement(value, place)
         if wrong and value.name not in self.meant.crooked:
@@ -211,7 +213,7 @@ class InPlaceRun(FunctionalRun):
         writers = sorted({self.place(value).storage.last_writer or "nobody" for value in tensors})
         return f"; its memory was last written by {', '.join(writers)}"
 
-    def _unknown(self, node: Node, call: Call, name: Hashable, operands: Sequence[Hashable]) -> InplaceMismatch:
+    def _unknown(self, node: Node, call: OperatorCall, name: Hashable, operands: Sequence[Hashable]) -> InplaceMismatch:
         """The message for an application that the functional program never made."""
         nearest = self.value_numbers.nearest(name, operands)
         if nearest is None:

@@ -20,7 +20,7 @@ _WIDEST = 16  # bytes of the widest element
 
 
 @dataclass(frozen=True)
-class Region:
+class ShadowRegion:
     """Where a tensor lies in its storage. offset, stride: in elements of `itemsize` bytes."""
 
     offset: int
@@ -77,7 +77,7 @@ class Region:
             reach += step * (size - 1)
         return False
 
-    def overlaps(self, other: Region) -> bool:
+    def overlaps(self, other: ShadowRegion) -> bool:
         """Whether two regions of one storage share a byte."""
         if not self.count or not other.count or self.first >= other.end or other.first >= self.end:
             return False
@@ -104,21 +104,21 @@ class Storage:
         self.size_bytes = size_bytes
         self.is_input = is_input
         self.last_writer = ""
-        self._held: tuple[Region, Contents] | None = None  # all that it holds, while there are no value numbers
+        self._held: tuple[ShadowRegion, Contents] | None = None  # all that it holds, while there are no value numbers
         self._numbers: torch.Tensor | None = None
         self._unit = 0
         self._known: dict[Hashable, Contents] = {}
 
     def hold(self, start: int) -> None:
         """All bytes are those of the value whose first value number is `start`."""
-        whole = Region(0, (self.size_bytes,), (1,), 1)
+        whole = ShadowRegion(0, (self.size_bytes,), (1,), 1)
         self._held = (whole, Contents.run(whole.shape, 1, start))
 
     def hold_numbers(self, numbers: torch.Tensor, unit: int) -> None:
         """The bytes are those of these value numbers, one for each `unit` bytes; it keeps and changes them."""
         self._held, self._numbers, self._unit = None, numbers, unit
 
-    def read(self, region: Region) -> Contents:
+    def read(self, region: ShadowRegion) -> Contents:
         """What lies in a region."""
         if region.count == 0:
             return Contents.run(region.shape, region.itemsize, 0)
@@ -138,7 +138,7 @@ class Storage:
             known = self._known[region.key] = Contents.of(region.shape, region.itemsize, found)
         return known
 
-    def write(self, region: Region, contents: Contents) -> None:
+    def write(self, region: ShadowRegion, contents: Contents) -> None:
         """Put contents of the same shape into a region."""
         if region.count == 0:
             return
@@ -153,7 +153,7 @@ class Storage:
         else:
             target.copy_(source)
 
-    def _is_replaced_by(self, region: Region) -> bool:
+    def _is_replaced_by(self, region: ShadowRegion) -> bool:
         """Whether nothing that was here is left after a write to the region."""
         if region.overlaps_itself():
             return False
@@ -169,11 +169,11 @@ class Storage:
     def _spelled_out(self, unit: int) -> torch.Tensor:
         """All value numbers, one for each `unit` bytes or less; changes of it are changes of the storage."""
         if self._numbers is None:
-            region, contents = self._held or (Region(0, (0,), (1,), unit), Contents.run((0,), unit, 0))
+            region, contents = self._held or (ShadowRegion(0, (0,), (1,), unit), Contents.run((0,), unit, 0))
             if region.is_contiguous and contents.is_in_order:  # bytes in order are units in order
                 unit = math.gcd(unit, self.size_bytes, region.first, region.end)
                 count = (region.end - region.first) // unit
-                region = Region(region.first // unit, (count,), (1,), unit)
+                region = ShadowRegion(region.first // unit, (count,), (1,), unit)
                 contents = Contents.run((count,), unit, contents.start)
             unit = math.gcd(unit, self.size_bytes, region.first, contents.unit)
             self._numbers = torch.zeros(self.size_bytes // unit, dtype=torch.int64)
@@ -189,7 +189,7 @@ class Storage:
         copy = Storage(end - first)
         if first == end:
             return copy
-        bytes_of_it = Region(first, (end - first,), (1,), 1)
+        bytes_of_it = ShadowRegion(first, (end - first,), (1,), 1)
         if self._held is not None and self._held[0].is_contiguous and self._held[1].is_in_order:
             held = self._held[0]
             if held.first <= first and end <= held.end:
@@ -201,4 +201,4 @@ class Storage:
 
     def everything(self) -> Contents:
         """What all bytes hold, byte by byte."""
-        return self.read(Region(0, (self.size_bytes,), (1,), 1))
+        return self.read(ShadowRegion(0, (self.size_bytes,), (1,), 1))

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.data_movement import DataMovement, Place, is_view, layout_of, on_new_memory, view_behind
+from dovetail.analysis.data_movement import DataMovement, NumberedTensor, is_view, layout_of, on_new_memory, view_behind
 from dovetail.analysis.environment import Bound, Environment, Misfit
 from dovetail.analysis.shadow_memory import Storage
 from dovetail.analysis.symbolic_contents import Contents
-from dovetail.analysis.value_numbers import Application, Call, Result, ValueNumbers, call_of, compared
+from dovetail.analysis.value_numbers import Application, OperatorCall, Result, ValueNumbers, call_of, compared
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, made_symbols, values_in
 from dovetail.ir.sizes import Number
@@ -56,16 +56,16 @@ class SymbolicRun(Environment):
         self.draws = 0
         self.effects = 0
 
-    def sees_application(self, node: Node, call: Call, name: Hashable, operands: Sequence[Hashable]) -> None:
+    def sees_application(self, node: Node, call: OperatorCall, name: Hashable, operands: Sequence[Hashable]) -> None:
         """An application that moves more than value numbers is about to be made."""
 
-    def sees_write(self, node: Node, call: Call, written: Sequence[Place]) -> None:
+    def sees_write(self, node: Node, call: OperatorCall, written: Sequence[NumberedTensor]) -> None:
         """A node is about to write these tensors."""
 
     def sees_copies(self, node: Node, target: Overload) -> None:
         """A node is about to put copies on new memory."""
 
-    def sees_result(self, value: Value, place: Place) -> None:
+    def sees_result(self, value: Value, place: NumberedTensor) -> None:
         """A result or an input lies here."""
 
     # --- the whole program --------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class SymbolicRun(Environment):
                 storage.hold(start)
                 storages[meta.storage] = (torch.empty(storage.size_bytes, dtype=torch.uint8), storage)
             flat, storage = storages[meta.storage]
-            place = Place(
+            place = NumberedTensor(
                 flat.view(meta.dtype).as_strided(
                     self.sizes(meta.shape), self.sizes(meta.stride), self.size(meta.offset)
                 ),
@@ -116,7 +116,7 @@ class SymbolicRun(Environment):
         for value, bound in zip(node.outputs, results, strict=False):
             if value is not None and bound is not None:
                 self.env[value] = bound
-                if isinstance(bound, Place):
+                if isinstance(bound, NumberedTensor):
                     self.sees_result(value, bound)
 
     def _check_order(self, node: Node) -> None:
@@ -128,7 +128,7 @@ class SymbolicRun(Environment):
                 if name in self.unknown:
                     raise Misfit(f"it reads the size {name} before the node that computes it")
 
-    def _sizes(self, node: Node, call: Call) -> Sequence[Bound | None]:
+    def _sizes(self, node: Node, call: OperatorCall) -> Sequence[Bound | None]:
         """The results of a node that only gives numbers known from sizes; none for any other."""
         results = node.results()
         is_known = node not in self.made and not (call.writes or call.draws or call.effect)
@@ -138,7 +138,7 @@ class SymbolicRun(Environment):
 
     # --- one node ----------------------------------------------------------------------------------------------------
 
-    def _results(self, node: Node, call: Call) -> Sequence[Bound | None]:
+    def _results(self, node: Node, call: OperatorCall) -> Sequence[Bound | None]:
         target = node.target
         if isinstance(target, Prim) and isinstance(target.run, ViewScatter):
             view = target.run.view
@@ -159,7 +159,7 @@ class SymbolicRun(Environment):
         moved = self._moved(node, call, target) if call.base.startswith("aten::") else None
         return self._opaque(node, call) if moved is None else moved
 
-    def _moved(self, node: Node, call: Call, target: Overload) -> Sequence[Bound | None] | None:
+    def _moved(self, node: Node, call: OperatorCall, target: Overload) -> Sequence[Bound | None] | None:
         """The results of an operator that only moves numbers; None for any other."""
         name = call.base.removeprefix("aten::")
         operands = [operand for _, operand in call.arguments]
@@ -189,7 +189,7 @@ class SymbolicRun(Environment):
             return [self._scattered(node, viewed, None, operands, operands[2:])]
         return None
 
-    def _copied(self, node: Node, call: Call) -> Sequence[Bound | None] | None:
+    def _copied(self, node: Node, call: OperatorCall) -> Sequence[Bound | None] | None:
         """The result of an operator that fills its first operand with the second one; None for any other."""
         operands = [operand for _, operand in call.arguments]
         if call.base not in ("aten::copy", "aten::fill") or not isinstance(operands[1], Value):
@@ -205,7 +205,10 @@ class SymbolicRun(Environment):
             return [whole.reshaped(self.sizes(_first_meta(node).shape))]
         args, kwargs = self._arranged(viewed, operands[1:])
         made: Any = viewed(base.tensor, *args, **kwargs)
-        return [self.moves.read(Place(t, base.storage)) for t in ([made] if isinstance(made, torch.Tensor) else made)]
+        return [
+            self.moves.read(NumberedTensor(t, base.storage))
+            for t in ([made] if isinstance(made, torch.Tensor) else made)
+        ]
 
     def _arranged(self, op: Overload, operands: Sequence[Operand]) -> tuple[list[Any], dict[str, Any]]:
         """Operands for all arguments of an operator but the first one, as it takes them."""
@@ -214,7 +217,7 @@ class SymbolicRun(Environment):
 
     def _scattered(
         self, node: Node, view: Overload, index: int | None, operands: Sequence[Operand], rest: Sequence[Operand]
-    ) -> Place:
+    ) -> NumberedTensor:
         base, meta = self.place(operands[0]), _first_meta(node)
         is_prim = isinstance(node.target, Prim)
         whole = not is_prim
@@ -228,14 +231,14 @@ class SymbolicRun(Environment):
             return made  # a primitive keeps the strides of its operand, whatever is said of them
         return self._as_described(meta, made)
 
-    def _as_described(self, meta: TensorMeta, made: Place) -> Place:
+    def _as_described(self, meta: TensorMeta, made: NumberedTensor) -> NumberedTensor:
         """A copy of a whole storage, or of the tensor alone where it is described differently."""
         result = self.described(meta)
         if layout_of(result) == made.layout and self.size(meta.offset) == made.region.offset:
             return made
         return self._filled(result, self.moves.read(made))
 
-    def _deliver(self, node: Node, call: Call, *contents: Contents) -> Sequence[Bound | None]:
+    def _deliver(self, node: Node, call: OperatorCall, *contents: Contents) -> Sequence[Bound | None]:
         """Put contents where the form of the operator puts its results: into what it writes, or into new memory."""
         written = [place for _, place in self.written(call)]
         if not written:
@@ -249,7 +252,7 @@ class SymbolicRun(Environment):
             self._fill(place, held)
         return written
 
-    def _undefined(self, node: Node, call: Call) -> Contents:
+    def _undefined(self, node: Node, call: OperatorCall) -> Contents:
         """What an operator that promises nothing leaves in its result: the same in both programs, told by its name."""
         meta = _first_meta(node)
         shape = self.sizes(meta.shape)
@@ -261,7 +264,7 @@ class SymbolicRun(Environment):
 
     # --- operators by value number ----------------------------------------------------------------------------------
 
-    def _opaque(self, node: Node, call: Call) -> Sequence[Bound | None]:
+    def _opaque(self, node: Node, call: OperatorCall) -> Sequence[Bound | None]:
         """Fresh results into new memory, the others into what the operator writes."""
         operands, written = self.operands(call), self.written(call)
         name = self._name(node, call, written)
@@ -279,7 +282,7 @@ class SymbolicRun(Environment):
         bound.update({i: place for i, alias in handed_back for name, place in written if name == alias})
         return [bound.get(i) for i in range(len(node.outputs))]
 
-    def _name(self, node: Node, call: Call, written: Sequence[tuple[str, Place]]) -> Hashable:
+    def _name(self, node: Node, call: OperatorCall, written: Sequence[tuple[str, NumberedTensor]]) -> Hashable:
         """The canonical name, with its turn among draws and effects, how it rounds, and sizes that it finds out."""
         turn = self.draws if call.draws or call.reads_generator else None
         first = next((v for v in values_in(_operands(call)) if v.is_tensor), None)
@@ -290,7 +293,7 @@ class SymbolicRun(Environment):
         own_bits = own_bits or (call.draws and call.in_place and not call.is_fill)
         return (call.name, turn, self.effects if call.effect else None, own_bits, *sorted(self.made.get(node, ())))
 
-    def operands(self, call: Call) -> tuple[Hashable, ...]:
+    def operands(self, call: OperatorCall) -> tuple[Hashable, ...]:
         """Each argument as what it denotes."""
         return tuple(
             compared(operand, self._looks if index == 0 and call.reads_only_shape else self.sees, self.hints)
@@ -300,12 +303,12 @@ class SymbolicRun(Environment):
     def sees(self, value: Value) -> Hashable:
         """What a reader sees of a value."""
         bound = self.env[value]
-        return (self.moves.read(bound).ident, bound.layout, bound.bits) if isinstance(bound, Place) else bound
+        return (self.moves.read(bound).ident, bound.layout, bound.bits) if isinstance(bound, NumberedTensor) else bound
 
     def _looks(self, value: Value) -> Hashable:
         """What a value looks like."""
         bound = self.env[value]
-        return bound.layout if isinstance(bound, Place) else bound
+        return bound.layout if isinstance(bound, NumberedTensor) else bound
 
     def _fresh_result(self, made: Application, index: int, value: Value) -> Bound:
         known = made.results[index]
@@ -320,7 +323,7 @@ class SymbolicRun(Environment):
             raise Misfit(f"{value.name} is described as {layout}, and was {known.layout} in {made.label}")
         return self._fresh(value, Contents.run(layout[0], tensor.dtype.itemsize, known.start))
 
-    def _written_result(self, call: Call, made: Application, index: int, place: Place) -> None:
+    def _written_result(self, call: OperatorCall, made: Application, index: int, place: NumberedTensor) -> None:
         layout = place.layout
         known = made.results[index] or Result(self.numbering.new(place.region.count * layout[2].itemsize), layout)
         made.results[index] = known
@@ -336,7 +339,7 @@ class SymbolicRun(Environment):
         contents = Contents.run(layout[0], known.layout[2].itemsize, known.start)
         self._fill(place, self.moves.convert(contents, known.layout[2], layout[2]))
 
-    def _is_exact(self, call: Call, dtype: torch.dtype) -> bool:
+    def _is_exact(self, call: OperatorCall, dtype: torch.dtype) -> bool:
         """Whether a result has the same bits in any layout.
 
         Kernels process contiguous elements in vectors, others one by one, which may round differently. An elementwise
@@ -347,16 +350,16 @@ class SymbolicRun(Environment):
 
     # --- tensors ------------------------------------------------------------------------------------------------------
 
-    def _fresh(self, value: Value, contents: Contents) -> Place:
+    def _fresh(self, value: Value, contents: Contents) -> NumberedTensor:
         return self._filled(self.described(value.tensor), contents)
 
-    def _filled(self, tensor: torch.Tensor, contents: Contents) -> Place:
+    def _filled(self, tensor: torch.Tensor, contents: Contents) -> NumberedTensor:
         """New memory for a tensor like this one, with these contents."""
         place = on_new_memory(tensor)
         self._fill(place, contents)
         return place
 
-    def _fill(self, place: Place, contents: Contents) -> None:
+    def _fill(self, place: NumberedTensor, contents: Contents) -> None:
         if contents.shape != place.region.shape or contents.itemsize != place.region.itemsize:
             raise Misfit(f"{list(contents.shape)} is put into {list(place.region.shape)}, {place.tensor.dtype}")
         self.moves.write(place, contents)
@@ -373,11 +376,11 @@ def _first_meta(node: Node) -> TensorMeta:
     raise Misfit("it has no result")
 
 
-def _operands(call: Call) -> list[Operand]:
+def _operands(call: OperatorCall) -> list[Operand]:
     return [operand for _, operand in call.arguments]
 
 
-def _returned(node: Node, call: Call) -> tuple[list[tuple[int, Value | None]], list[tuple[int, str]]]:
+def _returned(node: Node, call: OperatorCall) -> tuple[list[tuple[int, Value | None]], list[tuple[int, str]]]:
     """Which outputs are fresh results, and which are written arguments handed back, with their alias sets."""
     returns = schema_of(call.op).returns if call.op is not None and call.writes else ()
     outputs = list(enumerate(node.outputs))

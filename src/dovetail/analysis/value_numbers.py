@@ -1,8 +1,8 @@
 """What an operator application means, whether it writes or not: the same key for `add(a, b)`, `add_(a, b)`,
 `add.out(a, b, out=c)` and `functional_form(add_)(a, b)`.
 
-A `Call` is an application taken apart by the schema of its operator. Its *canonical name* leaves out everything about
-where results go: the trailing underscore, `_functional`, out arguments. The `ValueNumbers` return one set of value
+An `OperatorCall` is an application taken apart by the schema of its operator. Its *canonical name* leaves out all that
+says where results go: the trailing underscore, `_functional`, out arguments. The `ValueNumbers` return one set of value
 numbers for each key: canonical name, arguments that are not tensors, and for each tensor its contents and layout.
 Results come in one order for all forms: fresh ones first, then the new contents of each written argument, lists
 flattened.
@@ -40,7 +40,7 @@ class Write(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """One application, argument by argument.
 
     op: the operator, None where there is no schema. name: the canonical one. arguments: each argument with its operand,
@@ -104,7 +104,7 @@ class Call:
         return self.base.removeprefix("aten::") in _EMPTY
 
 
-def call_of(node: Node) -> Call:
+def call_of(node: Node) -> OperatorCall:
     """The application that a node makes."""
     target: object = node.target
     prim = target if isinstance(target, Prim) else None
@@ -121,7 +121,7 @@ def call_of(node: Node) -> Call:
         plain = [("", a) for a in node.args] + sorted(kwargs.items())
         is_opaque = number_function_text(node.target) is None
         draws, reads, effect = (prim.draws, prim.reads_generator, prim.effect) if prim else (False, False, is_opaque)
-        return Call(None, _opaque_name(node.target), tuple(plain), (), (), draws, reads, effect, False, False)
+        return OperatorCall(None, _opaque_name(node.target), tuple(plain), (), (), draws, reads, effect, False, False)
     schema = schema_of(target)
     given = {a.name: operand for a, operand in zip(schema.arguments, node.args, strict=False)} | kwargs
     operands = [(a, given.get(a.name, a.default)) for a in schema.arguments]
@@ -130,7 +130,7 @@ def call_of(node: Node) -> Call:
     if form is not None:
         written = set()
     opaque = schema.namespace not in _TRANSPARENT_NAMESPACES
-    return Call(
+    return OperatorCall(
         op=target,
         name=(_canonical_name(target), tuple(a.type for a in schema.arguments if not a.is_out), *marks),
         arguments=tuple((a.name, _normal(a, operand)) for a, operand in operands if not a.is_out),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from dovetail.analysis.data_movement import Place
+from dovetail.analysis.data_movement import NumberedTensor
 from dovetail.analysis.environment import Misfit
 from dovetail.analysis.inplace_run import FunctionalRun, InPlaceRun, mismatch
 from dovetail.analysis.symbolic_run import InputMemory, label_of
@@ -209,7 +209,7 @@ class _Comparison:
             raise self._differs(f"it has {len(here)} outputs, and had {len(there)}", "outputs are the same")
         pairs = zip(here, there, self.does.outputs, self.meant.outputs, strict=True)
         for position, (operand, was, bound, meant) in enumerate(pairs):
-            if not isinstance(bound, Place) or not isinstance(meant, Place):
+            if not isinstance(bound, NumberedTensor) or not isinstance(meant, NumberedTensor):
                 plain = [
                     constant(o, run.hints) if b is None else ("bound", b)
                     for o, b, run in ((operand, bound, self.does), (was, meant, self.meant))
@@ -265,11 +265,11 @@ class _Comparison:
     def _shared(self, run: FunctionalRun) -> dict[tuple[int, int], int]:
         """Pairs of outputs, and of an output and an input (as ~position), that share bytes; how far apart they are."""
         found: dict[tuple[int, int], int] = {}
-        residents: dict[int, list[tuple[int, Place]]] = {}
+        residents: dict[int, list[tuple[int, NumberedTensor]]] = {}
         for position, bound in self._inputs(run):
             residents.setdefault(id(bound.storage), []).append((~position, bound))
         for position, output in enumerate(run.outputs):
-            if isinstance(output, Place):
+            if isinstance(output, NumberedTensor):
                 neighbours = residents.setdefault(id(output.storage), [])
                 for other, place in neighbours:
                     if output.overlaps(place):
@@ -277,8 +277,8 @@ class _Comparison:
                 neighbours.append((position, output))
         return found
 
-    def _inputs(self, run: FunctionalRun) -> list[tuple[int, Place]]:
-        return [(i, bound) for i, bound in enumerate(run.inputs) if isinstance(bound, Place)]
+    def _inputs(self, run: FunctionalRun) -> list[tuple[int, NumberedTensor]]:
+        return [(i, bound) for i, bound in enumerate(run.inputs) if isinstance(bound, NumberedTensor)]
 
     def _differs(self, detail: str, reason: str) -> InplaceMismatch:
         return mismatch(self.does.program, detail, reason)

@@ -26,7 +26,7 @@ from dovetail.errors import NotSerializable
 from dovetail.torch_compat import pytree
 
 
-class Kind(enum.Enum):
+class TreeKind(enum.Enum):
     """What a part of a structure is."""
 
     LEAF = "leaf"
@@ -47,8 +47,12 @@ FACTORIES: Mapping[str, Callable[[], Any] | None] = {
     "None": None,
     **{kind.__name__: kind for kind in (list, dict, set, tuple, int, float, str, bool)},
 }
-_DICTS: Mapping[Kind, Any] = {Kind.DICT: dict, Kind.ORDERED_DICT: OrderedDict, Kind.DEFAULT_DICT: defaultdict}
-_NAMED = frozenset({Kind.NAMED_TUPLE, Kind.MAPPING, Kind.OBJECT})
+_DICTS: Mapping[TreeKind, Any] = {
+    TreeKind.DICT: dict,
+    TreeKind.ORDERED_DICT: OrderedDict,
+    TreeKind.DEFAULT_DICT: defaultdict,
+}
+_NAMED = frozenset({TreeKind.NAMED_TUPLE, TreeKind.MAPPING, TreeKind.OBJECT})
 # What keys of a dictionary may be.
 KEYS = (str, int, bool, float, type(None))
 
@@ -61,7 +65,7 @@ class Tree:
     deque.
     """
 
-    kind: Kind = Kind.LEAF
+    kind: TreeKind = TreeKind.LEAF
     children: tuple[Tree, ...] = ()
     keys: tuple[Any, ...] = ()
     name: str = ""
@@ -69,7 +73,7 @@ class Tree:
 
     def leaves(self) -> int:
         """The number of leaves."""
-        return 1 if self.kind is Kind.LEAF else sum(child.leaves() for child in self.children)
+        return 1 if self.kind is TreeKind.LEAF else sum(child.leaves() for child in self.children)
 
 
 def tree_of(example: Any, what: str = "the structure of a call") -> Tree:
@@ -118,14 +122,14 @@ def _described(item: Any) -> Tree:
     if cls is torch.Size:
         return Tree()
     if cls in (list, tuple):
-        return Tree(Kind.LIST if cls is list else Kind.TUPLE, tuple(map(_described, item)))
+        return Tree(TreeKind.LIST if cls is list else TreeKind.TUPLE, tuple(map(_described, item)))
     if cls is deque:
-        return Tree(Kind.DEQUE, tuple(map(_described, item)), limit=item.maxlen)
+        return Tree(TreeKind.DEQUE, tuple(map(_described, item)), limit=item.maxlen)
     for kind, type_ in _DICTS.items():
         if cls is type_:
             return _described_dict(item, kind)
     if isinstance(item, tuple) and cls.__module__ == "torch.return_types":
-        return Tree(Kind.RETURN_TYPE, tuple(map(_described, item)), name=cls.__name__)
+        return Tree(TreeKind.RETURN_TYPE, tuple(map(_described, item)), name=cls.__name__)
     found = _fields_of(item)
     if found is not None:
         return _described_fields(item, *found)
@@ -135,19 +139,19 @@ def _described(item: Any) -> Tree:
     return Tree()
 
 
-def _described_dict(item: Any, kind: Kind) -> Tree:
+def _described_dict(item: Any, kind: TreeKind) -> Tree:
     for key in item:
         if type(key) not in KEYS or key != key:
             raise ValueError(f"a key of a dictionary is {key!r}")
     name = ""
-    if kind is Kind.DEFAULT_DICT:
+    if kind is TreeKind.DEFAULT_DICT:
         name = next((name for name, factory in FACTORIES.items() if factory is item.default_factory), "")
         if not name:
             raise ValueError(f"the default of a dictionary is made by {item.default_factory!r}")
     return Tree(kind, tuple(map(_described, item.values())), tuple(item), name)
 
 
-def _described_fields(item: Any, kind: Kind, fields: Mapping[str, Any]) -> Tree:
+def _described_fields(item: Any, kind: TreeKind, fields: Mapping[str, Any]) -> Tree:
     for name in fields:
         if not is_field(name):
             raise ValueError(f"a {type(item).__name__} has a field called {name!r}")
@@ -161,7 +165,7 @@ def is_field(name: object) -> bool:
 
 
 def _collect(value: Any, tree: Tree, place: str, leaves: list[Any]) -> None:
-    if tree.kind is Kind.LEAF:
+    if tree.kind is TreeKind.LEAF:
         leaves.append(value)
         return
     parts = _parts(value, tree)
@@ -189,7 +193,7 @@ def _parts(value: Any, tree: Tree) -> list[Any] | None:
         return [value[key] for key in tree.keys] if right else None
     if tree.kind in _NAMED:
         return _field_parts(value, tree)
-    kinds = {Kind.LIST: list, Kind.TUPLE: tuple, Kind.DEQUE: deque}
+    kinds = {TreeKind.LIST: list, TreeKind.TUPLE: tuple, TreeKind.DEQUE: deque}
     right = type(value) is kinds[tree.kind] if tree.kind in kinds else _is_return_type(value, tree.name)
     return list(value) if right and len(value) == len(tree.children) else None
 
@@ -212,35 +216,35 @@ def _field_parts(value: Any, tree: Tree) -> list[Any] | None:
     return [found[1][name] for name in tree.keys]
 
 
-def _fields_of(value: Any) -> tuple[Kind, dict[str, Any]] | None:
+def _fields_of(value: Any) -> tuple[TreeKind, dict[str, Any]] | None:
     """What kind of object with fields this is, and its fields; None for any other object."""
     cls = type(value)
     if isinstance(value, tuple) and hasattr(cls, "_fields"):
-        return Kind.NAMED_TUPLE, dict(zip(cls._fields, value, strict=True))
+        return TreeKind.NAMED_TUPLE, dict(zip(cls._fields, value, strict=True))
     if not hasattr(cls, "__dataclass_fields__") or isinstance(value, type | torch.nn.Module):
         return None
     if isinstance(value, Mapping):
-        return Kind.MAPPING, dict(value)
+        return TreeKind.MAPPING, dict(value)
     names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
     names = list(dict.fromkeys([*names, *getattr(value, "__dict__", ())]))
-    return Kind.OBJECT, {name: getattr(value, name) for name in names}
+    return TreeKind.OBJECT, {name: getattr(value, name) for name in names}
 
 
 def _made(leaves: Iterator[Any], tree: Tree, containers: Mapping[str, type]) -> Any:
-    if tree.kind is Kind.LEAF:
+    if tree.kind is TreeKind.LEAF:
         return next(leaves)
     items = [_made(leaves, child, containers) for child in tree.children]
     if tree.kind in _NAMED:
         return _made_object(items, tree, containers.get(tree.name))
-    if tree.kind is Kind.DEFAULT_DICT:
+    if tree.kind is TreeKind.DEFAULT_DICT:
         return defaultdict(FACTORIES[tree.name], zip(tree.keys, items, strict=True))
     if tree.kind in _DICTS:
         return _DICTS[tree.kind](zip(tree.keys, items, strict=True))
-    if tree.kind is Kind.DEQUE:
+    if tree.kind is TreeKind.DEQUE:
         return deque(items, tree.limit)
-    if tree.kind is Kind.RETURN_TYPE:
+    if tree.kind is TreeKind.RETURN_TYPE:
         return _return_type(tree)(items)
-    return items if tree.kind is Kind.LIST else tuple(items)
+    return items if tree.kind is TreeKind.LIST else tuple(items)
 
 
 def _return_type(tree: Tree) -> Any:
@@ -260,13 +264,13 @@ def check_return_type(tree: Tree) -> None:
 def _made_object(items: Sequence[Any], tree: Tree, cls: Any) -> Any:
     fields = dict(zip(tree.keys, items, strict=True))
     if cls is None:
-        return NamedResult(tree.name, fields, is_tuple=tree.kind is Kind.NAMED_TUPLE)
+        return NamedResult(tree.name, fields, is_tuple=tree.kind is TreeKind.NAMED_TUPLE)
     if not _has_fields(cls, tree):
         raise ValueError(f"{qualified_name(cls)} has other fields than the {tree.name} that was saved")
-    if tree.kind is Kind.NAMED_TUPLE:
+    if tree.kind is TreeKind.NAMED_TUPLE:
         return cls(*items)
     try:
-        if tree.kind is Kind.MAPPING:
+        if tree.kind is TreeKind.MAPPING:
             return cls(**fields)
         made = object.__new__(cls)
         for name, value in fields.items():
@@ -278,10 +282,10 @@ def _made_object(items: Sequence[Any], tree: Tree, cls: Any) -> Any:
 
 def _has_fields(cls: Any, tree: Tree) -> bool:
     """Whether a class has the fields that a tree names, and no field that would be left without a value."""
-    if tree.kind is Kind.NAMED_TUPLE:
+    if tree.kind is TreeKind.NAMED_TUPLE:
         return getattr(cls, "_fields", None) == tree.keys
-    if not hasattr(cls, "__dataclass_fields__") or issubclass(cls, Mapping) != (tree.kind is Kind.MAPPING):
+    if not hasattr(cls, "__dataclass_fields__") or issubclass(cls, Mapping) != (tree.kind is TreeKind.MAPPING):
         return False
-    if tree.kind is Kind.MAPPING:
+    if tree.kind is TreeKind.MAPPING:
         return {field.name for field in dataclasses.fields(cls)} >= set(tree.keys)
     return all(field.name in tree.keys or hasattr(cls, field.name) for field in dataclasses.fields(cls))

@@ -13,12 +13,12 @@ import re
 from typing import Any
 
 from dovetail.artifact.operand_json import operand_from_json, operand_to_json
-from dovetail.artifact.tree import FACTORIES, KEYS, Kind, Tree, check_return_type, is_field
+from dovetail.artifact.tree import FACTORIES, KEYS, Tree, TreeKind, check_return_type, is_field
 from dovetail.ir.program import Value
 
 _CLASS_NAME = re.compile(r"[\w.<>]{1,500}")
-_DICTS = (Kind.DICT, Kind.ORDERED_DICT, Kind.DEFAULT_DICT)
-_OBJECTS = (Kind.NAMED_TUPLE, Kind.MAPPING, Kind.OBJECT)
+_DICTS = (TreeKind.DICT, TreeKind.ORDERED_DICT, TreeKind.DEFAULT_DICT)
+_OBJECTS = (TreeKind.NAMED_TUPLE, TreeKind.MAPPING, TreeKind.OBJECT)
 
 
 def tree_to_json(tree: Tree) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def tree_from_json(data: object) -> Tree:
 def _read(data: Any) -> Tree:
     if not isinstance(data, dict):
         raise ValueError(f"{data!r} is not a structure")
-    kind = Kind(data["kind"])
+    kind = TreeKind(data["kind"])
     children = tuple([_read(child) for child in data.get("children", ())])
     keys = tuple([operand_from_json(key, _no_value) for key in data.get("keys", ())])
     tree = Tree(kind, children, keys, data.get("name", ""), data.get("limit"))
@@ -67,7 +67,7 @@ def _no_value(name: str) -> Value:
 def _check(tree: Tree) -> None:
     """What the kind allows, and nothing else."""
     kind = tree.kind
-    if kind is Kind.LEAF and tree != Tree():
+    if kind is TreeKind.LEAF and tree != Tree():
         raise ValueError("a leaf has parts")
     if len(tree.keys) != (len(tree.children) if kind in _DICTS or kind in _OBJECTS else 0):
         raise ValueError(f"a {kind.value} has {len(tree.keys)} keys for {len(tree.children)} parts")
@@ -78,17 +78,17 @@ def _check(tree: Tree) -> None:
     if not _is_name(tree.name, kind):
         raise ValueError(f"{tree.name!r} is not a name of a {kind.value}")
     if tree.limit is not None and (
-        kind is not Kind.DEQUE or type(tree.limit) is not int or tree.limit < len(tree.children)
+        kind is not TreeKind.DEQUE or type(tree.limit) is not int or tree.limit < len(tree.children)
     ):
         raise ValueError(f"a {kind.value} of at most {tree.limit!r} has {len(tree.children)} parts")
-    if kind is Kind.RETURN_TYPE:
+    if kind is TreeKind.RETURN_TYPE:
         check_return_type(tree)
 
 
-def _is_name(name: object, kind: Kind) -> bool:
-    if kind is Kind.DEFAULT_DICT:
+def _is_name(name: object, kind: TreeKind) -> bool:
+    if kind is TreeKind.DEFAULT_DICT:
         return isinstance(name, str) and name in FACTORIES
-    if kind is Kind.RETURN_TYPE:
+    if kind is TreeKind.RETURN_TYPE:
         return isinstance(name, str) and name.isidentifier()
     if kind in _OBJECTS:
         return isinstance(name, str) and _CLASS_NAME.fullmatch(name) is not None

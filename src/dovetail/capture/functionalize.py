@@ -3,7 +3,7 @@
 State, per storage of the recorded program: a version, which a write moves. Per recorded value: the functional value
 that holds its contents, and the version at which that is true. A value whose version is old is a view (everything else
 is the root of its storage, and roots are always current) and is made again from its parent when somebody reads it. A
-write computes new contents with the operator's functional twin, carries them up the chain of views to the root
+write computes new contents with the operator's functional variant, carries them up the chain of views to the root
 (`ops.views.write_through`), and moves the version. No autograd is left at this point: the recorded program contains
 what autograd did.
 
@@ -32,7 +32,7 @@ from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, Target, Tens
 from dovetail.ir.sizes import difference
 from dovetail.ir.text import identifier
 from dovetail.ops.facts import overwrites, writes_of
-from dovetail.ops.functional_variants import Variant, exact_variant, spell_out_defaults
+from dovetail.ops.functional_variants import FunctionalVariant, exact_variant, spell_out_defaults
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.ops.views import BASE, SOURCE, addresses_storage, replayed_args, write_through
 from dovetail.torch_compat.dispatch import Overload, schema_of
@@ -197,10 +197,10 @@ class Functionalizer:
         if overwrites(node.target):
             self._write(written[0], self._copied(written[0], self._read_operand(node.args[1])))
             return
-        twin = exact_variant(node.target, writes, [value.tensor for value in written])
-        args, kwargs = self._twin_arguments(node, twin)
-        metas = self._twin_metas(node, twin, args, kwargs, written)
-        results = self._emit(twin.target, args, kwargs, metas, twin.returns_list)
+        variant = exact_variant(node.target, writes, [value.tensor for value in written])
+        args, kwargs = self._variant_arguments(node, variant)
+        metas = self._variant_metas(node, variant, args, kwargs, written)
+        results = self._emit(variant.target, args, kwargs, metas, variant.returns_list)
         fresh = [output for output in node.outputs if output is not None]
         positions = [i for i, output in enumerate(node.outputs) if output is not None]
         for output, position in zip(fresh, positions, strict=True):
@@ -219,28 +219,28 @@ class Functionalizer:
                 )
             self._write(value, content)
 
-    def _twin_arguments(self, node: Node, twin: Variant) -> tuple[tuple[Operand, ...], tuple[tuple[str, Operand], ...]]:
+    def _variant_arguments(self, node: Node, variant: FunctionalVariant) -> tuple[tuple[Operand, ...], Keywords]:
         assert isinstance(node.target, Overload), "only operators write"
-        outs = {a.name for a in schema_of(node.target).arguments if a.is_out} if twin.drops_out else set()
+        outs = {a.name for a in schema_of(node.target).arguments if a.is_out} if variant.drops_out else set()
         swapped = node.with_operands(self.read)
         args, kwargs = swapped.args, [(name, operand) for name, operand in swapped.kwargs if name not in outs]
-        if isinstance(twin.target, Overload) and not twin.drops_out:
-            args = spell_out_defaults(node.target, twin.target, args)
+        if isinstance(variant.target, Overload) and not variant.drops_out:
+            args = spell_out_defaults(node.target, variant.target, args)
         return args, tuple(kwargs)
 
-    def _twin_metas(
+    def _variant_metas(
         self,
         node: Node,
-        twin: Variant,
+        variant: FunctionalVariant,
         args: tuple[Operand, ...],
-        kwargs: tuple[tuple[str, Operand], ...],
+        kwargs: Keywords,
         written: list[Value],
     ) -> list[Meta | None]:
-        if isinstance(twin.target, Prim):
-            fresh: list[Meta | None] = [None if o is None else o.meta for o in node.outputs[: twin.fresh]]
+        if isinstance(variant.target, Prim):
+            fresh: list[Meta | None] = [None if o is None else o.meta for o in node.outputs[: variant.fresh]]
             metas = [*fresh, *(on_storage(value.tensor, value.tensor.storage, offset=0) for value in written)]
         else:
-            metas = self._infer(twin.target, args, kwargs)
+            metas = self._infer(variant.target, args, kwargs)
         return [on_storage(m, self._new_storage()) if isinstance(m, TensorMeta) else m for m in metas]
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -362,11 +362,11 @@ class Functionalizer:
 
     def fork(self) -> Functionalizer:
         """An independent copy at this point: what it consumes does not show here."""
-        twin = copy.copy(self)
+        fork = copy.copy(self)
         for name, held in vars(self).items():
             if isinstance(held, dict | list | set):
-                setattr(twin, name, held.copy())
-        return twin
+                setattr(fork, name, held.copy())
+        return fork
 
     def write_count(self, value: Value) -> int:
         """How often a recorded value was written so far, by itself or through a view of it."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.alias_pattern import AliasPattern, Family, Group, Place
+from dovetail.analysis.alias_pattern import AliasPattern, Family, FlatPlace, Group
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import OverlappingMutatedInputs
 from dovetail.ir.calling import FlatBytes, InputRule, ViewBase
@@ -214,7 +214,7 @@ class InputMaker:
         self.recorder.let_stand_for(tensor, seen, value)
         self.made[argument] = _stand_in(tensor, value, Value(name, value.meta), Constant(name), None)
 
-    def _view_of_flat(self, flat: torch.Tensor, place: Place, group: Group, seen: torch.Tensor) -> Value:
+    def _view_of_flat(self, flat: torch.Tensor, place: FlatPlace, group: Group, seen: torch.Tensor) -> Value:
         """Record the views of the flat tensor that lead to `place`, and let `seen` stand for the result."""
         with torch.no_grad(), self.mode, self.recorder:
             region = _region(flat, place, group)
@@ -269,7 +269,7 @@ def constant_stand_in(tensor: torch.Tensor, value: Value, version: int, grad_fn:
     return made
 
 
-def _region(flat: torch.Tensor, place: Place, group: Group) -> torch.Tensor:
+def _region(flat: torch.Tensor, place: FlatPlace, group: Group) -> torch.Tensor:
     """The view of a flat tensor that lies at `place`, made by relative addresses: it holds wherever flat lies."""
     unit = group.dtype.itemsize
     extent = sum((n - 1) * s for n, s in zip(place.shape, place.stride, strict=True)) + 1

@@ -111,7 +111,7 @@ class MovesTensors(ABC):
             ),
             None,
         )
-        assert view is not None, f"{func} has no view twin"
+        assert view is not None, f"{func} has no view form"
         operands = tuple(self.operand_of(a) for a in args)
         result = func(*args, **kwargs)
         self.metadata_changes.append((tensor, func, operands[1:]))

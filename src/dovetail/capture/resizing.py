@@ -83,10 +83,10 @@ def _layouts(func: Overload, args: Sequence[Any], others: Mapping[str, Any]) -> 
     if all(tensor.is_contiguous() for tensor in _tensors_in((*args, *others.values()))):
         return None
     writes = facts_of(func).writes
-    twin = functional_variant(func, writes)
-    if not (isinstance(twin.target, Overload) and twin.drops_out):
+    variant = functional_variant(func, writes)
+    if not (isinstance(variant.target, Overload) and variant.drops_out):
         return None
-    given = as_laid_out(twin.target, args, twin.target(*args, **others))
+    given = as_laid_out(variant.target, args, variant.target(*args, **others))
     results = list(given) if isinstance(given, list | tuple) else [given]
     return [result.stride() for result in results]
 

@@ -12,7 +12,7 @@ from dovetail.cli.output import Allow, AsJson, print_json
 from dovetail.cli.progress import spinner
 from dovetail.errors import BadCheck, BadOptionValue, DoesNotFail, OutputInTheWay
 from dovetail.inspect.minify import Minified, minify
-from dovetail.inspect.minify_files import Source, read_source
+from dovetail.inspect.minify_files import ProgramToMinify, read_source
 from dovetail.inspect.minify_isolated import Isolated
 from dovetail.inspect.minify_oracles import BUILT_IN, Agrees, CheckFile, Compiles, NamedOracle, Passes
 from dovetail.inspect.minify_script import Reproducer, write_reproducer
@@ -139,7 +139,7 @@ def _oracle(name: str, check: str | None, tolerance: float) -> NamedOracle:
     return Agrees(tolerance) if name == "agrees" else Passes(tolerance)
 
 
-def _facts(source: Source, found: Minified, written: Reproducer) -> dict[str, object]:
+def _facts(source: ProgramToMinify, found: Minified, written: Reproducer) -> dict[str, object]:
     return {
         "program": found.program.name,
         "fails": True,

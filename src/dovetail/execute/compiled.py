@@ -22,7 +22,7 @@ from torch.profiler import record_function
 from dovetail.analysis.liveness import last_uses
 from dovetail.execute.protocol import ExecutorList
 from dovetail.ir.program import Node, Program
-from dovetail.ir.text import Source, emit
+from dovetail.ir.text import ProgramText, emit
 from dovetail.ops import prims
 from dovetail.torch_compat.autograd import profiler_is_running
 from dovetail.torch_compat.modes import autocast_is_active, autocast_off
@@ -32,7 +32,7 @@ _SERIAL = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class _Code:
-    source: Source
+    source: ProgramText
     filename: str
     run: Callable[[list[Any]], tuple[Any, ...]]
 
@@ -100,7 +100,7 @@ class CompiledProgram:
             error.add_note(f"dovetail: while running {node.target} of {self.program.name}, from {origin}")
 
 
-def _build(source: Source, filename: str) -> Callable[[list[Any]], tuple[Any, ...]]:
+def _build(source: ProgramText, filename: str) -> Callable[[list[Any]], tuple[Any, ...]]:
     namespace: dict[str, Any] = {
         "torch": torch,
         "math": math,

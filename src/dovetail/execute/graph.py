@@ -16,7 +16,7 @@ import torch
 from dovetail.execute.backward import CompiledBackward
 from dovetail.execute.donation import NOTHING_DONATED, Donated
 from dovetail.execute.protocol import RunnableProgram
-from dovetail.execute.second_order import Source
+from dovetail.execute.second_order import Recomputation
 from dovetail.execute.shared_bytes import announce_write
 from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import CallPlan, FromSlot, Pattern, WriteBack, is_carried_out
@@ -60,7 +60,7 @@ class CompiledGraph:
     counted_only: tuple[int, ...] = ()
     donated: Donated = NOTHING_DONATED
     any_layout: bool = True
-    source: Source | None = None
+    source: Recomputation | None = None
     unreached: tuple[int, ...] = ()
     constant_list: list[torch.Tensor] = field(default_factory=list)
     direct: RunnableProgram | None = None

@@ -17,7 +17,7 @@ import torch
 from dovetail.errors import DoubleBackwardUnsupported
 from dovetail.ir.calling import CallPlan, FromSlot, Rewritten
 
-Source: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+Recomputation: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """The compiled function in eager mode: takes the inputs of the call, then constants; returns the outputs, flat."""
 
 HINT = "compute the inner gradient inside the compiled function, or leave this function uncompiled"
@@ -97,7 +97,7 @@ class Kept:
 
 
 def differentiable_gradients(
-    source: Source,
+    source: Recomputation,
     plan: CallPlan,
     inputs: Sequence[Any],
     kept: Kept,

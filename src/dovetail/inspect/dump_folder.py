@@ -52,7 +52,7 @@ class DumpedStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class DumpedCall:
     """One call of a half that was kept. state: of the generator when it began."""
 
     inputs: tuple[Any, ...]
@@ -66,7 +66,7 @@ class Compilation:
 
     folder: Path
     steps: tuple[DumpedStep, ...]
-    calls: Mapping[str, Call]
+    calls: Mapping[str, DumpedCall]
 
     def of_part(self, part: str) -> tuple[DumpedStep, ...]:
         """The steps of a part that have a program, in order."""
@@ -149,9 +149,9 @@ def _read_folder(folder: Path, allow: tuple[str, ...]) -> Compilation:
     return Compilation(folder, steps, calls)
 
 
-def calls_in(folder: Path) -> dict[str, Call]:
+def calls_in(folder: Path) -> dict[str, DumpedCall]:
     """The calls that were kept in the folder of a compilation. Raises: BadArtifact for files that hold none."""
-    calls: dict[str, Call] = {}
+    calls: dict[str, DumpedCall] = {}
     for path in sorted(folder.glob("*.inputs.safetensors")):
         part = path.name.removesuffix(".inputs.safetensors")
         *inputs, state = load_call(path)
@@ -159,7 +159,7 @@ def calls_in(folder: Path) -> dict[str, Call]:
             reason = "the state of the random generator is not its last tensor"
             raise BadArtifact(path=path, expected="the inputs of a call", reason=reason, hint="write the dump again")
         results = folder / f"{part}.results.safetensors"
-        calls[part] = Call(tuple(inputs), state, tuple(load_call(results)) if results.exists() else None)
+        calls[part] = DumpedCall(tuple(inputs), state, tuple(load_call(results)) if results.exists() else None)
     return calls
 
 

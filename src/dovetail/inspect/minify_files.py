@@ -22,7 +22,7 @@ from dovetail.artifact.limits import MAX_JSON_BYTES
 from dovetail.artifact.program_json import FORMAT, program_from_json
 from dovetail.artifact.regular_file import read_regular
 from dovetail.errors import BadArtifact, OtherSearch
-from dovetail.inspect.dump_folder import Call, read_dump, read_step
+from dovetail.inspect.dump_folder import DumpedCall, read_dump, read_step
 from dovetail.inspect.minify_oracles import Failure
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
@@ -35,7 +35,7 @@ _HINT = "give a .json that DOVETAIL_DUMP or program_to_json wrote, or the folder
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ProgramToMinify:
     """A program and its inputs. origin: where the inputs come from: `given`, `recorded` or `random`."""
 
     program: Program
@@ -43,7 +43,7 @@ class Source:
     origin: str
 
 
-def read_source(path: Path, inputs: Path | None = None, *, allow: Iterable[str] = ()) -> Source:
+def read_source(path: Path, inputs: Path | None = None, *, allow: Iterable[str] = ()) -> ProgramToMinify:
     """The program in a file; of a dump, the first one whose call was recorded, or else the first one.
 
     Of a training step it is the one that writes the state, which its passes take.
@@ -54,13 +54,13 @@ def read_source(path: Path, inputs: Path | None = None, *, allow: Iterable[str] 
     """
     program, hints, call = (_of_folder if path.is_dir() else _of_file)(path, tuple(allow))
     if inputs is not None:
-        return Source(program, _fitting(program, load_call(inputs), inputs), "given")
+        return ProgramToMinify(program, _fitting(program, load_call(inputs), inputs), "given")
     if call is not None:
-        return Source(program, _fitting(program, list(call.inputs), path), "recorded")
-    return Source(program, sample_inputs(program, hints), "random")
+        return ProgramToMinify(program, _fitting(program, list(call.inputs), path), "recorded")
+    return ProgramToMinify(program, sample_inputs(program, hints), "random")
 
 
-_Found = tuple[Program, Mapping[str, Number], Call | None]
+_Found = tuple[Program, Mapping[str, Number], DumpedCall | None]
 
 
 def _of_folder(path: Path, allow: tuple[str, ...]) -> _Found:

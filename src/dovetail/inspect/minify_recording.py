@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dovetail.inspect.tensor_place import Place, clone_together
+from dovetail.inspect.tensor_place import TensorPlace, clone_together
 from dovetail.ir.program import Program, Value
 from dovetail.ir.sizes import Number
 from dovetail.ops.facts import written_values
@@ -55,7 +55,7 @@ class Recording:
     def __init__(self, program: Program, inputs: Sequence[Any], stop: int | None = None) -> None:
         self.program = program
         self.numbers: dict[Value, Any] = {}
-        self.places: dict[Value, Place] = {}
+        self.places: dict[Value, TensorPlace] = {}
         self.sizes: dict[str, Number] = {}
         self.finished = 0
         self._storages: dict[int, torch.UntypedStorage] = {}
@@ -125,12 +125,12 @@ class Recording:
         key = storage_key(item)
         number = self._numbered.setdefault(key, len(self._numbered))
         self._storages[number] = item.untyped_storage()  # alive, so that no other storage gets its key
-        self.places[value] = Place.of(item, number)
+        self.places[value] = TensorPlace.of(item, number)
 
     def _mark(self, wants_grad: set[Value]) -> None:
         """Give a gradient to what depends on inputs that want one, where nothing is written in place."""
         for value in wants_grad:
             place = self.places[value]
             if not place.requires_grad and place.storage not in self._before:
-                arguments = {name: getattr(place, name) for name in Place.__dataclass_fields__}
-                self.places[value] = Place(**{**arguments, "requires_grad": True})
+                arguments = {name: getattr(place, name) for name in TensorPlace.__dataclass_fields__}
+                self.places[value] = TensorPlace(**{**arguments, "requires_grad": True})

@@ -21,7 +21,7 @@ from dovetail.execute.protocol import ExecutorList
 from dovetail.inspect.tensor_place import clone_together
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Program, map_leaves
-from dovetail.ir.text import Call, Names
+from dovetail.ir.text import CallWriter, Names
 from dovetail.ops.sub_programs import with_other_programs
 from dovetail.pipeline.differential import plain_function, same_bits
 
@@ -172,7 +172,7 @@ def largest_error(expected: torch.Tensor, actual: torch.Tensor) -> float:
     return float(distance.max()) if distance.numel() else 0.0
 
 
-def _function(program: Program, call: Call, keep: dict[str, Any] | None) -> Callable[[list[Any]], Any]:
+def _function(program: Program, call: CallWriter, keep: dict[str, Any] | None) -> Callable[[list[Any]], Any]:
     """The program as a function, which puts a copy of each value into `keep`."""
     numbers = {node: number for number, node in enumerate(program.nodes)}
 

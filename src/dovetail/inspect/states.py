@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.execute.protocol import ExecutorList
-from dovetail.inspect.dump_folder import Call, Compilation, DumpedStep
+from dovetail.inspect.dump_folder import Compilation, DumpedCall, DumpedStep
 from dovetail.inspect.plain_run import Difference, compare, in_float64, run_program, widened
 from dovetail.ir.program import Program
 from dovetail.ir.signature import HeldGradient, InputMutation, InputRole, NumberInput, Residual, StateTensor
@@ -85,7 +85,7 @@ def world_of(compilation: Compilation, states: list[State]) -> World:
     hints = next(step.hints for step in compilation.steps if step.program is not None)
     values = dict(zip([value.name for value in first.inputs], random_inputs(first, hints), strict=True))
     names = {step.part: [v.name for v in _program(step).inputs] for step in compilation.steps if step.program}
-    calls: Mapping[str, Call] = compilation.calls
+    calls: Mapping[str, DumpedCall] = compilation.calls
     for part, call in calls.items():
         given = zip(names.get(part, ()), call.inputs, strict=False)
         values.update((name, item) for name, item in given if name in values)

@@ -12,7 +12,7 @@ from dovetail.torch_compat.dispatch import storage_key
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorPlace:
     """Where a tensor lies, and what it is. storage: a number that no other storage of the run has."""
 
     storage: int
@@ -25,9 +25,9 @@ class Place:
     requires_grad: bool
 
     @staticmethod
-    def of(tensor: torch.Tensor, storage: int) -> Place:
+    def of(tensor: torch.Tensor, storage: int) -> TensorPlace:
         """The place of a tensor whose storage has this number."""
-        return Place(
+        return TensorPlace(
             storage,
             tuple(tensor.shape),
             tuple(tensor.stride()),
@@ -61,5 +61,5 @@ def clone_together(items: Sequence[Any]) -> list[Any]:
             key = storage_key(item)
             if key not in storages:
                 storages[key] = item.untyped_storage().clone()
-            copies.append(Place.of(item, key).on(storages[key]))
+            copies.append(TensorPlace.of(item, key).on(storages[key]))
     return copies

@@ -15,7 +15,7 @@ from torch.export import graph_signature as export
 
 from dovetail.errors import UnsupportedSignature
 from dovetail.ir.graph_signature import GraphSignature
-from dovetail.ir.signature_entries import Argument, InputEntry, InputPurpose, Kind, OutputEntry, OutputPurpose
+from dovetail.ir.signature_entries import Argument, ArgumentKind, InputEntry, InputPurpose, OutputEntry, OutputPurpose
 
 _INPUT_KINDS = {
     InputPurpose.PARAMETER: export.InputKind.PARAMETER,
@@ -38,12 +38,12 @@ _OUTPUT_KINDS: dict[tuple[OutputPurpose, InputPurpose | None], export.OutputKind
 }
 _PURPOSES = {kind: purpose for purpose, kind in _INPUT_KINDS.items() if purpose is not InputPurpose.SIZE}
 _OUTPUT_PURPOSES = {kind: key for key, kind in _OUTPUT_KINDS.items()}
-_ARGUMENTS: dict[Kind, type[export.ArgumentSpec]] = {
-    Kind.TENSOR: export.TensorArgument,
-    Kind.INT: export.SymIntArgument,
-    Kind.FLOAT: export.SymFloatArgument,
-    Kind.BOOL: export.SymBoolArgument,
-    Kind.TOKEN: export.TokenArgument,
+_ARGUMENTS: dict[ArgumentKind, type[export.ArgumentSpec]] = {
+    ArgumentKind.TENSOR: export.TensorArgument,
+    ArgumentKind.INT: export.SymIntArgument,
+    ArgumentKind.FLOAT: export.SymFloatArgument,
+    ArgumentKind.BOOL: export.SymBoolArgument,
+    ArgumentKind.TOKEN: export.TokenArgument,
 }
 _KINDS = {cls: kind for kind, cls in _ARGUMENTS.items()}
 _EXPORT = "a signature of torch.export"
@@ -98,7 +98,7 @@ def _input_spec(entry: InputEntry, tangents_as_user_inputs: bool) -> export.Inpu
 
 def _output_spec(entry: OutputEntry) -> export.OutputSpec:
     kind = _OUTPUT_KINDS.get((entry.purpose, entry.of))
-    is_absent = entry.purpose is OutputPurpose.GRADIENT and entry.argument.kind is Kind.CONSTANT
+    is_absent = entry.purpose is OutputPurpose.GRADIENT and entry.argument.kind is ArgumentKind.CONSTANT
     if kind is None or is_absent:
         raise UnsupportedSignature(
             what=f"output {entry.argument} ({entry.what()})",
@@ -110,7 +110,7 @@ def _output_spec(entry: OutputEntry) -> export.OutputSpec:
 
 
 def _argument_spec(argument: Argument) -> export.ArgumentSpec:
-    if argument.kind is Kind.CONSTANT:
+    if argument.kind is ArgumentKind.CONSTANT:
         return export.ConstantArgument(name=argument.name, value=argument.value)
     return _ARGUMENTS[argument.kind](name=argument.name)  # type: ignore[call-arg]
 
@@ -118,7 +118,11 @@ def _argument_spec(argument: Argument) -> export.ArgumentSpec:
 def _input_entry(spec: export.InputSpec, user_inputs: int) -> InputEntry:
     argument = _argument(spec.arg)
     purpose = _PURPOSES[spec.kind]
-    is_size = purpose is InputPurpose.USER_INPUT and argument.kind in (Kind.INT, Kind.FLOAT, Kind.BOOL)
+    is_size = purpose is InputPurpose.USER_INPUT and argument.kind in (
+        ArgumentKind.INT,
+        ArgumentKind.FLOAT,
+        ArgumentKind.BOOL,
+    )
     if is_size:
         return InputEntry(argument, InputPurpose.SIZE, argument.name)
     index = user_inputs if purpose is InputPurpose.USER_INPUT else -1
@@ -127,7 +131,7 @@ def _input_entry(spec: export.InputSpec, user_inputs: int) -> InputEntry:
 
 def _argument(spec: export.ArgumentSpec) -> Argument:
     if isinstance(spec, export.ConstantArgument):
-        return Argument(spec.name, Kind.CONSTANT, spec.value)
+        return Argument(spec.name, ArgumentKind.CONSTANT, spec.value)
     if isinstance(spec, export.CustomObjArgument):
         raise UnsupportedSignature(
             what=f"the custom object {spec.name} ({spec.class_fqn})",

@@ -42,7 +42,15 @@ from dovetail.ir.signature import (
     UserOutput,
     WriteKind,
 )
-from dovetail.ir.signature_entries import Argument, InputEntry, InputPurpose, Kind, OutputEntry, OutputPurpose, Plain
+from dovetail.ir.signature_entries import (
+    Argument,
+    ArgumentKind,
+    InputEntry,
+    InputPurpose,
+    OutputEntry,
+    OutputPurpose,
+    Plain,
+)
 from dovetail.ir.sizes import OPAQUE, Scalar, SizeExpr
 
 
@@ -206,11 +214,11 @@ class GraphSignature:
 
     def _by_input(self, purpose: OutputPurpose, of: InputPurpose) -> dict[str, str]:
         found = [e for e in self.outputs if e.purpose is purpose and e.of is of]
-        return {e.argument.name: e.target for e in found if e.argument.kind is not Kind.CONSTANT}
+        return {e.argument.name: e.target for e in found if e.argument.kind is not ArgumentKind.CONSTANT}
 
 
 def _shown(argument: Argument) -> Plain:
-    return argument.value if argument.kind is Kind.CONSTANT else argument.name
+    return argument.value if argument.kind is ArgumentKind.CONSTANT else argument.name
 
 
 # --- from a program ---------------------------------------------------------------------------------------------------
@@ -304,19 +312,25 @@ _PURPOSES: dict[type, InputPurpose] = {
 
 def _argument(operand: Operand) -> Argument:
     if isinstance(operand, Value):
-        kind = _kind_of(operand.meta.expr) if isinstance(operand.meta, ScalarMeta) else Kind.TENSOR
+        kind = _kind_of(operand.meta.expr) if isinstance(operand.meta, ScalarMeta) else ArgumentKind.TENSOR
         return Argument(operand.name, kind)
     if isinstance(operand, SizeExpr):
         return Argument(str(operand), _kind_of(operand))
     is_plain = operand is None or isinstance(operand, bool | int | float | str)
-    return Argument("", Kind.CONSTANT, operand if is_plain else str(operand))  # type: ignore[arg-type]
+    return Argument("", ArgumentKind.CONSTANT, operand if is_plain else str(operand))  # type: ignore[arg-type]
 
 
-def _kind_of(expr: Scalar) -> Kind:
+def _kind_of(expr: Scalar) -> ArgumentKind:
     if isinstance(expr, SizeExpr):
         is_fraction = expr.op in _FRACTIONS or (expr.op == "round" and len(expr.args) == 2)
-        return Kind.BOOL if expr.op in _TRUTHS else Kind.FLOAT if is_fraction else Kind.INT
-    return Kind.BOOL if isinstance(expr, bool) else Kind.FLOAT if isinstance(expr, float) else Kind.INT
+        return ArgumentKind.BOOL if expr.op in _TRUTHS else ArgumentKind.FLOAT if is_fraction else ArgumentKind.INT
+    return (
+        ArgumentKind.BOOL
+        if isinstance(expr, bool)
+        else ArgumentKind.FLOAT
+        if isinstance(expr, float)
+        else ArgumentKind.INT
+    )
 
 
 _TRUTHS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not"})
@@ -329,7 +343,7 @@ _FRACTIONS = frozenset({"truediv", "float", *OPAQUE})
 def _without_defaults(entry: InputEntry | OutputEntry) -> dict[str, object]:
     argument = entry.argument
     data: dict[str, object] = {"name": argument.name}
-    if argument.kind is not Kind.TENSOR:
+    if argument.kind is not ArgumentKind.TENSOR:
         data |= {"kind": argument.kind.value, "value": argument.value}
     for field in dataclasses.fields(entry):
         value = getattr(entry, field.name)
@@ -353,5 +367,7 @@ def _output_from(data: dict[str, Any]) -> OutputEntry:
 
 def _common(data: dict[str, Any], purposes: type[enum.Enum]) -> dict[str, Any]:
     rest = dict(data)
-    argument = Argument(str(rest.pop("name")), Kind(rest.pop("kind", Kind.TENSOR)), rest.pop("value", None))
+    argument = Argument(
+        str(rest.pop("name")), ArgumentKind(rest.pop("kind", ArgumentKind.TENSOR)), rest.pop("value", None)
+    )
     return {**rest, "argument": argument, "purpose": purposes(rest["purpose"])}

@@ -11,7 +11,7 @@ from dovetail.ir.signature import WriteKind
 Plain: TypeAlias = "int | float | bool | str | None"
 
 
-class Kind(enum.Enum):
+class ArgumentKind(enum.Enum):
     """What the thing itself is. CONSTANT: a number, string or None that is the same in each run."""
 
     TENSOR = "tensor"
@@ -53,7 +53,7 @@ class Argument:
     """One input or output. name: of the value, or of the size expression; value: of a constant."""
 
     name: str
-    kind: Kind = Kind.TENSOR
+    kind: ArgumentKind = ArgumentKind.TENSOR
     value: Plain = None
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ from dovetail.ir.sub_programs import SubProgram, WithSubPrograms
 from dovetail.torch_compat.dispatch import HigherOrder
 from dovetail.torch_compat.symbols import number_function_text
 
-Call: TypeAlias = Callable[["Names", Node], str]
+CallWriter: TypeAlias = Callable[["Names", Node], str]
 
 _OWN_NAMES = frozenset({"torch", "math", "operator", "args", "prims", "aten", "record_function"})
 _WRAPPER_NAMES = frozenset(
@@ -144,7 +144,7 @@ def identifier(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ProgramText:
     """Python source of a program. lines: the 1-based line of each node. globals: what it mentions by name."""
 
     text: str
@@ -155,7 +155,7 @@ class Source:
 @dataclass(slots=True)
 class _Writer:
     program: Program
-    call: Call
+    call: CallWriter
     dying: Mapping[int, tuple[Value, ...]]
     comments: bool
     names: Names
@@ -170,13 +170,13 @@ class _Writer:
 
 def emit(
     program: Program,
-    call: Call,
+    call: CallWriter,
     dying: Mapping[int, tuple[Value, ...]],
     *,
     comments: bool = True,
     ranges: Callable[[Node], str] | None = None,
     function: str = "run",
-) -> Source:
+) -> ProgramText:
     """The source of a function `run(args)` that takes a list of inputs, empties it, and returns a tuple.
 
     call: the text of the call expression of a node. dying: for each node index, the values to forget after it (-1:
@@ -194,7 +194,9 @@ def emit(
     return _with_functions(writer)
 
 
-def _emit_sub_program(sub: SubProgram, call: Call, comments: bool, function: str, named: dict[str, object]) -> Source:
+def _emit_sub_program(
+    sub: SubProgram, call: CallWriter, comments: bool, function: str, named: dict[str, object]
+) -> ProgramText:
     """The source of a function that takes the inputs of a subgraph. named: what the source around mentions by name."""
     writer = _new_writer(sub.program, call, {}, comments, function)
     writer.names.globals = named
@@ -208,21 +210,21 @@ def _emit_sub_program(sub: SubProgram, call: Call, comments: bool, function: str
 
 
 def _new_writer(
-    program: Program, call: Call, dying: Mapping[int, tuple[Value, ...]], comments: bool, function: str
+    program: Program, call: CallWriter, dying: Mapping[int, tuple[Value, ...]], comments: bool, function: str
 ) -> _Writer:
     _check_names(program)
     names = Names(frozenset(value.name for value in program.values()), within=function)
     return _Writer(program, call, dying, comments, names)
 
 
-def _with_functions(writer: _Writer) -> Source:
+def _with_functions(writer: _Writer) -> ProgramText:
     """The source, after the functions that it calls."""
     before: list[str] = []
     for name, sub in writer.names.functions.items():
         made = _emit_sub_program(sub, writer.call, writer.comments, name, writer.names.globals)
         before += [*made.text.splitlines(), "", ""]
     lines = tuple(line + len(before) for line in writer.lines)
-    return Source("\n".join([*before, *writer.out]) + "\n", lines, dict(writer.names.globals))
+    return ProgramText("\n".join([*before, *writer.out]) + "\n", lines, dict(writer.names.globals))
 
 
 def _write_body(writer: _Writer, ranges: Callable[[Node], str] | None) -> None:

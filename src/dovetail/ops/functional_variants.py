@@ -21,7 +21,7 @@ from dovetail.torch_compat.dispatch import Argument, Overload, Schema, overloads
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class FunctionalVariant:
     """A functional operator and how its results map to those of the writing one.
 
     target: the functional operator. drops_out: the writing operator's out arguments are not passed on.
@@ -35,7 +35,7 @@ class Variant:
     drops_out: bool = False
 
 
-def exact_variant(op: Overload, writes: tuple[int, ...], written: Sequence[TensorMeta]) -> Variant:
+def exact_variant(op: Overload, writes: tuple[int, ...], written: Sequence[TensorMeta]) -> FunctionalVariant:
     """The functional variant that gives, bit by bit, what `op` writes into these tensors. Never fails.
 
     An operator that is not elementwise may add up in another order where the result is laid out differently.
@@ -49,7 +49,7 @@ def exact_variant(op: Overload, writes: tuple[int, ...], written: Sequence[Tenso
 
 
 @cache
-def functional_variant(op: Overload, writes: tuple[int, ...]) -> Variant:
+def functional_variant(op: Overload, writes: tuple[int, ...]) -> FunctionalVariant:
     """The functional variant of `op`, which writes the arguments at positions `writes`. Never fails.
 
     A draw has no variant among the operators: which numbers it draws depends on the strides of what it writes, and a
@@ -64,9 +64,9 @@ def functional_variant(op: Overload, writes: tuple[int, ...]) -> Variant:
     return _own_form(op, writes)
 
 
-def _own_form(op: Overload, writes: tuple[int, ...]) -> Variant:
+def _own_form(op: Overload, writes: tuple[int, ...]) -> FunctionalVariant:
     """The operator itself, on copies."""
-    return Variant(functional_form(op, writes), fresh=_fresh_count(schema_of(op)), returns_list=True)
+    return FunctionalVariant(functional_form(op, writes), fresh=_fresh_count(schema_of(op)), returns_list=True)
 
 
 def _is_contiguous(meta: TensorMeta) -> bool:
@@ -139,18 +139,18 @@ def _candidates(namespace: str, name: str, wanted: list[tuple[str, str]], by_nam
     return found
 
 
-def _variant_of_out(schema: Schema, writes: tuple[int, ...]) -> Variant | None:
+def _variant_of_out(schema: Schema, writes: tuple[int, ...]) -> FunctionalVariant | None:
     outs = [a for a in schema.arguments if a.is_out]
     if not outs or len(outs) != len(writes) or any(a.type.startswith("List") for a in outs):
         return None
     wanted = [(a.name, a.type) for a in schema.arguments if not a.is_out]
     for candidate in _candidates(schema.namespace, schema.name, wanted, by_name=True):
         if len(schema_of(candidate).returns) == len(outs):
-            return Variant(candidate, fresh=0, returns_list=len(outs) > 1, drops_out=True)
+            return FunctionalVariant(candidate, fresh=0, returns_list=len(outs) > 1, drops_out=True)
     return None
 
 
-def _variant_of_inplace(schema: Schema, writes: tuple[int, ...]) -> Variant | None:
+def _variant_of_inplace(schema: Schema, writes: tuple[int, ...]) -> FunctionalVariant | None:
     if not schema.name.endswith("_") or schema.name.endswith("__") or _fresh_count(schema):
         return None
     wanted = [(a.name, a.type) for a in schema.arguments]
@@ -160,13 +160,13 @@ def _variant_of_inplace(schema: Schema, writes: tuple[int, ...]) -> Variant | No
         returned = [type_ for type_, _, _ in schema_of(candidate).returns]
         written = [schema.arguments[i].type for i in writes]
         if returned == ["Tensor"] and written == ["Tensor"]:
-            return Variant(candidate, fresh=0, returns_list=False)
+            return FunctionalVariant(candidate, fresh=0, returns_list=False)
         if len(returned) == 1 and returned[0].startswith("List") and len(written) == 1:
-            return Variant(candidate, fresh=0, returns_list=True)
+            return FunctionalVariant(candidate, fresh=0, returns_list=True)
     return None
 
 
-def _variant_by_suffix(schema: Schema, writes: tuple[int, ...]) -> Variant | None:
+def _variant_by_suffix(schema: Schema, writes: tuple[int, ...]) -> FunctionalVariant | None:
     written: list[Argument] = [schema.arguments[i] for i in writes]
     if any(a.type.startswith("List") for a in written):
         return None
@@ -177,5 +177,5 @@ def _variant_by_suffix(schema: Schema, writes: tuple[int, ...]) -> Variant | Non
         for candidate in _candidates(schema.namespace, name, wanted, by_name):
             count = len(schema_of(candidate).returns)
             if count == _fresh_count(schema) + len(writes):
-                return Variant(candidate, fresh=_fresh_count(schema), returns_list=count > 1)
+                return FunctionalVariant(candidate, fresh=_fresh_count(schema), returns_list=count > 1)
     return None

@@ -15,7 +15,7 @@ from dovetail.analysis.liveness import last_uses
 from dovetail.errors import NoSampleInputs, PassChangedMeaning
 from dovetail.ir.program import Program, ScalarMeta, TensorMeta, meta_symbols
 from dovetail.ir.sizes import Number, evaluate
-from dovetail.ir.text import Call, emit, plain_call
+from dovetail.ir.text import CallWriter, emit, plain_call
 from dovetail.ops import prims
 from dovetail.torch_compat.modes import autocast_off
 
@@ -172,7 +172,7 @@ class _Defaults(dict[str, Number]):
         return 2
 
 
-def plain_function(program: Program, call: Call = plain_call, **more: object) -> Callable[[list[Any]], Any]:
+def plain_function(program: Program, call: CallWriter = plain_call, **more: object) -> Callable[[list[Any]], Any]:
     """The program as it is, one operator after the other, as a function that takes a list and empties it.
 
     call: how operators are called; by their full names if not given. more: names that those calls use.

@@ -22,7 +22,7 @@ from dovetail.errors import PassChangedMeaning
 from dovetail.execute.alias_guard import AliasGuard, size_of
 from dovetail.execute.donation import Donated, refuse_sharing
 from dovetail.execute.graph import CompiledGraph
-from dovetail.execute.second_order import Source
+from dovetail.execute.second_order import Recomputation
 from dovetail.ir.program import Value
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import compile_recording
@@ -53,7 +53,7 @@ class GraphVariants:
         name: str,
         options: Options,
         hints: Mapping[str, Number],
-        source: Source | None = None,
+        source: Recomputation | None = None,
         donated: Mapping[int, str] | None = None,
     ) -> None:
         """Start from a recording.
