@@ -107,12 +107,12 @@ class LeftBehind:
 
         Raises: NumbersToLift, StateToMake; StateChangedOtherwise for changes that no program can make.
         """
-        known = {spot.key: spot for spot in self._numbers}
         lift, keep = set[Path](), set[Path]()
         lifted = {spot.path for spot in self._numbers}
-        yield from self._of_inputs(recording, trees)
         made: dict[str, DovetailError] = {label: _hooked(label, line) for label, line in recording.hooked.items()}
         changes = self._world.changes()
+        known = {spot.key for spot in self._numbers} - self._reshaped(changes)
+        yield from self._of_inputs(recording, trees, known)
         refilled = self._refill(changes, trees)
         for change in changes:
             place = change.place
@@ -148,9 +148,24 @@ class LeftBehind:
         if lift:
             raise NumbersToLift(frozenset(lift))
 
-    def _of_inputs(self, recording: StepRecording, trees: Trees) -> Iterator[tuple[NumberSpot, int]]:
-        """The spots of inputs that the step leaves something else in."""
+    def _reshaped(self, changes: Sequence[Change]) -> set[tuple[int, Any]]:
+        """Where tuples with inputs among their parts were replaced by such that differ in more than these."""
+        inputs: dict[tuple[int, Any], set[tuple[int, ...]]] = {}
         for spot in self._numbers:
+            if spot.items:
+                inputs.setdefault(spot.key, set()).add(spot.items)
+        places = [
+            (change, (id(change.place.container), change.place.key)) for change in changes if change.place is not None
+        ]
+        return {key for change, key in places if key in inputs and _differs_beyond(inputs[key], change.old, change.new)}
+
+    def _of_inputs(
+        self, recording: StepRecording, trees: Trees, known: Collection[tuple[int, Any]]
+    ) -> Iterator[tuple[NumberSpot, int]]:
+        """The spots of inputs that the step leaves something else in. known: those that are not left as a whole."""
+        for spot in self._numbers:
+            if spot.key not in known:
+                continue
             now = spot.read()
             if now is spot.shown:
                 continue
@@ -293,6 +308,15 @@ def _holds_the_same(old: Any, new: Any, depth: int = 8) -> bool:
     pairs = zip(old.values(), new.values(), strict=True) if type(old) is dict else zip(old, new, strict=True)
     is_keyed_alike = type(old) is not dict or all(map(is_same, old, new))
     return is_keyed_alike and all(_holds_the_same(a, b, depth - 1) for a, b in pairs)
+
+
+def _differs_beyond(inputs: Collection[tuple[int, ...]], old: Any, new: Any, at: tuple[int, ...] = ()) -> bool:
+    """Whether a value differs from an old one in more than parts of tuples that are inputs."""
+    if at in inputs:
+        return False
+    if is_a(old, tuple) and type(old) is type(new) and len(old) == len(new):
+        return any(_differs_beyond(inputs, a, b, (*at, n)) for n, (a, b) in enumerate(zip(old, new, strict=True)))
+    return not is_same(old, new)
 
 
 def _is_put(change: Change) -> bool:

@@ -13,8 +13,8 @@ from dovetail.frontends.step.places import Path, Place
 class NumberSpot:
     """One number. A number inside a tuple is read and put through the spot that holds the tuple.
 
-    Attributes: place, path, label: of the spot; container, key: of what can be written; name: of the input; shown: what
-    the step's code was let read there.
+    Attributes: place, path, label: of the spot; container, key: of what can be written; items: where in a tuple it is;
+    name: of the input; shown: what the step's code was let read there.
     """
 
     def __init__(self, place: Place, outer: Place, items: tuple[int, ...]) -> None:
@@ -24,7 +24,7 @@ class NumberSpot:
         self.name = ""
         self.shown: Any = None
         self._outer = outer
-        self._items = items
+        self.items = items
 
     @staticmethod
     def at(place: Place) -> NumberSpot:
@@ -42,7 +42,7 @@ class NumberSpot:
             value = self._outer.read()
         except LookupError:  # in a key of a dictionary
             return False
-        for item in self._items:
+        for item in self.items:
             if not isinstance(value, tuple) or isinstance(value, torch.Size):  # which holds plain numbers alone
                 return False
             value = value[item]
@@ -61,17 +61,17 @@ class NumberSpot:
     def read(self) -> Any:
         """The number that is there."""
         value = self._outer.read()
-        for item in self._items:
+        for item in self.items:
             value = value[item]
         return value
 
     def write(self, number: Any) -> None:
         """Put a number there."""
-        self._outer.write(_with_item(self._outer.read(), self._items, number))
+        self._outer.write(_with_item(self._outer.read(), self.items, number))
 
     def reader(self) -> Callable[[], Any]:
         """What reads the spot, and keeps nothing alive that is there now."""
-        outer, items = self._outer, self._items
+        outer, items = self._outer, self.items
 
         def read() -> Any:
             value = outer.read()
@@ -83,7 +83,7 @@ class NumberSpot:
 
     def binder(self) -> Callable[[Any], None]:
         """What puts something there, and forgets what was there when the spot was found."""
-        outer, items = self._outer, self._items
+        outer, items = self._outer, self.items
 
         def bind(value: Any) -> None:
             holder = outer.holder
