@@ -261,7 +261,7 @@ def test_recorded_operators_are_eagers(entry: Entry, way_in: str, monkeypatch: p
         with _as_compiled(monkeypatch):
             compiled = dovetail.compile(model)
             (recording,) = recordings_of(lambda: loss_of(compiled(**batch)), monkeypatch)
-    actual = recorded_steps(recording.recorder.nodes)
+    actual = recorded_steps(recording.programs(way_in, recording.likely_pattern()).recorded.nodes)
     assert len(actual) > 40
     parted = difference(expected, actual, DROPPED_BY_DYNAMO if way_in == "backend" else {})
     assert not parted, parted

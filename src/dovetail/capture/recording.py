@@ -181,10 +181,28 @@ class Recording:
     def programs(self, name: str, pattern: Pattern) -> RecordedPrograms:
         """The program of forward and of the backward in which `pattern` says what arrives, recorded and functional.
 
+        The recording is as before, but for what it knows: constants that this backward met, and facts about sizes.
+
         pattern: per forward output, how its gradient is laid out, or None where none arrives.
         """
         functional = self._forward_end.fork()
         self._refuse_unlike_eager(functional)
+        with self._forked():
+            return self._programs(name, pattern, functional)
+
+    @contextlib.contextmanager
+    def _forked(self) -> Iterator[None]:
+        """What is recorded meanwhile goes on from the end of forward, and is gone afterwards."""
+        forward = self.recorder.nodes
+        self.recorder.nodes = list(forward)
+        try:
+            yield
+        finally:
+            self.recorder.nodes, self.recorder.phase = forward, Phase.FORWARD
+            for tensor, version in self._versions:  # backward may have written inputs
+                set_version(tensor, version)
+
+    def _programs(self, name: str, pattern: Pattern, functional: Functionalizer) -> RecordedPrograms:
         tangents, gradients = self._record_backward(pattern, functional)
         late = [
             (index, stand_in.value)
@@ -235,9 +253,6 @@ class Recording:
     def _record_backward(
         self, pattern: Pattern, functional: Functionalizer
     ) -> tuple[list[tuple[int, Value]], list[tuple[int, WrapperLayout | None, Value | None]]]:
-        del self.recorder.nodes[self._forward_nodes :]
-        for tensor, version in self._versions:  # a backward that was recorded before may have written inputs
-            set_version(tensor, version)
         differentiable = [(i, s.leaf) for i, s in enumerate(self.stand_ins) if s.leaf is not None]
         wanted = [i for i, strides in enumerate(pattern) if strides is not None]
         if not wanted or not differentiable:
