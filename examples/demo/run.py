@@ -25,7 +25,7 @@ from demo.table import render_table, verdicts
 from demo.train import EAGER, Column, TrainingPlan, train_columns
 from dovetail.inspect.explain import explanations_of
 from dovetail.inspect.explanation import Explanation
-from dovetail.pipeline.trail import Trail
+from dovetail.pipeline.compile_trace import CompileTrace
 
 _QUICK_MODEL = GptConfig(context=32, layers=2, width=32, heads=2)
 _QUICK_STEPS = 4
@@ -92,17 +92,17 @@ def run_demo(config: DemoConfig, console: Console | None = None) -> DemoResult:
     """
     config.out_dir.mkdir(parents=True, exist_ok=True)
     console = console or Console()
-    plan, trail = _plan(config), Trail()
+    plan, trace = _plan(config), CompileTrace()
     console.print(_announcement(config, plan), markup=False)
     with _threads(config.threads):
-        columns = _train(config, plan, trail, console)
+        columns = _train(config, plan, trace, console)
     result = DemoResult(
         columns,
         config.out_dir / "demo.png",
         config.out_dir / "demo.html",
         config.out_dir / "report.html" if config.backend == _DOVETAIL else None,
     )
-    _write(result, config, trail, plan)
+    _write(result, config, trace, plan)
     console.print(render_table(columns))
     for sentence in verdicts(columns):
         console.print(sentence, markup=False)
@@ -134,7 +134,7 @@ def _announcement(config: DemoConfig, plan: TrainingPlan) -> str:
     return f"Training a GPT of {plan.model.layers} layers with {names}, a step of each in turn{limit}."
 
 
-def _train(config: DemoConfig, plan: TrainingPlan, trail: Trail, console: Console) -> tuple[Column, ...]:
+def _train(config: DemoConfig, plan: TrainingPlan, trace: CompileTrace, console: Console) -> tuple[Column, ...]:
     progress = Progress(
         TextColumn("{task.description:<12}"),
         BarColumn(),
@@ -143,7 +143,7 @@ def _train(config: DemoConfig, plan: TrainingPlan, trail: Trail, console: Consol
         TextColumn("{task.fields[note]}", markup=False),
         console=console,
     )
-    runs = [(name, _options(name, config, trail)) for name in (EAGER, config.backend, *config.extra)]
+    runs = [(name, _options(name, config, trace)) for name in (EAGER, config.backend, *config.extra)]
     with progress, torch.random.fork_rng(devices=[]):
         tasks = [progress.add_task(name, total=plan.steps, note="compiling") for name, _ in runs]
 
@@ -157,25 +157,25 @@ def _train(config: DemoConfig, plan: TrainingPlan, trail: Trail, console: Consol
     return columns
 
 
-def _options(name: str, config: DemoConfig, trail: Trail) -> Mapping[str, object] | None:
+def _options(name: str, config: DemoConfig, trace: CompileTrace) -> Mapping[str, object] | None:
     if name != _DOVETAIL:
         return None
-    return {"trail": trail, "dump": str(config.out_dir / "programs")}
+    return {"compile_trace": trace, "dump": str(config.out_dir / "programs")}
 
 
-def _write(result: DemoResult, config: DemoConfig, trail: Trail, plan: TrainingPlan) -> None:
+def _write(result: DemoResult, config: DemoConfig, trace: CompileTrace, plan: TrainingPlan) -> None:
     picture_png = draw_picture(result.columns)
     result.picture_path.write_bytes(picture_png)
     report = result.report_path.name if result.report_path is not None else ""
     page = render_page(result.columns, picture_png, _sections(config, plan, result.columns), report)
     result.page_path.write_text(page, encoding="utf-8")
     if result.report_path is not None:
-        _training_program(trail).html(result.report_path)
+        _training_program(trace).html(result.report_path)
 
 
-def _training_program(trail: Trail) -> Explanation:
+def _training_program(trace: CompileTrace) -> Explanation:
     """The largest of the programs that ran: the model; Dynamo may have cut off pieces around it."""
-    return max(explanations_of(trail.lowerings), key=lambda found: sum(len(part.nodes) for part in found.programs))
+    return max(explanations_of(trace.lowerings), key=lambda found: sum(len(part.nodes) for part in found.programs))
 
 
 def _print_what_next(result: DemoResult, config: DemoConfig, console: Console) -> None:

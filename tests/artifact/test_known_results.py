@@ -13,7 +13,7 @@ import dovetail
 from dovetail.artifact.known_results import KnownResults
 from dovetail.artifact.program_json import program_from_json, program_to_json
 from dovetail.ir.program import Program
-from dovetail.pipeline.trail import Trail
+from dovetail.pipeline.compile_trace import CompileTrace
 from tests.counting import steps_of
 
 aten = torch.ops.aten
@@ -24,10 +24,10 @@ def _meta(*shape: int) -> torch.Tensor:
 
 
 def _program(layers: int) -> Program:
-    trail = Trail()
+    trace = CompileTrace()
     model = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)) for _ in range(layers)])
-    dovetail.freeze(model.eval(), (torch.randn(4, 8),), trail=trail, dynamic_shapes={})
-    return trail.lowerings[-1].steps[0].program
+    dovetail.freeze(model.eval(), (torch.randn(4, 8),), compile_trace=trace, dynamic_shapes={})
+    return trace.lowerings[-1].steps[0].program
 
 
 def test_results_are_rebuilt_with_their_memory() -> None:

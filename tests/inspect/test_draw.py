@@ -25,7 +25,7 @@ from dovetail.inspect.memory_map import whole_step
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Node, Origin, Program, Value
 from dovetail.passes import reinplace
-from dovetail.pipeline.trail import Trail
+from dovetail.pipeline.compile_trace import CompileTrace
 from tests.passes.programs import Builder
 
 aten = torch.ops.aten
@@ -194,9 +194,9 @@ class _Block(nn.Module):
 
 def _net_program(blocks: int) -> Program:
     net = nn.Sequential(nn.Linear(8, 8), *(_Block() for _ in range(blocks)))
-    trail = Trail()
-    dovetail.compile(net).with_options(trail=trail).prepare(torch.ones(4, 8))
-    halves = [trail.lowerings[0].half(which) for which in ("forward", "backward")]
+    trace = CompileTrace()
+    dovetail.compile(net).with_options(compile_trace=trace).prepare(torch.ones(4, 8))
+    halves = [trace.lowerings[0].half(which) for which in ("forward", "backward")]
     assert halves[0] is not None
     assert halves[1] is not None
     return whole_step(halves[0], halves[1])

@@ -29,7 +29,7 @@ from dovetail.inspect.report_rows import MemoryMap
 from dovetail.ir.program import Program, values_in
 from dovetail.partition.choose import residual_bytes
 from dovetail.partition.split import Split
-from dovetail.pipeline.trail import Trail
+from dovetail.pipeline.compile_trace import CompileTrace
 from tests.inspect import explained
 from tests.inspect.explained import Net, many_cheap, smooth
 
@@ -46,9 +46,9 @@ def explanation(request: pytest.FixtureRequest) -> Explanation:
 
 
 def _halves(target: Callable[..., Any], *args: Any, **options: Any) -> tuple[Program, Program]:
-    trail = Trail()
-    dovetail.compile(target, **options).with_options(trail=trail).prepare(*args)
-    forward, backward = (trail.lowerings[0].half(which) for which in ("forward", "backward"))
+    trace = CompileTrace()
+    dovetail.compile(target, **options).with_options(compile_trace=trace).prepare(*args)
+    forward, backward = (trace.lowerings[0].half(which) for which in ("forward", "backward"))
     assert forward is not None
     assert backward is not None
     return forward, backward
@@ -274,7 +274,7 @@ def test_gradients_of_several_outputs_show_the_likely_backward() -> None:
 
 
 def test_a_training_step_is_explained() -> None:
-    net, trail = Net(), Trail()
+    net, trace = Net(), CompileTrace()
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
 
     def step(x: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ def test_a_training_step_is_explained() -> None:
         optimizer.step()
         return loss
 
-    compiled = dovetail.compile_step(step, trail=trail)
+    compiled = dovetail.compile_step(step, compile_trace=trace)
     with pytest.raises(NothingToExplain, match="nothing was captured yet"):
         dovetail.explain(compiled)
     for _ in range(3):

@@ -24,7 +24,7 @@ from dovetail.inspect.holders import peak_moment
 from dovetail.inspect.places import short_path
 from dovetail.inspect.step_time import StepTime
 from dovetail.inspect.units import byte_unit
-from dovetail.pipeline.trail import Trail
+from dovetail.pipeline.compile_trace import CompileTrace
 from tests.counting import LINEAR, growth
 from tests.inspect import explained
 
@@ -120,11 +120,11 @@ def _explained_frozen() -> Explanation:
 
 
 def _explained_backend() -> Explanation:
-    trail = Trail()
+    trace = CompileTrace()
     torch.compiler.reset()
-    compiled = torch.compile(explained.Net(), backend="dovetail", options={"trail": trail})
+    compiled = torch.compile(explained.Net(), backend="dovetail", options={"compile_trace": trace})
     compiled(torch.ones(32, 8)).backward()
-    return dovetail.explain(trail)
+    return dovetail.explain(trace)
 
 
 _DOORS: dict[str, Callable[[], Explanation]] = {

@@ -17,15 +17,15 @@ import dovetail.pipeline.options as options_module
 from dovetail.errors import BadOptionValue
 from dovetail.execute.foreign import Compilers
 from dovetail.frontends.backend import dovetail_backend
+from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import AOT, BACKEND, COMPILE, COMPILE_STEP, DOORS, FREEZE, LOAD, Door
 from dovetail.pipeline.options import Options, resolve_options
-from dovetail.pipeline.trail import Trail
 
 OPTIONS = [field.name for field in dataclasses.fields(Options)]
 GIVEN: dict[str, Any] = {
     **{"dump": "folder", "dump_calls": True, "verify": 1, "skip": (), "stop_after": "dead_code"},
     **{"partition": "min_cut", "recompute": "all", "max_variants": 3, "dynamic": True, "double_backward": True},
-    **{"donate": (0,), "keep_grads": True, "executors": ("aten",), "trail": Trail()},
+    **{"donate": (0,), "keep_grads": True, "executors": ("aten",), "compile_trace": CompileTrace()},
     "compilers": Compilers(lambda gm, _: gm, lambda gm, _: gm, lambda gm, _: gm),
 }
 MODEL, X = nn.Sequential(nn.Linear(2, 2), nn.ReLU()).eval(), torch.ones(1, 2)
@@ -97,14 +97,14 @@ def test_the_table_says_the_same() -> None:
 
 
 def test_freezing_stops_after_a_pass() -> None:
-    trail = Trail()
+    trace = CompileTrace()
     model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.Dropout()).eval()
     x = torch.ones(1, 1, 2, 2)
-    frozen = dovetail.freeze(model, (x,), passes="fast", stop_after="remove_dropout", trail=trail)
-    steps = [step.name for lowering in trail.lowerings for step in lowering.steps]
+    frozen = dovetail.freeze(model, (x,), passes="fast", stop_after="remove_dropout", compile_trace=trace)
+    steps = [step.name for lowering in trace.lowerings for step in lowering.steps]
     assert "remove_dropout" in steps
     assert not {"fold_batch_norms", "channels_last", "reinplace-forward"} & set(steps)
     assert torch.equal(frozen(x), model(x))
-    trail = Trail()
-    dovetail.freeze(model, (x,), passes="fast", stop_after="no_ops", trail=trail)
-    assert "remove_dropout" not in [step.name for lowering in trail.lowerings for step in lowering.steps]
+    trace = CompileTrace()
+    dovetail.freeze(model, (x,), passes="fast", stop_after="no_ops", compile_trace=trace)
+    assert "remove_dropout" not in [step.name for lowering in trace.lowerings for step in lowering.steps]

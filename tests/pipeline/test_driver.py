@@ -11,12 +11,12 @@ import torch
 import dovetail
 from dovetail.errors import InvalidProgram, PassChangedMeaning
 from dovetail.ir.program import Program, Stage
+from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.differential import same_bits, verify_same_results
 from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import PASSES, Context, PassSpec
-from dovetail.pipeline.trail import Trail
 from tests.passes.programs import Builder, body
 
 aten = torch.ops.aten
@@ -177,14 +177,14 @@ def _freeze(options: dict[str, Any]) -> Any:
     return dovetail.freeze(model, (torch.ones(2, 3),), **options)
 
 
-def _passes_run(trail: Any) -> list[str]:
-    return [step.record.name for lowering in trail.lowerings for step in lowering.steps if step.record is not None]
+def _passes_run(trace: Any) -> list[str]:
+    return [step.record.name for lowering in trace.lowerings for step in lowering.steps if step.record is not None]
 
 
 def _run_kind(kind: str, **options: Any) -> Any:
-    """Compile something that has programs of a kind; what it left in its trail."""
-    trail = Trail()
-    options["trail"] = trail
+    """Compile something that has programs of a kind; what it left in its compile trace."""
+    trace = CompileTrace()
+    options["compile_trace"] = trace
     if kind == "step":
         step, _ = _sgd(options)
         for _ in range(2):
@@ -193,7 +193,7 @@ def _run_kind(kind: str, **options: Any) -> Any:
         _freeze(options)
     else:
         dovetail.compile(lambda x: (x.sin() * 2).sum(), **options)(torch.ones(3, requires_grad=True)).backward()
-    return trail
+    return trace
 
 
 def test_passes_whose_results_differ_by_rounding_say_so() -> None:

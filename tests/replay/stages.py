@@ -22,7 +22,7 @@ from torch import Tensor
 import dovetail
 from dovetail.ir.program import Meta, Program, ScalarMeta
 from dovetail.ir.text import emit, plain_call
-from dovetail.pipeline.trail import Trail
+from dovetail.pipeline.compile_trace import CompileTrace
 from tests.models.zoo import MORE, ZOO, Entry, loss_of
 
 PATH = Path(__file__).resolve().parents[1] / "data" / "stages.json"
@@ -47,29 +47,31 @@ def _described(meta: Meta) -> str:
     return f"{sizes} {meta.dtype} {meta.device} storage {meta.storage}"
 
 
-def _stages(trail: Trail) -> Stages:
+def _stages(trace: CompileTrace) -> Stages:
     return [
         (f"{lowering.name} {number} {step.name} {step.program.name}", text_of(step.program))
-        for lowering in trail.lowerings
+        for lowering in trace.lowerings
         for number, step in enumerate(lowering.steps)
     ]
 
 
 def _by_function(entry: Entry) -> Stages:
-    trail, model = Trail(), entry.model()
-    run = dovetail.compile(model).with_options(trail=trail)
+    trace, model = CompileTrace(), entry.model()
+    run = dovetail.compile(model).with_options(compile_trace=trace)
     loss_of(run(**entry.batches(1)[0])).backward()
-    return _stages(trail)
+    return _stages(trace)
 
 
 def _by_backend(entry: Entry) -> Stages:
-    trail, model = Trail(), entry.model()
+    trace, model = CompileTrace(), entry.model()
     torch._dynamo.reset()
     with torch._dynamo.config.patch(allow_rnn=True):
-        run: Any = torch.compile(model, backend="dovetail", fullgraph=True, dynamic=False, options={"trail": trail})
+        run: Any = torch.compile(
+            model, backend="dovetail", fullgraph=True, dynamic=False, options={"compile_trace": trace}
+        )
         loss_of(run(**entry.batches(1)[0])).backward()
     torch._dynamo.reset()
-    return _stages(trail)
+    return _stages(trace)
 
 
 def _by_step(entry: Entry) -> Stages:
@@ -86,13 +88,13 @@ def _by_step(entry: Entry) -> Stages:
 
     for batch in entry.batches(3):
         step(batch)
-    return _stages(step.trail)
+    return _stages(step.compile_trace)
 
 
 def _by_freezing(entry: Entry) -> Stages:
     frozen = dovetail.freeze(entry.model().eval(), {"forward": ((), entry.batches(1)[0])}, dynamic_shapes="static")
-    assert frozen.trail is not None
-    return _stages(frozen.trail)
+    assert frozen.compile_trace is not None
+    return _stages(frozen.compile_trace)
 
 
 FRONT_ENDS: dict[str, Callable[[Entry], Stages]] = {

@@ -32,19 +32,21 @@ from dovetail.ir.text import Names
 from dovetail.partition.choose import PartitionReport
 from dovetail.passes.inplace_report import DonationRow, InplaceReport
 from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.compile_trace import LIKELY, STEP_STATE, CompileTrace, Lowering, Step
 from dovetail.pipeline.donation import DonationReport
 from dovetail.pipeline.driver import StepRecord
-from dovetail.pipeline.trail import LIKELY, STEP_STATE, Lowering, Step, Trail
 
 
-def explain(target: Callable[..., Any] | Trail, *args: Any, measure_time: bool = False, **kwargs: Any) -> Explanation:
+def explain(
+    target: Callable[..., Any] | CompileTrace, *args: Any, measure_time: bool = False, **kwargs: Any
+) -> Explanation:
     """Compile a function or module for one call, without running it, and report what was decided.
 
     Args:
         target: what `dovetail.compile` takes or returned (then with the same options). Or something already compiled: a
             frozen module (the program of this call, or its first one without arguments), a compiled step (the program
-            that ran last), or the `Trail` passed as an option (the program compiled last; for `torch.compile`:
-            `options={"trail": trail}`).
+            that ran last), or the `CompileTrace` passed as an option (the program compiled last; for `torch.compile`:
+            `options={"compile_trace": trace}`).
         args, kwargs: the arguments of the call. They, and the target's parameters, buffers and gradients, are
             unchanged.
         measure_time: also run the program on random inputs, next to eager, to show where the time goes.
@@ -58,17 +60,17 @@ def explain(target: Callable[..., Any] | Trail, *args: Any, measure_time: bool =
     """
     if isinstance(target, FrozenModule):
         return _of_frozen(target, args, kwargs, measure_time)
-    if isinstance(target, CompiledStep | Trail):
+    if isinstance(target, CompiledStep | CompileTrace):
         if args or kwargs:
             hint = "leave the arguments out"
             raise NothingToExplain(
                 what=repr(target), reason="explain reports the calls that ran, not another call", hint=hint
             )
-        return _of_step(target, measure_time) if isinstance(target, CompiledStep) else _of_trail(target, measure_time)
-    trail = Trail()
+        return _of_step(target, measure_time) if isinstance(target, CompiledStep) else _of_trace(target, measure_time)
+    trace = CompileTrace()
     compiled = target if isinstance(target, CompiledFunction) else compile(target)
-    compiled.with_options(trail=trail).prepare(*args, **kwargs)
-    found = explanations_of(trail.lowerings[-2:], make_executors(compiled.options), measure_time=measure_time)
+    compiled.with_options(compile_trace=trace).prepare(*args, **kwargs)
+    found = explanations_of(trace.lowerings[-2:], make_executors(compiled.options), measure_time=measure_time)
     if not found:
         hint = "call it with its usual arguments"
         raise NothingToExplain(what=repr(target), reason="no program was compiled for this call", hint=hint)
@@ -78,10 +80,10 @@ def explain(target: Callable[..., Any] | Trail, *args: Any, measure_time: bool =
 
 def _of_frozen(frozen: FrozenModule, args: tuple[Any, ...], kwargs: dict[str, Any], measure_time: bool) -> Explanation:
     """What was decided for the program that a call of a frozen module runs; without arguments, for its first one."""
-    if frozen.trail is None:
+    if frozen.compile_trace is None:
         hint = "explain it where it is frozen: files have programs, but not how they were compiled"
         raise NothingToExplain(what=repr(frozen), reason="it was loaded from a file", hint=hint)
-    complete = [lowering for lowering in frozen.trail.lowerings if lowering.is_complete]
+    complete = [lowering for lowering in frozen.compile_trace.lowerings if lowering.is_complete]
     name = frozen.program_name(*args, **kwargs) if args or kwargs else complete[0].name
     chosen = [lowering for lowering in complete if lowering.name == name]
     return explanations_of(chosen[-1:], frozen.executors, measure_time=measure_time)[0]
@@ -89,15 +91,17 @@ def _of_frozen(frozen: FrozenModule, args: tuple[Any, ...], kwargs: dict[str, An
 
 def _of_step(step: CompiledStep, measure_time: bool) -> Explanation:
     program = step.program
-    lowering = next(x for x in reversed(step.trail.lowerings) if any(made.program is program for made in x.steps))
+    lowering = next(
+        x for x in reversed(step.compile_trace.lowerings) if any(made.program is program for made in x.steps)
+    )
     return explanations_of([lowering], make_executors(step.options), measure_time=measure_time)[0]
 
 
-def _of_trail(trail: Trail, measure_time: bool) -> Explanation:
-    made = [lowering for lowering in trail.lowerings if lowering.is_complete or lowering.is_step]
+def _of_trace(trace: CompileTrace, measure_time: bool) -> Explanation:
+    made = [lowering for lowering in trace.lowerings if lowering.is_complete or lowering.is_step]
     if not made:
         hint = "call the compiled function first"
-        raise NothingToExplain(what=repr(trail), reason="nothing was compiled with it", hint=hint)
+        raise NothingToExplain(what=repr(trace), reason="nothing was compiled with it", hint=hint)
     first = -2 if len(made) > 1 and made[-1].name == made[-2].name + LIKELY else -1
     return explanations_of(made[first:], measure_time=measure_time)[-1]
 

@@ -15,9 +15,9 @@ from dovetail.inspect.explain import explanations_of
 from dovetail.inspect.explanation import Explanation
 from dovetail.partition.choose import PartitionReport, StepCost
 from dovetail.passes.inplace_report import DonationRow, InplaceReport, InplaceRow
+from dovetail.pipeline.compile_trace import Lowering, Step
 from dovetail.pipeline.donation import DonationReport
 from dovetail.pipeline.driver import StepRecord
-from dovetail.pipeline.trail import Lowering, Step
 
 _HINT = "a compilation that failed early has no steps `forward` and `backward`; compile again to see its error"
 

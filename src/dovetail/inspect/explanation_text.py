@@ -19,7 +19,7 @@ from dovetail.inspect.report_rows import StepRow
 from dovetail.inspect.step_time import OperatorTime, StepTime
 from dovetail.inspect.units import Unit, byte_unit, time_unit
 from dovetail.ir.program import Origin
-from dovetail.pipeline.trail import LIKELY
+from dovetail.pipeline.compile_trace import LIKELY
 
 COLUMNS = 100
 _MOST_OF_A_KIND = 6

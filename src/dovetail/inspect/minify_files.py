@@ -27,8 +27,8 @@ from dovetail.inspect.minify_oracles import Failure
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import emit, plain_call
+from dovetail.pipeline.compile_trace import STEP_STATE
 from dovetail.pipeline.differential import sample_inputs
-from dovetail.pipeline.trail import STEP_STATE
 
 _VERDICTS_FORMAT = 1
 _HINT = "give a .json that DOVETAIL_DUMP or program_to_json wrote, or the folder of a dump"

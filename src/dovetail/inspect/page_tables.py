@@ -9,7 +9,7 @@ from dovetail.inspect import page_text as text
 from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.report_rows import MemoryMap, NodeRow, ProgramReport, StepRow, StorageRow
 from dovetail.inspect.units import Unit
-from dovetail.pipeline.trail import LIKELY
+from dovetail.pipeline.compile_trace import LIKELY
 
 # --- memory over time -----------------------------------------------------------------------------------------------
 

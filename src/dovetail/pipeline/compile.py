@@ -35,6 +35,7 @@ from dovetail.partition.choose import PartitionReport, choose_split, joined, spl
 from dovetail.partition.policy import Policy
 from dovetail.partition.recompute import keeps_named, split_keeping
 from dovetail.partition.split import Split, dying_inputs, split_by_phase
+from dovetail.pipeline.compile_trace import LIKELY
 from dovetail.pipeline.copies_back import carry_out_writes, counted_only
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.donation import late_writes, offer_inputs
@@ -42,7 +43,6 @@ from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
-from dovetail.pipeline.trail import LIKELY
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 from dovetail.torch_compat.modes import autocast_off, casts_in_force
 
@@ -161,7 +161,7 @@ class _GraphCompiler:
 
     def _new_dump(self, name: str) -> Dump:
         options, first = self._options, next(iter(self._dumps.values()), None)
-        return Dump(options.dump, name, self._hints, options.dump_calls, first, options.trail)
+        return Dump(options.dump, name, self._hints, options.dump_calls, first, options.compile_trace)
 
     def _lower(self, name: str, pattern: Pattern, *, casts: bool = False) -> Split:
         start = time.perf_counter_ns()

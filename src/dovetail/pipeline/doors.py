@@ -39,7 +39,7 @@ def _either(names: Iterable[str]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-_EVERYWHERE = frozenset({"dump", "dump_calls", "verify", "skip", "stop_after", "executors", "trail"})
+_EVERYWHERE = frozenset({"dump", "dump_calls", "verify", "skip", "stop_after", "executors", "compile_trace"})
 _GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward"})
 
 COMPILE = Door("dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"})

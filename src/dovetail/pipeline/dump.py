@@ -26,7 +26,7 @@ from dovetail.execute.protocol import RunnableProgram
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import emit, plain_call
-from dovetail.pipeline.trail import Step, Trail
+from dovetail.pipeline.compile_trace import CompileTrace, Step
 
 _SERIAL = itertools.count()
 
@@ -116,8 +116,8 @@ class WatchedProgram:
 class Dump:
     """Writes steps into `folder / <serial>-<name>`; with folder None, writes nothing.
 
-    calls: write calls as well. like: the dump in which calls of the forward program are, if not in this one. trail:
-    keeps the steps in memory.
+    calls: write calls as well. like: the dump in which calls of the forward program are, if not in this one.
+    compile_trace: keeps the steps in memory.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class Dump:
         hints: Mapping[str, Number],
         calls: bool = False,
         like: Dump | None = None,
-        trail: Trail | None = None,
+        compile_trace: CompileTrace | None = None,
     ) -> None:
         self._calls = calls
         self._like = like
         self._hints = hints
-        self._lowering = None if trail is None else trail.begin(name, hints)
+        self._lowering = None if compile_trace is None else compile_trace.begin(name, hints)
         self._count = 0
         self._name = name
         self._previous = ""

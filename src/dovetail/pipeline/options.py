@@ -15,7 +15,7 @@
 | donate | - | compile, aot | arguments, by name or position, that calls may overwrite; see docs/inplace.md |
 | keep_grads | - | step | False: do not leave gradients in `.grad` where the step begins by clearing it |
 | executors | - | all but aot | executors, or names of them, in order of preference |
-| trail | - | all but load | a `pipeline.trail.Trail` that keeps the result of every pass; see `dovetail.explain` |
+| compile_trace | - | all but load | a `CompileTrace` that keeps the result of every pass; see `dovetail.explain` |
 | compilers | - | compile, backend | user-supplied `Compilers`, called instead of executors |
 
 Graphs: `dovetail.compile`, the backend, and `dovetail.aot_function` with its relatives. `pipeline.doors` says the same
@@ -34,8 +34,8 @@ from dovetail.errors import BadOptionValue, NotYetSupported, UnknownOption
 from dovetail.execute.foreign import Compilers
 from dovetail.execute.protocol import Executor
 from dovetail.partition.problem import Problem
+from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import Door
-from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.decompositions import Decompositions
 
 _LATER = {
@@ -45,7 +45,12 @@ _LATER = {
 _VERIFY_LEVELS = (0, 1, 2)
 _OBJECTS = (
     ("compilers", Compilers, "dovetail.aot_function creates it", "Compilers(forward, backward, inference)"),
-    ("trail", Trail, "it keeps the steps of a compilation", "a Trail of dovetail.pipeline.trail"),
+    (
+        "compile_trace",
+        CompileTrace,
+        "it keeps the steps of a compilation",
+        "a CompileTrace of dovetail.pipeline.compile_trace",
+    ),
 )
 _CHOICES = {"partition": ("default", "min_cut", "auto"), "recompute": ("cheap", "all")}
 
@@ -68,7 +73,7 @@ class Options:
     keep_grads: bool = True
     executors: tuple[str | Executor, ...] = ("aten",)
     compilers: Compilers | None = None
-    trail: Trail | None = None
+    compile_trace: CompileTrace | None = None
 
 
 def resolve_options(

@@ -26,11 +26,11 @@ from dovetail.ir.step_plan import StepPlan
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
 from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.compile_trace import STEP_STATE
 from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import JOINT, Dump
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
-from dovetail.pipeline.trail import STEP_STATE
 
 
 def compile_step_programs(
@@ -46,7 +46,7 @@ def compile_step_programs(
 
     Raises: UnsupportedStep where something would have to be checked after the first write.
     """
-    dump = Dump(options.dump, name, hints, options.dump_calls, None, options.trail)
+    dump = Dump(options.dump, name, hints, options.dump_calls, None, options.compile_trace)
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
     context = Context(options, hints)

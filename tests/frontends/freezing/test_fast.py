@@ -118,7 +118,7 @@ def test_no_weight_is_copied_in_float64(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(prims, "_ELEMENTS_AT_ONCE", 40)
     by_rows = dovetail.freeze(model, (x,), passes=["fold_batch_norms"])
     assert torch.equal(whole(x), by_rows(x))
-    names = [node.target for step in by_rows.trail.lowerings[0].steps for node in step.program.nodes]  # type: ignore[union-attr]
+    names = [node.target for step in by_rows.compile_trace.lowerings[0].steps for node in step.program.nodes]  # type: ignore[union-attr]
     assert prims.TIMES_IN_FLOAT64 in names
     weight = model[0].weight.double() * (model[1].weight.double() / (model[1].running_var.double() + 1e-5).sqrt()).view(
         -1, 1, 1, 1
@@ -157,8 +157,10 @@ def test_a_weight_that_two_methods_read_otherwise_is_packed_for_each() -> None:
     model = SharedWeight()
     calls = {"in_groups": ((torch.randn(2, 128, 28, 28),), {}), "in_steps": ((torch.randn(2, 64, 28, 28),), {})}
     frozen = dovetail.freeze(model, calls, passes=["prepack"])  # type: ignore[arg-type]
-    assert frozen.trail is not None
-    steps = [step for lowering in frozen.trail.lowerings for step in lowering.steps if step.name == "fold_constants"]
+    assert frozen.compile_trace is not None
+    steps = [
+        step for lowering in frozen.compile_trace.lowerings for step in lowering.steps if step.name == "fold_constants"
+    ]
     packings = [node for step in steps for node in step.program.nodes if node.target is prims.PACK_CONV]
     assert len({repr(node.args[1:-1]) for node in packings}) == 2
     for rows in (2, 1, 3):

@@ -29,13 +29,13 @@ from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
 from dovetail.frontends.targets import as_callable
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import FREEZE
 from dovetail.pipeline.driver import PASS_NAMES, StepRecord
 from dovetail.pipeline.dump import FORWARD, Dump
 from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, simplify
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.passes import Context
-from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.version import ensure_supported_torch
 
 _CHOICES: dict[str, tuple[object, ...]] = {
@@ -145,8 +145,8 @@ class _Freezing:
         self._model = model
         self._passes = passes
         self._settings = settings
-        self._trail = options.trail or Trail()
-        self._options = replace(options, trail=self._trail)
+        self._compile_trace = options.compile_trace or CompileTrace()
+        self._options = replace(options, compile_trace=self._compile_trace)
         self._pool = Pool()
         self._discarded: Discarded | None = None
         self._kept: Sources | None = None
@@ -193,14 +193,16 @@ class _Freezing:
             originals=originals,
             on_stale=self._settings.on_stale,
             unfrozen=self._model if self._settings.on_grad == "original" else None,
-            trail=self._trail,
+            compile_trace=self._compile_trace,
         )
         if self._settings.measure:
             frozen.timings = time_methods(self._model, frozen, running.methods, examples)
         return frozen
 
     def _lower(self, one: Recorded, lasting: frozenset[str]) -> _Lowering:
-        dump = Dump(self._options.dump, one.program.name, one.hints, self._options.dump_calls, None, self._trail)
+        dump = Dump(
+            self._options.dump, one.program.name, one.hints, self._options.dump_calls, None, self._compile_trace
+        )
         constants = frozenset(value.name for value in one.program.inputs[len(one.arguments) :]) - lasting
         context = Context(self._options, one.hints, constants=constants, infer=one.infer, contents=self._pool.tensors)
         program, asked = simplify(one.program, self._passes, context, dump)

@@ -22,7 +22,7 @@ from dovetail.frontends.freezing.running import Running
 from dovetail.frontends.freezing.saving import Contents, save
 from dovetail.frontends.freezing.timing import as_text
 from dovetail.frontends.freezing.weights import Sources, refolded
-from dovetail.pipeline.trail import Trail
+from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.torch_compat.modules import calls_only_forward
 
 
@@ -47,7 +47,7 @@ class FrozenModule(torch.nn.Module):
         originals: Originals | None = None,
         on_stale: str = "error",
         unfrozen: torch.nn.Module | None = None,
-        trail: Trail | None = None,
+        compile_trace: CompileTrace | None = None,
     ) -> None:
         """running: bound to the pool. sources: weights from before folding. originals: the model, watched.
 
@@ -62,7 +62,7 @@ class FrozenModule(torch.nn.Module):
         self._originals = originals
         self._on_stale = on_stale
         self._unfrozen = (unfrozen,)  # in a tuple, or it would be a child of this module
-        self._trail = trail
+        self._compile_trace = compile_trace
         self._methods = running.methods
         for key in self._methods:
             if key != "forward":
@@ -197,9 +197,9 @@ class FrozenModule(torch.nn.Module):
         return tuple(note for method in self._methods.values() for note in method.method.notes)
 
     @property
-    def trail(self) -> Trail | None:
+    def compile_trace(self) -> CompileTrace | None:
         """What every step of freezing made; see `dovetail.explain`."""
-        return self._trail
+        return self._compile_trace
 
     @property
     def executors(self) -> ExecutorList:
@@ -255,7 +255,7 @@ class FrozenModule(torch.nn.Module):
             originals=self._originals,
             on_stale=self._on_stale,
             unfrozen=self._unfrozen[0],
-            trail=self._trail,
+            compile_trace=self._compile_trace,
         )
 
     def extra_repr(self) -> str:

@@ -42,10 +42,10 @@ from dovetail.frontends.structure import Structure, flatten_call
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Program
 from dovetail.ir.text import identifier
+from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import COMPILE_STEP
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, resolve_options
-from dovetail.pipeline.trail import Trail
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
@@ -107,8 +107,8 @@ class CompiledStep:
         self._step = step
         self._state = state
         self._falls_back = falls_back
-        self._trail = options.trail or Trail()
-        self._options = replace(options, trail=self._trail)
+        self._compile_trace = options.compile_trace or CompileTrace()
+        self._options = replace(options, compile_trace=self._compile_trace)
         name = identifier(getattr(step, "__name__", type(step).__name__))
         self._cache = VariantCache[Variant](name, options.max_variants)
         self._lifting = Lifting()
@@ -325,9 +325,9 @@ class CompiledStep:
         return self._options
 
     @property
-    def trail(self) -> Trail:
+    def compile_trace(self) -> CompileTrace:
         """What every step of its compilations made; see `dovetail.explain`."""
-        return self._trail
+        return self._compile_trace
 
     def _latest(self) -> Variant:
         if not self._cache.recent:

@@ -1,6 +1,6 @@
 """What every step of a compilation made, kept in memory: what `dovetail.explain` reads.
 
-A `Trail` is handed down in the options. Each lowering of the recorded program (one for each pattern of arriving
+A `CompileTrace` is handed down in the options. Each lowering of the recorded program (one for each pattern of arriving
 gradients) is a `Lowering` with its steps in order; programs never change, so keeping them costs no copy.
 """
 
@@ -52,7 +52,7 @@ class Lowering:
         return any(step.name == STEP_STATE for step in self.steps)
 
 
-class Trail:
+class CompileTrace:
     """Collects the steps of every program that is compiled with it, oldest first."""
 
     def __init__(self) -> None:
