@@ -18,7 +18,6 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.arguments import Arguments
-from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.captured_memory import refuse_set, refuse_sharing, torch_generators
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
@@ -42,7 +41,7 @@ from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.spied import Spied
 from dovetail.frontends.step.syntax import percent_formats
-from dovetail.frontends.step.tensor_kinds import Source, TensorKinds
+from dovetail.frontends.step.tensor_kinds import Source, expected_tensors
 from dovetail.frontends.step.text_uses import check_texts
 from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
 from dovetail.frontends.step.world import World
@@ -324,18 +323,8 @@ class StepCapture:
         plan = moved_plan(programs.plan, moved)
         whole = frozenset(moved[i] for i in recording.addressed() if i in moved)
         accesses = Accesses(frozenset(plan.written), frozenset(moved[i] for i in programs.tensors), whole)
-        kinds = TensorKinds(
-            [sources[i] for i in kept],
-            [
-                (place, next(i for i in kept if recording.tensors[i].tensor is leaf))
-                for place, leaf in enumerate(self._given)
-                if isinstance(leaf, torch.Tensor)
-            ],
-            [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
-            accesses,
-            SizeGuard(tuple(recording.description_of(i) for i in kept), tuple(recording.size_conditions))
-            if self._options.dynamic
-            else None,
+        kinds = expected_tensors(
+            recording, sources, kept, self._given, plan, accesses, is_dynamic=self._options.dynamic
         )
         tensors = [recording.tensors[i].tensor for i in kept]
         refuse_sharing(recording, [*tensors, *programs.constants], kept, accesses)

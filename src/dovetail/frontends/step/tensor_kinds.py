@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.step_recording import StepRecording
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.memory import Accesses, Memory, extent
 from dovetail.frontends.tensor_kind import TensorKind, difference, kind_of
+from dovetail.ir.step_plan import StepPlan
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.swapping import hook_tables
 
@@ -178,6 +180,38 @@ class TensorKinds:
             distinct = {source for _, source in self.leaves}
             return len({id(leaves[place]) for place, _ in self.leaves}) == len(distinct)
         return True
+
+
+def expected_tensors(
+    recording: StepRecording,
+    sources: Sequence[Source],
+    kept: Sequence[int],
+    given: Sequence[Any],
+    plan: StepPlan,
+    accesses: Accesses,
+    *,
+    is_dynamic: bool,
+) -> TensorKinds:
+    """What is expected of the tensors of a recorded step.
+
+    kept: those that a program takes, by their number. given: leaves of the arguments, and tensors read like these.
+    is_dynamic: sizes of arguments are symbols.
+    """
+    tensors = [item.tensor for item in recording.tensors]
+    sizes = None
+    if is_dynamic:
+        sizes = SizeGuard(tuple(recording.description_of(i) for i in kept), tuple(recording.size_conditions))
+    return TensorKinds(
+        [sources[i] for i in kept],
+        [
+            (place, next(i for i in kept if tensors[i] is leaf))
+            for place, leaf in enumerate(given)
+            if isinstance(leaf, torch.Tensor)
+        ],
+        [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
+        accesses,
+        sizes,
+    )
 
 
 def _has_history(tensor: torch.Tensor) -> bool:
