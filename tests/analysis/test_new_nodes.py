@@ -56,7 +56,7 @@ def test_a_node_again_after_its_operand_has_changed() -> None:
     maker = _maker(x)
     node = maker.call(aten.relu.default, (x,), name="y")
     wide = maker.input("wide", TensorMeta((4, 3), (1, 4), 0, torch.float32, torch.device("cpu"), 0))
-    (y,) = maker.again(node.with_operands(lambda _: wide)).results()
+    (y,) = maker.reinferred(node.with_operands(lambda _: wide)).results()
     assert (y.tensor.stride, wide.tensor.storage != x.tensor.storage) == ((1, 4), True)
     assert y.name == "y_1"
 

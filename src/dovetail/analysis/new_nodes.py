@@ -64,7 +64,7 @@ class NodeMaker:
         outputs = tuple(None if meta is None else Value(self.draft.name(name), meta) for meta in metas)
         return Node(target, args, kwargs, outputs, unpack, phase, origin)
 
-    def again(self, node: Node) -> Node:
+    def reinferred(self, node: Node) -> Node:
         """The node with its results described again, because its operands are not what they were."""
         metas, unpack = self._describe(node.target, node.args, node.kwargs)
         pairs = zip(node.outputs, metas, strict=True)

@@ -147,15 +147,15 @@ class LayoutPropagation:
         A view that has no strides there becomes a view of a contiguous copy, which is added.
         """
         shows_otherwise = is_reshaping_view(node) or node.target is aten.reshape.default
-        again = None if shows_otherwise and not _has_strides(node) else self._again(node)
+        again = None if shows_otherwise and not _has_strides(node) else self._reinferred(node)
         if again is None and shows_otherwise:
             base = node.args[0]
             assert isinstance(base, Value), "views have a base"
             copy = Node(aten.clone.default, (base,), (("memory_format", torch.contiguous_format),), origin=node.origin)
-            copied = self._again(replace(copy, outputs=(base,), phase=node.phase))
+            copied = self._reinferred(replace(copy, outputs=(base,), phase=node.phase))
             if copied is not None:
                 (contiguous,) = copied.results()
-                again = self._again(replace(node, args=(contiguous, *node.args[1:])))
+                again = self._reinferred(replace(node, args=(contiguous, *node.args[1:])))
                 if again is not None:
                     self._copies.append(self.add(copied))
         return again
@@ -178,10 +178,10 @@ class LayoutPropagation:
         self._there.update(node.results())
         self._storages.update(value.tensor.storage for value in node.results() if value.is_tensor)
 
-    def _again(self, node: Node) -> Node | None:
+    def _reinferred(self, node: Node) -> Node | None:
         try:
             with no_new_facts(self._infer.mode.shape_env):
-                return self.maker.again(node)
+                return self.maker.reinferred(node)
         except Exception:  # whatever the operator says of operands that lie otherwise; then they stay as they were
             return None
 

@@ -94,20 +94,20 @@ class InputMaker:
         mode: FakeMode,
         recorder: Recorder,
         specs: Sequence[InputSpec],
-        arrangement: AliasPattern,
+        alias_pattern: AliasPattern,
         constants: Sequence[torch.Tensor],
     ) -> None:
         self.mode = mode
         self.recorder = recorder
         self.specs = specs
-        self.arrangement = arrangement
+        self.alias_pattern = alias_pattern
         self.constants = constants
         self.extra: list[StandIn] = []
         self.made: dict[int, StandIn] = {}
 
     def make(self) -> list[StandIn]:
         """One stand-in per input of the program: the specs, flat tensors and bases, the constants."""
-        for group in self.arrangement.groups:
+        for group in self.alias_pattern.groups:
             self._make_group(group)
         for index, spec in enumerate(self.specs):
             if index not in self.made and spec.layout is None:
@@ -230,7 +230,7 @@ class InputMaker:
     def _extras(self) -> int:
         return sum(
             1 + sum(1 for family in group.families if family.requires_grad and not family.is_argument)
-            for group in self.arrangement.groups
+            for group in self.alias_pattern.groups
         )
 
     def _device(self, group: Group) -> torch.device:

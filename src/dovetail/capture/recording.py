@@ -76,14 +76,14 @@ class Recording:
         mode: FakeMode,
         inputs: Sequence[InputSpec],
         around: Callable[[Recording], contextlib.AbstractContextManager[None]] | None = None,
-        arrangement: AliasPattern = APART,
+        alias_pattern: AliasPattern = APART,
         constants: Sequence[torch.Tensor] = (),
         taken_apart: Decompositions | None = None,
         numbers: NumberSymbols | None = None,
     ) -> None:
         """Prepare to record.
 
-        inputs: what the function takes. around: held while it runs. arrangement: how its inputs and `constants` (real
+        inputs: what the function takes. around: held while it runs. alias_pattern: how its inputs and `constants` (real
         tensors that it is known to close over, in order) share memory. taken_apart: operators to replace, by rules.
         numbers: trace of the inputs that are traced numbers, if there are any.
         """
@@ -91,14 +91,14 @@ class Recording:
         self._taken_apart = TakenApart(taken_apart) if taken_apart else contextlib.nullcontext()
         self._around = around
         self.origins = OriginTracker()
-        self.arrangement = arrangement
+        self.alias_pattern = alias_pattern
         self._twin = partial(fake_apart, mode)
         self._numbers = numbers
         self.recorder = Recorder(self.origins, self._twin, self.mode, takes_numbers=numbers is not None)
         symbols = self.recorder.symbols
         self.infer = MetaInference(mode, symbols if numbers is None else ChainMap(symbols, numbers.now))
         self.specs = list(inputs)
-        maker = InputMaker(mode, self.recorder, self.specs, arrangement, constants)
+        maker = InputMaker(mode, self.recorder, self.specs, alias_pattern, constants)
         self.stand_ins = maker.make()
         self._extras = len(maker.extra)
         self.outputs: OutputAnalysis
@@ -156,7 +156,7 @@ class Recording:
 
     def fresh_inputs(self) -> list[Any]:
         """Fake inputs that lie and count versions like those that were recorded, and have seen nothing yet."""
-        maker = InputMaker(self.mode, Recorder(self.origins, self._twin, self.mode), self.specs, self.arrangement, ())
+        maker = InputMaker(self.mode, Recorder(self.origins, self._twin, self.mode), self.specs, self.alias_pattern, ())
         seen = [stand_in.seen for stand_in in maker.make()[: len(self.specs)]]
         return [number_now(item) if is_traced(item) else item for item in seen]
 

@@ -91,12 +91,12 @@ class OutputReport:
 class AnalysisReport:
     """inputs, outputs: in the order of the program. signature: of the program that computes them.
 
-    arrangement: how written inputs share memory in this call.
+    alias_pattern: how written inputs share memory in this call.
     """
 
     inputs: tuple[InputReport, ...]
     outputs: tuple[OutputReport, ...]
-    arrangement: AliasPattern
+    alias_pattern: AliasPattern
     signature: GraphSignature
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ def analyse(target: Callable[..., Any] | torch.export.ExportedProgram, *args: An
     return AnalysisReport(
         _input_reports(recording, places),
         _output_reports(recording),
-        recording.arrangement,
+        recording.alias_pattern,
         GraphSignature.of(recording.programs("analysed", tuple(None for _ in recording.full_pattern())).functional),
     )
 
@@ -138,7 +138,7 @@ def _input_reports(recording: Recording, places: tuple[int, ...]) -> tuple[Input
     names = {k: stand_ins[i].declared.name for k, i in enumerate(position)}
     sharing = {
         member.argument: tuple(names[m.argument] for m in group.members if m is not member)
-        for group in recording.arrangement.groups
+        for group in recording.alias_pattern.groups
         for member in group.members
     }
     reports = []

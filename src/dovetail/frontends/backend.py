@@ -90,11 +90,11 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: O
         recording.run_forward(lambda *inputs: _as_sequence(interpreter.run(*inputs)), switched)
         return recording
 
-    def again(inputs: Sequence[Any], arrangement: AliasPattern, constants: Sequence[torch.Tensor]) -> Recording:
+    def again(inputs: Sequence[Any], alias_pattern: AliasPattern, constants: Sequence[torch.Tensor]) -> Recording:
         mode = new_fake_mode()
         fixed = [_fixed_spec(spec, value, mode) for spec, value in zip(specs, inputs, strict=True)]
         fixed = specs_with_parts(inputs[: len(own)], fixed[: len(own)], lambda part: fake_of(mode, part))
-        return run(Recording(mode, fixed, None, arrangement, constants, rules))
+        return run(Recording(mode, fixed, None, alias_pattern, constants, rules))
 
     donated = _donated(placeholders, example_inputs, resolved.donate)
     recording = run(Recording(fake_mode, specs, taken_apart=rules))
@@ -123,7 +123,7 @@ class _Dispatch:
 
     def __call__(self, *inputs: Any) -> Any:
         own = with_parts(inputs) if self._has_wrappers else inputs
-        reason = f"it was compiled for {len(self.graphs.graphs)} arrangements already: raise max_variants"
+        reason = f"it was compiled for {len(self.graphs.graphs)} alias patterns already: raise max_variants"
         try:
             graph = self.graphs.select(own)
         except DataDependentControlFlow:  # Dynamo hands floats over as tensors, which are read while recording again

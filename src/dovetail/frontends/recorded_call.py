@@ -120,7 +120,7 @@ class CallRecorder:
     def record(
         self,
         inputs: Sequence[Any],
-        arrangement: AliasPattern = APART,
+        alias_pattern: AliasPattern = APART,
         constants: Sequence[torch.Tensor] = (),
         *,
         dims: SymbolicDims | None = None,
@@ -141,7 +141,7 @@ class CallRecorder:
             names = [(f"number_{leaf}", now) for leaf, now in pairs]
             specs += [InputSpec(name, SizeInput(name), numbers.declare(name, now)) for name, now in names]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
-        recording = Recording(mode, specs, self._around, arrangement, constants, self._taken_apart, numbers)
+        recording = Recording(mode, specs, self._around, alias_pattern, constants, self._taken_apart, numbers)
         with followed_places() if unknown_sizes else nullcontext():
             recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
         return recording

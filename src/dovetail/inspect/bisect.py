@@ -21,7 +21,16 @@ from dovetail.execute.protocol import Executor, ExecutorList
 from dovetail.inspect.dump_folder import Compilation, read_dump
 from dovetail.inspect.plain_run import Difference, compare, largest_error
 from dovetail.inspect.replay import DIFFERS, FAILED, replay_calls
-from dovetail.inspect.states import Outcome, State, World, difference, run_state, series_of, states_of, world_of
+from dovetail.inspect.states import (
+    Outcome,
+    ReplayInputs,
+    State,
+    difference,
+    replay_inputs_of,
+    run_state,
+    series_of,
+    states_of,
+)
 from dovetail.ir.program import Node, Value, values_in
 from dovetail.ir.text import Names, plain_call
 from dovetail.ops.facts import written_values
@@ -143,14 +152,14 @@ def bisect_states(
     progress: Callable[[str], None] | None = None,
 ) -> BisectReport:
     """As `bisect`, for the states of one compilation, of which the first one is right."""
-    search = _Search(world_of(compilation, states), rtol, progress or (lambda text: None))
+    search = _Search(replay_inputs_of(compilation, states), rtol, progress or (lambda text: None))
     name = compilation.folder.name
     expected = search.run(states[0])
     good, bad = 0, len(states) - 1
     found = search.differs(expected, states[bad])
     if found is None:
         call = _call_that_differs(compilation, states[-1], rtol)
-        return BisectReport(name, len(states), search.runs, search.world.is_recorded, call=call)
+        return BisectReport(name, len(states), search.runs, search.inputs.is_recorded, call=call)
     while bad - good > 1:
         middle = (good + bad) // 2
         here = search.differs(expected, states[middle])
@@ -158,7 +167,7 @@ def bisect_states(
     culprit = search.culprit(states[good], states[bad])
     role, what = found
     return BisectReport(
-        name, len(states), search.runs, search.world.is_recorded,
+        name, len(states), search.runs, search.inputs.is_recorded,
         states[bad].step, states[good].step, role, what, culprit,
     )  # fmt: skip
 
@@ -172,8 +181,8 @@ def _call_that_differs(compilation: Compilation, last: State, rtol: float | None
 
 
 class _Search:
-    def __init__(self, world: World, rtol: float | None, progress: Callable[[str], None]) -> None:
-        self.world = world
+    def __init__(self, inputs: ReplayInputs, rtol: float | None, progress: Callable[[str], None]) -> None:
+        self.inputs = inputs
         self.rtol = rtol
         self.runs = 0
         self._progress = progress
@@ -182,7 +191,7 @@ class _Search:
         """Run a state, and count it."""
         self.runs += 1
         self._progress(f"{state.step}{', every value' if keep else ''}{', in float64' if wide else ''}")
-        return run_state(state, self.world, keep=keep, wide=wide)
+        return run_state(state, self.inputs, keep=keep, wide=wide)
 
     def differs(self, expected: Outcome, state: State) -> tuple[str, Difference] | None:
         """Whether a state gives something else."""

@@ -11,7 +11,7 @@ from dovetail.artifact.call import load_call
 from dovetail.execute.protocol import ExecutorList
 from dovetail.inspect.dump_folder import Compilation, calls_in, read_dump, read_step
 from dovetail.inspect.plain_run import Difference, compare, run_program, with_threads
-from dovetail.inspect.states import State, difference, random_inputs, run_state, series_of, states_of, world_of
+from dovetail.inspect.states import State, difference, random_inputs, replay_inputs_of, run_state, series_of, states_of
 from dovetail.ir.program import Program
 from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
 
@@ -71,14 +71,14 @@ def _replay_compilation(
     states = states_of(compilation)
     if not states:
         return rows
-    world = world_of(compilation, states)
-    inputs = "recorded" if world.is_recorded else "random"
-    expected = run_state(states[0], world)
+    given = replay_inputs_of(compilation, states)
+    inputs = "recorded" if given.is_recorded else "random"
+    expected = run_state(states[0], given)
     verdict = FAILED if expected.error else RAN
     rows.append(ReplayRow(name, states[0].step, states[0].nodes, inputs, verdict, expected.error))
     for state in states[1:]:
         progress(f"{name} {state.step}")
-        found = difference(expected, run_state(state, world), rtol)
+        found = difference(expected, run_state(state, given), rtol)
         detail = "" if found is None else f"{found[0]} {found[1]}"
         rows.append(ReplayRow(name, state.step, state.nodes, inputs, EQUAL if found is None else DIFFERS, detail))
     return rows + replay_calls(compilation, states[-1], rtol)

@@ -40,7 +40,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ReplayInputs:
     """What a state runs on. values: inputs by name. is_recorded: whether they are those of a real call."""
 
     values: Mapping[str, Any]
@@ -79,7 +79,7 @@ def states_of(compilation: Compilation, executors: ExecutorList | None = None) -
     return states
 
 
-def world_of(compilation: Compilation, states: list[State]) -> World:
+def replay_inputs_of(compilation: Compilation, states: list[State]) -> ReplayInputs:
     """Inputs for the states of a compilation: of the calls that were kept, random ones for what these lack."""
     first = states[0].programs[0]
     hints = next(step.hints for step in compilation.steps if step.program is not None)
@@ -93,7 +93,7 @@ def world_of(compilation: Compilation, states: list[State]) -> World:
     if forward is None:
         for role, value in zip(first.signature.inputs, first.inputs, strict=True):
             values[value.name] = _likely(role, values[value.name], is_step(first))
-    return World(values, None if forward is None else forward.state, forward is not None)
+    return ReplayInputs(values, None if forward is None else forward.state, forward is not None)
 
 
 def _likely(role: InputRole, item: Any, is_of_step: bool) -> Any:
@@ -126,20 +126,20 @@ def is_step(program: Program) -> bool:
     return any(isinstance(role, StateTensor | HeldGradient | NumberInput) for role in program.signature.inputs)
 
 
-def run_state(state: State, world: World, *, keep: bool = False, wide: bool = False) -> Outcome:
+def run_state(state: State, given: ReplayInputs, *, keep: bool = False, wide: bool = False) -> Outcome:
     """Run a state. keep: keep every value. wide: in float64. An error becomes the outcome's."""
     results: dict[str, Any] = {}
     values: dict[str, Any] = {}
     handed: dict[str, Any] = {}
-    drawn: list[torch.Tensor] = [] if world.state is None else [world.state]  # backward draws after forward
+    drawn: list[torch.Tensor] = [] if given.state is None else [given.state]  # backward draws after forward
     try:
         for program in state.programs:
             roles = program.signature.inputs
             inputs = [
-                handed[role.name] if isinstance(role, Residual) else world.values[value.name]
+                handed[role.name] if isinstance(role, Residual) else given.values[value.name]
                 for role, value in zip(roles, program.inputs, strict=True)
             ]
-            if is_step(program) and not world.is_recorded:
+            if is_step(program) and not given.is_recorded:
                 program = without_questions(program)
             if wide:
                 program, inputs = in_float64(program), widened(inputs)

@@ -280,7 +280,7 @@ class _Folding:
         nodes = self._layer(norm, layer, folded)
         make, value, last = self._weights.make, nodes[-1].results()[0], layer.result
         for old in pair.views:
-            nodes.append(make.again(_reading(old, last, value)))
+            nodes.append(make.reinferred(_reading(old, last, value)))
             value, last = nodes[-1].results()[0], old.results()[0]
         if not lies_as_norms_do(value.tensor):
             laid = (("memory_format", torch.contiguous_format),)

@@ -84,7 +84,7 @@ class _Follower:
             return self.blocked("READS-PLACE", touched, target)
         moved = node.with_operands(lambda value: self.current.get(value, value))
         try:
-            again = self._make.again(moved)
+            again = self._make.reinferred(moved)
         except (RuntimeError, ValueError, TypeError, NotImplementedError):
             return self.blocked("VIEW-NEEDS-CONTIGUOUS", touched, target)
         sources = frozenset[Value]().union(*(self._sources[value] for value in touched))

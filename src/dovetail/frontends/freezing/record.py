@@ -112,9 +112,9 @@ class MethodRecorder:
         """The program must be right for any arguments that share no memory: other sharing is not looked for."""
         names = [s.declared.name for s in recording.stand_ins]
         arguments = [*inputs, *recording.constants]
-        arrangement = alias_pattern_of(arguments, recording.accesses(), names, wants_gradient=False)
-        if arrangement != APART:
-            what = arrangement.groups and [names[member.argument] for member in arrangement.groups[0].members]
+        alias_pattern = alias_pattern_of(arguments, recording.accesses(), names, wants_gradient=False)
+        if alias_pattern != APART:
+            what = alias_pattern.groups and [names[member.argument] for member in alias_pattern.groups[0].members]
             reason = f"it writes memory that several of its tensors share ({', '.join(what or names[:1])})"
             hint = "give each its own memory, or write each through one tensor only"
             raise NotFreezable(what=self._method, reason=reason, hint=hint)
