@@ -283,19 +283,21 @@ def graph_fake_mode(examples: Iterable[object]) -> FakeTensorMode | None:
     return next((example.fake_mode for example in examples if isinstance(example, FakeTensor)), None)
 
 
-_HANDS_QUESTIONS_ON = "dovetail.torch_compat.traced_numbers"
-"""The module that stands in for `isinstance` while a step is recorded."""
-
-
 class _HiddenMeta(type):
-    """A class of which nothing is an instance, unless torch's own code asks."""
+    """A class of which nothing is an instance, unless torch's own code asks.
+
+    dovetail has the class itself, and never asks by this name: it stands in for `isinstance` and hands questions on.
+    """
 
     def __instancecheck__(cls, instance: object) -> bool:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__") == _HANDS_QUESTIONS_ON:
+        while frame is not None and _package(frame) == "dovetail":
             frame = frame.f_back
-        asking = str(frame.f_globals.get("__name__", "") if frame is not None else "").partition(".")[0]
-        return asking in ("torch", "dovetail") and isinstance(instance, FakeTensor)
+        return frame is not None and _package(frame) == "torch" and isinstance(instance, FakeTensor)
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 class _HiddenFake(metaclass=_HiddenMeta):
