@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch.overrides import TorchFunctionMode
 
+from dovetail.capture.drawn_arrays import is_drawn, tensor_of_drawn
 from dovetail.capture.item_log import FEW
 from dovetail.capture.number_functions import makes_tensor_of_numbers, tensor_of_numbers
 from dovetail.capture.origins import OriginTracker
@@ -38,6 +39,7 @@ _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_non
 _AS_PYTHON = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
 _WHOLE = frozenset({torch.int64, torch.int32, torch.bool})
 _AS_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__str__})
+_FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
 
 
 class StepFunctions(TorchFunctionMode):
@@ -96,7 +98,7 @@ class StepFunctions(TorchFunctionMode):
         if func in _TRUTH and args[0].numel() == 1:
             return bool(args[0].item() if args[0].dtype == torch.bool else args[0].ne(0).item())
         if func in INDEXING:
-            args = [args[0], with_numbers(args[1]), *args[2:]]
+            args = [args[0], with_numbers(_with_tensors(args[1])), *args[2:]]
         if (
             func is torch.Tensor.tolist
             and args[0].dim()
@@ -110,8 +112,9 @@ class StepFunctions(TorchFunctionMode):
             return self._as_text(func, args)
         if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):
             self._refuse("reads a tensor's address or version counter", "do so outside the step")
-        if makes_tensor_of_numbers(func, args):
-            return tensor_of_numbers(args[0], **keywords)
+        made = _made_of_numbers(func, args, keywords)
+        if made is not None:
+            return made
         if func == _SET_DATA:
             self._raise(
                 StateChangedOtherwise,
@@ -189,3 +192,23 @@ def _has_few(tensor: torch.Tensor) -> bool:
 def _listed(tensor: torch.Tensor) -> list[Any]:
     """What `tolist` gives: numbers that are traced."""
     return [part.item() if part.dim() == 0 else _listed(part) for part in tensor.unbind()]
+
+
+def _made_of_numbers(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> torch.Tensor | None:
+    """The tensor that a function makes of a drawn array, or of numbers of which some are traced."""
+    if func in _FROM_NUMBERS and args and is_drawn(args[0]):
+        return tensor_of_drawn(args[0], **keywords, copies=func is torch.tensor)
+    return tensor_of_numbers(args[0], **keywords) if makes_tensor_of_numbers(func, args) else None
+
+
+def _with_tensors(index: Any) -> Any:
+    """An index with tensors in the place of drawn arrays, and of lists of traced numbers."""
+    if isinstance(index, tuple):
+        return tuple(map(_with_tensors, index))
+    if type(index) is list and any(map(is_traced, index)) and all(type(_number_of(x)) is int for x in index):
+        return tensor_of_numbers(index)
+    return index.tensor() if is_drawn(index) else index
+
+
+def _number_of(item: Any) -> Any:
+    return number_now(item) if is_traced(item) else item

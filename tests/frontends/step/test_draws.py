@@ -99,13 +99,14 @@ def test_draws_whose_number_depends_on_data() -> None:
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: np.random.permutation(4),
-        lambda: np.random.rand(3),
-        lambda: random.shuffle([1, 2, 3]),
+        lambda: np.random.shuffle(np.arange(3)),
         lambda: np.random.seed(1),
         lambda: random.choice("abc"),
+        lambda: str(np.random.rand(3)),
+        lambda: print(np.random.rand(3)),
+        lambda: np.add(np.zeros(3), np.random.rand(3), out=np.zeros(3)),
     ],
-    ids=["permutation", "array", "shuffle", "seed", "no number"],
+    ids=["array", "seed", "no number", "text", "printed", "out"],
 )
 def test_other_draws_are_refused_and_nothing_has_moved(draw: Callable[[], Any]) -> None:
     weight = torch.ones(3)
@@ -131,3 +132,112 @@ def test_arguments_that_are_computed_are_refused() -> None:
     run(torch.ones(3))
     with pytest.raises(DovetailError, match="with arguments that it computes"):
         run(torch.ones(3))
+
+
+def _masked(shape: tuple[int, int], chance: float) -> Any:
+    """Spans to mask, as audio models choose them: their number is drawn as well."""
+    mask = np.zeros(shape, dtype=bool)
+    for row in range(shape[0]):
+        count = int(chance * shape[1] + np.random.rand())
+        mask[row, np.random.choice(shape[1], count, replace=False)] = True
+    return mask
+
+
+def _shuffled(count: int) -> list[int]:
+    order = list(range(count))
+    random.shuffle(order)
+    return order
+
+
+def _changed(rng: Any) -> Any:
+    array = rng.random(4)
+    view = array[1:]
+    view[0] = 0.5
+    array *= 2
+    rng.shuffle(array)
+    array[array > 1.0] = 0.25
+    return array
+
+
+GENERATOR = np.random.default_rng(0)
+Take = Callable[[torch.Tensor], Any]
+ARRAYS: dict[str, Take] = {
+    "permutation": lambda x: x[torch.from_numpy(np.random.permutation(len(x)))],
+    "permutation as an index": lambda x: x[np.random.permutation(len(x))[:2]],
+    "weights": lambda x: x * torch.tensor(np.random.beta(0.2, 0.2, size=len(x)), dtype=torch.float32)[:, None],
+    "as_tensor": lambda x: x * torch.as_tensor(np.random.rand(4, 3).astype(np.float32)),
+    "integers": lambda x: x[GENERATOR.integers(0, len(x), size=3)],
+    "a mask": lambda x: x.masked_fill(torch.from_numpy(np.random.rand(*x.shape) < 0.5), 0.0),
+    "where": lambda x: x * torch.from_numpy(np.where(np.random.rand(4, 1) < 0.5, np.float32(2.0), np.float32(0.5))),
+    "spans": lambda x: x.masked_fill(torch.tensor(_masked((4, 3), 0.4)), 0.0),
+    "sample": lambda x: x[random.sample(range(len(x)), 3)],
+    "shuffle": lambda x: x[_shuffled(len(x))],
+    "choices": lambda x: x * torch.tensor(random.choices([0.5, 1.0, 2.0], k=4))[:, None],
+    "a number of an array": lambda x: x * np.random.rand(3)[1],
+    "float of an array": lambda x: x * float(np.random.rand(1)[0]) + np.random.rand(1).item(),
+    "changed": lambda x: x * torch.tensor(_changed(np.random), dtype=torch.float32)[:, None],
+    "changed, a generator passed on": lambda x: x * torch.tensor(_changed(GENERATOR), dtype=torch.float32)[:, None],
+    "written": lambda x: torch.from_numpy(np.random.rand(4, 3)).mul_(2).add_(x).float(),
+    "reduced": lambda x: x * float(np.random.rand(3).sum()) * np.random.rand(3).max(),
+    "two of one": lambda x: x * sum(torch.from_numpy(a[k:]).sum() for a in [np.random.rand(4)] for k in (0, 1)).float(),
+}
+
+
+def taken(take: Take, calls: int = 6, sizes: tuple[int, ...] = (4,)) -> Any:
+    """Compare a step that uses an array, eager and compiled, weights and generators included."""
+    found, run = [], None
+    for compiled in (False, True):
+        random.seed(0)
+        np.random.seed(0)
+        GENERATOR.bit_generator.state = np.random.default_rng(3).bit_generator.state
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> Any:
+            optimizer.zero_grad()  # noqa: B023
+            loss = net(take(x)).square().mean()  # noqa: B023
+            loss.backward()
+            optimizer.step()  # noqa: B023
+            return loss.item()
+
+        run = dovetail.compile_step(step) if compiled else step
+        results = [run(torch.randn(sizes[n % len(sizes)], 3)) for n in range(calls)]
+        states = repr(random.getstate()), repr(np.random.get_state()), repr(GENERATOR.bit_generator.state)
+        found.append((results, states, net.weight.tolist(), net.weight.grad.tolist()))
+    assert found[0] == found[1]
+    return run
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_are_drawn_in_every_call_by_one_program(name: str) -> None:
+    stats = taken(ARRAYS[name]).stats
+    assert (stats.captures, stats.eager_calls) == (1, 1), stats
+
+
+def test_arrays_of_other_sizes() -> None:
+    taken(ARRAYS["permutation"], 9, (4, 6, 4))
+    taken(lambda x: x[np.flatnonzero(np.random.rand(len(x)) < 0.5)].sum(0), 12)
+
+
+def test_no_draws_in_a_branch() -> None:
+    taken(lambda x: x[np.random.permutation(len(x))] if x.sum() > 0 else x, 12)
+
+
+def test_a_function_that_draws_and_changes_what_is_reached_is_refused() -> None:
+    seen: list[int] = []
+
+    def choose(count: int) -> Any:
+        chosen = np.zeros(count, dtype=bool)
+        chosen[np.random.choice(count, 2)] = True
+        seen.append(int(chosen.sum()))
+        return chosen
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x[torch.tensor(choose(len(x)))].sum()
+
+    run = dovetail.compile_step(step)
+    run(torch.ones(4))
+    with pytest.raises(DovetailError, match="asks what an array holds"):
+        run(torch.ones(4))
+    assert len(seen) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.errors import CaptureFailed, DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.capture import StepCall, StepCapture
+from dovetail.frontends.step.drawing_functions import NotBeforeRuns
 from dovetail.frontends.step.eager_run import EagerRuns
 from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.left_behind import (
@@ -65,7 +66,10 @@ class Attempts:
                 if first is not None and error.paths & left_out.spots:
                     raise first from first.__cause__
                 self._lifting.writes(error.paths)
-            except (DovetailError, StateToMake) as error:
+            except (DovetailError, StateToMake, NotBeforeRuns) as error:
+                if self._lifting.draws_in(*capture.drawing_functions):
+                    continue
+                assert not isinstance(error, NotBeforeRuns), "another one was tried"
                 if isinstance(error, StateChangedOtherwise) and not hooks and capture.has_hooks:
                     self._calls_hooks = True  # it may be a hook that does what cannot be recorded
                     continue

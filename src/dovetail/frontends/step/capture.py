@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ from dovetail.frontends.step.left_behind import (
 )
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.memory import Accesses
-from dovetail.frontends.step.number_inputs import changing, groups_of, number_inputs, sources_of_numbers
+from dovetail.frontends.step.number_inputs import changing, groups_of, number_inputs, number_label, sources_of_numbers
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, refuse_new_objects
@@ -96,7 +97,7 @@ class StepCapture:
         self._options = options
         self._names: set[str] = set()
         self._numbers, self.hyperparameters = number_inputs(world, lifted.spots, guarded, self._name)
-        kept, self._never_spied = shown.kept, shown.read
+        kept, self._never_spied, self._drawing = shown.kept, shown.read, shown.drawing
         self._spied = Spied(world, sorted(shown.spied, key=repr))
         self._kept = [
             NumberSpot.at(place)
@@ -107,6 +108,7 @@ class StepCapture:
         self.lifted = frozenset(spot.path for spot in (*self._numbers, *self._kept))
         self._lifted_leaves = lifted.leaves
         self._blamed: Callable[[], frozenset[str]] = frozenset
+        self._draws: Any = None
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
@@ -190,7 +192,7 @@ class StepCapture:
         schedulers = [scheduler for _, scheduler in self._world.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
         hosts.look_at = recording.look_at = self._spied.look_at
-        self._draws = Draws(self._world, recording.draw, recording.origins.here)
+        self._draws = Draws(self._world, recording, self._drawing)
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
         with self._undone():
@@ -331,7 +333,7 @@ class StepCapture:
         labels = (
             *(recording.tensors[i].label for i in programs.tensors),
             *("a tensor found while recording" for _ in programs.constants),
-            *(self._number_label(i) for i in programs.numbers),
+            *(number_label(i, self._numbers, self._lifted_leaves) for i in programs.numbers),
         )
         program = compile_step_programs(programs, plan, labels, name, self._options, recording.size_hints)
         assert self._result_structure is not None, "the step was recorded"
@@ -351,8 +353,9 @@ class StepCapture:
             spied=self._spied.paths,
             takes=[moved[i] for i in programs.tensors],
             constants=[(tensor, version_of(tensor)) for tensor in programs.constants],
-            numbers=sources_of_numbers(programs.numbers, self._numbers, leaf_of, self._draws.made),
+            numbers=sources_of_numbers(programs.numbers, self._numbers, leaf_of, self._draws.taken),
             draws=self._draws.made,
+            drawn=self._draws.among(programs.constants),
             writes=[(spot.path, which) for spot, which in writes],
             host_calls=host_calls,
             result_structure=self._result_structure,
@@ -370,19 +373,16 @@ class StepCapture:
         return variant
 
     @property
+    def drawing_functions(self) -> tuple[list[FunctionType], list[FunctionType]]:
+        """Functions one of which should be called as a whole before runs; those that cannot be."""
+        return (self._draws.wanted, self._draws.useless) if self._draws else ([], [])
+
+    @property
     def blamed(self) -> Numbers:
         """The numbers that the step's code had no use for as inputs, as far as that is known."""
         names = self._blamed()
         leaves = {i for i, name in self._leaf_names.items() if name in names}
         return Numbers(frozenset(spot.path for spot in self._numbers if spot.name in names), frozenset(leaves))
-
-    def _number_label(self, index: int) -> str:
-        """What a user would call a number that is an input."""
-        if index < len(self._numbers):
-            return self._numbers[index].label
-        late = index - len(self._numbers)
-        leaves = sorted(self._lifted_leaves)
-        return f"argument {leaves[late]}" if late < len(leaves) else f"drawn number {late - len(leaves)}"
 
 
 def _as_it_is(item: Any) -> Any:

@@ -1,8 +1,9 @@
 """Random numbers that a step draws from Python and NumPy: each call draws them for real, in order, before the program.
 
-While the step is recorded, functions that draw are noted; what they give is an input of the program. When a program
-turns out to be the wrong one, the generators are put back. Draws of arrays, and changes of generators otherwise, are
-not noted, and are refused as changes.
+While the step is recorded, functions that draw are noted; the numbers that they give are inputs of the program, and so
+are tensors made of arrays that they give. Where code needs the drawn numbers themselves, the function of the user's
+that it is part of is called before each run, as a whole. When a program turns out to be the wrong one, the generators
+are put back. Changes of generators otherwise are not noted, and are refused as changes.
 """
 
 from __future__ import annotations
@@ -10,23 +11,29 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NoReturn
 
 import numpy as np
+import torch
 
+from dovetail.capture.drawn_arrays import DrawnArray
+from dovetail.capture.step_recorder import Question, StepRecorder
+from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import UnsupportedStep
 from dovetail.frontends.step.captured_memory import generator_is_set
-from dovetail.frontends.step.places import Fixed, Path, Place
+from dovetail.frontends.step.drawing_functions import DrawingFunctions, candidates
+from dovetail.frontends.step.drawn_values import Draw, Drawn, Ref, Source, as_number, kind_of_result
+from dovetail.frontends.step.places import Fixed, Place
 from dovetail.frontends.step.world import World
-from dovetail.ir.program import Origin
 from dovetail.reach.values import PLAIN, is_a, random_state, set_random_state
+from dovetail.torch_compat.traced_numbers import fixed_number, is_traced
 
 _OF_PYTHON = (
     *("random", "uniform", "triangular", "betavariate", "expovariate", "gammavariate", "gauss", "lognormvariate"),
     *("normalvariate", "vonmisesvariate", "paretovariate", "weibullvariate", "randint", "randrange", "getrandbits"),
-    "choice",
+    *("choice", "choices", "sample"),
 )
 _OF_NUMPY = (
     *("beta", "binomial", "chisquare", "exponential", "f", "gamma", "geometric", "gumbel", "hypergeometric", "laplace"),
@@ -34,9 +41,12 @@ _OF_NUMPY = (
     *("pareto", "poisson", "power", "rayleigh", "standard_cauchy", "standard_exponential", "standard_gamma"),
     *("standard_normal", "standard_t", "triangular", "uniform", "vonmises", "wald", "weibull", "zipf", "choice"),
     *("rand", "randn", "randint", "random", "random_sample", "ranf", "sample", "integers", "random_integers"),
+    *("dirichlet", "multinomial", "multivariate_normal", "permutation", "permuted"),
 )
-_NAMES = frozenset((*_OF_PYTHON, *_OF_NUMPY))
-
+_SHUFFLE = "shuffle"
+_NAMES = frozenset((*_OF_PYTHON, *_OF_NUMPY, _SHUFFLE))
+_MOST_IN_LISTS = 256
+_WHOLE = (np.float64, np.int64, np.bool_)
 
 # modules whose functions draw from a generator that they keep
 _SHARED = tuple(
@@ -45,68 +55,77 @@ _SHARED = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One draw. source: the generator, or where it is held. which: its place among the step's draws."""
-
-    which: int
-    source: Any
-    path: Path | None
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def make(self, source: Any) -> Any:
-        """Draw a number."""
-        drawn = getattr(source, self.name)(*self.args, **self.kwargs)
-        return drawn.item() if isinstance(drawn, np.generic) else drawn
-
-
-Take = Callable[[Any], Any]
-
-
 class Draws:
-    """Notes the draws of one recording. made: in order."""
+    """Notes the draws of one recording. made: in order. taken: those that give numbers of the program.
 
-    def __init__(self, world: World, take: Take, line: Callable[[], Origin]) -> None:
-        """take: makes an input of a number that was drawn. line: that runs."""
+    tensors: by the address of an array and what they are like, the place in `made` of the tensor on its memory.
+    wanted: functions of the user's, one of which is to be called as a whole before each run, if the recording has
+    failed; useless: those that cannot be.
+    """
+
+    def __init__(self, world: World, recording: StepRecording, drawing: Sequence[FunctionType] = ()) -> None:
+        """drawing: functions of the user's that are called as a whole before each run."""
         self.made: list[Draw] = []
+        self.taken: list[Draw] = []
+        self.tensors: dict[tuple[int, Hashable], int] = {}
+        self.wanted: list[FunctionType] = []
+        self._real: list[Any] = []
+        self._numbers: dict[int, tuple[Any, int]] = {}
         self._world = world
-        self._take = take
-        self._line = line
+        self._recording = recording
         self._thread = threading.get_ident()
+        self._is_inside = False
         self._held = [(place, source) for place, source in world.generators if not isinstance(place.holder, Fixed)]
-        sources = [random, np.random, *(source for _, source in self._held)]
-        self._states = {id(source): (source, *random_state(source)) for source in sources}
+        sources = {id(x): x for x in (random, np.random, *(source for _, source in self._held))}
+        self._states = {key: (source, *random_state(source)) for key, source in sources.items()}
+        held = {id(source): Source(source, place.path) for place, source in self._held}
+        self._sources = (Source(random, None), Source(np.random, None), *held.values())
+        self._explained: set[int] | None = None
+        self.functions = DrawingFunctions(world, drawing, self)
+
+    @property
+    def useless(self) -> list[FunctionType]:
+        """Functions that cannot be called before a run, as it turned out."""
+        return self.functions.useless
+
+    @property
+    def recorder(self) -> StepRecorder:
+        """That of the recording."""
+        return self._recording.recorder
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """While active, numbers that are drawn are inputs."""
+        """While active, what is drawn is made before each run."""
         with contextlib.ExitStack() as stack:
             instead: dict[int, Any] = {}
             for module in (random, np.random):
                 for name in _NAMES & set(dir(module)):
-                    function = getattr(module, name)
-                    instead[id(function)] = stub = self._drawing(module, None, name)
-                    stack.callback(setattr, module, name, function)
-                    setattr(module, name, stub)
+                    self._exchange(stack, module, name, self._drawing(Source(module, None), name), instead)
                 for name in {"seed", "setstate", "set_state"} & set(dir(module)):
-                    function = getattr(module, name)
-                    instead[id(function)] = stub = self._refusing(function)
-                    stack.callback(setattr, module, name, function)
-                    setattr(module, name, stub)
+                    self._exchange(stack, module, name, self._refusing(getattr(module, name)), instead)
+            self._exchange(stack, torch, "from_numpy", _from_numpy(torch.from_numpy), instead)
             for place, held in self._world.holding_any(instead):
                 if not isinstance(place.holder, Fixed):
                     self._put(stack, place, held, instead[id(held)])
             for place, source in self._held:
-                self._put(stack, place, source, _Generator(source, place.path, self._drawing))
+                self._put(stack, place, source, _Generator(Source(source, place.path), self._drawing))
+            stack.enter_context(self.functions.replaced())
             yield
+
+    @staticmethod
+    def _exchange(
+        stack: contextlib.ExitStack, module: Any, name: str, stub: Callable[..., Any], instead: dict[int, Any]
+    ) -> None:
+        function = getattr(module, name)
+        instead[id(function)] = stub
+        stack.callback(setattr, module, name, function)
+        setattr(module, name, stub)
 
     def _refusing(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != self._thread:
                 return function(*args, **kwargs)
-            raise generator_is_set(self._line())
+            raise generator_is_set(self.recorder.here())
 
         return call
 
@@ -116,47 +135,192 @@ class Draws:
             place.write(other)
             stack.callback(place.write, held)
 
-    def _drawing(self, source: Any, path: Path | None, name: str) -> Callable[..., Any]:
-        real = getattr(source, name)
+    def _drawing(self, source: Source, name: str) -> Callable[..., Any]:
+        real = getattr(source.generator, name)
 
         def draw(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread:
+            if threading.get_ident() != self._thread or self._is_inside:
                 return real(*args, **kwargs)
-            if not all(map(_is_fixed, (*args, *kwargs.values()))):
-                raise UnsupportedStep(
-                    what=f"draws random numbers ({name}) with arguments that it computes",
-                    why="numbers are drawn before the program runs",
-                    hint="draw with torch, or outside the step",
-                    origin=self._line(),
-                )
-            made = Draw(len(self.made), source, path, name, args, kwargs)
-            drawn = made.make(_Real(real))
-            if type(drawn) not in (int, float):
-                raise UnsupportedStep(
-                    what=f"draws more than one number ({name}) outside torch",
-                    why="numbers that are drawn are inputs of the program, one by one",
-                    hint="draw with torch (torch.randperm, torch.rand), or outside the step",
-                    origin=self._line(),
-                )
-            self.made.append(made)
-            return self._take(drawn)
+            if name == _SHUFFLE:
+                self._shuffle(source, real, *args, **kwargs)
+                return None
+            return self._note(name, args, kwargs, (source,), real)
 
         return draw
+
+    def _shuffle(self, source: Source, real: Callable[..., Any], items: Any) -> None:
+        """Shuffle a list, or an array that is drawn."""
+        if type(items) is DrawnArray:
+            self._note(_shuffled_in_place, (source, items), {}, (source,))
+        elif type(items) is list:
+            items[:] = self._note(_shuffled, (source, items), {}, (source,))
+        else:
+            self.refuse("shuffles an array in place")
+
+    # --- what is made before each run
+
+    def derive(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See `DrawnTrace`."""
+        return self._note(function, args, kwargs)
+
+    def change(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """See `DrawnTrace`."""
+        if self.tensors:
+            self.refuse("changes an array that it draws after it has made a tensor on such an array")
+        return self._note(function, args, kwargs)
+
+    def _note(
+        self,
+        function: Callable[..., Any] | str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        sources: tuple[Source, ...] = (),
+        real: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Call now, and before each run. real: what the method of a generator was before it was replaced."""
+        meant = Draw(
+            which=len(self.made),
+            function=function,
+            args=tuple(map(self._operand, args)),
+            kwargs={name: self._operand(item) for name, item in kwargs.items()},
+            sources=sources,
+        )
+        generators = [_Real(real)] if real is not None else [self._as_it_was(x.generator) for x in sources]
+        result = meant.make(generators, self._real)
+        return self.add(meant, result)
+
+    def add(self, meant: Draw, result: Any) -> Any:
+        """Note what is made, and give what the code gets for it."""
+        shown = "what is drawn here has another shape or type: it"
+        question = len(self.recorder.questions)
+        self.recorder.questions.append(Question(True, self.recorder.here(), shown))
+        kind = kind_of_result(result)
+        which = len(self.made)
+        self.made.append(Draw(which, meant.function, meant.args, meant.kwargs, meant.sources, kind, question))
+        self._real.append(result)
+        return self._shown(which, result)
+
+    def _shown(self, which: int, result: Any) -> Any:
+        if isinstance(result, torch.Tensor):
+            array = self._real[self.made[which].args[0].which]
+            self.tensors[(array.__array_interface__["data"][0], kind_of_result(result))] = which
+            return result
+        if isinstance(result, np.ndarray) or (isinstance(result, np.generic) and not isinstance(result, _WHOLE)):
+            return DrawnArray(self, which, result)
+        if isinstance(result, _WHOLE) or type(result) in (int, float, bool):
+            number = self._recording.draw(as_number(result))
+            self.taken.append(self.made[which])
+            self._numbers[id(number)] = number, which
+            return number
+        if type(result) in (list, tuple):
+            if len(result) > _MOST_IN_LISTS:
+                self.refuse(f"draws a list of {len(result)} numbers")
+            return type(result)(self._note(_part, (Ref(which), place), {}) for place in range(len(result)))
+        if type(result) is dict:
+            return {key: self._note(_part, (Ref(which), key), {}) for key in result}
+        if result is None:
+            return None
+        self.refuse("draws something that is no number")
+
+    def _operand(self, item: Any) -> Any:
+        """An argument, by what it is before each run."""
+        if type(item) in (Ref, Source):
+            return item
+        if type(item) is DrawnArray:
+            return Ref(item.which)
+        if type(item) is _Generator:
+            return object.__getattribute__(item, "_source")
+        if is_traced(item):
+            known = self._numbers.get(id(item))
+            if known is None:
+                self.refuse("draws random numbers, or computes with them in NumPy, with arguments that it computes")
+            return Ref(known[1])
+        if type(item) in (list, tuple):
+            return type(item)(map(self._operand, item))
+        if type(item) is np.ndarray and not item.dtype.hasobject:
+            return item.copy()
+        if type(item) is slice:
+            parts = (item.start, item.stop, item.step)
+            if any(map(is_traced, parts)):
+                self.refuse("cuts an array at a place that it computes")
+            return item
+        if not _is_fixed(item):
+            self.refuse("draws random numbers with arguments that it computes")
+        return item
+
+    def argument(self, item: Any) -> Any:
+        """An argument of a function that is called before each run. Raises: DovetailError where it is not known."""
+        return fixed_number(item) if is_traced(item) and self._numbers.get(id(item)) is None else self._operand(item)
+
+    def refuse(self, what: str) -> NoReturn:
+        """See `DrawnTrace`: the code needs drawn numbers now, unless a function of the user's is called as a whole."""
+        if not self.wanted:
+            self.wanted = candidates(self._world)
+        error = UnsupportedStep(
+            what=f"{what} (NumPy, or Python's module random)",
+            why="what is drawn outside torch is drawn before the program runs: it can be computed with in NumPy, "
+            "indexed, and made into tensors",
+            hint="draw in a function that gets plain numbers and gives an array (it is called before each run), draw "
+            "with torch (torch.randperm, torch.rand), or outside the step",
+            origin=self.recorder.here(),
+        )
+        self.recorder.refusals.append(error)
+        raise error
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """While active, draws are made and not noted: a function is noted as a whole."""
+        self._is_inside = True
+        try:
+            yield
+        finally:
+            self._is_inside = False
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether such a function runs."""
+        return self._is_inside
+
+    @property
+    def results(self) -> Sequence[Any]:
+        """What was made so far."""
+        return self._real
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Every generator that is known."""
+        return self._sources
+
+    def _as_it_was(self, generator: Any) -> Any:
+        """A generator whose functions are those from before the recording."""
+        return next((hidden for shared, hidden in _SHARED if shared is generator), generator)
+
+    # --- afterwards
+
+    def among(self, constants: Sequence[torch.Tensor]) -> dict[int, int]:
+        """The constants of a program that are made before each run: by place, what makes them."""
+        keys = [(x.data_ptr(), kind_of_result(x)) for x in constants]
+        return {place: self.tensors[key] for place, key in enumerate(keys) if key in self.tensors}
 
     def explain(self, source: Any) -> bool:
         """Whether a generator is where the draws that were noted have left it. It stays there."""
         source = next((shared for shared, hidden in _SHARED if hidden is source), source)
-        if id(source) not in self._states:
-            return False
-        now, state = random_state(source)
-        set_random_state(source, self._states[id(source)][2])
-        try:
-            for draw in self.made:
-                if draw.source is source:
-                    draw.make(source)
-            return random_state(source)[0] == now
-        finally:
+        if self._explained is None:
+            self._explained = self._all_explained()
+        return id(source) in self._explained
+
+    def _all_explained(self) -> set[int]:
+        """The generators that stand where they would if all was made again."""
+        now = {key: random_state(source) for key, (source, _, _) in self._states.items()}
+        for source, _, state in self._states.values():
             set_random_state(source, state)
+        try:
+            with contextlib.suppress(Exception):
+                Drawn().draw(self.made, [[x.generator for x in draw.sources] for draw in self.made])
+            return {key for key, (source, _, _) in self._states.items() if random_state(source)[0] == now[key][0]}
+        finally:
+            for key, (source, _, _) in self._states.items():
+                set_random_state(source, now[key][1])
 
 
 class _Real:
@@ -172,31 +336,40 @@ class _Real:
 class _Generator:
     """Stands in for a generator."""
 
-    def __init__(self, source: Any, path: Path, drawing: Callable[[Any, Path, str], Callable[..., Any]]) -> None:
-        self._source, self._path, self._drawing = source, path, drawing
+    def __init__(self, source: Source, drawing: Callable[[Source, str], Callable[..., Any]]) -> None:
+        self._source, self._drawing = source, drawing
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """For `isinstance`."""
+        return type(self._source.generator)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _NAMES and hasattr(self._source, name):
-            return self._drawing(self._source, self._path, name)
-        return getattr(self._source, name)
+        if name in _NAMES and hasattr(self._source.generator, name):
+            return self._drawing(self._source, name)
+        return getattr(self._source.generator, name)
+
+
+def _shuffled(generator: Any, items: Sequence[Any]) -> list[Any]:
+    made = list(items)
+    generator.shuffle(made)
+    return made
+
+
+def _shuffled_in_place(generator: Any, array: Any) -> None:
+    generator.shuffle(array)
+
+
+def _part(items: Any, place: Any) -> Any:
+    return items[place]
+
+
+def _from_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
+    def from_numpy(array: Any) -> Any:
+        return array.tensor() if type(array) is DrawnArray else function(array)
+
+    return from_numpy
 
 
 def _is_fixed(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return all(map(_is_fixed, value))
-    return type(value) in PLAIN or is_a(value, np.generic) or is_a(value, type)
-
-
-class Drawn:
-    """The numbers of one call, and where the generators were before."""
-
-    def __init__(self, draws: Sequence[Draw], sources: Sequence[Any]) -> None:
-        """Draw. sources: the generator of each draw."""
-        distinct = {id(source): source for source in sources}
-        self._before = [(source, random_state(source)[1]) for source in distinct.values()]
-        self.numbers = [draw.make(source) for draw, source in zip(draws, sources, strict=True)]
-
-    def put_back(self) -> None:
-        """Let the generators be where they were."""
-        for source, state in self._before:
-            set_random_state(source, state)
+    return type(value) in PLAIN or is_a(value, (np.generic, type, np.dtype, range)) or value is Ellipsis

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from dovetail.capture.drawn_arrays import is_drawn
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_seen import as_seen
 from dovetail.capture.step_text_results import text_result
@@ -206,6 +207,8 @@ class HostCalls:
     def _made(self, leaf: Any) -> Made | None:
         """What makes an argument of what the program leaves; None for one that is the same in each run."""
         recording = self._recording
+        if is_drawn(leaf):
+            leaf.trace.refuse("gives an array that it draws to code that is called after the program")
         if isinstance(leaf, torch.Tensor):
             seen = recording.seen(leaf)
             return LeftTensor(recording.leave(seen.value), seen.look)

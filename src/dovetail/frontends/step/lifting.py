@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 from dovetail.frontends.step.places import Path
@@ -43,6 +44,7 @@ class Numbers:
 class Lifting:
     """What the calls of one step have shown so far. guarded: numbers that code cannot take as inputs.
 
+    drawing: functions that draw outside torch, and are called before each run.
     kept: spots of tensors that calls replace. spied: containers that calls only put things into. read: those that
     calls read as well.
     """
@@ -54,6 +56,8 @@ class Lifting:
         self.kept: frozenset[Path] = frozenset()
         self.spied: frozenset[Path] = frozenset()
         self.read: frozenset[Path] = frozenset()
+        self.drawing: list[FunctionType] = []
+        self._useless: list[FunctionType] = []
         self._before: tuple[Structure, list[Any]] | None = None
 
     def see(self, leaves: Sequence[Any], structure: Structure) -> None:
@@ -93,6 +97,15 @@ class Lifting:
         """Note containers that the step puts things into. read: those that it turned out to read."""
         self.read |= read
         self.spied = (self.spied | paths) - self.read
+
+    def draws_in(self, wanted: Iterable[FunctionType], useless: Iterable[FunctionType]) -> bool:
+        """Note functions that draw; whether there is another one to try. useless: those that it was no use to call."""
+        self._useless += useless
+        self.drawing = [x for x in self.drawing if x not in self._useless]
+        found = next((x for x in wanted if x not in self._useless and x not in self.drawing), None)
+        if found is not None:
+            self.drawing.append(found)
+        return found is not None or bool(list(useless))
 
     def numbers(self, leaves: Sequence[Any], world: World) -> Numbers:
         """The inputs of a program for these arguments, hyperparameters apart.

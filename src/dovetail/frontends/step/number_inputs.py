@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from dovetail.frontends.step.draws import Draw
+from dovetail.frontends.step.drawn_values import Draw
 from dovetail.frontends.step.number_spots import NumberSpot
 from dovetail.frontends.step.places import Path
 from dovetail.frontends.step.world import World
@@ -45,6 +45,14 @@ def sources_of_numbers(
     """Where numbers of a program come from: leaves of the arguments, spots, draws; they are numbered in that order."""
     first = len(spots) + len(leaf_of)
     return [leaf_of[n] if n in leaf_of else spots[n].path if n < len(spots) else draws[n - first] for n in numbers]
+
+
+def number_label(number: int, spots: Sequence[NumberSpot], leaves: Collection[int]) -> str:
+    """What a user would call a number that is an input. leaves: of the arguments, that are inputs."""
+    if number < len(spots):
+        return spots[number].label
+    late = number - len(spots)
+    return f"argument {sorted(leaves)[late]}" if late < len(leaves) else f"drawn number {late - len(leaves)}"
 
 
 def changing(

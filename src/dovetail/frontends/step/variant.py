@@ -19,7 +19,7 @@ from dovetail.capture.step_seen import as_seen
 from dovetail.errors import GuardMiss
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.arguments import Arguments
-from dovetail.frontends.step.draws import Draw, Drawn
+from dovetail.frontends.step.drawn_values import Draw, Drawn, as_number
 from dovetail.frontends.step.early_questions import EarlyQuestions, question_at
 from dovetail.frontends.step.hosts import HostCall
 from dovetail.frontends.step.kept import Tree, grown, refill
@@ -54,7 +54,7 @@ class Ties:
     binds: list[Callable[[Any], None]] = field(default_factory=list)
     containers: list[Any] = field(default_factory=list)
     filled: list[Any] = field(default_factory=list)
-    sources: list[Any] = field(default_factory=list)
+    sources: list[list[Any]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,8 +67,8 @@ class Variant:
     follow, with the versions that they must have, then numbers: leaves of the arguments or spots. writes: spots, and
     which value that the step leaves is put there. reads: what the code read besides what the world compares. kept:
     spots of tensors that are read like arguments. bound: spots, and how what is put there is made. filled: containers,
-    and how what they hold is made. spied: containers that the step only puts things into. draws: of random
-    numbers outside torch.
+    and how what they hold is made. spied: containers that the step only puts things into. draws: what is
+    made before each run, of random numbers outside torch. drawn: constants that are made so, by their place.
     """
 
     reason: str
@@ -94,6 +94,7 @@ class Variant:
     filled: list[tuple[Path, Tree]] = field(default_factory=list)
     spied: list[Path] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
+    drawn: dict[int, int] = field(default_factory=dict)
     calls: int = 0
     misses: int = 0
 
@@ -157,20 +158,24 @@ class Variant:
         held = SchedulerState([call.scheduler for call in before]) if before else None
         for call in before:
             call.make(())
-        drawn = Drawn(self.draws, ties.sources) if self.draws else None
+        drawn = Drawn()
         for gradient in plan.gradients:
             if gradient.is_first:  # whatever comes, the step drops it: it need not be there beside new gradients
                 tensors[gradient.input].grad = None
         inputs: list[Any] = [tensors[index] for index in self.takes]
-        inputs += [tensor for tensor, _ in self.constants]
         try:
-            given = leaves if drawn is None else [*leaves, *drawn.numbers]
+            drawn.draw(self.draws, ties.sources)
+            inputs += [
+                drawn.made[self.drawn[place]] if place in self.drawn else tensor
+                for place, (tensor, _) in enumerate(self.constants)
+            ]
+            given = [*leaves, *map(as_number, drawn.made)] if self.draws else leaves
             inputs += [read(given) for read in ties.reads]
             outputs = self.program(inputs)
         except (GuardMiss, NothingWritten):
-            for former in (held, drawn):
-                if former is not None:
-                    former.put_back()
+            drawn.put_back()
+            if held is not None:
+                held.put_back()
             raise
         if plan.aliases:
             outputs = [x.detach() if slot in plan.aliases else x for slot, x in enumerate(outputs)]
@@ -247,7 +252,10 @@ def ties_to(world: World, variant: Variant) -> Ties:
         binds = [NumberSpot.at(world.spot(path)).binder() for path, _ in variant.bound]
         containers = [world.spot(path).read() for path in variant.spied]
         filled = [world.spot(path).read() for path, _ in variant.filled]
-        sources = [draw.source if draw.path is None else world.spot(draw.path).read() for draw in variant.draws]
+        sources = [
+            [x.generator if x.path is None else world.spot(x.path).read() for x in draw.sources]
+            for draw in variant.draws
+        ]
     except LookupError:
         return NO_TIES
     guards = PythonGuards([world.guard(variant.lifted), variant.reads])

@@ -126,6 +126,11 @@ class World:
         return list(self._walk.caches)
 
     @property
+    def functions(self) -> list[FunctionType]:
+        """The functions of the user's that ran."""
+        return self._walk.functions
+
+    @property
     def asks_types(self) -> bool:
         """Whether code of the user's asks for the exact type of something, which a traced number does not have."""
         return any(names_of(x).asks_types for x in self._read.codes if not is_library_file(x.co_filename))

@@ -125,8 +125,8 @@ def _python_random() -> Twin:
 
     def step(rows: Tensor, labels: Tensor) -> Tensor:
         opt.zero_grad()
-        scale = random.sample(range(3), 1)[0]  # refused
-        loss = F.cross_entropy(net(rows * scale), labels)
+        name = random.choice("ab")  # refused
+        loss = F.cross_entropy(net(rows * {"a": 1, "b": 2}[name]), labels)
         loss.backward()
         opt.step()
         return loss
@@ -140,8 +140,9 @@ def _numpy_random() -> Twin:
 
     def step(rows: Tensor, labels: Tensor) -> Tensor:
         opt.zero_grad()
-        scale = np.random.rand(1)[0]  # refused
-        loss = F.cross_entropy(net(rows * scale), labels)
+        scale = np.ones(4)
+        np.random.shuffle(scale)  # refused
+        loss = F.cross_entropy(net(rows * scale[0]), labels)
         loss.backward()
         opt.step()
         return loss

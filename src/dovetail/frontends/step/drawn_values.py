@@ -1,0 +1,109 @@
+"""What is made before each run of a step's program: draws outside torch, and what is computed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from dovetail.errors import GuardMiss
+from dovetail.frontends.step.places import Path
+from dovetail.reach.values import random_state, set_random_state
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Something made earlier, by its place."""
+
+    which: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A random generator. path: where it is held, None for one that a module keeps."""
+
+    generator: Any
+    path: Path | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """One draw, or a function of what was drawn before.
+
+    which: its place. function: what is called, or the name of a method of the first source. sources: the generators
+    that it may draw from. kind: what its result was like; another kind is answered by question number `question`.
+    """
+
+    which: int
+    function: Callable[..., Any] | str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    sources: tuple[Source, ...] = ()
+    kind: Hashable = None
+    question: int = -1
+
+    def make(self, generators: Sequence[Any], made: Sequence[Any]) -> Any:
+        """Draw. generators: of its sources, now. made: earlier results."""
+        by_source = {id(x.generator): now for x, now in zip(self.sources, generators, strict=True)}
+
+        def meant(item: Any) -> Any:
+            if type(item) is Ref:
+                return made[item.which]
+            if type(item) is Source:
+                return by_source[id(item.generator)]
+            if type(item) is np.ndarray:
+                return item.copy()
+            return type(item)(map(meant, item)) if type(item) in (list, tuple) else item
+
+        args = [meant(item) for item in self.args]
+        kwargs = {name: meant(item) for name, item in self.kwargs.items()}
+        if isinstance(self.function, str):
+            return getattr(generators[0], self.function)(*args, **kwargs)
+        return self.function(*args, **kwargs)
+
+
+def kind_of_result(item: Any) -> Hashable:
+    """What must be the same in each call: of arrays, all but the numbers; of what is no number, all."""
+    if isinstance(item, torch.Tensor):
+        return ("tensor", item.dtype, tuple(item.shape), item.stride())
+    if isinstance(item, np.ndarray | np.generic):
+        return (type(item), item.dtype.str, item.shape)
+    if type(item) in (int, float, bool):
+        return (type(item),)
+    if type(item) in (list, tuple):
+        return (type(item), *map(kind_of_result, item))
+    if type(item) is dict:
+        return (dict, *((key, kind_of_result(x)) for key, x in item.items()))
+    return (type(item), item)
+
+
+def as_number(item: Any) -> Any:
+    """A plain number for one of NumPy's."""
+    return item.item() if isinstance(item, np.generic) else item
+
+
+@dataclass(slots=True)
+class Drawn:
+    """What was made for one call, in order, and where the generators were before."""
+
+    made: list[Any] = field(default_factory=list)
+    before: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def draw(self, draws: Sequence[Draw], generators: Sequence[Sequence[Any]]) -> Drawn:
+        """Make everything. generators: of the sources of each draw. Raises: GuardMiss; what a function raises."""
+        distinct = {id(x): x for found in generators for x in found}
+        self.before = [(x, random_state(x)[1]) for x in distinct.values()]
+        for draw, found in zip(draws, generators, strict=True):
+            result = draw.make(found, self.made)
+            if draw.question >= 0 and kind_of_result(result) != draw.kind:
+                raise GuardMiss(draw.question)
+            self.made.append(result)
+        return self
+
+    def put_back(self) -> None:
+        """Let the generators be where they were."""
+        for generator, state in self.before:
+            set_random_state(generator, state)
