@@ -302,7 +302,8 @@ class _Planner:
         results = node.outputs[form.fresh :]
         elementwise = facts_of(node.target).pointwise and len(written) == 1
         result = results[0] if elementwise else None  # over its own operand, it goes through memory as before
-        gapped = result is not None and result.tensor.stride != written[0].tensor.stride
+        is_alike = result is not None and result.tensor.shape == written[0].tensor.shape
+        gapped = is_alike and result is not None and result.tensor.stride != written[0].tensor.stride
         pairs = zip(results, written, strict=True)
         is_free = gapped and result is not None and self.legality.is_only_copied(result, self.readers)
         if not is_free and any(r is None or r.tensor.layout() != w.tensor.layout() for r, w in pairs):
