@@ -273,6 +273,15 @@ def ignores_first_contents(target: Target) -> bool:
     return isinstance(target, Overload) and (schema_of(target).namespace, schema_of(target).name) in _OVERWRITING
 
 
+_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
+
+
+@cache
+def leaves_contents_open(target: Target) -> bool:
+    """Whether the result is memory that nothing was written to."""
+    return isinstance(target, Overload) and schema_of(target).namespace == "aten" and schema_of(target).name in _EMPTY
+
+
 _COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::lift_fresh_copy"})
 
 

@@ -20,6 +20,7 @@ import torch
 
 from dovetail.errors import FoldedOtherwise
 from dovetail.ir.program import Operand, TensorMeta, Value
+from dovetail.ops.facts import leaves_contents_open
 from dovetail.ops.preconditions import checked
 from dovetail.passes.fold_graph import Expression
 from dovetail.passes.fold_plan import FoldingPlan, span_bytes
@@ -136,9 +137,12 @@ class Evaluation:
                 return type(operand)(map(real, operand))
             return operand
 
-        return (checked(node.target) or node.target)(
+        made: Any = (checked(node.target) or node.target)(
             *map(real, node.args), **{name: real(operand) for name, operand in node.kwargs}
         )
+        if leaves_contents_open(node.target) and not torch.are_deterministic_algorithms_enabled():
+            made.zero_()  # or a constant holds what happened to be in memory
+        return made
 
     def _tensor(self, value: int) -> torch.Tensor:
         known = self._held.get(value)
