@@ -45,11 +45,14 @@ class ItemLog(DispatchMode):
     by line and operator, in order.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.numbers: dict[tuple[str, int], list[Plain]] = {}
         self.sizes: dict[_SizeKey, list[Results]] = {}
         self._origins = OriginTracker()
+        self._depth = 0
 
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -72,6 +75,13 @@ class ItemLog(DispatchMode):
         self.numbers.setdefault((origin.file, origin.line), []).append(number)
 
     def __enter__(self) -> ItemLog:
+        self._depth += 1
+        if self._depth == 1:  # torch enters modes again, around subgraphs
+            self._watch_lists()
+        super().__enter__()
+        return self
+
+    def _watch_lists(self) -> None:
         def listed(tensor: torch.Tensor) -> Any:
             made = _TO_LIST(tensor)
             if tensor.dim() and tensor.numel() <= FEW:
@@ -82,12 +92,12 @@ class ItemLog(DispatchMode):
             return made
 
         setattr(torch.Tensor, "tolist", listed)  # noqa: B010, it shows no operator
-        super().__enter__()
-        return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        delattr(torch.Tensor, "tolist")
+        self._depth -= 1
+        if not self._depth:
+            delattr(torch.Tensor, "tolist")
 
 
 class ItemHints:

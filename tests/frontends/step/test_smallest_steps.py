@@ -37,6 +37,7 @@ def _run(step: Callable[..., Any], calls: Iterator[Any], state: Callable[[], lis
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_smallest_step_equals_eager(path: Path) -> None:
     module = _load(path)

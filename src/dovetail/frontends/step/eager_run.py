@@ -12,6 +12,7 @@ from dovetail.frontends.step.output import output_is_unnoted
 from dovetail.frontends.structure import flatten
 from dovetail.reach.names import Names
 from dovetail.reach.watcher import noted_reads
+from dovetail.torch_compat.control_flow import sub_programs_by_dynamo
 from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
 
 _LEADS_NOWHERE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -34,7 +35,8 @@ class EagerRuns:
         leaves, _ = flatten((args, kwargs))
         log = ItemLog()
         noted = noted_reads([step, *filter(leads_on, leaves)])
-        with compiled_functions_run_plainly(), noted as reads, output_is_unnoted(), log:
+        by_dynamo = sub_programs_by_dynamo(lambda graph, inputs: torch.fx.Interpreter(graph).run(*inputs))
+        with compiled_functions_run_plainly(), by_dynamo, noted as reads, output_is_unnoted(), log:
             results = step(*args, **kwargs)
         self.read.add(reads)
         if log.numbers or log.sizes:
