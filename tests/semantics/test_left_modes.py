@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import dovetail
-from dovetail.errors import DovetailError, PythonSideEffect
+from dovetail.errors import DovetailError, OtherSettingsInside, PythonSideEffect
 from dovetail.torch_compat.modes import set_switches, switches
 
 SET_AGAIN: dict[str, Callable[[], Any]] = {
@@ -90,7 +90,7 @@ def test_modes_that_no_program_is_guarded_by_are_refused(name: str) -> None:
         return x * x
 
     before = switches()
-    with pytest.raises(PythonSideEffect, match=name):
+    with pytest.raises((PythonSideEffect, OtherSettingsInside), match=name):
         dovetail.compile(program)(torch.ones(3))
     assert switches() == before
 
@@ -103,3 +103,35 @@ def test_freeze_refuses_them() -> None:
 
     with pytest.raises(DovetailError, match="set_default_dtype"):
         dovetail.freeze(Model(), (torch.ones(3),))
+
+
+@pytest.mark.parametrize("door", [dovetail.compile, dovetail.compile_step])
+@pytest.mark.parametrize("switch", ["mkldnn", "threads", "dtype"])
+def test_operators_under_other_settings_than_the_call_began_with_are_refused(
+    switch: str, door: Callable[..., Any]
+) -> None:
+    weight = torch.randn(4, 3, 3, 3)
+
+    def program(x: Tensor) -> Tensor:
+        if switch == "mkldnn":
+            torch._C._set_mkldnn_enabled(False)  # `torch.backends.mkldnn.flags` warns of what is not for this machine
+            try:
+                return torch.conv2d(x, weight)
+            finally:
+                torch._C._set_mkldnn_enabled(True)
+        threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+        try:
+            if switch == "threads":
+                torch.set_num_threads(1)
+            else:
+                torch.set_default_dtype(torch.float64)
+            return x + torch.ones(3)
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_default_dtype(dtype)
+
+    compiled = door(program)
+    if door is dovetail.compile_step:
+        compiled(torch.randn(2, 3, 5, 3))
+    with pytest.raises(OtherSettingsInside, match=r"under torch\."):
+        compiled(torch.randn(2, 3, 5, 3))

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from dovetail.errors import PythonSideEffect
-from dovetail.torch_compat.modes import set_switches, switches
+from dovetail.capture.origins import OriginTracker
+from dovetail.errors import OtherSettingsInside, PythonSideEffect
+from dovetail.torch_compat.modes import kernel_switches, set_switches, switches
 
 _GUARDED = frozenset(
     {
@@ -45,6 +46,13 @@ def modes_left(left: dict[str, Any], set_anyway: Collection[str] = ()) -> Iterat
         changed = _changed(switches(), before)
         if changed:
             set_switches(changed)
+
+
+def refuse_switched(before: Mapping[str, Any], origins: OriginTracker) -> None:
+    """Raises: OtherSettingsInside where an operator runs under other settings than those the program began with."""
+    now = kernel_switches() if before else before
+    for name, value in _changed(before, now).items():
+        raise OtherSettingsInside(setting=name, now=value, before=before[name], origin=origins.here())
 
 
 def switched_in(targets: Iterable[object]) -> frozenset[str]:

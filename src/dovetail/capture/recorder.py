@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from dovetail.capture.cuts import Cuts
+from dovetail.capture.left_modes import refuse_switched
 from dovetail.capture.moved_tensors import MovesTensors
 from dovetail.capture.operators import device_type, must_be_kept, short_name
 from dovetail.capture.origins import OriginTracker
@@ -88,7 +89,7 @@ class Recorder(MovesTensors, DispatchMode):
     Attributes: nodes, the impure program so far; constants, the real tensors met that nobody declared, with their
     values; met, version and gradient function of each constant when it was met; phase, stamped on new nodes; symbols,
     the symbolic number of each size symbol; written, the tensor objects that operators wrote, with what they stood for
-    and the grad mode; metadata_changes, in-place changes of shape and strides: tensor, operator, its other arguments.
+    and the grad mode; metadata_changes, tensors, operators, other arguments of new shapes; switches, as they began.
     """
 
     supports_higher_order_operators = True
@@ -109,7 +110,7 @@ class Recorder(MovesTensors, DispatchMode):
         self.constants: list[tuple[torch.Tensor, Value]] = []
         self.met: dict[Value, tuple[int, object]] = {}
         self.phase = Phase.FORWARD
-        self.recomputing = False
+        self.recomputing, self.switches = False, dict[str, Any]()
         self.symbols: dict[str, Any] = {}
         self._expected: set[Scalar] = set()
         self._cuts = Cuts()
@@ -321,6 +322,7 @@ class Recorder(MovesTensors, DispatchMode):
     ) -> None:
         unpack = isinstance(result, tuple | list)
         items = list(result) if isinstance(result, tuple | list) else [result]
+        refuse_switched(self.switches, self._origins)
         self._alias_written(target, args, kwargs, items)
         name = short_name(target)
         outputs = tuple(self._result_value(item, name) for item in items)

@@ -24,6 +24,7 @@ from dovetail.torch_compat.autograd import without_saved_tensor_hooks
 from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
 from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs
+from dovetail.torch_compat.modes import kernel_switches
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.symbols import data_dependent_sizes
 
@@ -46,6 +47,7 @@ def recording_on_fakes(
         raise GeneratorMadeInside(origin=origins.here())
 
     torch.clear_autocast_cache()
+    recorder.switches = kernel_switches()
     try:
         with (
             named_errors(origins),

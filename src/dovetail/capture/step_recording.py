@@ -17,6 +17,7 @@ import torch
 
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.item_log import ItemHints
+from dovetail.capture.left_modes import modes_left
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
@@ -102,6 +103,7 @@ class StepRecording:
         self._exits: list[GradientExit | MadeTensor] = []
         self._flags: list[tuple[int, bool]] = []
         self.hooked: dict[str, Origin | None] = {}
+        self.left_modes: dict[str, Any] = {}
         self._hooks = [hook_tables(item.tensor) for item in self.tensors]
         self._hook_counts = list(map(_count, self._hooks))
         self._assume_cleared = assume_cleared
@@ -150,8 +152,8 @@ class StepRecording:
 
     @contextlib.contextmanager
     def _watched(self, around: AbstractContextManager[Any]) -> Iterator[None]:
-        within = backward_within(self._in_backward)
-        with around, hidden_fakes(), traced_maths(), within, self._functions, unnoticed_mode():
+        within, left = backward_within(self._in_backward), modes_left(self.left_modes)
+        with left, around, hidden_fakes(), traced_maths(), within, self._functions, unnoticed_mode():
             yield
 
     def _in_backward(self) -> AbstractContextManager[Any]:

@@ -43,6 +43,7 @@ from dovetail.errors.freezing import SlowerThanEager as SlowerThanEager
 from dovetail.errors.freezing import StaleWeights as StaleWeights
 from dovetail.errors.outside import GradientAccess as GradientAccess
 from dovetail.errors.outside import IteratorRead as IteratorRead
+from dovetail.errors.outside import OtherSettingsInside as OtherSettingsInside
 from dovetail.errors.outside import OutsideRead as OutsideRead
 from dovetail.errors.reduction import BadCheck as BadCheck
 from dovetail.errors.reduction import DoesNotFail as DoesNotFail

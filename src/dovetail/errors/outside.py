@@ -18,6 +18,16 @@ class OutsideRead(DovetailError):
     rows = ("origin",)
 
 
+class OtherSettingsInside(DovetailError):
+    """The program runs operators under other settings of torch's than the call began with."""
+
+    code = "DT-CAPTURE-015"
+    summary = "the program runs an operator under {setting} = {now}, which was {before} when the call began."
+    because = "kernels look at the setting when they run, and a program runs all of them under that of its caller"
+    way_out = "set it around the call, and not inside it; a step may run in eager mode (on_unsupported='eager')"
+    rows = ("origin",)
+
+
 class IteratorRead(DovetailError):
     """The program reads from an iterator or a file that was there before, and each read moves that on."""
 

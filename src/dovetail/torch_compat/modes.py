@@ -114,6 +114,22 @@ def switches() -> dict[str, Any]:
     return found
 
 
+def kernel_switches() -> dict[str, Any]:
+    """What code can switch that operators look at when they run: the kernel, or the dtype of what they make."""
+    found: dict[str, Any] = {
+        "torch.set_default_dtype": torch.get_default_dtype(),
+        "torch.set_num_threads": torch.get_num_threads(),
+        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled(),
+        "torch.set_float32_matmul_precision": torch._C._get_float32_matmul_precision(),
+    }
+    if torch._C._has_cuda:
+        found["torch.backends.cudnn.enabled"] = torch._C._get_cudnn_enabled()
+        found["torch.backends.cudnn.benchmark"] = torch._C._get_cudnn_benchmark()
+        found["torch.backends.cudnn.deterministic"] = torch._C._get_cudnn_deterministic()
+    return found
+
+
 def set_switches(wanted: Mapping[str, Any]) -> None:
     """Set what `switches` gives, by its names."""
     for name, value in wanted.items():

@@ -88,7 +88,6 @@ class StepCapture:
 
         shown: spots of tensors that may be other ones in each call, which are read like arguments, and containers that
         are only written.
-
         lifted: spots of the world and leaves of the arguments that are inputs, where they hold numbers; hyperparameters
         of optimizers are as well, but for `guarded` ones.
         """
@@ -356,6 +355,7 @@ class StepCapture:
             numbers=sources_of_numbers(programs.numbers, self._numbers, leaf_of, self._draws.taken),
             draws=self._draws.made,
             drawn=self._draws.among(programs.constants),
+            left_modes=recording.left_modes,
             writes=[(spot.path, which) for spot, which in writes],
             host_calls=host_calls,
             result_structure=self._result_structure,

@@ -34,6 +34,7 @@ from dovetail.frontends.structure import Structure, unflatten
 from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject, TextResult
 from dovetail.reach.guard import PythonGuard, PythonGuards
 from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.modes import set_switches
 
 
 @dataclass(slots=True)
@@ -69,6 +70,7 @@ class Variant:
     spots of tensors that are read like arguments. bound: spots, and how what is put there is made. filled: containers,
     and how what they hold is made. spied: containers that the step only puts things into. draws: what is
     made before each run, of random numbers outside torch. drawn: constants that are made so, by their place.
+    left_modes: of torch, that each run leaves so.
     """
 
     reason: str
@@ -95,6 +97,7 @@ class Variant:
     spied: list[Path] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     drawn: dict[int, int] = field(default_factory=dict)
+    left_modes: dict[str, Any] = field(default_factory=dict)
     calls: int = 0
     misses: int = 0
 
@@ -187,6 +190,8 @@ class Variant:
             tensors[index].requires_grad_(flag)
         results = self._results(tensors, outputs, left)
         self._leave(results, left)
+        if self.left_modes:
+            set_switches(self.left_modes)
         return unflatten(results[: self.count], self.result_structure)
 
     def _leave(self, results: Sequence[Any], left: Sequence[Any]) -> None:
