@@ -6,13 +6,16 @@ which programs are guarded; code that leaves another one changed is refused. Rec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from dovetail.capture.origins import OriginTracker
 from dovetail.errors import OtherSettingsInside, PythonSideEffect
-from dovetail.torch_compat.modes import kernel_switches, set_switches, switches
+from dovetail.ir.program import values_in
+from dovetail.torch_compat.modes import DEFAULT_DTYPE, kernel_switches, set_switches, switches
 
 _GUARDED = frozenset(
     {
@@ -48,11 +51,22 @@ def modes_left(left: dict[str, Any], set_anyway: Collection[str] = ()) -> Iterat
             set_switches(changed)
 
 
-def refuse_switched(before: Mapping[str, Any], origins: OriginTracker) -> None:
+def refuse_switched(
+    before: Mapping[str, Any], operands: Sequence[object], results: Sequence[object], origins: OriginTracker
+) -> None:
     """Raises: OtherSettingsInside where an operator runs under other settings than those the program began with."""
     now = kernel_switches() if before else before
     for name, value in _changed(before, now).items():
-        raise OtherSettingsInside(setting=name, now=value, before=before[name], origin=origins.here())
+        if name != DEFAULT_DTYPE or _takes_default(value, operands, results):
+            raise OtherSettingsInside(setting=name, now=value, before=before[name], origin=origins.here())
+
+
+def _takes_default(dtype: torch.dtype, operands: Sequence[object], results: Sequence[object]) -> bool:
+    """Whether results may have this dtype because it is the default: neither operands nor arguments say so."""
+    if not any(isinstance(item, torch.Tensor) and item.dtype in (dtype, dtype.to_complex()) for item in results):
+        return False
+    given = {value.tensor.dtype for value in values_in(operands) if value.is_tensor}
+    return dtype not in given and not any(isinstance(item, torch.dtype) for item in operands)
 
 
 def switched_in(targets: Iterable[object]) -> frozenset[str]:

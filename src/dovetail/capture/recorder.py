@@ -322,7 +322,7 @@ class Recorder(MovesTensors, DispatchMode):
     ) -> None:
         unpack = isinstance(result, tuple | list)
         items = list(result) if isinstance(result, tuple | list) else [result]
-        refuse_switched(self.switches, self._origins)
+        refuse_switched(self.switches, [*args, *(x for _, x in kwargs)], items, self._origins)
         self._alias_written(target, args, kwargs, items)
         name = short_name(target)
         outputs = tuple(self._result_value(item, name) for item in items)

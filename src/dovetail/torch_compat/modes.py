@@ -16,6 +16,7 @@ _HOOKS = tuple(
 )
 
 _KINDS = ("cpu", "cuda")
+DEFAULT_DTYPE = "torch.set_default_dtype"
 _function_modes = torch._C._len_torch_function_stack
 
 
@@ -117,7 +118,7 @@ def switches() -> dict[str, Any]:
 def kernel_switches() -> dict[str, Any]:
     """What code can switch that operators look at when they run: the kernel, or the dtype of what they make."""
     found: dict[str, Any] = {
-        "torch.set_default_dtype": torch.get_default_dtype(),
+        DEFAULT_DTYPE: torch.get_default_dtype(),
         "torch.set_num_threads": torch.get_num_threads(),
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled(),
