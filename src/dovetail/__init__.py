@@ -10,7 +10,7 @@ from dovetail.frontends.freezing.freeze import freeze
 from dovetail.frontends.freezing.loading import load
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, compile
-from dovetail.frontends.step.hosts import host_call
+from dovetail.frontends.step.host_calls import host_call
 from dovetail.frontends.step.step import CompiledStep, compile_step
 from dovetail.inspect.explain import explain
 from dovetail.inspect.explanation import Explanation

@@ -13,7 +13,7 @@ import dovetail
 from dovetail.frontends.call_guard import CallGuard
 from dovetail.frontends.patience import Patience, Walks
 from dovetail.frontends.statistics import Stats
-from dovetail.frontends.step.world import World
+from dovetail.frontends.step.reachable_state import ReachableState
 
 pytestmark = [
     pytest.mark.usefixtures("alone"),
@@ -35,7 +35,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(owner, name, count)
 
-    counted(World, "refresh", "world")
+    counted(ReachableState, "refresh", "world")
     counted(CallGuard, "inputs", "call")
     return found
 

@@ -17,7 +17,7 @@ from dovetail.reach.codes import codes_inside
 from dovetail.reach.contents import MISSING
 from dovetail.reach.libraries import is_library_class, is_users_function
 from dovetail.reach.reads import Reads
-from dovetail.reach.spots import in_cell
+from dovetail.reach.slots import in_cell
 from dovetail.reach.values import attributes_of, has_attributes, is_a
 
 _MOST = 200

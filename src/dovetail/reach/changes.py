@@ -14,7 +14,7 @@ import numpy as np
 from dovetail.reach.contents import MISSING, Snapshot, base_of
 from dovetail.reach.libraries import FOLLOWED, is_library_class, is_library_module, is_ours
 from dovetail.reach.reads import Reads
-from dovetail.reach.spots import in_cell, in_slot
+from dovetail.reach.slots import in_cell, in_slot
 from dovetail.reach.values import attributes_of, dict_methods, is_a, is_same, name_of
 
 _RESTORED = (dict, list, deque, set, bytearray, np.ndarray, io.StringIO, io.BytesIO)
@@ -22,7 +22,7 @@ _RESTORED = (dict, list, deque, set, bytearray, np.ndarray, io.StringIO, io.Byte
 
 @dataclass(frozen=True, slots=True)
 class ReadChange:
-    """A place that holds something else than when it was read first; MISSING: nothing.
+    """A slot that holds something else than when it was read first; MISSING: nothing.
 
     undo: puts it back.
     """
@@ -58,7 +58,7 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
                 partial(type.__delattr__, kind, name) if old is MISSING else partial(type.__setattr__, kind, name, old)
             )
             yield ReadChange(f"{name_of(kind)}.{name}", old, now, put)
-    for owner, descriptor, old in reads.slots.values():
+    for owner, descriptor, old in reads.descriptors.values():
         now = in_slot(owner, descriptor)
         if not (_is_same(old, now) or is_left_out(owner)):
             put = partial(descriptor.__delete__, owner) if old is MISSING else partial(descriptor.__set__, owner, old)
@@ -85,7 +85,7 @@ def _is_librarys(owner: Any) -> bool:
 
 
 def _is_same(old: Any, now: Any) -> bool:
-    """Whether a place holds what it held, or something of this package's own for the time of the recording."""
+    """Whether a slot holds what it held, or something of this package's own for the time of the recording."""
     return is_same(old, now) or is_ours(old) or is_ours(now)
 
 

@@ -24,7 +24,7 @@ from dovetail.reach.contents import MISSING, Snapshot
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
 from dovetail.reach.levels import levels_of, picker
 from dovetail.reach.libraries import is_library_class
-from dovetail.reach.spots import in_cell, in_slot
+from dovetail.reach.slots import in_cell, in_slot
 from dovetail.reach.tables import Tables, shows_all
 from dovetail.reach.values import PLAIN, is_a, is_same, name_of
 from dovetail.torch_compat.guards import SameTensors

@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.reach.contents import Snapshot
 from dovetail.reach.known import without
 from dovetail.reach.reads import Reads
-from dovetail.reach.spots import NamesOf
+from dovetail.reach.slots import NamesOf
 from dovetail.reach.values import has_attributes, name_of
 
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
@@ -95,7 +95,7 @@ def guarded_by_reads(reads: Reads, is_private: Callable[[Any], bool], known: Abs
             spaces.setdefault(key, (space, Table(reads.labels[key], ".{}")))[1].add(name, value)
     found.dictionaries = list(spaces.values())
     found.cells = list(reads.cells.values())
-    slots = [(number_of.get(key), descriptor, value) for (key, _), (_, descriptor, value) in reads.slots.items()]
+    slots = [(number_of.get(key), descriptor, value) for (key, _), (_, descriptor, value) in reads.descriptors.items()]
     found.descriptors = [(number, descriptor, value) for number, descriptor, value in slots if number is not None]
     found.asked = {f: x for f, x in reads.asked.items() if not (isinstance(f, NamesOf) and is_private(f.item))}
     found.roots = [root for root in reads.roots if not is_private(root)]

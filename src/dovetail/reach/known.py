@@ -1,4 +1,4 @@
-"""Reads without the places that others look after."""
+"""Reads without the slots that others look after."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from dovetail.reach.libraries import is_ours
 from dovetail.reach.reads import Reads
-from dovetail.reach.spots import NamesOf
+from dovetail.reach.slots import NamesOf
 from dovetail.reach.values import attributes_of, has_attributes, is_a
 
 
 def without(reads: Reads, known: AbstractSet[tuple[int, str]]) -> Reads:
-    """Reads without places that others compare, and without objects that nothing else is read of.
+    """Reads without slots that others compare, and without objects that nothing else is read of.
 
-    known: the identity of what holds a place (a dictionary, a class, a cell, an object with slots) and its name, "" for
+    known: the identity of what holds a slot (a dictionary, a class, a cell, an object with slots) and its name, "" for
     every name.
     """
     if not known:
@@ -30,7 +30,7 @@ def without(reads: Reads, known: AbstractSet[tuple[int, str]]) -> Reads:
         for (key, name), value in reads.attributes.items()
         if is_left(_holder_of(reads.owners[key]), name, value)
     }
-    left.slots = {key: place for key, place in reads.slots.items() if is_left(*key, place[-1])}
+    left.descriptors = {key: place for key, place in reads.descriptors.items() if is_left(*key, place[-1])}
     left.namespaces = {key: place for key, place in reads.namespaces.items() if is_left(*key, place[-1])}
     left.class_attributes = {key: place for key, place in reads.class_attributes.items() if is_left(*key, place[-1])}
     left.cells = {key: place for key, place in reads.cells.items() if is_left(key, place[1], place[-1])}
@@ -39,7 +39,7 @@ def without(reads: Reads, known: AbstractSet[tuple[int, str]]) -> Reads:
         for function, answer in reads.asked.items()
         if not (isinstance(function, NamesOf) and (_holder_of(function.item), "") in known)
     }
-    used = {key for key, _ in (*left.attributes, *left.slots)}
+    used = {key for key, _ in (*left.attributes, *left.descriptors)}
     left.owners = {key: owner for key, owner in reads.owners.items() if key in used}
     left.roots = []
     return left

@@ -1,6 +1,6 @@
 """Which names the code of a function reads: what its calls so far have shown.
 
-`Reads` knows places and values of one call. What lasts is the names: attribute `weight` of a `Linear`, a global
+`Reads` knows slots and values of one call. What lasts is the names: attribute `weight` of a `Linear`, a global
 variable of a module, the code that runs. They tell where to look whoever looks at objects later, or at other ones.
 """
 

@@ -1,9 +1,9 @@
-"""What the code of a recorded call reads: the places, and what they held before the call.
+"""What the code of a recorded call reads: the slots, and what they held before the call.
 
-A place is an entry of a namespace (global variables, attributes of an object, of a class, of a module), a slot, a
-closure cell, or a function without arguments that is asked. `dovetail.reach.spies` and `dovetail.reach.frames` report
-reads; what follows from the places is a `dovetail.reach.guard.PythonGuard`. A place that the call writes counts as read
-before: a program that does not repeat the write is not used after it.
+A slot is an entry of a namespace (global variables, attributes of an object, of a class, of a module), one of
+`__slots__`, a closure cell, or a function without arguments that is asked. `dovetail.reach.spies` and
+`dovetail.reach.frames` report reads; what follows from the slots is a `dovetail.reach.guard.PythonGuard`. A slot that
+the call writes counts as read before: a program that does not repeat the write is not used after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from dovetail.reach.codes import codes_inside, names_of
 from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
 from dovetail.reach.libraries import is_installed, is_library_class, is_library_module, is_ours, is_users_function
-from dovetail.reach.spots import NamesOf, in_cell, in_slot, settings_of_decimals, sources_of_levels
+from dovetail.reach.slots import NamesOf, in_cell, in_slot, settings_of_decimals, sources_of_levels
 from dovetail.reach.stand_ins import StandIn
 from dovetail.reach.values import (
     PLAIN,
@@ -52,10 +52,10 @@ _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass
 
 
 class Reads:
-    """The places that were read, as they were before.
+    """The slots that were read, as they were before.
 
     namespaces: entries of dictionaries, each with its dictionary and value. attributes: of objects, in their
-    `__dict__`. class_attributes, slots, cells: the same for those. asked: functions, with their answers. owners:
+    `__dict__`. class_attributes, descriptors, cells: the same for those. asked: functions, with their answers. owners:
     objects whose attributes were read. labels: of namespaces. roots: see `root`.
     holders: of containers, the object or cell in which each was found, and whether the collector knew it then.
     draws: random generators of NumPy, with where they stood. overwritten: attributes that were set before they were
@@ -71,7 +71,7 @@ class Reads:
         self.attributes: dict[tuple[int, str], Any] = {}
         self.namespaces: dict[tuple[int, str], tuple[dict[str, Any], Any]] = {}
         self.class_attributes: dict[tuple[int, str], tuple[type, Any]] = {}
-        self.slots: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
+        self.descriptors: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
         self.cells: dict[int, tuple[Any, str, Any]] = {}
         self.asked: dict[Callable[[], Any], Any] = {}
         self.labels: dict[int, str] = {}
@@ -273,7 +273,7 @@ class Reads:
                 self.cells[id(cell)] = (cell, name, value)
                 self.meet(value, cell)
 
-    # --- places ---------------------------------------------------------------------------------------------------
+    # --- slots ---------------------------------------------------------------------------------------------------
 
     def entry(self, known: dict[str, Any], name: str, label: str) -> Any:
         """An entry of a namespace is read. label: of the namespace."""
@@ -373,7 +373,7 @@ class Reads:
 
     def gradient(self, tensor: torch.Tensor) -> None:
         """The `.grad` of a tensor that was there before is read."""
-        if (id(tensor), "grad") not in self.slots:
+        if (id(tensor), "grad") not in self.descriptors:
             self.owners[id(tensor)] = tensor
             self._slot(tensor, "grad", _GRADIENT)
 
@@ -382,7 +382,7 @@ class Reads:
 
     def _slot(self, item: Any, name: str, descriptor: Any) -> None:
         value = in_slot(item, descriptor)
-        self.slots[id(item), name] = (item, descriptor, value)
+        self.descriptors[id(item), name] = (item, descriptor, value)
         self.meet(value, item)
 
     def _of_tables(self, module: torch.nn.Module, name: str) -> None:

@@ -99,7 +99,7 @@ class Watcher:
     def guard(self, known: AbstractSet[tuple[int, str]] = frozenset(), others: Collection[Any] = ()) -> PythonGuard:
         """Tells whether what was read is as it was before the call.
 
-        known, others: places, and objects, that others look after.
+        known, others: slots, and objects, that others look after.
         """
         assert self.reads is not None, "the call was watched"
         left_out = self._made.union(map(id, others))
@@ -112,7 +112,7 @@ class Watcher:
     ) -> list[ReadChange]:
         """What the call has changed among what it read. Ask at once, see `guard`.
 
-        known, is_known: places, and objects, that others look after.
+        known, is_known: slots, and objects, that others look after.
         """
         if self.reads is None:
             return []

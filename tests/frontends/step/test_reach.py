@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from dovetail.frontends.step.world import World
-from tests.frontends.step.worlds import names_read_by
+from dovetail.frontends.step.reachable_state import ReachableState
+from tests.frontends.step.reachable_states import names_read_by
 
 _HERE = sys.modules[__name__]
 NUMBER = 1.0
@@ -187,13 +187,13 @@ WAYS = [
 def test_a_change_is_noticed_however_it_is_read(way: Callable[[Item], Way]) -> None:
     step, edit = way(Item())
     read = names_read_by(step)
-    world = World(step, read)
-    watch, record = world.guard(), world.record()
-    assert watch.holds()
+    reachable = ReachableState(step, read)
+    guard, record = reachable.guard(), reachable.record()
+    assert guard.holds()
     edit()
-    assert not watch.holds()
-    assert not record.fits(World(step, read).record())
-    assert world.changes()
-    assert world.restore() == []
-    assert watch.holds()
-    assert record.fits(World(step, read).record())
+    assert not guard.holds()
+    assert not record.fits(ReachableState(step, read).record())
+    assert reachable.changes()
+    assert reachable.restore() == []
+    assert guard.holds()
+    assert record.fits(ReachableState(step, read).record())

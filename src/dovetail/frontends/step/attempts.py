@@ -10,15 +10,15 @@ from dovetail.frontends.step.eager_run import EagerRuns
 from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.left_behind import (
     ContainersRead,
-    ContainersToSpy,
+    ContainersWritten,
     MoreIsRead,
     NumbersToLift,
     StateToMake,
     TensorsToKeep,
 )
 from dovetail.frontends.step.lifting import Lifting, Numbers
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.variant import Variant
-from dovetail.frontends.step.world import World
 from dovetail.pipeline.options import Options
 
 _MOST_ATTEMPTS = 50
@@ -35,16 +35,16 @@ class Attempts:
         self._name = name
         self._calls_hooks = False
 
-    def captured(self, world: World, call: StepCall, reason: str, clears: bool) -> Variant:
+    def captured(self, reachable: ReachableState, call: StepCall, reason: str, clears: bool) -> Variant:
         """A program for a call. clears: programs of the step drop gradients from before.
 
         Raises: DovetailError; StateToMake.
         """
         left_out, first = Numbers(), None
         for _ in range(_MOST_ATTEMPTS):
-            lifted = self._lifting.numbers(call.leaves, world) - left_out
-            guarded = (self._lifting.guarded | left_out).spots
-            capture = StepCapture(call, world, lifted, self._options, guarded, self._lifting)
+            lifted = self._lifting.numbers(call.leaves, reachable) - left_out
+            guarded = (self._lifting.guarded | left_out).slots
+            capture = StepCapture(call, reachable, lifted, self._options, guarded, self._lifting)
             hints, hooks = self._eager.hints, self._calls_hooks
             try:
                 with interrupts_wait():
@@ -55,15 +55,15 @@ class Attempts:
                 clears = False
             except MoreIsRead:
                 continue
-            except ContainersToSpy as error:
+            except ContainersWritten as error:
                 is_read = isinstance(error, ContainersRead)
-                self._lifting.spies(error.paths, error.paths if is_read else frozenset())
-                self._eager.read.unread = set(self._lifting.spied)
-                world.refresh()
+                self._lifting.takes_for_write_only(error.paths, error.paths if is_read else frozenset())
+                self._eager.read.unread = set(self._lifting.write_only)
+                reachable.refresh()
             except TensorsToKeep as error:
                 self._lifting.keeps(error.paths)
             except NumbersToLift as error:
-                if first is not None and error.paths & left_out.spots:
+                if first is not None and error.paths & left_out.slots:
                     raise first from first.__cause__
                 self._lifting.writes(error.paths)
             except (DovetailError, StateToMake, NotBeforeRuns) as error:

@@ -1,4 +1,6 @@
-"""Capture one call of a step: inspect its world, record it on fakes, compile, and tie the program to its objects."""
+"""Capture one call of a step: inspect its reachable state, record it on fakes, compile, and bind the program to its
+objects.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,10 @@ from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.step.captured_memory import refuse_set, refuse_sharing, torch_generators
+from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
-from dovetail.frontends.step.hosts import HostCall, HostCalls
+from dovetail.frontends.step.host_calls import HostCall, HostCalls
 from dovetail.frontends.step.kept import Tree, Trees
 from dovetail.frontends.step.left_behind import (
     ContainersRead,
@@ -35,17 +38,16 @@ from dovetail.frontends.step.left_behind import (
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.memory import Accesses
 from dovetail.frontends.step.number_inputs import changing, groups_of, number_inputs, number_label, sources_of_numbers
-from dovetail.frontends.step.number_spots import NumberSpot
+from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, refuse_new_objects
-from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.searches import SearchCalled
-from dovetail.frontends.step.spied import Spied
 from dovetail.frontends.step.syntax import percent_formats
 from dovetail.frontends.step.tensor_kinds import Source, expected_tensors
 from dovetail.frontends.step.text_uses import check_texts
-from dovetail.frontends.step.variant import NO_TIES, Variant, ties_to
-from dovetail.frontends.step.world import World
+from dovetail.frontends.step.variant import UNBOUND, Variant, bindings_to
+from dovetail.frontends.step.write_only import WriteOnlyContainers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.program import Value
 from dovetail.ir.signature import Parameter, StateTensor, UserInput
@@ -78,7 +80,7 @@ class StepCapture:
     def __init__(
         self,
         call: StepCall,
-        world: World,
+        reachable: ReachableState,
         lifted: Numbers,
         options: Options,
         guarded: frozenset[Path],
@@ -86,39 +88,38 @@ class StepCapture:
     ) -> None:
         """Prepare.
 
-        shown: spots of tensors that may be other ones in each call, which are read like arguments, and containers that
-        are only written.
-        lifted: spots of the world and leaves of the arguments that are inputs, where they hold numbers; hyperparameters
-        of optimizers are as well, but for `guarded` ones.
+        shown: slots of tensors that may be other ones in each call, which are read like arguments, and containers that
+        are only written. lifted: slots of the reachable state and leaves of the arguments that are inputs, where they
+        hold numbers; hyperparameters of optimizers are as well, but for `guarded` ones.
         """
         self._call = call
-        self._world = world
+        self._reachable = reachable
         self._options = options
         self._names: set[str] = set()
-        self._numbers, self.hyperparameters = number_inputs(world, lifted.spots, guarded, self._name)
-        kept, self._never_spied, self._drawing = shown.kept, shown.read, shown.drawing
-        self._spied = Spied(world, sorted(shown.spied, key=repr))
+        self._numbers, self.hyperparameters = number_inputs(reachable, lifted.slots, guarded, self._name)
+        kept, self._also_read, self._drawing = shown.kept, shown.read, shown.drawing
+        self._write_only = WriteOnlyContainers(reachable, sorted(shown.write_only, key=repr))
         self._kept = [
-            NumberSpot.at(place)
-            for place in (world.places if kept else ())
-            if place.path in kept and isinstance(place.read(), torch.Tensor)
+            NumberSlot.at(slot)
+            for slot in (reachable.slots if kept else ())
+            if slot.path in kept and isinstance(slot.read(), torch.Tensor)
         ]
-        self._given = [*call.leaves, *(spot.read() for spot in self._kept)]
-        self.lifted = frozenset(spot.path for spot in (*self._numbers, *self._kept))
+        self._given = [*call.leaves, *(number_slot.read() for number_slot in self._kept)]
+        self.lifted = frozenset(number_slot.path for number_slot in (*self._numbers, *self._kept))
         self._lifted_leaves = lifted.leaves
         self._blamed: Callable[[], frozenset[str]] = frozenset
         self._draws: Any = None
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
-        self._asked = [partial(_as_it_is, item) for item in world.others]
+        self._asked = [partial(_as_it_is, item) for item in reachable.others]
         self._not_guarded: list[Any] = []
         self._count = 0
         self._bound: list[tuple[Path, Tree]] = []
         self._filled: list[tuple[Path, Tree]] = []
         self._elsewhere: list[ReadChange] = []
         self._watcher = Watcher(
-            refuses_draws=False, line_of=world.line_naming, stand_ins=None if world.asks_types else StandIns()
+            refuses_draws=False, line_of=reachable.line_naming, stand_ins=None if reachable.asks_types else StandIns()
         )
 
     # --- what there is ----------------------------------------------------------------------------------------
@@ -135,11 +136,11 @@ class StepCapture:
         tensors: list[StepTensor] = []
         sources: list[Source] = []
         known: set[int] = set()
-        for index, (place, tensor) in enumerate(self._world.tensors):
+        for index, (slot, tensor) in enumerate(self._reachable.tensors):
             if self._is_kept(tensor):
                 continue
-            role = Parameter(place.label) if isinstance(tensor, torch.nn.Parameter) else StateTensor(place.label)
-            tensors.append(StepTensor(self._name(place.label), place.label, role, tensor))
+            role = Parameter(slot.label) if isinstance(tensor, torch.nn.Parameter) else StateTensor(slot.label)
+            tensors.append(StepTensor(self._name(slot.label), slot.label, role, tensor))
             sources.append(Source("state", index))
             known.add(id(tensor))
         for index, leaf in enumerate(self._given):
@@ -153,20 +154,20 @@ class StepCapture:
 
     def _is_kept(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is only where others may be in later calls."""
-        return bool(self._kept) and all(place.path in self.lifted for place in self._world.places_of(tensor))
+        return bool(self._kept) and all(slot.path in self.lifted for slot in self._reachable.slots_of_tensor(tensor))
 
     # --- recording --------------------------------------------------------------------------------------------
 
     @property
     def has_hooks(self) -> bool:
         """Whether an optimizer has hooks, or all have."""
-        tables = [step_hook_tables(optimizer) for _, optimizer in self._world.optimizers]
+        tables = [step_hook_tables(optimizer) for _, optimizer in self._reachable.optimizers]
         return any(map(any, tables)) or any(global_step_hook_tables())
 
     def variant(
         self, reason: str, name: str, hints: ItemHints, *, assume_cleared: bool = False, calls_hooks: bool = False
     ) -> Variant:
-        """Record, compile and tie.
+        """Record, compile and bind.
 
         assume_cleared: see `StepRecording`. calls_hooks: hooks of optimizers are host calls instead of recorded.
         Raises: GradientsNotCleared; NumbersToLift when more numbers must become inputs; StateToMake when the step makes
@@ -178,42 +179,42 @@ class StepCapture:
     def _variant(self, reason: str, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> Variant:
         tensors, sources = self._tensors()
         leaves = self._call.leaves
-        numbers = [StepNumber(spot.name, spot.read(), spot.put) for spot in self._numbers]
+        numbers = [StepNumber(number_slot.name, number_slot.read(), number_slot.put) for number_slot in self._numbers]
         for index in sorted(self._lifted_leaves):
             self._leaf_names[index] = self._name(f"argument_{index}")
             numbers.append(StepNumber(self._leaf_names[index], leaves[index], partial(self._show, index)))
         dynamic = self._options.dynamic
         recording = StepRecording(
-            tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic, line_of=self._world.line_naming
+            tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic, line_of=self._reachable.line_naming
         )
         self._blamed = lambda: recording.recorder.blamed
-        optimizers = [optimizer for _, optimizer in self._world.optimizers]
-        schedulers = [scheduler for _, scheduler in self._world.schedulers]
+        optimizers = [optimizer for _, optimizer in self._reachable.optimizers]
+        schedulers = [scheduler for _, scheduler in self._reachable.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
-        hosts.look_at = recording.look_at = self._spied.look_at
-        self._draws = Draws(self._world, recording, self._drawing)
+        hosts.look_at = recording.look_at = self._write_only.look_at
+        self._draws = Draws(self._reachable, recording, self._drawing)
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
         with self._undone():
-            outside = Outside(recording.origins, self._world.places)
+            outside = Outside(recording.origins, self._reachable.slots)
             try:
                 recording.run(self._run, self._around(recording, hosts, outside))
-                if self._spied.read:
-                    raise ContainersRead(frozenset(self._spied.read))
-                newly = overwritten(self._watcher.reads, self._world)
-                left = LeftBehind(self._world, self._numbers, self.lifted, newly, self._never_spied)
+                if self._write_only.read:
+                    raise ContainersRead(frozenset(self._write_only.read))
+                newly = overwritten(self._watcher.reads, self._reachable)
+                left = LeftBehind(self._reachable, self._numbers, self.lifted, newly, self._also_read)
                 left.is_drawn = self._draws.explain
-                left.spy()
+                left.find_write_only()
                 check_texts(recording.recorder)
             except DovetailError as error:
-                if self._spied.read:  # what stands in for a container does not hold what was put in
-                    raise ContainersRead(frozenset(self._spied.read)) from error
+                if self._write_only.read:  # what stands in for a container does not hold what was put in
+                    raise ContainersRead(frozenset(self._write_only.read)) from error
                 if isinstance(error, UnsupportedStep) and hosts.calls_search:
                     raise SearchCalled from error
                 if any(error is known for known in outside.to_fill):
                     raise StateToMake(error) from error
                 raise
-            trees = Trees(recording, self._world.knows)
+            trees = Trees(recording, self._reachable.knows)
             writes = list(left.numbers(recording, trees))
             self._bound, self._filled = left.bound, left.filled
             hosts.settle(trees)
@@ -221,22 +222,22 @@ class StepCapture:
         host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         sources += [Source("gradient", index) for index in recording.held]
-        return self._tied(recording, programs, sources, reason, name, writes, host_calls, reads)
+        return self._variant_of(recording, programs, sources, reason, name, writes, host_calls, reads)
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
         """Put back what the step has changed once it was recorded.
 
-        Raises: MoreIsRead when the world has to be larger; StateChangedOtherwise for changes outside of it.
+        Raises: MoreIsRead when the reachable state has to be larger; StateChangedOtherwise for changes outside of it.
         """
-        generators = torch_generators((*(place.read() for place in self._world.places), *self._call.leaves))
+        generators = torch_generators((*(slot.read() for slot in self._reachable.slots), *self._call.leaves))
         error: BaseException | None = None
         try:
             yield
             refuse_set(generators)
         except BaseException as raised:
             error = raised
-        self._world.restore()
+        self._reachable.restore()
         for change in self._elsewhere:
             change.undo()
         for generator, state in generators:
@@ -244,7 +245,7 @@ class StepCapture:
         reads = self._watcher.reads
         if reads is not None and (error is None or isinstance(error, Exception)):
             is_strict = error is not None or bool(self._elsewhere)
-            if self._world.learn(reads, is_strict=is_strict):
+            if self._reachable.learn(reads, is_strict=is_strict):
                 raise MoreIsRead from error
         if error is not None:
             raise error
@@ -260,7 +261,7 @@ class StepCapture:
         self._count = len(results)
         refuse_new_objects(
             [x for x in results if not (isinstance(x, torch.Tensor) or is_traced(x))],
-            lambda x: self._world.knows(x) or any(x is leaf for leaf in self._call.leaves),
+            lambda x: self._reachable.knows(x) or any(x is leaf for leaf in self._call.leaves),
         )
         if changes((args, kwargs), self._shown, self._call.structure):
             raise refused_change("a container among its arguments")
@@ -270,10 +271,10 @@ class StepCapture:
     def _around(self, recording: StepRecording, hosts: HostCalls, outside: Outside) -> Iterator[None]:
         with (
             hosts.noted(),
-            module_names(recording.origins, self._world.modules),
-            outside.known_results_only(self._world.caches_of_functions),
+            module_names(recording.origins, self._reachable.modules),
+            outside.known_results_only(self._reachable.caches_of_functions),
             outside.watched(),
-            self._spied.noted(hosts.note_put),
+            self._write_only.noted(hosts.note_put),
             self._draws.noted(),
             self._watched(),
         ):
@@ -283,41 +284,47 @@ class StepCapture:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        """While active, what the code reads besides what the world compares is noted."""
+        """While active, what the code reads besides what the reachable state compares is noted."""
         roots = [self._call.step, *(x for x in self._call.leaves if not isinstance(x, torch.Tensor))]
         try:
             with self._watcher.watched(roots, {ask: ask() for ask in self._asked}):
                 yield
         finally:
-            self._elsewhere = self._watcher.changes(self._compared(), self._world.looks_into)
-        self._not_guarded = [part for _, x in self._world.schedulers for part in (x, type(x))]  # made for the recording
+            self._elsewhere = self._watcher.changes(self._compared(), self._reachable.looks_into)
+        self._not_guarded = [
+            part for _, x in self._reachable.schedulers for part in (x, type(x))
+        ]  # made for the recording
 
     def _compared(self) -> frozenset[tuple[int, str]]:
         """Places that what the code read besides does not count."""
         written = {(id(vars(sys)), name) for name in STREAMS}  # by host calls
-        return self._world.compared | written | overwritten(self._watcher.reads, self._world)
+        return self._reachable.compared | written | overwritten(self._watcher.reads, self._reachable)
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
         """The inputs that a scheduler may change."""
         groups = groups_of([scheduler.optimizer])
-        found = {recording.value_of_number(n) for n, spot in enumerate(self._numbers) if id(spot.container) in groups}
+        found = {
+            recording.value_of_number(n)
+            for n, number_slot in enumerate(self._numbers)
+            if id(number_slot.item) in groups
+        }
         held = [x for group in scheduler.optimizer.param_groups for x in group.values()]
         return found | recording.values_of_tensors([x for x in held if isinstance(x, torch.Tensor)])
 
     # --- tying ------------------------------------------------------------------------------------------------
 
-    def _tied(
+    def _variant_of(
         self,
         recording: StepRecording,
         programs: StepPrograms,
         sources: list[Source],
         reason: str,
         name: str,
-        writes: list[tuple[NumberSpot, int]],
+        writes: list[tuple[NumberSlot, int]],
         host_calls: tuple[HostCall, ...],
         reads: PythonGuard,
     ) -> Variant:
-        call, world = self._call, self._world
+        call, reachable = self._call, self._reachable
         cleared = {g.input for g in programs.plan.gradients if g.is_cleared}
         kept = [i for i, source in enumerate(sources) if source.kind != "gradient" or source.index not in cleared]
         moved = {index: place for place, index in enumerate(kept)}
@@ -336,27 +343,27 @@ class StepCapture:
         )
         program = compile_step_programs(programs, plan, labels, name, self._options, recording.size_hints)
         assert self._result_structure is not None, "the step was recorded"
-        spots = len(self._numbers)
-        leaf_of = dict(enumerate(sorted(self._lifted_leaves), spots))
+        slots = len(self._numbers)
+        leaf_of = dict(enumerate(sorted(self._lifted_leaves), slots))
         variant = Variant(
             reason=reason,
             program=program,
             arguments=Arguments.like(call.leaves, call.structure, self._lifted_leaves),
             kinds=kinds,
-            record=world.record(self.lifted),
+            record=reachable.record(self.lifted),
             lifted=self.lifted,
-            state=[() if self._is_kept(tensor) else place.path for place, tensor in world.tensors],
-            kept=[spot.path for spot in self._kept],
+            state=[() if self._is_kept(tensor) else slot.path for slot, tensor in reachable.tensors],
+            kept=[number_slot.path for number_slot in self._kept],
             bound=self._bound,
             filled=self._filled,
-            spied=self._spied.paths,
+            write_only=self._write_only.paths,
             takes=[moved[i] for i in programs.tensors],
             constants=[(tensor, version_of(tensor)) for tensor in programs.constants],
             numbers=sources_of_numbers(programs.numbers, self._numbers, leaf_of, self._draws.taken),
             draws=self._draws.made,
             drawn=self._draws.among(programs.constants),
             left_modes=recording.left_modes,
-            writes=[(spot.path, which) for spot, which in writes],
+            writes=[(number_slot.path, which) for number_slot, which in writes],
             host_calls=host_calls,
             result_structure=self._result_structure,
             count=self._count,
@@ -365,11 +372,11 @@ class StepCapture:
                 programs.functional,
                 [] if self._draws.made else changing(programs.numbers, self._numbers, leaf_of, self.hyperparameters),
             ),
-            ties=NO_TIES,
+            bindings=UNBOUND,
             reads=reads,
         )
         kinds.learn(tensors)
-        variant.ties = ties_to(world, variant)
+        variant.bindings = bindings_to(reachable, variant)
         return variant
 
     @property
@@ -382,7 +389,9 @@ class StepCapture:
         """The numbers that the step's code had no use for as inputs, as far as that is known."""
         names = self._blamed()
         leaves = {i for i, name in self._leaf_names.items() if name in names}
-        return Numbers(frozenset(spot.path for spot in self._numbers if spot.name in names), frozenset(leaves))
+        return Numbers(
+            frozenset(number_slot.path for number_slot in self._numbers if number_slot.name in names), frozenset(leaves)
+        )
 
 
 def _as_it_is(item: Any) -> Any:

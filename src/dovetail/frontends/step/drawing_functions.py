@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from dovetail.errors import DovetailError
+from dovetail.frontends.step.containers import Fixed
 from dovetail.frontends.step.drawn_values import Draw, Source
-from dovetail.frontends.step.places import Fixed
-from dovetail.frontends.step.world import World
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.reach.stand_ins import StandIn
 from dovetail.reach.values import PLAIN, is_a
 
@@ -55,10 +55,10 @@ class _Notes(Protocol):
 class DrawingFunctions:
     """Calls such functions while a step is recorded. useless: those that turned out not to be fit for it."""
 
-    def __init__(self, world: World, functions: Sequence[FunctionType], notes: _Notes) -> None:
+    def __init__(self, reachable: ReachableState, functions: Sequence[FunctionType], notes: _Notes) -> None:
         """functions: that are called as a whole."""
         self.useless: list[FunctionType] = []
-        self._world = world
+        self._reachable = reachable
         self._functions = functions
         self._notes = notes
         self._thread = threading.get_ident()
@@ -73,8 +73,8 @@ class DrawingFunctions:
                 if known.get(function.__name__) is function:
                     stack.callback(known.__setitem__, function.__name__, function)
                     known[function.__name__] = stub
-                for place in self._world.holding(function):
-                    if not isinstance(place.holder, Fixed):
+                for place in self._reachable.holding(function):
+                    if not isinstance(place.container, Fixed):
                         with contextlib.suppress(TypeError, AttributeError):
                             place.write(stub)
                             stack.callback(place.write, function)
@@ -102,11 +102,11 @@ class DrawingFunctions:
             sources=notes.sources,
         )
         recorded, asked = len(notes.recorder.nodes), len(notes.recorder.questions)
-        before = _plainly(self._world.changes())
+        before = _plainly(self._reachable.changes())
         with notes.inside():
             result = meant.make([source.generator for source in notes.sources], notes.results)
         is_alone = (len(notes.recorder.nodes), len(notes.recorder.questions)) == (recorded, asked)
-        if not is_alone or _plainly(self._world.changes()) != before or not _is_plain(result):
+        if not is_alone or _plainly(self._reachable.changes()) != before or not _is_plain(result):
             raise NotBeforeRuns
         return notes.add(meant, result)
 
@@ -131,7 +131,7 @@ def _is_number(item: Any) -> bool:
     return type(item).__name__ in ("SymInt", "SymFloat", "SymBool", "DrawnArray")
 
 
-def candidates(world: World) -> list[FunctionType]:
+def candidates(reachable: ReachableState) -> list[FunctionType]:
     """The functions that run now and get plain arguments, between the step and the code that draws, outermost first."""
     found: list[FunctionType] = []
     frame: FrameType | None = sys._getframe(1)
@@ -146,14 +146,14 @@ def candidates(world: World) -> list[FunctionType]:
             names = [*info.args, *filter(None, (info.varargs, info.keywords))]
             if not all(_is_plain(info.locals.get(x), is_argument=True) for x in names):
                 break
-            found += _held(frame, world)
+            found += _held(frame, reachable)
         frame = frame.f_back
     return found[::-1]
 
 
-def _held(frame: FrameType, world: World) -> list[FunctionType]:
+def _held(frame: FrameType, reachable: ReachableState) -> list[FunctionType]:
     """The function that runs in a frame, where it can be replaced by another one where it is held."""
     function = frame.f_globals.get(frame.f_code.co_name)
     if isinstance(function, FunctionType) and function.__code__ is frame.f_code:
         return [function]
-    return [x for x in world.functions if x.__code__ is frame.f_code and world.holding(x)][:1]
+    return [x for x in reachable.functions if x.__code__ is frame.f_code and reachable.holding(x)][:1]

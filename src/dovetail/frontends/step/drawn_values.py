@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dovetail.errors import GuardMiss
-from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.containers import Path
 from dovetail.reach.values import random_state, set_random_state
 
 

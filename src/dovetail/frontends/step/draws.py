@@ -23,10 +23,10 @@ from dovetail.capture.step_recorder import Question, StepRecorder
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import UnsupportedStep
 from dovetail.frontends.step.captured_memory import generator_is_set
+from dovetail.frontends.step.containers import Fixed, Slot
 from dovetail.frontends.step.drawing_functions import DrawingFunctions, candidates
 from dovetail.frontends.step.drawn_values import Draw, Drawn, Ref, Source, as_number, kind_of_result
-from dovetail.frontends.step.places import Fixed, Place
-from dovetail.frontends.step.world import World
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.reach.values import PLAIN, is_a, random_state, set_random_state
 from dovetail.torch_compat.traced_numbers import fixed_number, is_traced
 
@@ -58,12 +58,14 @@ _SHARED = tuple(
 class Draws:
     """Notes the draws of one recording. made: in order. taken: those that give numbers of the program.
 
-    tensors: by the address of an array and what they are like, the place in `made` of the tensor on its memory.
+    tensors: by the address of an array and what they are like, the slot in `made` of the tensor on its memory.
     wanted: functions of the user's, one of which is to be called as a whole before each run, if the recording has
     failed; useless: those that cannot be.
     """
 
-    def __init__(self, world: World, recording: StepRecording, drawing: Sequence[FunctionType] = ()) -> None:
+    def __init__(
+        self, reachable: ReachableState, recording: StepRecording, drawing: Sequence[FunctionType] = ()
+    ) -> None:
         """drawing: functions of the user's that are called as a whole before each run."""
         self.made: list[Draw] = []
         self.taken: list[Draw] = []
@@ -71,17 +73,17 @@ class Draws:
         self.wanted: list[FunctionType] = []
         self._real: list[Any] = []
         self._numbers: dict[int, tuple[Any, int]] = {}
-        self._world = world
+        self._reachable = reachable
         self._recording = recording
         self._thread = threading.get_ident()
         self._is_inside = False
-        self._held = [(place, source) for place, source in world.generators if not isinstance(place.holder, Fixed)]
+        self._held = [(slot, source) for slot, source in reachable.generators if not isinstance(slot.container, Fixed)]
         sources = {id(x): x for x in (random, np.random, *(source for _, source in self._held))}
         self._states = {key: (source, *random_state(source)) for key, source in sources.items()}
-        held = {id(source): Source(source, place.path) for place, source in self._held}
+        held = {id(source): Source(source, slot.path) for slot, source in self._held}
         self._sources = (Source(random, None), Source(np.random, None), *held.values())
         self._explained: set[int] | None = None
-        self.functions = DrawingFunctions(world, drawing, self)
+        self.functions = DrawingFunctions(reachable, drawing, self)
 
     @property
     def useless(self) -> list[FunctionType]:
@@ -104,11 +106,11 @@ class Draws:
                 for name in {"seed", "setstate", "set_state"} & set(dir(module)):
                     self._exchange(stack, module, name, self._refusing(getattr(module, name)), instead)
             self._exchange(stack, torch, "from_numpy", _from_numpy(torch.from_numpy), instead)
-            for place, held in self._world.holding_any(instead):
-                if not isinstance(place.holder, Fixed):
-                    self._put(stack, place, held, instead[id(held)])
-            for place, source in self._held:
-                self._put(stack, place, source, _Generator(Source(source, place.path), self._drawing))
+            for slot, held in self._reachable.holding_any(instead):
+                if not isinstance(slot.container, Fixed):
+                    self._put(stack, slot, held, instead[id(held)])
+            for slot, source in self._held:
+                self._put(stack, slot, source, _Generator(Source(source, slot.path), self._drawing))
             stack.enter_context(self.functions.replaced())
             yield
 
@@ -130,10 +132,10 @@ class Draws:
         return call
 
     @staticmethod
-    def _put(stack: contextlib.ExitStack, place: Place, held: Any, other: Any) -> None:
+    def _put(stack: contextlib.ExitStack, slot: Slot, held: Any, other: Any) -> None:
         with contextlib.suppress(TypeError, AttributeError):
-            place.write(other)
-            stack.callback(place.write, held)
+            slot.write(other)
+            stack.callback(slot.write, held)
 
     def _drawing(self, source: Source, name: str) -> Callable[..., Any]:
         real = getattr(source.generator, name)
@@ -215,7 +217,7 @@ class Draws:
         if type(result) in (list, tuple):
             if len(result) > _MOST_IN_LISTS:
                 self.refuse(f"draws a list of {len(result)} numbers")
-            return type(result)(self._note(_part, (Ref(which), place), {}) for place in range(len(result)))
+            return type(result)(self._note(_part, (Ref(which), slot), {}) for slot in range(len(result)))
         if type(result) is dict:
             return {key: self._note(_part, (Ref(which), key), {}) for key in result}
         if result is None:
@@ -242,7 +244,7 @@ class Draws:
         if type(item) is slice:
             parts = (item.start, item.stop, item.step)
             if any(map(is_traced, parts)):
-                self.refuse("cuts an array at a place that it computes")
+                self.refuse("cuts an array at a slot that it computes")
             return item
         if not _is_fixed(item):
             self.refuse("draws random numbers with arguments that it computes")
@@ -255,7 +257,7 @@ class Draws:
     def refuse(self, what: str) -> NoReturn:
         """See `DrawnTrace`: the code needs drawn numbers now, unless a function of the user's is called as a whole."""
         if not self.wanted:
-            self.wanted = candidates(self._world)
+            self.wanted = candidates(self._reachable)
         error = UnsupportedStep(
             what=f"{what} (NumPy, or Python's module random)",
             why="what is drawn outside torch is drawn before the program runs: it can be computed with in NumPy, "
@@ -298,9 +300,9 @@ class Draws:
     # --- afterwards
 
     def among(self, constants: Sequence[torch.Tensor]) -> dict[int, int]:
-        """The constants of a program that are made before each run: by place, what makes them."""
+        """The constants of a program that are made before each run: by slot, what makes them."""
         keys = [(x.data_ptr(), kind_of_result(x)) for x in constants]
-        return {place: self.tensors[key] for place, key in enumerate(keys) if key in self.tensors}
+        return {slot: self.tensors[key] for slot, key in enumerate(keys) if key in self.tensors}
 
     def explain(self, source: Any) -> bool:
         """Whether a generator is where the draws that were noted have left it. It stays there."""
@@ -360,8 +362,8 @@ def _shuffled_in_place(generator: Any, array: Any) -> None:
     generator.shuffle(array)
 
 
-def _part(items: Any, place: Any) -> Any:
-    return items[place]
+def _part(items: Any, slot: Any) -> Any:
+    return items[slot]
 
 
 def _from_numpy(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,9 +45,9 @@ class StepExplanation:
     passes: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(self._locator())
 
-    def _lines(self) -> Iterator[str]:
+    def _locator(self) -> Iterator[str]:
         yield f"{self.name}: {self.nodes} operators, peak {self.peak_bytes:,} bytes above state and arguments"
         yield f"  captured because {self.reason}"
         for title, items in (

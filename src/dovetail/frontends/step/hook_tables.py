@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail.frontends.step.places import Holder
+from dovetail.frontends.step.containers import Container
 from dovetail.torch_compat.modules import global_hook_tables
 from dovetail.torch_compat.optimizers import global_step_hook_tables
 from dovetail.torch_compat.swapping import hook_tables, hooks_registered
@@ -20,7 +20,7 @@ from dovetail.torch_compat.swapping import hook_tables, hooks_registered
 _KINDS = ("hooks", "hooks after accumulation")
 
 
-class HookTable(Holder):
+class HookTable(Container):
     """The hooks of one kind, by the number of their registration; an empty table is as good as none.
 
     In paths a hook is called by its place in the table, so that one that is removed and registered again is the same.
@@ -28,7 +28,7 @@ class HookTable(Holder):
 
     __slots__ = ()
 
-    def __init__(self, table: dict[int, Any], parent: Holder, kind: str, owner: str = "") -> None:
+    def __init__(self, table: dict[int, Any], parent: Container, kind: str, owner: str = "") -> None:
         """kind: of hooks. owner: what a user calls what has them; they are everybody's without it."""
         super().__init__(table, parent, kind)
         self.names = {id(key): (n, str(key)) for n, key in enumerate(self.keys)}
@@ -36,13 +36,13 @@ class HookTable(Holder):
         self.call_it(path, f"{kind} of {owner}" if owner else kind)
 
 
-def tables_of(tensor: torch.Tensor, parent: Holder, title: str) -> list[HookTable]:
+def tables_of(tensor: torch.Tensor, parent: Container, title: str) -> list[HookTable]:
     """The tables that a tensor has."""
     found = zip(_KINDS, hook_tables(tensor), strict=True)
     return [HookTable(table, parent, kind, title) for kind, table in found if table is not None]
 
 
-def global_tables(parent: Holder) -> list[HookTable]:
+def global_tables(parent: Container) -> list[HookTable]:
     """The hooks of all modules and of all optimizers."""
     before, after = global_step_hook_tables()
     tables = {f"{name.replace('_', ' ')} of all modules": table for name, table in global_hook_tables().items()}
@@ -50,7 +50,7 @@ def global_tables(parent: Holder) -> list[HookTable]:
     return [HookTable(table, parent, name) for name, table in tables.items()]
 
 
-class HookWatch:
+class HookGuard:
     """Whether tensors have the tables that they had.
 
     Tables come to be when hooks are registered, of which torch counts how many there were. Until the next one, only

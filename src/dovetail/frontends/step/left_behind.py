@@ -12,12 +12,12 @@ import torch
 
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import DovetailError, StateChangedOtherwise
+from dovetail.frontends.step.containers import Container, Path, Sequential, Slot
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
-from dovetail.frontends.step.number_spots import NumberSpot
-from dovetail.frontends.step.places import Holder, Path, Place, Sequential
+from dovetail.frontends.step.number_slots import NumberSlot
+from dovetail.frontends.step.reachable_state import Change, ReachableState
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER
-from dovetail.frontends.step.world import Change, World
 from dovetail.ir.program import Origin
 from dovetail.ir.step_plan import PlainResult
 from dovetail.reach.contents import MISSING
@@ -31,7 +31,7 @@ _SCALER_STATES = "_per_optimizer_states"  # emptied by every update
 
 
 class NumbersToLift(Exception):
-    """The step changes Python numbers that were taken for constants. paths: of their spots in the world."""
+    """The step changes Python numbers that were taken for constants. paths: of their slots in the reachable state."""
 
     def __init__(self, paths: frozenset[Path]) -> None:
         super().__init__(paths)
@@ -39,26 +39,26 @@ class NumbersToLift(Exception):
 
 
 class MoreIsRead(Exception):
-    """The step reads what it did not read before: its world is larger."""
+    """The step reads what it did not read before: its reachable state is larger."""
 
 
 class TensorsToKeep(Exception):
-    """The step puts other tensors where tensors were. paths: of these spots in the world."""
+    """The step puts other tensors where tensors were. paths: of these slots in the reachable state."""
 
     def __init__(self, paths: frozenset[Path]) -> None:
         super().__init__(paths)
         self.paths = paths
 
 
-class ContainersToSpy(Exception):
-    """The step puts something into containers, which it may not read. paths: of these in the world."""
+class ContainersWritten(Exception):
+    """The step puts something into containers, which it may not read. paths: of these in the reachable state."""
 
     def __init__(self, paths: frozenset[Path]) -> None:
         super().__init__(paths)
         self.paths = paths
 
 
-class ContainersRead(ContainersToSpy):
+class ContainersRead(ContainersWritten):
     """The step reads containers that it was thought only to write."""
 
 
@@ -71,72 +71,73 @@ class StateToMake(Exception):
 
 
 class LeftBehind:
-    """What a step that was recorded has left in its world. spots: of the numbers that are inputs of the program.
+    """What a step that was recorded has left in its reachable state. slots: of the numbers that are inputs of the
+    program.
 
-    bound: spots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
+    bound: slots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
     containers in which it leaves more or less than there was. is_drawn, to be set: whether what was drawn from a
     generator is drawn by runs as well.
     """
 
     def __init__(
         self,
-        world: World,
-        spots: Sequence[NumberSpot],
+        reachable: ReachableState,
+        slots: Sequence[NumberSlot],
         kept: Collection[Path] = (),
         overwritten: Collection[tuple[int, str]] = (),
-        never_spied: Collection[Path] = (),
+        also_read: Collection[Path] = (),
     ) -> None:
-        """Look at a world whose code has just run on fakes.
+        """Look at a reachable state whose code has just run on fakes.
 
-        never_spied: containers that the step reads.
+        also_read: containers that the step reads.
 
-        kept: spots of tensors that may be others in each call. overwritten: attributes that were set before they were
+        kept: slots of tensors that may be others in each call. overwritten: attributes that were set before they were
         read, by the identity of their `__dict__`.
         """
-        self._world = world
-        self._numbers = spots
+        self._reachable = reachable
+        self._numbers = slots
         self._kept = kept
         self._overwritten = overwritten
-        self._never_spied = never_spied
+        self._also_read = also_read
         self.is_drawn: Callable[[Any], bool] = lambda _: False
         self.filled: list[tuple[Path, Tree]] = []
         self.bound: list[tuple[Path, Tree]] = []
 
-    def numbers(self, recording: StepRecording, trees: Trees) -> Iterator[tuple[NumberSpot, int]]:
-        """The spots that the step leaves other numbers in, each with the number of the value that it leaves.
+    def numbers(self, recording: StepRecording, trees: Trees) -> Iterator[tuple[NumberSlot, int]]:
+        """The slots that the step leaves other numbers in, each with the number of the value that it leaves.
 
         Raises: NumbersToLift, StateToMake; StateChangedOtherwise for changes that no program can make.
         """
         lift, keep = set[Path](), set[Path]()
-        lifted = {spot.path for spot in self._numbers}
+        lifted = {number_slot.path for number_slot in self._numbers}
         made: dict[str, DovetailError] = {label: _hooked(label, line) for label, line in recording.hooked.items()}
-        changes = self._world.changes()
-        known = {spot.key for spot in self._numbers} - self._reshaped(changes)
+        changes = self._reachable.changes()
+        known = {number_slot.key for number_slot in self._numbers} - self._reshaped(changes)
         yield from self._of_inputs(recording, trees, known)
         refilled = self._refill(changes, trees)
         for change in changes:
-            place = change.place
+            slot = change.slot
             if change.is_draw and self.is_drawn(change.item):
                 continue
-            is_done = place is not None and (id(place.holder) in refilled or (id(place.container), place.key) in known)
+            is_done = slot is not None and (id(slot.container) in refilled or (id(slot.item), slot.key) in known)
             if is_done or self._is_harmless(change):
                 continue
-            if place is not None and (id(place.container), place.key) in self._overwritten:
+            if slot is not None and (id(slot.item), slot.key) in self._overwritten:
                 self._bind(change, trees)
                 continue
-            if place is not None and _is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)):
+            if slot is not None and _is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)):
                 if type(change.old) in (int, float):
-                    lift.add(place.path)
+                    lift.add(slot.path)
                 else:
                     new = change.new if is_traced(change.new) else PlainResult(change.new)
-                    yield self._writable(place), recording.leave(new)
-            elif place is not None and _can_be_bound(change):
+                    yield self._writable(slot), recording.leave(new)
+            elif slot is not None and _can_be_bound(change):
                 self._bind(change, trees)
-                found = list(self._tensors_in(change.old, place.path))
+                found = list(self._tensors_in(change.old, slot.path))
                 keep.update(path for path in found if path not in self._kept)
-                lift.update(path for path in self._numbers_in(change.old, place.path) if path not in lifted)
-            elif (change.old is MISSING and place is not None and place.kind == "dict") or (
-                change.old is None or (place is not None and isinstance(place.holder, HookTable))
+                lift.update(path for path in self._numbers_in(change.old, slot.path) if path not in lifted)
+            elif (change.old is MISSING and slot is not None and slot.kind == "dict") or (
+                change.old is None or (slot is not None and isinstance(slot.container, HookTable))
             ):
                 made[change.label] = self._refused(change)
             else:
@@ -151,46 +152,44 @@ class LeftBehind:
     def _reshaped(self, changes: Sequence[Change]) -> set[tuple[int, Any]]:
         """Where tuples with inputs among their parts were replaced by such that differ in more than these."""
         inputs: dict[tuple[int, Any], set[tuple[int, ...]]] = {}
-        for spot in self._numbers:
-            if spot.items:
-                inputs.setdefault(spot.key, set()).add(spot.items)
-        places = [
-            (change, (id(change.place.container), change.place.key)) for change in changes if change.place is not None
-        ]
-        return {key for change, key in places if key in inputs and _differs_beyond(inputs[key], change.old, change.new)}
+        for number_slot in self._numbers:
+            if number_slot.items:
+                inputs.setdefault(number_slot.key, set()).add(number_slot.items)
+        slots = [(change, (id(change.slot.item), change.slot.key)) for change in changes if change.slot is not None]
+        return {key for change, key in slots if key in inputs and _differs_beyond(inputs[key], change.old, change.new)}
 
     def _of_inputs(
         self, recording: StepRecording, trees: Trees, known: Collection[tuple[int, Any]]
-    ) -> Iterator[tuple[NumberSpot, int]]:
-        """The spots of inputs that the step leaves something else in. known: those that are not left as a whole."""
-        for spot in self._numbers:
-            if spot.key not in known:
+    ) -> Iterator[tuple[NumberSlot, int]]:
+        """The slots of inputs that the step leaves something else in. known: those that are not left as a whole."""
+        for number_slot in self._numbers:
+            if number_slot.key not in known:
                 continue
-            now = spot.read()
-            if now is spot.shown:
+            now = number_slot.read()
+            if now is number_slot.shown:
                 continue
             if is_traced(now) or type(now) in _NUMBERS:
-                self._writable(spot.place)
-                yield spot, recording.leave(now)
+                self._writable(number_slot.slot)
+                yield number_slot, recording.leave(now)
             else:
-                self._bind(Change(spot.place, spot.label, spot.shown, now), trees)
+                self._bind(Change(number_slot.slot, number_slot.label, number_slot.shown, now), trees)
 
-    def spy(self) -> None:
-        """Raises: ContainersToSpy for containers that the step puts something into, and may not read."""
-        changes = [x for x in self._world.changes() if _is_put(x) and not self._is_harmless(x)]
-        found = {x.place.holder.path for x in changes if x.place is not None}
-        if not found <= set(self._never_spied):
-            raise ContainersToSpy(frozenset(found.difference(self._never_spied)))
+    def find_write_only(self) -> None:
+        """Raises: ContainersWritten for containers that the step puts something into, and may not read."""
+        changes = [x for x in self._reachable.changes() if _is_put(x) and not self._is_harmless(x)]
+        found = {x.slot.container.path for x in changes if x.slot is not None}
+        if not found <= set(self._also_read):
+            raise ContainersWritten(frozenset(found.difference(self._also_read)))
 
     def _bind(self, change: Change, trees: Trees) -> None:
-        """The step leaves something in a spot that a run can leave there as well. Raises: StateChangedOtherwise."""
-        place = change.place
-        assert place is not None, "it is a spot"
+        """The step leaves something in a slot that a run can leave there as well. Raises: StateChangedOtherwise."""
+        slot = change.slot
+        assert slot is not None, "it is a slot"
         if change.new is MISSING:
             raise self._refused(change)
-        self._writable(place)
+        self._writable(slot)
         try:
-            self.bound.append((place.path, trees.of(change.new)))
+            self.bound.append((slot.path, trees.of(change.new)))
         except NotMadeAgain:
             raise self._refused(change) from None
 
@@ -198,16 +197,16 @@ class LeftBehind:
         """Containers that the step reads, and that hold more or less than before: runs leave the same in them."""
         refilled = set[int]()
         for change in changes:
-            place = change.place
-            if place is None or place.holder.path not in self._never_spied or id(place.holder) in refilled:
+            slot = change.slot
+            if slot is None or slot.container.path not in self._also_read or id(slot.container) in refilled:
                 continue
             is_other = _is_put(change) and (change.old is MISSING or change.new is MISSING)
             if is_other and not self._is_harmless(change):
-                refilled.add(id(place.holder))
-                keys, values = place.holder.now()
-                held: Any = dict(zip(keys, values, strict=True)) if place.kind == "dict" else values
+                refilled.add(id(slot.container))
+                keys, values = slot.container.now()
+                held: Any = dict(zip(keys, values, strict=True)) if slot.kind == "dict" else values
                 try:
-                    self.filled.append((place.holder.path, trees.of(held)))
+                    self.filled.append((slot.container.path, trees.of(held)))
                 except NotMadeAgain:
                     raise self._refused(change) from None
         return refilled
@@ -230,7 +229,7 @@ class LeftBehind:
 
     def _refused(self, change: Change) -> StateChangedOtherwise:
         """What to say of a change that no program can make."""
-        line = self._world.line_of(change)
+        line = self._reachable.line_of(change)
         if change.is_draw:
             return StateChangedOtherwise(
                 what=f"draws from {_random_name(change)}",
@@ -242,35 +241,37 @@ class LeftBehind:
         binds = isinstance(change.new, torch.Tensor) or isinstance(change.old, torch.Tensor)
         return refused_change(change.label, binds=binds, line=line)
 
-    def _writable(self, place: Place) -> NumberSpot:
-        """The spot of a number that the step changes. Raises: StateChangedOtherwise where nothing can be put."""
-        spot = NumberSpot.at(place)
+    def _writable(self, slot: Slot) -> NumberSlot:
+        """The slot of a number that the step changes. Raises: StateChangedOtherwise where nothing can be put."""
+        number_slot = NumberSlot.at(slot)
         try:
-            spot.write(spot.read())
+            number_slot.write(number_slot.read())
         except (TypeError, AttributeError, LookupError) as error:
-            raise self._refused(Change(place, place.label, MISSING, MISSING)) from error
-        return spot
+            raise self._refused(Change(slot, slot.label, MISSING, MISSING)) from error
+        return number_slot
 
     def _is_harmless(self, change: Change) -> bool:
         """Whether a change is one that a library makes for itself, and that is none once the step is over."""
-        if any(change.place is not None and change.place.container is s.__dict__ for _, s in self._world.schedulers):
+        if any(change.slot is not None and change.slot.item is s.__dict__ for _, s in self._reachable.schedulers):
             return True  # their calls are noted; what was put there is taken away
-        if change.place is not None and _holds_the_same(change.old, change.new):
+        if change.slot is not None and _holds_the_same(change.old, change.new):
             return True
         is_empty = isinstance(change.new, dict) and not change.new and isinstance(change.old, dict)
-        owners = {id(scaler.__dict__) for _, scaler in self._world.scalers}
-        if change.place is not None and id(change.place.container) in owners:
-            return is_empty and change.place.key == _SCALER_STATES
-        return any(change.label.startswith(f"{name}.{_SCALER_STATES}[") for name, _ in self._world.scalers)
+        owners = {id(scaler.__dict__) for _, scaler in self._reachable.scalers}
+        if change.slot is not None and id(change.slot.item) in owners:
+            return is_empty and change.slot.key == _SCALER_STATES
+        return any(change.label.startswith(f"{name}.{_SCALER_STATES}[") for name, _ in self._reachable.scalers)
 
 
-def overwritten(reads: Reads | None, world: World) -> frozenset[tuple[int, str]]:
-    """Attributes of objects of a world that the step set before it read them, by the identity of their `__dict__`."""
+def overwritten(reads: Reads | None, reachable: ReachableState) -> frozenset[tuple[int, str]]:
+    """Attributes of objects of a reachable state that the step set before it read them, by the identity of their
+    `__dict__`.
+    """
     if reads is None:
         return frozenset()
     owners = [(reads.owners[key], name) for key, name in reads.overwritten if key in reads.owners]
     tables = [(attributes_of(owner), name) for owner, name in owners if has_attributes(type(owner))]
-    return frozenset((id(table), name) for table, name in tables if world.looks_into(table))
+    return frozenset((id(table), name) for table, name in tables if reachable.looks_into(table))
 
 
 def refused_change(label: str, *, binds: bool = False, line: Origin | None = None) -> StateChangedOtherwise:
@@ -321,20 +322,20 @@ def _differs_beyond(inputs: Collection[tuple[int, ...]], old: Any, new: Any, at:
 
 def _is_put(change: Change) -> bool:
     """Whether something was put into a plain container that is not simply another number."""
-    place = change.place
-    if place is None or type(place.container) not in (list, deque, dict, defaultdict) or place.holder.link != "item":
+    slot = change.slot
+    if slot is None or type(slot.item) not in (list, deque, dict, defaultdict) or slot.container.link != "item":
         return False
-    if type(place.holder) not in (Holder, Sequential) or place.holder.rank in (OPTIMIZER, SCHEDULER):
+    if type(slot.container) not in (Container, Sequential) or slot.container.rank in (OPTIMIZER, SCHEDULER):
         return False
     return not (_is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)))
 
 
 def _can_be_bound(change: Change) -> bool:
-    """Whether a run can put what is new into a spot, and later calls can look at it there."""
+    """Whether a run can put what is new into a slot, and later calls can look at it there."""
     old_is_known = isinstance(change.old, torch.Tensor | tuple) or _is_plain(change.old)
     new_is_known = isinstance(change.new, torch.Tensor | tuple) or _is_plain(change.new) or is_traced(change.new)
-    place = change.place
-    return old_is_known and new_is_known and place is not None and not isinstance(place.holder, HookTable)
+    slot = change.slot
+    return old_is_known and new_is_known and slot is not None and not isinstance(slot.container, HookTable)
 
 
 def _is_plain(value: Any) -> bool:

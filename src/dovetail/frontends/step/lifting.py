@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.containers import Path
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.step.variant import Variant
-from dovetail.frontends.step.world import World
 from dovetail.frontends.structure import Structure
 from dovetail.reach.contents import value_key
 
@@ -23,29 +23,29 @@ _NUMBERS = (int, float)
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Spots of a world, and leaves of the arguments, that hold numbers."""
+    """Slots of a reachable state, and leaves of the arguments, that hold numbers."""
 
-    spots: frozenset[Path] = frozenset()
+    slots: frozenset[Path] = frozenset()
     leaves: frozenset[int] = frozenset()
 
     def __or__(self, other: Numbers) -> Numbers:
-        return Numbers(self.spots | other.spots, self.leaves | other.leaves)
+        return Numbers(self.slots | other.slots, self.leaves | other.leaves)
 
     def __sub__(self, other: Numbers) -> Numbers:
-        return Numbers(self.spots - other.spots, self.leaves - other.leaves)
+        return Numbers(self.slots - other.slots, self.leaves - other.leaves)
 
     def __and__(self, other: Numbers) -> Numbers:
-        return Numbers(self.spots & other.spots, self.leaves & other.leaves)
+        return Numbers(self.slots & other.slots, self.leaves & other.leaves)
 
     def __bool__(self) -> bool:
-        return bool(self.spots or self.leaves)
+        return bool(self.slots or self.leaves)
 
 
 class Lifting:
     """What the calls of one step have shown so far. guarded: numbers that code cannot take as inputs.
 
     drawing: functions that draw outside torch, and are called before each run.
-    kept: spots of tensors that calls replace. spied: containers that calls only put things into. read: those that
+    kept: slots of tensors that calls replace. write_only: containers that calls only put things into. read: those that
     calls read as well.
     """
 
@@ -54,7 +54,7 @@ class Lifting:
         self._changed = Numbers()
         self._written: frozenset[Path] = frozenset()
         self.kept: frozenset[Path] = frozenset()
-        self.spied: frozenset[Path] = frozenset()
+        self.write_only: frozenset[Path] = frozenset()
         self.read: frozenset[Path] = frozenset()
         self.drawing: list[FunctionType] = []
         self._useless: list[FunctionType] = []
@@ -64,7 +64,9 @@ class Lifting:
         """Note the arguments of a call that no program was captured for."""
         self._before = structure, [value_key(x) if type(x) in _NUMBERS else None for x in leaves]
 
-    def learn(self, leaves: Sequence[Any], structure: Structure, world: World, variants: Iterable[Variant]) -> None:
+    def learn(
+        self, leaves: Sequence[Any], structure: Structure, reachable: ReachableState, variants: Iterable[Variant]
+    ) -> None:
         """Note what differs in a call from earlier ones. variants: that did not fit for such a reason, perhaps."""
         changed = set[int]()
         if self._before is not None and self._before[0] == structure:
@@ -73,30 +75,30 @@ class Lifting:
                 for index, (x, key) in enumerate(zip(leaves, self._before[1], strict=True))
                 if type(x) in _NUMBERS and key is not None and key[0] is type(x) and value_key(x) != key
             )
-        spots = set[Path]()
+        slots = set[Path]()
         for variant in variants:
-            for found in difference(variant.record, world.record(variant.lifted)):
+            for found in difference(variant.record, reachable.record(variant.lifted)):
                 if type(found.old) in _NUMBERS and type(found.old) is type(found.new):
-                    spots.add(found.path)
+                    slots.add(found.path)
             if variant.arguments.structure == structure:
                 changed |= variant.arguments.changed_numbers(leaves)
-        self._changed |= Numbers(frozenset(spots), frozenset(changed))
+        self._changed |= Numbers(frozenset(slots), frozenset(changed))
 
-    def writes(self, spots: frozenset[Path]) -> None:
-        """Note spots that the step itself changes: a program must have them as inputs."""
-        assert not spots <= self._written, "a number that is an input is not a constant"
-        self._written |= spots
-        self.guarded -= Numbers(spots)
+    def writes(self, slots: frozenset[Path]) -> None:
+        """Note slots that the step itself changes: a program must have them as inputs."""
+        assert not slots <= self._written, "a number that is an input is not a constant"
+        self._written |= slots
+        self.guarded -= Numbers(slots)
 
-    def keeps(self, spots: frozenset[Path]) -> None:
-        """Note spots of tensors that the step replaces by others."""
-        assert not spots <= self.kept, "they are known"
-        self.kept |= spots
+    def keeps(self, slots: frozenset[Path]) -> None:
+        """Note slots of tensors that the step replaces by others."""
+        assert not slots <= self.kept, "they are known"
+        self.kept |= slots
 
-    def spies(self, paths: frozenset[Path], read: frozenset[Path] = frozenset()) -> None:
+    def takes_for_write_only(self, paths: frozenset[Path], read: frozenset[Path] = frozenset()) -> None:
         """Note containers that the step puts things into. read: those that it turned out to read."""
         self.read |= read
-        self.spied = (self.spied | paths) - self.read
+        self.write_only = (self.write_only | paths) - self.read
 
     def draws_in(self, wanted: Iterable[FunctionType], useless: Iterable[FunctionType]) -> bool:
         """Note functions that draw; whether there is another one to try. useless: those that it was no use to call."""
@@ -107,15 +109,15 @@ class Lifting:
             self.drawing.append(found)
         return found is not None or bool(list(useless))
 
-    def numbers(self, leaves: Sequence[Any], world: World) -> Numbers:
+    def numbers(self, leaves: Sequence[Any], reachable: ReachableState) -> Numbers:
         """The inputs of a program for these arguments, hyperparameters apart.
 
         Code that asks for exact types would see those of traced numbers: it gets plain ones, where it can.
         """
-        found = Numbers() if world.asks_types else self._changed - self.guarded
+        found = Numbers() if reachable.asks_types else self._changed - self.guarded
         found |= Numbers(self._written)
         return Numbers(
-            found.spots, frozenset(i for i in found.leaves if i < len(leaves) and type(leaves[i]) in _NUMBERS)
+            found.slots, frozenset(i for i in found.leaves if i < len(leaves) and type(leaves[i]) in _NUMBERS)
         )
 
     def fewer(self, tried: Numbers, blamed: Numbers, hyperparameters: Collection[Path]) -> Numbers | None:

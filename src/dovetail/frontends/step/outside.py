@@ -28,7 +28,7 @@ import torch
 
 from dovetail.capture.origins import OriginTracker
 from dovetail.errors import DovetailError, UnsupportedStep
-from dovetail.frontends.step.places import Place
+from dovetail.frontends.step.containers import Slot
 from dovetail.ir.provenance import is_library_file
 from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
 
@@ -67,12 +67,12 @@ class Outside:
     it was called in eager mode it does.
     """
 
-    def __init__(self, origins: OriginTracker, places: Sequence[Place]) -> None:
-        """places: spots of what the step's code reaches."""
+    def __init__(self, origins: OriginTracker, slots: Sequence[Slot]) -> None:
+        """slots: slots of what the step's code reaches."""
         self.refusals: list[DovetailError] = []
         self.to_fill: list[DovetailError] = []
         self._origins = origins
-        self._places = places
+        self._slots = slots
         self._thread = threading.get_ident()
 
     @contextlib.contextmanager
@@ -86,11 +86,11 @@ class Outside:
                     instead[id(function)] = stub = self._refusing(function, reason)
                     stack.callback(setattr, owner, name, function)
                     setattr(owner, name, stub)
-            for place in self._places:
-                held = place.read()
+            for slot in self._slots:
+                held = slot.read()
                 if id(held) in instead:
-                    stack.callback(place.write, held)
-                    place.write(instead[id(held)])
+                    stack.callback(slot.write, held)
+                    slot.write(instead[id(held)])
             yield
 
     def _refusing(self, function: Callable[..., Any], reason: tuple[str, str, str]) -> Callable[..., Any]:
@@ -110,18 +110,18 @@ class Outside:
     # --- functions that remember ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def known_results_only(self, caches: Iterable[Place]) -> Iterator[None]:
+    def known_results_only(self, caches: Iterable[Slot]) -> Iterator[None]:
         """While active, functions that remember their results do not come to know more of them."""
-        held = [(place, place.read()) for place in caches]
+        held = [(slot, slot.read()) for slot in caches]
         try:
-            for place, function in held:
+            for slot, function in held:
                 with contextlib.suppress(TypeError):
-                    place.write(self._remembering(function, place.label))
+                    slot.write(self._remembering(function, slot.label))
             yield
         finally:
-            for place, function in held:
+            for slot, function in held:
                 with contextlib.suppress(TypeError):
-                    place.write(function)
+                    slot.write(function)
 
     def _remembering(self, function: Any, label: str) -> Callable[..., Any]:
         @functools.wraps(function)

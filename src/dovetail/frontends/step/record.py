@@ -13,8 +13,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from dovetail.frontends.step.containers import Container, Fixed, Named, Path, Sequential, Unordered
 from dovetail.frontends.step.hook_tables import HookTable
-from dovetail.frontends.step.places import Fixed, Holder, Named, Path, Sequential, Unordered
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER, ValueWalk
 from dovetail.reach.contents import MISSING
 from dovetail.reach.values import PLAIN, Kind, fingerprint, is_a, plain_key
@@ -51,9 +51,9 @@ class Lifted:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A spot that two records describe differently.
+    """A slot that two records describe differently.
 
-    old, new: the plain value there, MISSING where there is no such spot, else a description. label: what a user would
+    old, new: the plain value there, MISSING where there is no such slot, else a description. label: what a user would
     write for it.
     """
 
@@ -65,7 +65,7 @@ class Difference:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Record:
-    """entries: of each spot, MISSING for an attribute that is read but not there; shapes: of each container, its type,
+    """entries: of each slot, MISSING for an attribute that is read but not there; shapes: of each container, its type,
     and its keys where all are read; hooks: of tables of hooks that are not empty."""
 
     entries: dict[Path, Hashable] = field(default_factory=dict)
@@ -83,48 +83,48 @@ class Record:
         )
 
     def __repr__(self) -> str:
-        return f"<record of {len(self.entries)} spots in {len(self.shapes)} containers>"
+        return f"<record of {len(self.entries)} slots in {len(self.shapes)} containers>"
 
 
 def record_of(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Record:
-    """Describe what was reached, as it was when it was walked. lifted: spots of which only the type counts."""
+    """Describe what was reached, as it was when it was walked. lifted: slots of which only the type counts."""
     record = Record()
     record.entries[("modes",)] = ("modes", modes)
     record.labels[("modes",)] = "the modes of torch"
     own = {id(table) for _, _, table, _ in walk.objects}
-    for holder in walk.holders:
-        if holder.rank == SCHEDULER:
+    for container in walk.containers:
+        if container.rank == SCHEDULER:
             continue
-        base = holder.path
+        base = container.path
         if base in lifted:  # attributes of a tensor that may be another one
             continue
-        if isinstance(holder, HookTable):
-            if not holder.keys:
+        if isinstance(container, HookTable):
+            if not container.keys:
                 continue
             record.hooks.add(base)
-        shape = _shape(walk, holder)
+        shape = _shape(walk, container)
         if shape is not None:
-            record.shapes[(*base, f"<{holder.kind}>")] = shape
-            record.labels[(*base, f"<{holder.kind}>")] = holder.title
-        if isinstance(holder, Unordered):
+            record.shapes[(*base, f"<{container.kind}>")] = shape
+            record.labels[(*base, f"<{container.kind}>")] = container.title
+        if isinstance(container, Unordered):
             continue
-        for key, value in zip(holder.keys, holder.values, strict=True):
-            if not holder.is_read(key):
+        for key, value in zip(container.keys, container.values, strict=True):
+            if not container.is_read(key):
                 continue
-            path = holder.path_of(key)
-            record.entries[path] = Lifted(type(value)) if path in lifted else _entry(walk, holder, key, value)
-            record.labels[path] = holder.label_of(key)
-        if holder.read_names is not None and id(holder.container) in own:  # one may come to be
-            for name in sorted(frozenset(holder.read_names).difference(holder.keys)):
-                record.entries[holder.path_of(name)] = MISSING
-                record.labels[holder.path_of(name)] = holder.label_of(name)
+            path = container.path_of(key)
+            record.entries[path] = Lifted(type(value)) if path in lifted else _entry(walk, container, key, value)
+            record.labels[path] = container.label_of(key)
+        if container.read_names is not None and id(container.item) in own:  # one may come to be
+            for name in sorted(frozenset(container.read_names).difference(container.keys)):
+                record.entries[container.path_of(name)] = MISSING
+                record.labels[container.path_of(name)] = container.label_of(name)
     return record
 
 
 def difference(old: Record, new: Record) -> list[Difference]:
-    """Where a later record does not fit an old one: spots that are gone or changed, containers of another shape.
+    """Where a later record does not fit an old one: slots that are gone or changed, containers of another shape.
 
-    New spots are told where a container has another shape.
+    New slots are told where a container has another shape.
     """
     found = []
     grown = {path[:-1] for path, shape in old.shapes.items() if new.shapes.get(path, MISSING) != shape}
@@ -141,15 +141,15 @@ def difference(old: Record, new: Record) -> list[Difference]:
     return found
 
 
-def _entry(walk: ValueWalk, holder: Holder, key: Any, value: Any) -> Hashable:
+def _entry(walk: ValueWalk, container: Container, key: Any, value: Any) -> Hashable:
     if type(value) in PLAIN:
         return plain_key(value)
     kind = walk.kind(value)
     if kind is Kind.PLAIN:  # of NumPy
         return plain_key(value)
     if kind is Kind.TENSOR:
-        place = walk.first_place(value)
-        return ("tensor", place.path) if place is not None else Identity(value)
+        slot = walk.first_slot(value)
+        return ("tensor", slot.path) if slot is not None else Identity(value)
     if kind in _BY_VALUE:
         return ("of type", type(value))
     if kind is Kind.ARRAY:
@@ -158,32 +158,32 @@ def _entry(walk: ValueWalk, holder: Holder, key: Any, value: Any) -> Hashable:
     met = walk.met.get(id(value))
     if met is None:
         return Identity(value)
-    is_first = met.parent is holder and met.key is key
+    is_first = met.parent is container and met.key is key
     return ("of type", type(value)) if is_first else ("same as", met.path)
 
 
-def _shape(walk: ValueWalk, holder: Holder) -> Hashable:
-    kind = type(holder.owner)
-    if isinstance(holder, Named):
+def _shape(walk: ValueWalk, container: Container) -> Hashable:
+    kind = type(container.owner)
+    if isinstance(container, Named):
         return None
-    if isinstance(holder, HookTable):
-        return len(holder.keys)
-    if isinstance(holder, Sequential | Fixed):
-        return (kind, len(holder.keys), holder.container.maxlen if is_a(holder.container, deque) else None)
-    if isinstance(holder, Unordered):
-        return (kind, frozenset(_entry(walk, holder, n, x) for n, x in enumerate(holder.values)))
-    if holder.kind == "cell":
-        return (kind, len(holder.keys))
-    if holder.read_names is not None:
+    if isinstance(container, HookTable):
+        return len(container.keys)
+    if isinstance(container, Sequential | Fixed):
+        return (kind, len(container.keys), container.item.maxlen if is_a(container.item, deque) else None)
+    if isinstance(container, Unordered):
+        return (kind, frozenset(_entry(walk, container, n, x) for n, x in enumerate(container.values)))
+    if container.kind == "cell":
+        return (kind, len(container.keys))
+    if container.read_names is not None:
         return (kind,)
-    names = tuple(_key_names(holder))
-    if holder.rank == OPTIMIZER and "params" in names:  # a group, whose keys move when a state is loaded
+    names = tuple(_key_names(container))
+    if container.rank == OPTIMIZER and "params" in names:  # a group, whose keys move when a state is loaded
         return (kind, frozenset(names))
     return (kind, names)
 
 
-def _key_names(holder: Holder) -> Iterator[Hashable]:
-    keys = holder.keys
+def _key_names(container: Container) -> Iterator[Hashable]:
+    keys = container.keys
     if set(map(type, keys)) <= _ONLY_TEXT:
         yield from keys
         return
@@ -191,7 +191,7 @@ def _key_names(holder: Holder) -> Iterator[Hashable]:
         if type(key) in PLAIN:
             yield plain_key(key)
         else:
-            yield holder.names[id(key)][0] if id(key) in holder.names else _of_plain_parts(key)
+            yield container.names[id(key)][0] if id(key) in container.names else _of_plain_parts(key)
 
 
 def _of_plain_parts(key: Any) -> Hashable:

@@ -34,10 +34,10 @@ from dovetail.frontends.step.eager_run import EagerRuns, leads_on
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.left_behind import StateToMake
 from dovetail.frontends.step.lifting import Lifting
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.reasons import what_differs
 from dovetail.frontends.step.searches import SearchCalled, Searches
-from dovetail.frontends.step.variant import NO_TIES, NOTHING, Variant, ties_to
-from dovetail.frontends.step.world import World
+from dovetail.frontends.step.variant import NOTHING, UNBOUND, Variant, bindings_to
 from dovetail.frontends.structure import Structure, flatten_call
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Program
@@ -169,7 +169,7 @@ class CompiledStep:
         if step is not self._step:
             self._step = step
             for variant in self._cache.variants:
-                variant.ties = NO_TIES
+                variant.bindings = UNBOUND
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
         """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
@@ -197,10 +197,10 @@ class CompiledStep:
         call = StepCall(self._step, leaves, structure)
         if cache.is_full and not self._may_fit_again(leaves, structure, tried):
             cache.patience.missed()
-            cache.warn_of_limit(lambda: self._why(self._world(leaves), call, tried), stacklevel=3)
+            cache.warn_of_limit(lambda: self._why(self._reachable(leaves), call, tried), stacklevel=3)
             return None
-        world = self._world(leaves)
-        found = self._find_in(world, call, tried)
+        reachable = self._reachable(leaves)
+        found = self._find_in(reachable, call, tried)
         if cache.is_full:
             self._walks.was(cache.counts.calls, fruitful=found is not None)
         if found is not None:
@@ -209,56 +209,58 @@ class CompiledStep:
             self._missed = True  # it may have been this once
             return None
         self._missed = False
-        return self._capture(world, call, tried)
+        return self._capture(reachable, call, tried)
 
     def _may_fit_again(self, leaves: Sequence[Any], structure: Structure, tried: Sequence[Variant]) -> bool:
         """Whether looking at everything that the step reaches may show that a variant fits."""
         others = [variant for variant in self._cache.variants if variant not in tried]
         return self._walks.may_be(self._cache.counts.calls) and any(
-            v.is_kept_by_world(leaves, structure) for v in others
+            v.is_kept_by_state(leaves, structure) for v in others
         )
 
-    def _world(self, leaves: Sequence[Any]) -> World:
-        return World(self._step, self._eager.read, filter(leads_on, leaves), self._state)
+    def _reachable(self, leaves: Sequence[Any]) -> ReachableState:
+        return ReachableState(self._step, self._eager.read, filter(leads_on, leaves), self._state)
 
-    def _find_in(self, world: World, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
-        """A variant for a call in a world that was looked at again: after a checkpoint was loaded, say."""
+    def _find_in(self, reachable: ReachableState, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
+        """A variant for a call in a reachable state that was looked at again: after a checkpoint was loaded, say."""
         for variant in self._cache.recent:
             if variant in tried or not variant.arguments.are(call.leaves, call.structure):
                 continue
-            if variant.record.fits(world.record(variant.lifted)) and variant.tie(ties_to(world, variant), call.leaves):
+            if variant.record.fits(reachable.record(variant.lifted)) and variant.bind(
+                bindings_to(reachable, variant), call.leaves
+            ):
                 tensors = variant.inputs(call.leaves, call.structure)
                 if tensors is not None:
                     self._cache.prefer(variant)
-                    self._let_go(world)
+                    self._let_go(reachable)
                     return variant, tensors
         return None
 
-    def _let_go(self, world: World) -> None:
-        """Cut the ties of variants to tensors that the present world does not hold any more."""
-        held = {id(tensor) for _, tensor in world.tensors} | {id(NOTHING)}
+    def _let_go(self, reachable: ReachableState) -> None:
+        """Cut the bindings of variants to tensors that the present reachable state does not hold any more."""
+        held = {id(tensor) for _, tensor in reachable.tensors} | {id(NOTHING)}
         for variant in self._cache.variants:
-            if not held.issuperset(map(id, variant.ties.tensors)):
-                variant.ties = NO_TIES
+            if not held.issuperset(map(id, variant.bindings.tensors)):
+                variant.bindings = UNBOUND
 
     # --- capturing ----------------------------------------------------------------------------------------------
 
-    def _capture(self, world: World, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
+    def _capture(self, reachable: ReachableState, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
         cache = self._cache
         cache.drop_dead()
-        reason = self._why(world, call, tried)
+        reason = self._why(reachable, call, tried)
         if cache.is_full:
             cache.patience.missed()
             cache.warn_of_limit(lambda: reason, stacklevel=4)
             return None
         known = [variant for variant in cache.variants if variant not in tried]
-        self._lifting.learn(call.leaves, call.structure, world, known)
+        self._lifting.learn(call.leaves, call.structure, reachable, known)
         start = time.process_time()
         try:
             clears = any(g.is_cleared for v in self._cache.variants for g in v.program.plan.gradients)
-            variant = self._attempts.captured(world, call, reason, clears)
+            variant = self._attempts.captured(reachable, call, reason, clears)
         except SearchCalled:
-            found = [optimizer for _, optimizer in world.optimizers]
+            found = [optimizer for _, optimizer in reachable.optimizers]
             self._searches = Searches(found, lambda x: CompiledStep(x, self._state, True, self._options))
             return None
         except StateToMake as making:
@@ -280,8 +282,8 @@ class CompiledStep:
             cache.counts.seconds += time.process_time() - start
         self._failed, self._rounds = False, 0
         cache.add(variant)
-        self._let_go(world)
-        tensors = variant.kinds.tensors(variant.ties.tensors, variant.given(call.leaves))
+        self._let_go(reachable)
+        tensors = variant.kinds.tensors(variant.bindings.tensors, variant.given(call.leaves))
         assert tensors is not None, "it was captured for them"
         return variant, tensors
 
@@ -293,12 +295,12 @@ class CompiledStep:
         text = f"{self._cache.name} runs in eager mode from now on, because it cannot be captured:\n{error}"
         self._cache.warn(text, stacklevel=5)
 
-    def _why(self, world: World, call: StepCall, tried: Sequence[Variant]) -> str:
+    def _why(self, reachable: ReachableState, call: StepCall, tried: Sequence[Variant]) -> str:
         if not self._cache.recent:
             return "it is the first"
         if tried:
             return f"a check had another outcome: {self._last_miss}"
-        return what_differs(self._cache.recent[0], world, call.leaves, call.structure)
+        return what_differs(self._cache.recent[0], reachable, call.leaves, call.structure)
 
     # --- looking ------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from dovetail.torch_compat.swapping import hook_tables
 class Source:
     """Where a tensor of a step comes from.
 
-    kind: "state", an object that the step's world holds; "argument", a leaf of the arguments; "gradient", the `.grad`
-    of another source. index: among those of its kind, for a gradient among all sources.
+    kind: "state", an object that the step's reachable state holds; "argument", a leaf of the arguments; "gradient", the
+    `.grad` of another source. index: among those of its kind, for a gradient among all sources.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class TensorKinds:
         lasting = [i for i, source in enumerate(self.sources) if source.kind != "argument"]
         known = lasting if self.sizes is not None else range(len(tensors))
         self._memory = Memory(self.accesses, lasting, {i: extent(tensors[i]) for i in known})
-        self.tie(tensors)
+        self.bind(tensors)
 
     def _kinds_of(self, tensors: Sequence[torch.Tensor]) -> list[TensorKind | None]:
         return [
@@ -99,7 +99,7 @@ class TensorKinds:
         """Whether arguments of symbolic sizes are as expected."""
         return self.sizes is None or (self.kinds == self._kinds_of(tensors) and self.sizes.holds(tensors))
 
-    def tie(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def bind(self, tensors: Sequence[torch.Tensor]) -> bool:
         """From now on, these are the state; whether they are as expected."""
         assert self._memory is not None, "it has learned"
         if self.kinds != self._kinds_of(tensors) or not self._fit(tensors) or self._memory.shared(tensors):
@@ -129,7 +129,7 @@ class TensorKinds:
         if self._same is None or not self._same.are(self._fixed(tensors)) or not self._fit(tensors):
             return False
         if self._hookable and any(_has_history(tensors[i]) for i in self._hookable):
-            return False  # the state is watched with the world
+            return False  # the state is watched with the reachable state
         ids = self._marks(tensors)
         if ids == self._checked:
             return self._leaves_are(tensors, leaves)
@@ -137,7 +137,7 @@ class TensorKinds:
             return False
         moved = [index for index, (now, before) in enumerate(zip(ids, self._checked, strict=True)) if now != before]
         if any(self.sources[index].kind != "argument" for index in moved):
-            return self.tie(tensors)
+            return self.bind(tensors)
         assert self._memory is not None, "it has learned"
         if not self._memory.are_apart(tensors, moved, self._given):
             return False

@@ -19,17 +19,17 @@ from dovetail.capture.step_seen import as_seen
 from dovetail.errors import GuardMiss
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.arguments import Arguments
+from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.drawn_values import Draw, Drawn, as_number
 from dovetail.frontends.step.early_questions import EarlyQuestions, question_at
-from dovetail.frontends.step.hosts import HostCall
+from dovetail.frontends.step.host_calls import HostCall
 from dovetail.frontends.step.kept import Tree, grown, refill
-from dovetail.frontends.step.number_spots import NumberSpot
-from dovetail.frontends.step.places import Path
+from dovetail.frontends.step.number_slots import NumberSlot
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import Record
 from dovetail.frontends.step.schedulers import SchedulerState
-from dovetail.frontends.step.spied import Put
 from dovetail.frontends.step.tensor_kinds import TensorKinds
-from dovetail.frontends.step.world import World
+from dovetail.frontends.step.write_only import Put
 from dovetail.frontends.structure import Structure, unflatten
 from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject, TextResult
 from dovetail.reach.guard import PythonGuard, PythonGuards
@@ -38,8 +38,8 @@ from dovetail.torch_compat.modes import set_switches
 
 
 @dataclass(slots=True)
-class Ties:
-    """What ties a variant to the objects of the present world.
+class Bindings:
+    """What binds a variant to the objects of the present reachable state.
 
     tensors: the state. reads: for each number of the program, how it is read, given the leaves of the arguments.
     writes: where numbers that the step leaves are put, in order. kept: how tensors that calls replace are read. binds:
@@ -62,15 +62,15 @@ class Ties:
 class Variant:
     """See the module docstring.
 
-    reason: why it was captured. count: of the step's results. questions: that the program asks, by number. early:
-    those that are asked beforehand. record, lifted: the world it was captured in, and the spots that are inputs. state:
-    where each tensor of the world was held first. takes: the source of each tensor input of the program; constants
-    follow, with the versions that they must have, then numbers: leaves of the arguments or spots. writes: spots, and
-    which value that the step leaves is put there. reads: what the code read besides what the world compares. kept:
-    spots of tensors that are read like arguments. bound: spots, and how what is put there is made. filled: containers,
-    and how what they hold is made. spied: containers that the step only puts things into. draws: what is
-    made before each run, of random numbers outside torch. drawn: constants that are made so, by their place.
-    left_modes: of torch, that each run leaves so.
+    reason: why it was captured. count: of the step's results. questions: that the program asks, by number. early: those
+    that are asked beforehand. record, lifted: the reachable state it was captured in, and the slots that are inputs.
+    state: where each tensor of the reachable state was held first. takes: the source of each tensor input of the
+    program; constants follow, with the versions that they must have, then numbers: leaves of the arguments or slots.
+    writes: slots, and which value that the step leaves is put there. reads: what the code read besides what the
+    reachable state compares. kept: slots of tensors that are read like arguments. bound: slots, and how what is put
+    there is made. filled: containers, and how what they hold is made. write_only: containers that the step only puts
+    things into. draws: what is made before each run, of random numbers outside torch. drawn: constants that are made
+    so, by their place. left_modes: of torch, that each run leaves so.
     """
 
     reason: str
@@ -89,12 +89,12 @@ class Variant:
     count: int
     questions: Sequence[Question]
     early: EarlyQuestions
-    ties: Ties
+    bindings: Bindings
     reads: PythonGuard
     kept: list[Path] = field(default_factory=list)
     bound: list[tuple[Path, Tree]] = field(default_factory=list)
     filled: list[tuple[Path, Tree]] = field(default_factory=list)
-    spied: list[Path] = field(default_factory=list)
+    write_only: list[Path] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     drawn: dict[int, int] = field(default_factory=dict)
     left_modes: dict[str, Any] = field(default_factory=dict)
@@ -108,43 +108,43 @@ class Variant:
 
     def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[torch.Tensor] | None:
         """The tensors of a call, if the call is for this variant; else None. May say None wrongly."""
-        if self.ties is NO_TIES or not self.arguments.are(leaves, structure):
+        if self.bindings is UNBOUND or not self.arguments.are(leaves, structure):
             return None
         if any(version_of(tensor) != version for tensor, version in self.constants):
             return None
         given = self.given(leaves)
-        tensors = self.kinds.tensors(self.ties.tensors, given)
-        if tensors is None or not self.kinds.are(tensors, given) or not self.ties.guard.holds():
+        tensors = self.kinds.tensors(self.bindings.tensors, given)
+        if tensors is None or not self.kinds.are(tensors, given) or not self.bindings.guard.holds():
             return None
-        if self.early and self.early.missed([read(leaves) for read in self.ties.reads]) is not None:
+        if self.early and self.early.missed([read(leaves) for read in self.bindings.reads]) is not None:
             return None
         return tensors
 
     def given(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The arguments, and tensors that are read like these."""
-        return [*leaves, *(read() for read in self.ties.kept)] if self.kept else leaves
+        return [*leaves, *(read() for read in self.bindings.kept)] if self.kept else leaves
 
-    def is_kept_by_world(self, leaves: Sequence[Any], structure: Structure) -> bool:
+    def is_kept_by_state(self, leaves: Sequence[Any], structure: Structure) -> bool:
         """Whether it is not the arguments that keep a call from this variant, but what else the step reaches."""
         if not (self.arguments.are(leaves, structure) and self.kinds.are_leaves_like(leaves)):
             return False
-        return self.ties is NO_TIES or not self.ties.guard.holds()
+        return self.bindings is UNBOUND or not self.bindings.guard.holds()
 
     def answered_otherwise(self, leaves: Sequence[Any]) -> str:
         """The question about known numbers that has another answer in a call, "" where there is none."""
-        if self.ties is NO_TIES or not self.early:
+        if self.bindings is UNBOUND or not self.early:
             return ""
-        which = self.early.missed([read(leaves) for read in self.ties.reads])
+        which = self.early.missed([read(leaves) for read in self.bindings.reads])
         return "" if which is None else question_at(self.questions, which)
 
-    def tie(self, ties: Ties, leaves: Sequence[Any]) -> bool:
-        """Tie it to another world, whose record is the same; whether its tensors are as expected."""
-        if ties is NO_TIES:
+    def bind(self, bindings: Bindings, leaves: Sequence[Any]) -> bool:
+        """Bind it to another reachable state, whose record is the same; whether its tensors are as expected."""
+        if bindings is UNBOUND:
             return False
-        before, self.ties = self.ties, ties
-        tensors = self.kinds.tensors(ties.tensors, self.given(leaves))
-        if tensors is None or not self.kinds.tie(tensors):
-            self.ties = before
+        before, self.bindings = self.bindings, bindings
+        tensors = self.kinds.tensors(bindings.tensors, self.given(leaves))
+        if tensors is None or not self.kinds.bind(tensors):
+            self.bindings = before
             return False
         return True
 
@@ -156,7 +156,7 @@ class Variant:
         Raises: GuardMiss, NothingWritten when all is as before; StepInterrupted, or what a host call raises.
         """
         self.calls += 1
-        ties, plan = self.ties, self.program.plan
+        bindings, plan = self.bindings, self.program.plan
         before = [call for call in self.host_calls if call.before]
         held = SchedulerState([call.scheduler for call in before]) if before else None
         for call in before:
@@ -167,13 +167,13 @@ class Variant:
                 tensors[gradient.input].grad = None
         inputs: list[Any] = [tensors[index] for index in self.takes]
         try:
-            drawn.draw(self.draws, ties.sources)
+            drawn.draw(self.draws, bindings.sources)
             inputs += [
-                drawn.made[self.drawn[place]] if place in self.drawn else tensor
-                for place, (tensor, _) in enumerate(self.constants)
+                drawn.made[self.drawn[slot]] if slot in self.drawn else tensor
+                for slot, (tensor, _) in enumerate(self.constants)
             ]
             given = [*leaves, *map(as_number, drawn.made)] if self.draws else leaves
-            inputs += [read(given) for read in ties.reads]
+            inputs += [read(given) for read in bindings.reads]
             outputs = self.program(inputs)
         except (GuardMiss, NothingWritten):
             drawn.put_back()
@@ -183,7 +183,7 @@ class Variant:
         if plan.aliases:
             outputs = [x.detach() if slot in plan.aliases else x for slot, x in enumerate(outputs)]
         left = [outputs[x] if isinstance(x, int) else x.value for x in plan.left]
-        for put, (_, which) in zip(ties.writes, self.writes, strict=True):
+        for put, (_, which) in zip(bindings.writes, self.writes, strict=True):
             put(left[which])
         self._leave_gradients(tensors, outputs)
         for index, flag in plan.flags:
@@ -196,15 +196,15 @@ class Variant:
 
     def _leave(self, results: Sequence[Any], left: Sequence[Any]) -> None:
         """Put into Python objects what the step leaves there, and make the calls outside."""
-        ties = self.ties
+        bindings = self.bindings
         made: dict[int, Any] = {}
-        for bind, (_, tree) in zip(ties.binds, self.bound, strict=True):
+        for bind, (_, tree) in zip(bindings.binds, self.bound, strict=True):
             bind(grown(tree, results, made))
-        for container, (_, tree) in zip(ties.filled, self.filled, strict=True):
+        for container, (_, tree) in zip(bindings.filled, self.filled, strict=True):
             refill(container, grown(tree, results, made))
         for call in self.host_calls:
             if isinstance(call.function, Put):
-                call.function(ties.containers[call.function.at], results, made)
+                call.function(bindings.containers[call.function.at], results, made)
             elif not call.before:
                 call.make(left)
 
@@ -234,49 +234,51 @@ class Variant:
         return found
 
 
-def ties_to(world: World, variant: Variant) -> Ties:
-    """What ties a variant to a world whose record fits the variant's; `NO_TIES` where a tensor is gone."""
+def bindings_to(reachable: ReachableState, variant: Variant) -> Bindings:
+    """What binds a variant to a reachable state whose record fits the variant's; `UNBOUND` where a tensor is gone."""
     wanted = {path for path in variant.numbers if not isinstance(path, int | Draw)}.union(
         path for path, _ in variant.writes
     )
-    state = state_of(world, variant)
+    state = state_of(reachable, variant)
     if state is None:
-        return NO_TIES
-    spots = {place.path: NumberSpot.at(place) for place in (world.places if wanted else ()) if place.path in wanted}
+        return UNBOUND
+    slots = {slot.path: NumberSlot.at(slot) for slot in (reachable.slots if wanted else ()) if slot.path in wanted}
     reads = [
         itemgetter(x)
         if isinstance(x, int)
         else itemgetter(x.which - len(variant.draws))
         if isinstance(x, Draw)
-        else _reader(spots[x])
+        else _reader(slots[x])
         for x in variant.numbers
     ]
-    writes: list[Callable[[Any], None]] = [spots[path].write for path, _ in variant.writes]
+    writes: list[Callable[[Any], None]] = [slots[path].write for path, _ in variant.writes]
     try:
-        kept = [NumberSpot.at(world.spot(path)).reader() for path in variant.kept]
-        binds = [NumberSpot.at(world.spot(path)).binder() for path, _ in variant.bound]
-        containers = [world.spot(path).read() for path in variant.spied]
-        filled = [world.spot(path).read() for path, _ in variant.filled]
+        kept = [NumberSlot.at(reachable.slot(path)).reader() for path in variant.kept]
+        binds = [NumberSlot.at(reachable.slot(path)).binder() for path, _ in variant.bound]
+        containers = [reachable.slot(path).read() for path in variant.write_only]
+        filled = [reachable.slot(path).read() for path, _ in variant.filled]
         sources = [
-            [x.generator if x.path is None else world.spot(x.path).read() for x in draw.sources]
+            [x.generator if x.path is None else reachable.slot(x.path).read() for x in draw.sources]
             for draw in variant.draws
         ]
     except LookupError:
-        return NO_TIES
-    guards = PythonGuards([world.guard(variant.lifted), variant.reads])
-    return Ties(guards, state, reads, writes, kept, binds, containers, filled, sources)
+        return UNBOUND
+    guards = PythonGuards([reachable.guard(variant.lifted), variant.reads])
+    return Bindings(guards, state, reads, writes, kept, binds, containers, filled, sources)
 
 
-def state_of(world: World, variant: Variant) -> list[torch.Tensor] | None:
-    """The tensors of a world that a variant was captured with, or those in their places; None where one is gone."""
-    held = {place.path: tensor for place, tensor in world.tensors}
+def state_of(reachable: ReachableState, variant: Variant) -> list[torch.Tensor] | None:
+    """The tensors of a reachable state that a variant was captured with, or those in their places; None where one is
+    gone.
+    """
+    held = {slot.path: tensor for slot, tensor in reachable.tensors}
     if not all(path in held for path in variant.state if path):
         return None
     return [held[path] if path else NOTHING for path in variant.state]
 
 
-def _reader(spot: NumberSpot) -> Callable[[Sequence[Any]], Any]:
-    return lambda _: spot.read()
+def _reader(number_slot: NumberSlot) -> Callable[[Sequence[Any]], Any]:
+    return lambda _: number_slot.read()
 
 
 class _Never:
@@ -285,4 +287,4 @@ class _Never:
 
 
 NOTHING = torch.empty(0)
-NO_TIES = Ties(_Never(), [], [], [])
+UNBOUND = Bindings(_Never(), [], [], [])

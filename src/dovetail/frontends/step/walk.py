@@ -16,17 +16,17 @@ from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
-from dovetail.frontends.step.hook_tables import global_tables
-from dovetail.frontends.step.places import (
+from dovetail.frontends.step.containers import (
     CLASS,
     FUNCTION,
     GLOBALS,
     Cell,
+    Container,
     Fixed,
-    Holder,
     Named,
     Path,
 )
+from dovetail.frontends.step.hook_tables import global_tables
 from dovetail.frontends.step.value_walk import ELSEWHERE, LEAF, SCHEDULER, Found, ValueWalk
 from dovetail.reach.codes import names_of
 from dovetail.reach.contents import MISSING
@@ -69,21 +69,21 @@ class Walk(ValueWalk):
         self.keep(root)
         for table in global_tables(root):
             self._taken.add(table.path)
-            self.enter(table.container, table, ELSEWHERE)
+            self.enter(table.item, table, ELSEWHERE)
         if isinstance(self._target, FunctionType):
             self.push([(self._target, Kind.FUNCTION, root, "step")])
         self.scan(root)
 
     # --- code
 
-    def function(self, function: FunctionType, parent: Holder) -> None:
+    def function(self, function: FunctionType, parent: Container) -> None:
         is_users = is_users_function(function)
         if HOST_CALL in attributes_of(function) or (is_users and function.__code__ not in self.read.codes):
             return  # it runs for real, and may keep what it likes; or it does not run
         rank = parent.rank if parent.rank == SCHEDULER else ELSEWHERE
         path = () if function is self._target else self._free(f"function {function.__qualname__}")
-        holder = Named(function, FUNCTION)
-        holder.call_it(path or self._free("step function"), function.__qualname__)
+        container = Named(function, FUNCTION)
+        container.call_it(path or self._free("step function"), function.__qualname__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self.met:
                 variable = Cell(cell, name)
@@ -94,12 +94,12 @@ class Walk(ValueWalk):
             return
         self.functions.append(function)
         for part in FUNCTION_PARTS:
-            holder.add(part)
-        self.enter(function, holder, rank)
-        own = Holder(attributes_of(function), holder, "__dict__", function)
+            container.add(part)
+        self.enter(function, container, rank)
+        own = Container(attributes_of(function), container, "__dict__", function)
         own.link = "attribute"
-        own.call_it((*holder.path, "__dict__"), holder.title)
-        self.enter(own.container, own, rank)
+        own.call_it((*container.path, "__dict__"), container.title)
+        self.enter(own.item, own, rank)
         names = names_of(function.__code__)
         home = str(function.__globals__.get("__name__"))
         read = [chain[0] for chain in names.chains] + sorted(self.read.of_module(home))
@@ -117,39 +117,39 @@ class Walk(ValueWalk):
             self._add_globals(known, [n for n in self.read.of_module(home) if n in known], home, ELSEWHERE)
 
     def _add_globals(self, known: dict[str, Any], names: Iterable[str], home: str, rank: int) -> None:
-        holder = self.met.get(id(known))
-        if not isinstance(holder, Named):
+        container = self.met.get(id(known))
+        if not isinstance(container, Named):
             own = isinstance(self._target, FunctionType) and known is self._target.__globals__
-            holder = Named(known, GLOBALS, "global variable")
+            container = Named(known, GLOBALS, "global variable")
             clash = own and any((name,) in self._taken for name in names)
-            holder.call_it(
+            container.call_it(
                 () if own and not clash else self._free(f"module {home}"), "" if own or home == "__main__" else home
             )
-            holder.rank = rank
-            self.met[id(known)] = self.keep(holder)
-        holder.rank = min(holder.rank, rank)
-        before = set(holder.keys)
-        self._add(holder, [name for name in dict.fromkeys(names) if name not in before])
+            container.rank = rank
+            self.met[id(known)] = self.keep(container)
+        container.rank = min(container.rank, rank)
+        before = set(container.keys)
+        self._add(container, [name for name in dict.fromkeys(names) if name not in before])
 
     def class_of_user(self, kind: type) -> None:
         for owner in mro_of(kind):
             if is_library_class(owner) or owner in self._classes:
                 continue
             self._classes.add(owner)
-            holder = Named(owner, CLASS, "class attribute")
-            holder.call_it(self._free(f"class {module_of(owner)}.{name_of(owner)}"), name_of(owner))
-            self.keep(holder)
-            self._add(holder, sorted(self.read.of_class(owner)))
+            container = Named(owner, CLASS, "class attribute")
+            container.call_it(self._free(f"class {module_of(owner)}.{name_of(owner)}"), name_of(owner))
+            self.keep(container)
+            self._add(container, sorted(self.read.of_class(owner)))
 
-    def _add(self, holder: Named, names: Iterable[str]) -> None:
+    def _add(self, container: Named, names: Iterable[str]) -> None:
         """Look at more names, and at the functions behind what is there."""
         found: list[Found] = []
         for name in names:
-            value = holder.add(name)
+            value = container.add(name)
             if self.kind(value) is Kind.TENSOR:
-                self.tensor(value, holder, name)
+                self.tensor(value, container, name)
             elif value is not MISSING:
-                found += [(x, self.kind(x), holder, name) for x in _unwrapped(value)]
+                found += [(x, self.kind(x), container, name) for x in _unwrapped(value)]
         self.push([entry for entry in found if entry[1] not in LEAF])
 
     def _free(self, name: str) -> Path:

@@ -15,7 +15,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from dovetail.reach.contents import MISSING
-from tests.frontends.step.worlds import world_of
+from tests.frontends.step.reachable_states import reachable_state_of
 from tests.rotation import rotated
 
 SETTING = 3.0
@@ -60,9 +60,9 @@ def training() -> tuple[Any, Callable[..., Any]]:
 
 def test_tensors_come_once_those_of_modules_first() -> None:
     made, step = training()
-    world = world_of(step)
-    labels = [place.label for place, _ in world.tensors]
-    tensors = [tensor for _, tensor in world.tensors]
+    reachable = reachable_state_of(step)
+    labels = [place.label for place, _ in reachable.tensors]
+    tensors = [tensor for _, tensor in reachable.tensors]
     assert len({id(x) for x in tensors}) == len(tensors)
     assert "model.layer1.weight" in labels
     assert "model.seen" in labels
@@ -77,30 +77,30 @@ def test_tensors_come_once_those_of_modules_first() -> None:
         "scaler._scale",
         "scaler._growth_tracker",
     }
-    weight = [place.label for place in world.places_of(made.model.layer1.weight)]
+    weight = [place.label for place in reachable.slots_of_tensor(made.model.layer1.weight)]
     assert weight[:2] == ["model.layer1.weight", "model.layer2.weight"]
     assert weight[2].startswith("opt.param_groups[0]['params'][")
-    assert world.places_of(torch.zeros(1)) == []
-    paths = {place.label: place.path for place, _ in world.tensors}
+    assert reachable.slots_of_tensor(torch.zeros(1)) == []
+    paths = {place.label: place.path for place, _ in reachable.tensors}
     inner = paths["model.layer1.weight"]
     assert paths["opt.state[model.layer1.weight]['exp_avg']"] == ("opt", "state", inner, "exp_avg")
 
 
 def test_what_there_is_has_names() -> None:
     made, step = training()
-    world = world_of(step)
-    assert dict(world.optimizers) == {"opt": made.opt}
-    assert dict(world.schedulers) == {"sched": made.sched}
-    assert dict(world.scalers) == {"scaler": made.scaler}
-    assert sorted(name for name, _ in world.modules) == [
+    reachable = reachable_state_of(step)
+    assert dict(reachable.optimizers) == {"opt": made.opt}
+    assert dict(reachable.schedulers) == {"sched": made.sched}
+    assert dict(reachable.scalers) == {"scaler": made.scaler}
+    assert sorted(name for name, _ in reachable.modules) == [
         "ema", "ema.module", "ema.module.layer1", "ema.module.layer2", "model", "model.layer1", "model.layer2",
     ]  # fmt: skip
-    by_label = {place.label: place for place in world.places}
+    by_label = {place.label: place for place in reachable.slots}
     assert by_label["opt.param_groups[0]['lr']"].read() == 0.1
     assert by_label["opt.param_groups[0]['betas'][1]"].read() == 0.999
     assert by_label["global variable SETTING"].read() == 3.0
     assert by_label["model.calls"].read() == 1
-    assert len({place.path for place in world.places}) == len(world.places)
+    assert len({place.path for place in reachable.slots}) == len(reachable.slots)
 
 
 def test_only_a_scheduler_or_an_optimizer_leads_there() -> None:
@@ -114,10 +114,10 @@ def test_only_a_scheduler_or_an_optimizer_leads_there() -> None:
     def step() -> None:
         sched.step()
 
-    world = world_of(step)
-    assert dict(world.optimizers) == {"sched.optimizer": opt}
-    assert len(world.schedulers) == 3
-    assert [(p.label, x) for p, x in world.tensors] == [("sched.optimizer.param_groups[0]['params'][0]", parameter)]
+    reachable = reachable_state_of(step)
+    assert dict(reachable.optimizers) == {"sched.optimizer": opt}
+    assert len(reachable.schedulers) == 3
+    assert [(p.label, x) for p, x in reachable.tensors] == [("sched.optimizer.param_groups[0]['params'][0]", parameter)]
 
 
 def test_a_method_and_a_callable_object() -> None:
@@ -133,9 +133,12 @@ def test_a_method_and_a_callable_object() -> None:
 
     trainer = Trainer()
     for target in (trainer, trainer.train):
-        assert [place.label for place, _ in world_of(target).tensors] == ["self.model.weight", "self.model.bias"]
+        assert [place.label for place, _ in reachable_state_of(target).tensors] == [
+            "self.model.weight",
+            "self.model.bias",
+        ]
     partial = functools.partial(Trainer.train, trainer)
-    assert len(world_of(partial).tensors) == 2
+    assert len(reachable_state_of(partial).tensors) == 2
 
 
 def test_places_are_read_and_written() -> None:
@@ -145,8 +148,8 @@ def test_places_are_read_and_written() -> None:
     def step() -> Any:
         return held, variable, SETTING
 
-    world = world_of(step)
-    by_path = {place.path: place for place in world.places}
+    reachable = reachable_state_of(step)
+    by_path = {place.path: place for place in reachable.slots}
     by_path["held", "a", 0].write(10)
     by_path["held", "d", 0].write(50)
     by_path["variable",].write(60.0)
@@ -176,10 +179,12 @@ def test_extra_is_walked_whole() -> None:
     def step() -> None:
         return None
 
-    assert world_of(step).tensors == []
-    assert [p.label for p, _ in world_of(step, extra=[average]).tensors] == ["state[0].shadow['w']"]
-    assert [p.label for p, _ in world_of(step, extra={"ema": average}).tensors] == ["state['ema'].shadow['w']"]
-    assert [p.label for p, _ in world_of(step, arguments=[1, torch.ones(1), [torch.ones(1)]]).tensors] == [
+    assert reachable_state_of(step).tensors == []
+    assert [p.label for p, _ in reachable_state_of(step, extra=[average]).tensors] == ["state[0].shadow['w']"]
+    assert [p.label for p, _ in reachable_state_of(step, extra={"ema": average}).tensors] == [
+        "state['ema'].shadow['w']"
+    ]
+    assert [p.label for p, _ in reachable_state_of(step, arguments=[1, torch.ones(1), [torch.ones(1)]]).tensors] == [
         "argument_2[0]"
     ]
 
@@ -190,16 +195,16 @@ def test_small_arrays_are_compared_and_large_things_left_to_the_guard_of_reads()
     def step() -> Any:
         return large, long, small
 
-    world = world_of(step)
+    reachable = reachable_state_of(step)
     cells = dict(zip(step.__code__.co_freevars, step.__closure__ or (), strict=True))
-    assert {name for name, cell in cells.items() if (id(cell), name) in world.compared} == {"small"}
-    watch = world.guard()
+    assert {name for name, cell in cells.items() if (id(cell), name) in reachable.compared} == {"small"}
+    guard = reachable.guard()
     small[1] = 4
-    assert not watch.holds()
-    assert [change.label for change in world.changes()] == ["variable small"]
-    assert world.restore() == []
+    assert not guard.holds()
+    assert [change.label for change in reachable.changes()] == ["variable small"]
+    assert reachable.restore() == []
     assert small[1] == 0
-    assert watch.holds()
+    assert guard.holds()
 
 
 def test_changes_name_what_the_code_did() -> None:
@@ -218,11 +223,11 @@ def test_changes_name_what_the_code_did() -> None:
         random.random()
         np.random.rand()
 
-    world = world_of(logged)
-    record, watch = world.record(), world.guard()
+    reachable = reachable_state_of(logged)
+    record, guard = reachable.record(), reachable.guard()
     order = list(vars(made.model)), list(made.opt.state)
     logged()
-    changes = {change.label: (change.old, change.new) for change in world.changes()}
+    changes = {change.label: (change.old, change.new) for change in reachable.changes()}
     assert changes["log[0]"] == (MISSING, 1.0)
     assert changes["counts['steps']"] == (0, 1)
     assert changes["counts['new']"] == (MISSING, 1)
@@ -233,10 +238,10 @@ def test_changes_name_what_the_code_did() -> None:
     assert changes["opt.param_groups[0]['lr']"][1] == pytest.approx(0.01)
     assert "Python's random numbers" in changes
     assert "NumPy's random numbers" in changes
-    assert world.restore() == []
-    assert world.changes() == []
-    assert watch.holds()
-    assert record.fits(world_of(logged).record())
+    assert reachable.restore() == []
+    assert reachable.changes() == []
+    assert guard.holds()
+    assert record.fits(reachable_state_of(logged).record())
     assert (list(vars(made.model)), list(made.opt.state)) == order
 
 
@@ -254,11 +259,11 @@ def test_restoring_goes_on_after_a_failure() -> None:
     def step() -> Any:
         return first, last
 
-    world = world_of(step)
+    reachable = reachable_state_of(step)
     first.clear()
     last.append(2)
     Moody.broken = True
-    failed = world.restore()
+    failed = reachable.restore()
     assert [text for text in failed if text.startswith("first: RuntimeError: no")]
     assert last == [1]
     assert first == {"a": 2}
@@ -274,14 +279,14 @@ def test_containers_that_contain_themselves() -> None:
     def step() -> Any:
         return loop, table
 
-    world = world_of(step)
-    watch, record = world.guard(), world.record()
-    assert record.fits(world_of(step).record())
+    reachable = reachable_state_of(step)
+    guard, record = reachable.guard(), reachable.record()
+    assert record.fits(reachable_state_of(step).record())
     table["me"] = (table, [loop])
-    assert not watch.holds()
-    assert not record.fits(world_of(step).record())
-    assert world.restore() == []
-    assert record.fits(world_of(step).record())
+    assert not guard.holds()
+    assert not record.fits(reachable_state_of(step).record())
+    assert reachable.restore() == []
+    assert record.fits(reachable_state_of(step).record())
 
 
 def test_deep_nesting() -> None:
@@ -292,9 +297,9 @@ def test_deep_nesting() -> None:
     def step() -> Any:
         return deep
 
-    world = world_of(step)
-    assert world.guard().holds()
-    assert world.record().fits(world_of(step).record())
+    reachable = reachable_state_of(step)
+    assert reachable.guard().holds()
+    assert reachable.record().fits(reachable_state_of(step).record())
 
 
 def test_keys_that_are_tensors_or_objects() -> None:
@@ -305,14 +310,14 @@ def test_keys_that_are_tensors_or_objects() -> None:
     def step() -> Any:
         return table, weight
 
-    world = world_of(step)
-    labels = {place.label for place in world.places}
+    reachable = reachable_state_of(step)
+    labels = {place.label for place in reachable.slots}
     assert {"table[variable weight]", "table[<object 1>]", "table[<Tensor 2>]", "table[(1, 'a')]"} <= labels
-    assert {id(x) for _, x in world.tensors} == {id(weight), id(only_key), id(table[weight])}
-    watch = world.guard()
+    assert {id(x) for _, x in reachable.tensors} == {id(weight), id(only_key), id(table[weight])}
+    guard = reachable.guard()
     table[owner] = 2
-    assert not watch.holds()
-    assert not world.record().fits(world_of(step).record())
+    assert not guard.holds()
+    assert not reachable.record().fits(reachable_state_of(step).record())
 
 
 def test_functions_of_one_name_and_decorated_ones() -> None:
@@ -328,14 +333,14 @@ def test_functions_of_one_name_and_decorated_ones() -> None:
     def decorated() -> Any:
         return one(), two()
 
-    world = world_of(decorated)
-    values = [(place.label, place.read()) for place in world.places if isinstance(place.read(), float)]
+    reachable = reachable_state_of(decorated)
+    values = [(place.label, place.read()) for place in reachable.slots if isinstance(place.read(), float)]
     name = "variable value of test_functions_of_one_name_and_decorated_ones.<locals>.make.<locals>.inner"
     assert sorted(values) == [(name, 1.0), (name, 2.0)]
-    assert world.caches == ["variable two of test_functions_of_one_name_and_decorated_ones.<locals>.decorated"]
-    watch = world.guard()
+    assert reachable.caches == ["variable two of test_functions_of_one_name_and_decorated_ones.<locals>.decorated"]
+    guard = reachable.guard()
     one.__closure__[0].cell_contents = 3.0  # type: ignore[attr-defined]
-    assert not watch.holds()
+    assert not guard.holds()
 
 
 # --- random graphs of objects
@@ -424,20 +429,20 @@ def test_random_graphs_and_random_edits(seed: int) -> None:
     def step() -> Any:
         return roots, vars(roots)
 
-    world = world_of(step)
-    watch, record, before = world.guard(), world.record(), _readable(roots, {})
-    assert record.fits(world_of(step).record())
+    reachable = reachable_state_of(step)
+    guard, record, before = reachable.guard(), reachable.record(), _readable(roots, {})
+    assert record.fits(reachable_state_of(step).record())
     for _ in range(draw.randrange(1, 4)):
         if made:
             _edit(draw, [x for x in made if x is not roots] or made)
     changed = _readable(roots, {}) != before
     if changed:
-        assert not watch.holds()
-        assert world.changes()
-    elif watch.holds():
-        assert record.fits(world_of(step).record())
-    assert world.restore() == []
-    assert world.changes() == []
+        assert not guard.holds()
+        assert reachable.changes()
+    elif guard.holds():
+        assert record.fits(reachable_state_of(step).record())
+    assert reachable.restore() == []
+    assert reachable.changes() == []
     assert _readable(roots, {}) == before
-    assert watch.holds()
-    assert record.fits(world_of(step).record())
+    assert guard.holds()
+    assert record.fits(reachable_state_of(step).record())

@@ -28,8 +28,8 @@ from dovetail.errors import StateChangedOtherwise, UnsupportedStep
 from dovetail.frontends.step.kept import NotMadeAgain, Trees
 from dovetail.frontends.step.output import print_to, replaced_builtin, replaced_handling, streams_replaced
 from dovetail.frontends.step.schedulers import watched_reads
-from dovetail.frontends.step.spied import Put
 from dovetail.frontends.step.trackers import trackers_replaced
+from dovetail.frontends.step.write_only import Put
 from dovetail.frontends.structure import Structure, flatten, unflatten
 from dovetail.ir.program import Origin, Value
 from dovetail.ir.step_plan import Look, TextResult

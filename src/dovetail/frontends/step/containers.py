@@ -1,8 +1,8 @@
-"""The spots in which Python objects hold values: how each is read, compared, named and put back.
+"""The slots in which Python objects hold values: how each is read, compared, named and put back.
 
-A `Holder` is one container and what it held when it was looked at: a dictionary, a list, the attributes of an object,
+A `Container` is an object and what it held when it was looked at: a dictionary, a list, the attributes of an object,
 the slots of one, a closure cell, the part of a module's global variables or of a class that code names, a function. A
-`Place` is one spot in a holder. All of it works on the built-in part of a container: no method that a class of the
+`Slot` is one position in it. All of it works on the built-in part of a container: no method that a class of the
 user's overrides is run, and nothing is compared by `==`.
 """
 
@@ -24,24 +24,24 @@ Path = tuple[Hashable, ...]
 _NO_NAMES: Mapping[int, tuple[Hashable, str]] = {}
 
 
-class Holder:
+class Container:
     """One container, what it held, and how it is reached.
 
-    Attributes: container; owner: the object whose attributes a dictionary holds, else the container; parent and key:
-    the spot through which it was first reached; keys, values: what it held; names: by identity, how keys that are no
-    plain values are called in a path and in a label; link: how a user writes a spot: "item", "attribute", "table" for a
+    Attributes: item: itself; owner: the object whose attributes a dictionary holds, else the item; parent and key:
+    the slot through which it was first reached; keys, values: what it held; names: by identity, how keys that are no
+    plain values are called in a path and in a label; link: how a user writes a slot: "item", "attribute", "table" for a
     table of a module; read_names: the keys that code reads, None for all; rank: 0 inside a module, 1 of an optimizer, 2
     elsewhere, 3 only a scheduler leads here.
     """
 
     __slots__ = (
-        "_path", "_title", "container", "key", "keys", "link", "names", "owner", "parent", "rank", "read_names",
+        "_path", "_title", "item", "key", "keys", "link", "names", "owner", "parent", "rank", "read_names",
         "values",
     )  # fmt: skip
     kind = "dict"
 
-    def __init__(self, container: Any, parent: Holder | None, key: Any, owner: Any = None) -> None:
-        self.container = container
+    def __init__(self, container: Any, parent: Container | None, key: Any, owner: Any = None) -> None:
+        self.item = container
         self.owner = container if owner is None else owner
         self.parent = parent
         self.key = key
@@ -74,11 +74,11 @@ class Holder:
         self._path, self._title = path, title
 
     def path_of(self, key: Any) -> Path:
-        """Names from the root to the spot of a key."""
+        """Names from the root to the slot of a key."""
         return (*self.path, self.names[id(key)][0] if self.names and id(key) in self.names else key)
 
     def label_of(self, key: Any, inner: bool = False) -> str:
-        """What a user would write for the spot of a key. inner: as the beginning of something longer."""
+        """What a user would write for the slot of a key. inner: as the beginning of something longer."""
         title = self.title
         if self.link == "attribute":
             return f"{title}.{key}" if title else str(key)
@@ -92,34 +92,34 @@ class Holder:
     # --- what it holds
 
     def is_read(self, key: Any) -> bool:
-        """Whether code reads a spot."""
+        """Whether code reads a slot."""
         return self.read_names is None or key in self.read_names
 
     def now(self) -> tuple[list[Any], list[Any]]:
         """Keys and values of this moment."""
-        methods = dict_methods(self.container)
-        return list(methods.keys(self.container)), list(methods.values(self.container))
+        methods = dict_methods(self.item)
+        return list(methods.keys(self.item)), list(methods.values(self.item))
 
     def read(self, key: Any) -> Any:
-        """What is there now. Raises: KeyError, IndexError when there is no such spot any more."""
-        value = dict_methods(self.container).get(self.container, key, MISSING)
+        """What is there now. Raises: KeyError, IndexError when there is no such slot any more."""
+        value = dict_methods(self.item).get(self.item, key, MISSING)
         if value is MISSING:
             raise KeyError(key)
         return value
 
     def write(self, key: Any, value: Any) -> None:
         """Put a value there. Raises: TypeError where nothing can be put."""
-        dict_methods(self.container).__setitem__(self.container, key, value)
+        dict_methods(self.item).__setitem__(self.item, key, value)
 
     def put_back(self) -> None:
         """Hold what was held: the same objects in the same order."""
         keys, values = self.now()
-        methods = dict_methods(self.container)
+        methods = dict_methods(self.item)
         if not _are(keys, self.keys):
-            methods.clear(self.container)
+            methods.clear(self.item)
             values = []
         if not _are(values, self.values):
-            each(lambda key, value: methods.__setitem__(self.container, key, value), self.keys, self.values)
+            each(lambda key, value: methods.__setitem__(self.item, key, value), self.keys, self.values)
 
     def is_as_before(self) -> bool:
         """Whether the same objects are held in the same order."""
@@ -127,41 +127,41 @@ class Holder:
         return _are(keys, self.keys) and _are(values, self.values)
 
 
-class Sequential(Holder):
+class Sequential(Container):
     """A list or a deque."""
 
     __slots__ = ("_kind",)
     kind = "list"
 
-    def __init__(self, container: Any, parent: Holder | None, key: Any, kind: type) -> None:
+    def __init__(self, container: Any, parent: Container | None, key: Any, kind: type) -> None:
         """kind: `list` or `collections.deque`, whose methods are used."""
         self._kind: Any = kind
         super().__init__(container, parent, key)
 
     def now(self) -> tuple[list[Any], list[Any]]:
-        values = list(self._kind.__iter__(self.container))
+        values = list(self._kind.__iter__(self.item))
         return list(range(len(values))), values
 
     def read(self, key: Any) -> Any:
-        return self._kind.__getitem__(self.container, key)
+        return self._kind.__getitem__(self.item, key)
 
     def write(self, key: Any, value: Any) -> None:
-        self._kind.__setitem__(self.container, key, value)
+        self._kind.__setitem__(self.item, key, value)
 
     def put_back(self) -> None:
         if not self.is_as_before():
-            self._kind.clear(self.container)
-            self._kind.extend(self.container, self.values)
+            self._kind.clear(self.item)
+            self._kind.extend(self.item, self.values)
 
 
-class Unordered(Holder):
+class Unordered(Container):
     """A set; what is in it has no name of its own, so the keys are positions."""
 
     __slots__ = ()
     kind = "set"
 
     def now(self) -> tuple[list[Any], list[Any]]:
-        values = list(set.__iter__(self.container))
+        values = list(set.__iter__(self.item))
         return list(range(len(values))), values
 
     def read(self, key: Any) -> Any:
@@ -172,17 +172,17 @@ class Unordered(Holder):
 
     def put_back(self) -> None:
         if not self.is_as_before():
-            set.clear(self.container)
-            set.update(self.container, self.values)
+            set.clear(self.item)
+            set.update(self.item, self.values)
 
 
-class Fixed(Holder):
+class Fixed(Container):
     """A tuple, a frozenset, a method, a partial's arguments: it cannot change, but it leads on."""
 
     __slots__ = ("_now",)
     kind = "tuple"
 
-    def __init__(self, container: Any, parent: Holder | None, key: Any, parts: Mapping[Any, Any]) -> None:
+    def __init__(self, container: Any, parent: Container | None, key: Any, parts: Mapping[Any, Any]) -> None:
         """parts: what it holds, by how that is called."""
         self._now = (list(parts), list(parts.values()))
         super().__init__(container, parent, key)
@@ -200,7 +200,7 @@ class Fixed(Holder):
         return
 
 
-class Cell(Holder):
+class Cell(Container):
     """A closure cell: a variable of an enclosing function. Its only key is the variable's name."""
 
     __slots__ = ("variable",)
@@ -212,25 +212,25 @@ class Cell(Holder):
 
     def now(self) -> tuple[list[Any], list[Any]]:
         try:
-            return [self.variable], [self.container.cell_contents]
+            return [self.variable], [self.item.cell_contents]
         except ValueError:
             return [], []
 
     def read(self, key: Any) -> Any:
         try:
-            return self.container.cell_contents
+            return self.item.cell_contents
         except ValueError:
             raise KeyError(key) from None
 
     def write(self, key: Any, value: Any) -> None:
-        self.container.cell_contents = value
+        self.item.cell_contents = value
 
     def put_back(self) -> None:
         if self.values:
-            self.container.cell_contents = self.values[0]
+            self.item.cell_contents = self.values[0]
         else:
             with contextlib.suppress(ValueError):
-                del self.container.cell_contents
+                del self.item.cell_contents
 
     def label_of(self, key: Any, inner: bool = False) -> str:
         if inner:
@@ -238,8 +238,8 @@ class Cell(Holder):
         return f"variable {key} of {self.title}" if self.title else f"variable {key}"
 
 
-class Named(Holder):
-    """The spots that code names in something larger: global variables, attributes of a class, slots, a function's own.
+class Named(Container):
+    """The slots that code names in something larger: global variables, attributes of a class, slots, a function's own.
 
     A name that is not there is one of the keys, with the value MISSING: it may come to be.
     """
@@ -247,7 +247,7 @@ class Named(Holder):
     __slots__ = ("_get", "_remove", "_set", "_word")
 
     def __init__(self, container: Any, access: Access, word: str = "") -> None:
-        """access: how spots are read, written and removed. word: what a single spot is called before its name."""
+        """access: how slots are read, written and removed. word: what a single slot is called before its name."""
         self._get, self._set, self._remove = access
         self._word = word
         self.keys = []
@@ -257,33 +257,33 @@ class Named(Holder):
 
     def add(self, key: str) -> Any:
         """Look at one more name, and answer what is there."""
-        value = self._get(self.container, key)
+        value = self._get(self.item, key)
         self.keys.append(key)
         self.values.append(value)
         return value
 
     def now(self) -> tuple[list[Any], list[Any]]:
-        return self.keys, [self._get(self.container, key) for key in self.keys]
+        return self.keys, [self._get(self.item, key) for key in self.keys]
 
     def read(self, key: Any) -> Any:
-        value = self._get(self.container, key)
+        value = self._get(self.item, key)
         if value is MISSING:
             raise KeyError(key)
         return value
 
     def write(self, key: Any, value: Any) -> None:
-        self._set(self.container, key, value)
+        self._set(self.item, key, value)
 
     def put_back(self) -> None:
         each(self._put_back_one, self.keys, self.values)
 
     def _put_back_one(self, key: str, value: Any) -> None:
-        if self._get(self.container, key) is value:
+        if self._get(self.item, key) is value:
             return
         if value is MISSING:
-            self._remove(self.container, key)
+            self._remove(self.item, key)
         else:
-            self._set(self.container, key, value)
+            self._set(self.item, key, value)
 
     def label_of(self, key: Any, inner: bool = False) -> str:
         name = f"{self.title}.{key}" if self.title else str(key)
@@ -329,39 +329,39 @@ def slot_access(descriptors: Mapping[str, Any]) -> Access:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
-    """One spot: a key of a holder.
+class Slot:
+    """One slot: a key of a container.
 
     path: names from the root, the same after the objects in between were replaced by their like. label: what a user
-    would write. kind: of what the spot is a part: dict, list, tuple, set, cell, names.
+    would write. kind: of what the slot is a part: dict, list, tuple, set, cell, names.
     """
 
-    holder: Holder
+    container: Container
     key: Any
 
     @property
     def path(self) -> Path:
-        return self.holder.path_of(self.key)
+        return self.container.path_of(self.key)
 
     @property
     def label(self) -> str:
-        return self.holder.label_of(self.key)
+        return self.container.label_of(self.key)
 
     @property
-    def container(self) -> Any:
-        return self.holder.container
+    def item(self) -> Any:
+        return self.container.item
 
     @property
     def kind(self) -> str:
-        return self.holder.kind
+        return self.container.kind
 
     def read(self) -> Any:
-        """What is there now. Raises: LookupError when there is no such spot any more."""
-        return self.holder.read(self.key)
+        """What is there now. Raises: LookupError when there is no such slot any more."""
+        return self.container.read(self.key)
 
     def write(self, value: Any) -> None:
-        """Put a value there. Raises: TypeError for a spot in a tuple or a set."""
-        self.holder.write(self.key, value)
+        """Put a value there. Raises: TypeError for a slot in a tuple or a set."""
+        self.container.write(self.key, value)
 
 
 def each(put: Callable[[Any, Any], None], keys: list[Any], values: list[Any]) -> None:
@@ -376,11 +376,11 @@ def each(put: Callable[[Any, Any], None], keys: list[Any], values: list[Any]) ->
         raise failed
 
 
-def leaf_places(holder: Holder, is_leaf: Callable[[Any], bool]) -> Iterator[Place]:
-    """The spots of a holder whose values lead no further, those that are missing left out."""
-    for key, value in zip(holder.keys, holder.values, strict=True):
+def leaf_slots(container: Container, is_leaf: Callable[[Any], bool]) -> Iterator[Slot]:
+    """The slots of a container whose values lead no further, those that are missing left out."""
+    for key, value in zip(container.keys, container.values, strict=True):
         if value is not MISSING and is_leaf(value):
-            yield Place(holder, key)
+            yield Slot(container, key)
 
 
 def _are(items: list[Any], others: list[Any]) -> bool:

@@ -1,9 +1,10 @@
-"""The world of a step function: every spot in Python that it can read or write, what is there, and how to put it back.
+"""The reachable state of a step function: every slot in Python that it can read or write, what is there, and how to put
+it back.
 
-`World` looks once; `guard` tells cheaply whether it still holds, `record` describes it for a comparison with a later
-world, `changes` and `restore` serve code that was run on stand-ins. After a change that the guard noticed, a new
-`World` is made; a world, and its guard, keep what they know alive, so the old ones are to be dropped. A record keeps no
-tensor.
+`ReachableState` looks once; `guard` tells cheaply whether it still holds, `record` describes it for a comparison with a
+later reachable state, `changes` and `restore` serve code that was run on stand-ins. After a change that the guard
+noticed, a new `ReachableState` is made; a reachable state, and its guard, keep what they know alive, so the old ones
+are to be dropped. A record keeps no tensor.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ import torch
 
 from dovetail.capture.ambient_modes import ambient_modes
 from dovetail.frontends.step.bound_slots import bound_slots
-from dovetail.frontends.step.lines import Lines
-from dovetail.frontends.step.places import Fixed, Holder, Path, Place, leaf_places
+from dovetail.frontends.step.containers import Container, Fixed, Path, Slot, leaf_slots
 from dovetail.frontends.step.record import Record, record_of
+from dovetail.frontends.step.source_locator import SourceLocator
 from dovetail.frontends.step.walk import Walk
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
@@ -50,13 +51,13 @@ _OF_NO_CONTENTS = (Kind.PLAIN, Kind.TENSOR, Kind.CLASS, Kind.ARRAY)  # or looked
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A spot that holds another object than before. old, new: MISSING where there was, or is, none.
+    """A slot that holds another object than before. old, new: MISSING where there was, or is, none.
 
-    place: None for what is not a spot: the order of a dictionary, what is in a set, the class of an object, a random
+    slot: None for what is not a slot: the order of a dictionary, what is in a set, the class of an object, a random
     generator. item: the container, object or generator then.
     """
 
-    place: Place | None
+    slot: Slot | None
     label: str
     old: Any
     new: Any
@@ -65,10 +66,10 @@ class Change:
     @property
     def is_draw(self) -> bool:
         """Whether a random generator of Python or NumPy moved."""
-        return self.place is None and (self.item is random or self.item is np.random or is_a(self.item, RANDOM_SOURCES))
+        return self.slot is None and (self.item is random or self.item is np.random or is_a(self.item, RANDOM_SOURCES))
 
 
-class World:
+class ReachableState:
     """Everything in Python that a step function reaches, as it is when this is made.
 
     Attributes: tensors: each tensor object once, with where it is held first: those of modules, of optimizers, the
@@ -92,22 +93,22 @@ class World:
             walk = self._walk = Walk(self._target, self._arguments, self._extra, self._read)
         self.__dict__.pop("_lines", None)
         self._modes: Hashable = ambient_modes()
-        first = sorted((min(spots, key=lambda spot: spot[:2]), key) for key, spots in walk.spots.items())
-        self.tensors = [(spot[2], walk.tensors[key]) for spot, key in first]
+        first = sorted((min(slots, key=lambda slot: slot[:2]), key) for key, slots in walk.slots.items())
+        self.tensors = [(slot[2], walk.tensors[key]) for slot, key in first]
         self.modules = self._of(Kind.MODULE)
         self.optimizers = self._of(Kind.OPTIMIZER)
         self.schedulers = self._of(Kind.SCHEDULER)
         self.scalers = self._of(Kind.SCALER)
-        self.caches = [place.label for place in walk.caches]
+        self.caches = [slot.label for slot in walk.caches]
         known: list[tuple[str, Any]] = [("Python's random numbers", random), ("NumPy's random numbers", np.random)]
-        known += [(place.label, source) for place, source in walk.randoms]
+        known += [(slot.label, source) for slot, source in walk.randoms]
         self._randoms = [(label, source, *random_state(source)) for label, source in known]
-        self._arrays = [(place, array, fingerprint(array), _copy(array)) for place, array in walk.arrays]
+        self._arrays = [(slot, array, fingerprint(array), _copy(array)) for slot, array in walk.arrays]
 
     def learn(self, reads: Reads, *, is_strict: bool) -> bool:
         """Look where a call has read; whether more is reached than before: tensors, optimizers and the like.
 
-        is_strict: any other place counts as well.
+        is_strict: any other slot counts as well.
         """
         if not self._read.add(reads):
             return False
@@ -118,11 +119,11 @@ class World:
     @property
     def _roles(self) -> list[list[Any]]:
         named = (self.modules, self.optimizers, self.schedulers, self.scalers, self._randoms)
-        return [[place.path for place, _ in self.tensors], *([name for name, *_ in found] for found in named)]
+        return [[slot.path for slot, _ in self.tensors], *([name for name, *_ in found] for found in named)]
 
     @property
-    def caches_of_functions(self) -> list[Place]:
-        """The spots of functions that remember their results."""
+    def caches_of_functions(self) -> list[Slot]:
+        """The slots of functions that remember their results."""
         return list(self._walk.caches)
 
     @property
@@ -143,92 +144,92 @@ class World:
         """Whether what an object holds is among what is restored."""
         return id(item) in self._walk.met
 
-    def holding(self, item: Any) -> list[Place]:
-        """Every spot that holds an object."""
-        return [place for place, _ in self.holding_any({id(item)})]
+    def holding(self, item: Any) -> list[Slot]:
+        """Every slot that holds an object."""
+        return [slot for slot, _ in self.holding_any({id(item)})]
 
-    def holding_any(self, identities: Collection[int]) -> list[tuple[Place, Any]]:
-        """Every spot that holds one of some objects, which are alive, with the object."""
+    def holding_any(self, identities: Collection[int]) -> list[tuple[Slot, Any]]:
+        """Every slot that holds one of some objects, which are alive, with the object."""
         return [
-            (Place(holder, key), value)
-            for holder in self._walk.holders
-            for key, value in zip(holder.keys, holder.values, strict=True)
+            (Slot(container, key), value)
+            for container in self._walk.containers
+            for key, value in zip(container.keys, container.values, strict=True)
             if id(value) in identities
         ]
 
     @property
-    def generators(self) -> list[tuple[Place, Any]]:
-        """Random generators of Python and NumPy, with each spot that holds one."""
+    def generators(self) -> list[tuple[Slot, Any]]:
+        """Random generators of Python and NumPy, with each slot that holds one."""
         found = {id(source): source for _, source in self._walk.randoms}
-        return [(place, source) for source in found.values() for place in self.holding(source)]
+        return [(slot, source) for source in found.values() for slot in self.holding(source)]
 
-    def spot(self, path: Path) -> Place:
-        """The spot of a path, whatever it holds. Raises: LookupError where nothing leads there."""
-        for holder in self._walk.holders:
-            for key in holder.keys:
-                if holder.path_of(key) == path:
-                    return Place(holder, key)
-        for holder in self._walk.holders:  # an attribute, or an entry, that is not there now
-            if holder.path == path[:-1] and holder.kind == "dict" and type(path[-1]) is str:
-                return Place(holder, path[-1])
+    def slot(self, path: Path) -> Slot:
+        """The slot of a path, whatever it holds. Raises: LookupError where nothing leads there."""
+        for container in self._walk.containers:
+            for key in container.keys:
+                if container.path_of(key) == path:
+                    return Slot(container, key)
+        for container in self._walk.containers:  # an attribute, or an entry, that is not there now
+            if container.path == path[:-1] and container.kind == "dict" and type(path[-1]) is str:
+                return Slot(container, path[-1])
         raise LookupError(path)
 
     @property
-    def places(self) -> list[Place]:
-        """Every spot where something is held that leads no further: a plain value, a tensor, an opaque object."""
+    def slots(self) -> list[Slot]:
+        """Every slot where something is held that leads no further: a plain value, a tensor, an opaque object."""
         walk = self._walk
-        return [place for holder in walk.holders for place in leaf_places(holder, lambda x: not walk.leads_on(x))]
+        return [slot for container in walk.containers for slot in leaf_slots(container, lambda x: not walk.leads_on(x))]
 
     @property
     def compared(self) -> frozenset[tuple[int, str]]:
-        """The places that `guard` compares: the identity of what holds them, and the name, "" for every name."""
+        """The slots that `guard` compares: the identity of what holds them, and the name, "" for every name."""
         known = set[tuple[int, str]]()
         own = {id(table) for _, _, table, _ in self._walk.objects}
-        for holder in self._walk.holders:
-            if holder.kind in ("dict", "names", "cell"):
+        for container in self._walk.containers:
+            if container.kind in ("dict", "names", "cell"):
                 known.update(
-                    (id(holder.container), key) for key in holder.keys if type(key) is str and holder.is_read(key)
+                    (id(container.item), key) for key in container.keys if type(key) is str and container.is_read(key)
                 )
-                if holder.read_names is not None and id(holder.container) in own:
-                    known.update((id(holder.container), name) for name in holder.read_names)
-            if holder.kind == "dict" and holder.read_names is None:
-                known.add((id(holder.container), ""))
-        for holder, key in self._left_to_others():
-            for at, name in _upwards(holder, key):
-                known -= {(id(at.container), name), (id(at.container), "")}
+                if container.read_names is not None and id(container.item) in own:
+                    known.update((id(container.item), name) for name in container.read_names)
+            if container.kind == "dict" and container.read_names is None:
+                known.add((id(container.item), ""))
+        for container, key in self._left_to_others():
+            for at, name in _upwards(container, key):
+                known -= {(id(at.item), name), (id(at.item), "")}
         return frozenset(known)
 
     @property
     def others(self) -> list[Any]:
-        """Objects whose contents `guard` does not compare, where no place shows it: arguments, functions' defaults."""
+        """Objects whose contents `guard` does not compare, where no slot shows it: arguments, functions' defaults."""
         found: dict[int, Any] = {}
-        for holder, key in self._left_to_others():
-            *_, (end, name) = _upwards(holder, key)
-            if is_a(end.container, FunctionType):
-                found[id(end.container)] = end.container
+        for container, key in self._left_to_others():
+            *_, (end, name) = _upwards(container, key)
+            if is_a(end.item, FunctionType):
+                found[id(end.item)] = end.item
             elif end.kind == "tuple" and name in end.keys:  # not a table of hooks
                 item = end.read(name)
                 found[id(item)] = item
-        return [*found.values(), *(place.read() for place in self._walk.caches)]
+        return [*found.values(), *(slot.read() for slot in self._walk.caches)]
 
-    def _left_to_others(self) -> Iterator[tuple[Holder, Any]]:
-        """Spots of values with contents that are not looked into: the rest of a table, what a function remembers."""
-        yield from ((place.holder, place.key) for place in self._walk.others_compare)
-        for holder in self._walk.holders:
-            for key, value in zip(holder.keys, holder.values, strict=True):
+    def _left_to_others(self) -> Iterator[tuple[Container, Any]]:
+        """Slots of values with contents that are not looked into: the rest of a table, what a function remembers."""
+        yield from ((slot.container, slot.key) for slot in self._walk.others_compare)
+        for container in self._walk.containers:
+            for key, value in zip(container.keys, container.values, strict=True):
                 if type(value) in PLAIN or self.looks_into(value) or id(value) in self._walk.unread:
                     continue
                 if self._walk.kind(value) in _OF_NO_CONTENTS:
                     continue
                 if is_compared_by_contents(value):
-                    yield holder, key
+                    yield container, key
 
-    def places_of(self, tensor: torch.Tensor) -> list[Place]:
-        """Every spot that holds a tensor, first its first; none when it is not reached."""
-        return [spot[2] for spot in sorted(self._walk.spots.get(id(tensor), ()), key=lambda spot: spot[:2])]
+    def slots_of_tensor(self, tensor: torch.Tensor) -> list[Slot]:
+        """Every slot that holds a tensor, first its first; none when it is not reached."""
+        return [slot[2] for slot in sorted(self._walk.slots.get(id(tensor), ()), key=lambda slot: slot[:2])]
 
     def record(self, lifted: frozenset[Path] = frozenset()) -> Record:
-        """What was there when this was made, modes included. lifted: spots of which only the type counts."""
+        """What was there when this was made, modes included. lifted: slots of which only the type counts."""
         with collection_paused():
             return record_of(self._walk, lifted, self._modes)
 
@@ -243,79 +244,81 @@ class World:
         What a new object holds is not looked at.
         """
         found: list[Change] = []
-        for item, kind, table, holder in self._walk.objects:
+        for item, kind, table, container in self._walk.objects:
             if type(item) is not kind:
-                found.append(Change(None, f"{holder.title}.__class__", kind, type(item), item))
+                found.append(Change(None, f"{container.title}.__class__", kind, type(item), item))
             elif table is not None and attributes_of(item) is not table:
-                found.append(Change(None, f"{holder.title}.__dict__", table, attributes_of(item), item))
-        for holder in self._walk.holders:
-            if not holder.is_as_before():
-                found += _changes_in(holder, self._walk)
-        for place, array, held, _ in self._arrays:
+                found.append(Change(None, f"{container.title}.__dict__", table, attributes_of(item), item))
+        for container in self._walk.containers:
+            if not container.is_as_before():
+                found += _changes_in(container, self._walk)
+        for slot, array, held, _ in self._arrays:
             if held is not None and fingerprint(array) != held:
-                found.append(Change(place, place.label, held, fingerprint(array)))
+                found.append(Change(slot, slot.label, held, fingerprint(array)))
         for label, source, held, _ in self._randoms:
             if random_state(source)[0] != held:
                 found.append(Change(None, label, held, random_state(source)[0], source))
         return found
 
     def line_of(self, change: Change) -> Origin | None:
-        """The user's line that makes a change, as far as the code says so plainly. Cost: milliseconds, once a world."""
-        place, lines = change.place, self._lines
+        """The user's line that makes a change, as far as the code says so plainly. Cost: milliseconds, once a reachable
+        state.
+        """
+        slot, lines = change.slot, self._locator
         if change.is_draw:
             return lines.of_name(lambda x: _draws_from(x, change.item))
-        if place is None:
+        if slot is None:
             return lines.of_content(change.item)
-        if place.kind == "cell" or (place.kind == "names" and is_a(place.container, dict)):
-            return lines.of_variable(place.container, place.key)
-        holder = place.holder
-        while isinstance(holder, Fixed) and holder.parent is not None:
-            place = Place(holder.parent, holder.key)
-            holder = place.holder
-        if holder.link == "attribute" or holder.kind == "names":
-            return lines.of_attribute(holder.owner, place.key)
-        if holder.link == "table" and holder.parent is not None:
-            return lines.of_attribute(holder.parent.owner, place.key) or lines.of_content(holder.container)
-        return lines.of_content(holder.container)
+        if slot.kind == "cell" or (slot.kind == "names" and is_a(slot.item, dict)):
+            return lines.of_variable(slot.item, slot.key)
+        container = slot.container
+        while isinstance(container, Fixed) and container.parent is not None:
+            slot = Slot(container.parent, container.key)
+            container = slot.container
+        if container.link == "attribute" or container.kind == "names":
+            return lines.of_attribute(container.owner, slot.key)
+        if container.link == "table" and container.parent is not None:
+            return lines.of_attribute(container.parent.owner, slot.key) or lines.of_content(container.item)
+        return lines.of_content(container.item)
 
     def line_naming(self, item: Any) -> Origin | None:
         """The first line of the user's that names an object."""
-        return self._lines.of_name(lambda x: x is item)
+        return self._locator.of_name(lambda x: x is item)
 
     @cached_property
-    def _lines(self) -> Lines:
-        return Lines(self._walk.functions, [item for item, _, _, _ in self._walk.objects])
+    def _locator(self) -> SourceLocator:
+        return SourceLocator(self._walk.functions, [item for item, _, _, _ in self._walk.objects])
 
     def restore(self) -> list[str]:
         """Put everything back as it was when this was made, or was last refreshed; answer what could not be.
 
         Containers hold the same objects again, in the same order, small arrays the same numbers, and random generators
         stand where they stood. The contents of tensors are not looked at. Nothing is raised, and what follows is done
-        also when something could not be put back. The answer has a label and the error for each such spot.
+        also when something could not be put back. The answer has a label and the error for each such slot.
         """
         failed: list[str] = []
-        for item, kind, table, holder in self._walk.objects:
+        for item, kind, table, container in self._walk.objects:
             if type(item) is not kind:
-                _try(failed, holder.title, partial(object.__setattr__, item, "__class__", kind))
+                _try(failed, container.title, partial(object.__setattr__, item, "__class__", kind))
             if table is not None and attributes_of(item) is not table:
-                _try(failed, holder.title, partial(object.__setattr__, item, "__dict__", table))
-        for holder in self._walk.holders:
-            _try(failed, holder.title, holder.put_back)
-        for place, array, held, copy in self._arrays:
+                _try(failed, container.title, partial(object.__setattr__, item, "__dict__", table))
+        for container in self._walk.containers:
+            _try(failed, container.title, container.put_back)
+        for slot, array, held, copy in self._arrays:
             if held is not None and fingerprint(array) != held:
-                _try(failed, place.label, partial(_fill, array, copy))
+                _try(failed, slot.label, partial(_fill, array, copy))
         for label, source, held, state in self._randoms:
             if random_state(source)[0] != held:
                 _try(failed, label, partial(set_random_state, source, state))
         return failed
 
     def _of(self, kind: Kind) -> list[tuple[str, Any]]:
-        return [(holder.title, holder.owner) for holder in self._walk.of_kind.get(kind, ())]
+        return [(container.title, container.owner) for container in self._walk.of_kind.get(kind, ())]
 
 
-def _upwards(holder: Holder, key: Any) -> Iterator[tuple[Holder, Any]]:
-    """A spot, and those that lead to it, up to an attribute, a variable or a function."""
-    at: Holder | None = holder
+def _upwards(container: Container, key: Any) -> Iterator[tuple[Container, Any]]:
+    """A slot, and those that lead to it, up to an attribute, a variable or a function."""
+    at: Container | None = container
     while at is not None:
         yield at, key
         if at.link == "attribute" and at.kind == "dict" and not is_compared_by_contents(at.owner):
@@ -323,32 +326,32 @@ def _upwards(holder: Holder, key: Any) -> Iterator[tuple[Holder, Any]]:
         key, at = at.key, at.parent
 
 
-def _changes_in(holder: Holder, walk: Walk) -> list[Change]:
-    keys, values = holder.now()
-    if holder.kind == "set":
-        before, after = _by_identity(holder.values), _by_identity(values)
+def _changes_in(container: Container, walk: Walk) -> list[Change]:
+    keys, values = container.now()
+    if container.kind == "set":
+        before, after = _by_identity(container.values), _by_identity(values)
         gone = [
-            Change(None, holder.title, x, MISSING, holder.container) for key, x in before.items() if key not in after
+            Change(None, container.title, x, MISSING, container.item) for key, x in before.items() if key not in after
         ]
         return gone + [
-            Change(None, holder.title, MISSING, x, holder.container) for key, x in after.items() if key not in before
+            Change(None, container.title, MISSING, x, container.item) for key, x in after.items() if key not in before
         ]
-    old = {_token(key): (key, value) for key, value in zip(holder.keys, holder.values, strict=True)}
+    old = {_token(key): (key, value) for key, value in zip(container.keys, container.values, strict=True)}
     new = {_token(key): (key, value) for key, value in zip(keys, values, strict=True)}
     found = []
     for token, (key, _) in {**old, **new}.items():
         before, after = old.get(token, (None, MISSING))[1], new.get(token, (None, MISSING))[1]
         if not is_same(before, after):
-            found.append(Change(Place(holder, key), _label(holder, key, walk), before, after))
+            found.append(Change(Slot(container, key), _label(container, key, walk), before, after))
     if not found and list(old) != list(new):
-        found.append(Change(None, holder.title, list(holder.keys), keys, holder.container))
+        found.append(Change(None, container.title, list(container.keys), keys, container.item))
     return found
 
 
-def _label(holder: Holder, key: Any, walk: Walk) -> str:
-    """What a user would write for a spot, that of a key which was not there before included."""
-    place = walk.first_place(key) if is_a(key, torch.Tensor) and id(key) not in holder.names else None
-    return holder.label_of(key) if place is None else f"{holder.title}[{place.label}]"
+def _label(container: Container, key: Any, walk: Walk) -> str:
+    """What a user would write for a slot, that of a key which was not there before included."""
+    slot = walk.first_slot(key) if is_a(key, torch.Tensor) and id(key) not in container.names else None
+    return container.label_of(key) if slot is None else f"{container.title}[{slot.label}]"
 
 
 def _draws_from(item: Any, source: Any) -> bool:

@@ -14,9 +14,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dovetail.frontends.step.containers import Fixed, Path, Slot
 from dovetail.frontends.step.kept import Tree, Trees, grown
-from dovetail.frontends.step.places import Fixed, Path, Place
-from dovetail.frontends.step.world import World
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.reach.libraries import OURS
 from dovetail.reach.stand_ins import ON_BEHALF
 
@@ -60,43 +60,43 @@ class Put:
 Note = Callable[[Put], None]
 
 
-class Spied:
+class WriteOnlyContainers:
     """The containers of one recording that are only written, it is hoped. read: those that were read, by path."""
 
-    def __init__(self, world: World, paths: Sequence[Path]) -> None:
+    def __init__(self, reachable: ReachableState, paths: Sequence[Path]) -> None:
         """paths: where they are; where there is none, or nothing can be put in its place, nothing is done."""
         self.read: set[Path] = set()
         self.paths: list[Path] = []
-        self._places: list[tuple[Place, Any]] = []
+        self._slots: list[tuple[Slot, Any]] = []
         self._reals: list[Any] = []
         for path in paths:
             try:
-                real = world.spot(path).read()
+                real = reachable.slot(path).read()
             except LookupError:
                 continue
-            places = world.holding(real)
-            if type(real) not in _KINDS or any(isinstance(place.holder, Fixed) for place in places):
+            slots = reachable.holding(real)
+            if type(real) not in _KINDS or any(isinstance(slot.container, Fixed) for slot in slots):
                 self.read.add(path)
             elif not any(real is known for known in self._reals):
                 self._reals.append(real)
                 self.paths.append(path)
-                self._places += [(place, real) for place in places]
+                self._slots += [(slot, real) for slot in slots]
 
     @contextlib.contextmanager
     def noted(self, note: Note) -> Iterator[None]:
         """While active, `note` gets what is put into the containers."""
         notes = [note]  # classes live on for a while, and should not keep the recording
         stand_ins = {id(real): self._stand_in(number, real, notes) for number, real in enumerate(self._reals)}
-        for place, real in self._places:
-            place.write(stand_ins[id(real)])
+        for slot, real in self._slots:
+            slot.write(stand_ins[id(real)])
         try:
             yield
         finally:
             notes.clear()
-            for place, real in self._places:
+            for slot, real in self._slots:
                 with contextlib.suppress(LookupError):
-                    if place.read() is stand_ins[id(real)]:
-                        place.write(real)
+                    if slot.read() is stand_ins[id(real)]:
+                        slot.write(real)
 
     def look_at(self, values: Sequence[Any]) -> None:
         """Values are handed to something that may read what they hold."""

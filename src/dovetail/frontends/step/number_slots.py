@@ -1,4 +1,4 @@
-"""Spots of Python numbers that are inputs of a step's program, or that a step leaves a number in."""
+"""Slots of Python numbers that are inputs of a step's program, or that a step leaves a number in."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from typing import Any
 
 import torch
 
-from dovetail.frontends.step.places import Path, Place
+from dovetail.frontends.step.containers import Path, Slot
 
 
-class NumberSpot:
-    """One number. A number inside a tuple is read and put through the spot that holds the tuple.
+class NumberSlot:
+    """One number. A number inside a tuple is read and put through the slot that holds the tuple.
 
-    Attributes: place, path, label: of the spot; container, key: of what can be written; items: where in a tuple it is;
+    Attributes: slot, path, label: of the slot; item, key: of what can be written; items: where in a tuple it is;
     name: of the input; shown: what the step's code was let read there.
     """
 
-    def __init__(self, place: Place, outer: Place, items: tuple[int, ...]) -> None:
-        self.place = place
-        self.path: Path = place.path
-        self.label = place.label
+    def __init__(self, slot: Slot, outer: Slot, items: tuple[int, ...]) -> None:
+        self.slot = slot
+        self.path: Path = slot.path
+        self.label = slot.label
         self.name = ""
         self.shown: Any = None
         self._outer = outer
         self.items = items
 
     @staticmethod
-    def at(place: Place) -> NumberSpot:
-        """The spot of a number."""
-        outer, items = place, list[int]()
-        while outer.kind == "tuple" and outer.holder.parent is not None:
+    def at(slot: Slot) -> NumberSlot:
+        """The slot of a number."""
+        outer, items = slot, list[int]()
+        while outer.kind == "tuple" and outer.container.parent is not None:
             items.insert(0, outer.key)
-            outer = Place(outer.holder.parent, outer.holder.key)
-        return NumberSpot(place, outer, tuple(items))
+            outer = Slot(outer.container.parent, outer.container.key)
+        return NumberSlot(slot, outer, tuple(items))
 
     @property
     def can_be_put(self) -> bool:
@@ -49,14 +49,14 @@ class NumberSpot:
         return True
 
     @property
-    def container(self) -> Any:
+    def item(self) -> Any:
         """What holds it, or the tuple that it is in."""
-        return self._outer.container
+        return self._outer.item
 
     @property
     def key(self) -> tuple[int, Any]:
         """Equal for what one write changes."""
-        return id(self._outer.container), self._outer.key
+        return id(self._outer.item), self._outer.key
 
     def read(self) -> Any:
         """The number that is there."""
@@ -70,7 +70,7 @@ class NumberSpot:
         self._outer.write(_with_item(self._outer.read(), self.items, number))
 
     def reader(self) -> Callable[[], Any]:
-        """What reads the spot, and keeps nothing alive that is there now."""
+        """What reads the slot, and keeps nothing alive that is there now."""
         outer, items = self._outer, self.items
 
         def read() -> Any:
@@ -82,13 +82,13 @@ class NumberSpot:
         return read
 
     def binder(self) -> Callable[[Any], None]:
-        """What puts something there, and forgets what was there when the spot was found."""
+        """What puts something there, and forgets what was there when the slot was found."""
         outer, items = self._outer, self.items
 
         def bind(value: Any) -> None:
-            holder = outer.holder
-            if holder.values and any(key is outer.key for key in holder.keys):
-                holder.values[next(n for n, key in enumerate(holder.keys) if key is outer.key)] = None
+            container = outer.container
+            if container.values and any(key is outer.key for key in container.keys):
+                container.values[next(n for n, key in enumerate(container.keys) if key is outer.key)] = None
             outer.write(_with_item(outer.read(), items, value) if items else value)
 
         return bind

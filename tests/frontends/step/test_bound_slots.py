@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 import torch
 
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import difference
-from dovetail.frontends.step.world import World
-from tests.frontends.step.worlds import names_read_by, world_of
+from tests.frontends.step.reachable_states import names_read_by, reachable_state_of
 from tests.rotation import rotated
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -127,9 +127,9 @@ def one_step(held: Any) -> Callable[[], Any]:
     return step
 
 
-def both(held: Any) -> tuple[World, Any]:
-    world = world_of(one_step(held))
-    return world, world.guard()
+def both(held: Any) -> tuple[ReachableState, Any]:
+    reachable = reachable_state_of(one_step(held))
+    return reachable, reachable.guard()
 
 
 class OtherSlots:
@@ -217,22 +217,22 @@ def test_a_value_that_changes_is_noticed_and_put_back(holder: str, pair: tuple[A
     old, new = pair
     held = make(old)
     step = one_step(held)
-    world = world_of(step)
-    watch = world.guard()
-    record = world.record()
-    assert watch.holds()
-    assert watch.holds()
+    reachable = reachable_state_of(step)
+    guard = reachable.guard()
+    record = reachable.record()
+    assert guard.holds()
+    assert guard.holds()
     put(held, new)
-    assert not watch.holds()
-    later = world_of(step).record()
+    assert not guard.holds()
+    later = reachable_state_of(step).record()
     is_the_same_tensor_role = type(old) is torch.Tensor  # another tensor in the same only spot reads the same
     assert record.fits(later) is is_the_same_tensor_role
     assert bool(difference(record, later)) is not is_the_same_tensor_role
-    assert world.changes()
-    assert world.restore() == []
-    assert watch.holds()
-    assert not world.changes()
-    assert record.fits(world_of(step).record())
+    assert reachable.changes()
+    assert reachable.restore() == []
+    assert guard.holds()
+    assert not reachable.changes()
+    assert record.fits(reachable_state_of(step).record())
 
 
 @pytest.mark.parametrize(
@@ -251,12 +251,12 @@ def test_a_value_that_changes_is_noticed_and_put_back(holder: str, pair: tuple[A
 def test_an_equal_value_is_no_change(holder: str, make: Callable[[], Any]) -> None:
     container, put = HOLDERS[holder]
     held = container(make())
-    world, watch = both(held)
+    reachable, guard = both(held)
     put(held, make())
-    assert watch.holds()
-    assert watch.holds()
-    assert not world.changes()
-    assert world.record().fits(world_of(one_step(held)).record())
+    assert guard.holds()
+    assert guard.holds()
+    assert not reachable.changes()
+    assert reachable.record().fits(reachable_state_of(one_step(held)).record())
 
 
 EDITS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
@@ -336,19 +336,19 @@ def test_an_edit_is_noticed_and_undone(name: str) -> None:
     make, edit = EDITS[name]
     held = make()
     step = one_step(held)
-    world = world_of(step)
-    watch, record = world.guard(), world.record()
-    assert watch.holds()
+    reachable = reachable_state_of(step)
+    guard, record = reachable.guard(), reachable.record()
+    assert guard.holds()
     edit(held)
-    assert not watch.holds()
-    assert world.changes()
+    assert not guard.holds()
+    assert reachable.changes()
     if name not in ("parameter bound again", "tensor in a distribution"):
-        assert not record.fits(world_of(step).record())
-        assert difference(record, world_of(step).record())
-    assert world.restore() == []
-    assert watch.holds()
-    assert not world.changes()
-    assert record.fits(world_of(step).record())
+        assert not record.fits(reachable_state_of(step).record())
+        assert difference(record, reachable_state_of(step).record())
+    assert reachable.restore() == []
+    assert guard.holds()
+    assert not reachable.changes()
+    assert record.fits(reachable_state_of(step).record())
 
 
 GLOBAL_WEIGHT = 0.5
@@ -422,26 +422,28 @@ HERE = sys.modules[__name__]
 )
 def test_what_code_names_is_watched(step: Callable[..., Any], edit: Callable[[], Any]) -> None:
     read = names_read_by(step)
-    world = World(step, read)
-    watch, record = world.guard(), world.record()
-    assert watch.holds()
+    reachable = ReachableState(step, read)
+    guard, record = reachable.guard(), reachable.record()
+    assert guard.holds()
     edit()
-    assert not watch.holds()
-    assert difference(record, World(step, read).record())
-    assert world.changes()
-    assert world.restore() == []
-    assert watch.holds()
-    assert record.fits(World(step, read).record())
+    assert not guard.holds()
+    assert difference(record, ReachableState(step, read).record())
+    assert reachable.changes()
+    assert reachable.restore() == []
+    assert guard.holds()
+    assert record.fits(ReachableState(step, read).record())
 
 
 def test_modes_are_watched() -> None:
-    world, watch = both(1)
+    reachable, guard = both(1)
     with torch.no_grad():
-        assert not watch.holds()
+        assert not guard.holds()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not watch.holds()
-        assert [d.label for d in difference(world.record(), world_of(one_step(1)).record())] == ["the modes of torch"]
-    assert watch.holds()
+        assert not guard.holds()
+        assert [d.label for d in difference(reachable.record(), reachable_state_of(one_step(1)).record())] == [
+            "the modes of torch"
+        ]
+    assert guard.holds()
 
 
 class Trainer:
@@ -462,16 +464,16 @@ class Trainer:
 def test_attributes_that_no_code_names_may_change() -> None:
     trainer = Trainer()
     read = names_read_by(trainer.train_step, torch.ones(1, 2))
-    world = World(trainer.train_step, read)
-    watch, record = world.guard(), world.record()
+    reachable = ReachableState(trainer.train_step, read)
+    guard, record = reachable.guard(), reachable.record()
     trainer.fit()
     trainer.other = 1  # type: ignore[attr-defined]
-    assert watch.holds()
-    assert watch.holds()
-    assert record.fits(World(trainer.train_step, read).record())
+    assert guard.holds()
+    assert guard.holds()
+    assert record.fits(ReachableState(trainer.train_step, read).record())
     trainer.weight = 0.25
-    assert not watch.holds()
-    assert [d.label for d in difference(record, World(trainer.train_step, read).record())] == ["self.weight"]
+    assert not guard.holds()
+    assert [d.label for d in difference(record, ReachableState(trainer.train_step, read).record())] == ["self.weight"]
 
 
 class Dynamic(Trainer):
@@ -481,9 +483,9 @@ class Dynamic(Trainer):
 
 def test_computed_names_are_taken_to_name_everything() -> None:
     trainer = Dynamic()
-    watch = World(trainer.train_step, names_read_by(trainer.train_step, torch.ones(1, 2))).guard()
+    guard = ReachableState(trainer.train_step, names_read_by(trainer.train_step, torch.ones(1, 2))).guard()
     trainer.epoch += 1
-    assert not watch.holds()
+    assert not guard.holds()
 
 
 class Careful(Trainer):
@@ -493,11 +495,11 @@ class Careful(Trainer):
 
 def test_a_name_that_is_written_out_is_that_name() -> None:
     trainer = Careful()
-    watch = World(trainer.train_step, names_read_by(trainer.train_step, torch.ones(1, 2))).guard()
+    guard = ReachableState(trainer.train_step, names_read_by(trainer.train_step, torch.ones(1, 2))).guard()
     trainer.epoch += 1
-    assert watch.holds()
+    assert guard.holds()
     trainer.weight = 0.25
-    assert not watch.holds()
+    assert not guard.holds()
 
 
 class Shadowed:
@@ -509,13 +511,13 @@ class Shadowed:
 
 def test_an_attribute_that_hides_one_of_the_class_is_noticed() -> None:
     item = Shadowed()
-    world = world_of(item.step)
-    watch, record = world.guard(), world.record()
+    reachable = reachable_state_of(item.step)
+    guard, record = reachable.guard(), reachable.record()
     item.rate = 0.25
-    assert not watch.holds()
-    assert not record.fits(world_of(item.step).record())
-    assert world.restore() == []
-    assert watch.holds()
+    assert not guard.holds()
+    assert not record.fits(reachable_state_of(item.step).record())
+    assert reachable.restore() == []
+    assert guard.holds()
 
 
 def adam() -> tuple[torch.nn.Module, Any, Any, Callable[[], None]]:
@@ -533,29 +535,29 @@ def adam() -> tuple[torch.nn.Module, Any, Any, Callable[[], None]]:
     return model, opt, sched, step
 
 
-def numbers_of(world: World) -> frozenset[Any]:
-    return frozenset(p.path for p in world.places if "param_groups" in p.path and isinstance(p.read(), float))
+def numbers_of(reachable: ReachableState) -> frozenset[Any]:
+    return frozenset(p.path for p in reachable.slots if "param_groups" in p.path and isinstance(p.read(), float))
 
 
 def test_lifted_numbers_may_change_but_not_their_type() -> None:
     _, opt, _, step = adam()
-    world = world_of(step)
-    lifted = numbers_of(world)
-    watch, record = world.guard(lifted), world.record(lifted)
+    reachable = reachable_state_of(step)
+    lifted = numbers_of(reachable)
+    guard, record = reachable.guard(lifted), reachable.record(lifted)
     for _ in range(3):
         step()
-        assert watch.holds()
-        assert record.fits(world_of(step).record(lifted))
+        assert guard.holds()
+        assert record.fits(reachable_state_of(step).record(lifted))
     opt.param_groups[0]["betas"] = (0.5, 0.5)
-    assert watch.holds()
+    assert guard.holds()
     opt.param_groups[0]["betas"] = (0.5, 1)
-    assert not watch.holds()
+    assert not guard.holds()
     opt.param_groups[0]["betas"] = (0.5, 0.5, 0.5)
-    assert not watch.holds()
+    assert not guard.holds()
     opt.param_groups[0]["betas"] = (0.5, 0.5)
-    assert watch.holds()
+    assert guard.holds()
     opt.param_groups[0]["lr"] = torch.tensor(0.1)
-    assert not watch.holds()
+    assert not guard.holds()
 
 
 def test_a_lifted_global_and_a_lifted_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,34 +566,34 @@ def test_a_lifted_global_and_a_lifted_variable(monkeypatch: pytest.MonkeyPatch) 
     def step() -> Any:
         return number, GLOBAL_WEIGHT
 
-    world = world_of(step)
-    assert [p.label for p in world.places if p.path == ("number",)] == ["variable number"]
-    watch = world.guard(frozenset({("number",), ("GLOBAL_WEIGHT",)}))
+    reachable = reachable_state_of(step)
+    assert [p.label for p in reachable.slots if p.path == ("number",)] == ["variable number"]
+    guard = reachable.guard(frozenset({("number",), ("GLOBAL_WEIGHT",)}))
     number = 2.5
     monkeypatch.setattr(HERE, "GLOBAL_WEIGHT", 7.0)
-    assert watch.holds()
+    assert guard.holds()
     monkeypatch.setattr(HERE, "GLOBAL_WEIGHT", 7)
-    assert not watch.holds()
+    assert not guard.holds()
 
 
 def test_state_that_is_loaded_has_the_same_record() -> None:
     model, opt, sched, step = adam()
-    before = world_of(step)
+    before = reachable_state_of(step)
     lifted = numbers_of(before)
     record = before.record(lifted)
     saved = copy.deepcopy((model.state_dict(), opt.state_dict(), sched.state_dict()))
-    watch = before.guard(lifted)
+    guard = before.guard(lifted)
     model.load_state_dict(saved[0])
     sched.load_state_dict(saved[2])
-    assert watch.holds()
+    assert guard.holds()
     opt.load_state_dict(saved[1])
-    assert not watch.holds()
-    assert difference(record, world_of(step).record(lifted)) == []
-    assert record.fits(world_of(step).record(lifted))
+    assert not guard.holds()
+    assert difference(record, reachable_state_of(step).record(lifted)) == []
+    assert record.fits(reachable_state_of(step).record(lifted))
     paths = [place.path for place, _ in before.tensors]
-    assert [place.path for place, _ in world_of(step).tensors] == paths
+    assert [place.path for place, _ in reachable_state_of(step).tensors] == paths
     model.load_state_dict(saved[0], assign=True)
-    assert not record.fits(world_of(step).record(lifted))  # the optimizer has the old parameters still
+    assert not record.fits(reachable_state_of(step).record(lifted))  # the optimizer has the old parameters still
     assert not before.guard(lifted).holds()
 
 
@@ -601,39 +603,41 @@ def test_a_new_world_keeps_no_old_tensor() -> None:
     def step() -> Any:
         return model
 
-    world = world_of(step)
-    record, watch = world.record(), world.guard()
+    reachable = reachable_state_of(step)
+    record, guard = reachable.record(), reachable.guard()
     old = weakref.ref(model.weight)
     model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
-    assert not watch.holds()
-    world = world_of(step)
-    watch = world.guard()
+    assert not guard.holds()
+    reachable = reachable_state_of(step)
+    guard = reachable.guard()
     assert old() is None
-    assert watch.holds()
-    assert record.fits(world.record())
+    assert guard.holds()
+    assert record.fits(reachable.record())
 
 
 def test_what_only_a_scheduler_owns_is_not_watched() -> None:
     _, _, sched, step = adam()
-    world = world_of(step)
-    watch = world.guard()
+    reachable = reachable_state_of(step)
+    guard = reachable.guard()
     sched.last_epoch += 1
     sched.total_steps = 70
-    assert watch.holds()
-    assert {c.label for c in world.changes()} == {"sched.last_epoch", "sched.total_steps"}
-    assert world.restore() == []
-    assert not world.changes()
+    assert guard.holds()
+    assert {c.label for c in reachable.changes()} == {"sched.last_epoch", "sched.total_steps"}
+    assert reachable.restore() == []
+    assert not reachable.changes()
 
 
 def test_a_scaler_that_is_updated() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    watch = world_of(one_step(scaler)).guard()
+    guard = reachable_state_of(one_step(scaler)).guard()
     scaler.scale(torch.ones(1))
-    assert not watch.holds()
-    world = world_of(one_step(scaler))
-    watch, record = world.guard(), world.record()
-    assert [place.label for place, _ in world.tensors] == ["held._scale", "held._growth_tracker"]
+    assert not guard.holds()
+    reachable = reachable_state_of(one_step(scaler))
+    guard, record = reachable.guard(), reachable.record()
+    assert [place.label for place, _ in reachable.tensors] == ["held._scale", "held._growth_tracker"]
     scaler.load_state_dict(scaler.state_dict())
-    world_of(one_step(scaler))
-    assert watch.holds() == (world.record().fits(world_of(one_step(scaler)).record()) and not world.changes())
-    assert record.fits(world.record())
+    reachable_state_of(one_step(scaler))
+    assert guard.holds() == (
+        reachable.record().fits(reachable_state_of(one_step(scaler)).record()) and not reachable.changes()
+    )
+    assert record.fits(reachable.record())

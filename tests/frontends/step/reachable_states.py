@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from dovetail.frontends.step.world import World
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.reach.names import Names
 from dovetail.reach.values import own_of
 from dovetail.reach.watcher import noted_reads
@@ -39,9 +39,9 @@ class Everything(Names):
         return frozenset() if module is None or hasattr(module, "__file__") else frozenset(vars(module))
 
 
-def world_of(step: Callable[..., Any], arguments: Iterable[Any] = (), extra: Any = ()) -> World:
-    """The world of a step, of all that it can reach."""
-    return World(step, Everything(), tuple(arguments), extra)
+def reachable_state_of(step: Callable[..., Any], arguments: Iterable[Any] = (), extra: Any = ()) -> ReachableState:
+    """The reachable state of a step, of all that it can reach."""
+    return ReachableState(step, Everything(), tuple(arguments), extra)
 
 
 def names_read_by(step: Callable[..., Any], *arguments: Any) -> Names:

@@ -38,7 +38,7 @@ _UNKNOWN: Any = _Unknown()
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class Action:
     """Something that an instruction does.
 
     kind: "name", it loads an object; "read" and "attribute", it reads or sets an attribute; "content", it changes a
@@ -52,23 +52,23 @@ class Deed:
     origin: Origin
 
 
-class Lines:
+class SourceLocator:
     """What the functions of a step do, instruction by instruction."""
 
     def __init__(self, functions: Sequence[FunctionType], objects: Sequence[Any]) -> None:
         """functions: the user's, in the order in which they were reached. objects: what `self` may be."""
         self._functions = functions
         self._objects = objects
-        self._deeds: list[Deed] | None = None
+        self._actions: list[Action] | None = None
 
     def of_attribute(self, owner: Any, name: str) -> Origin | None:
         """The line that sets an attribute of an object. Cost: as of all of these, 5 us for each instruction, once."""
         known = [x for x in self._all() if x.kind == "attribute" and x.name == name]
         return _one([x for x in known if x.item is owner]) or _one([x for x in known if x.item is _UNKNOWN])
 
-    def of_variable(self, holder: Any, name: str) -> Origin | None:
-        """The line that sets a variable. holder: its closure cell, or the global variables that it is one of."""
-        return _one([x for x in self._all() if x.kind == "variable" and x.item is holder and x.name == name])
+    def of_variable(self, container: Any, name: str) -> Origin | None:
+        """The line that sets a variable. container: its closure cell, or the global variables that it is one of."""
+        return _one([x for x in self._all() if x.kind == "variable" and x.item is container and x.name == name])
 
     def of_content(self, container: Any) -> Origin | None:
         """The line that changes what a container holds, or the only one that names the container."""
@@ -86,15 +86,15 @@ class Lines:
         exact = [x.origin for x in known if x.item is owner]
         return next(iter(exact or [x.origin for x in known if x.item is _UNKNOWN]), None)
 
-    def _all(self) -> list[Deed]:
-        if self._deeds is None:
+    def _all(self) -> list[Action]:
+        if self._actions is None:
             owners = self._owners()
-            self._deeds = []
+            self._actions = []
             for function in self._functions:
                 if function.__name__ not in _WHEN_MADE:
                     for owner in owners.get(id(function), [_UNKNOWN])[:_MOST_OWNERS]:
-                        self._deeds += _Reader(function, owner).deeds()
-        return self._deeds
+                        self._actions += _Reader(function, owner).actions()
+        return self._actions
 
     def _owners(self) -> dict[int, list[Any]]:
         """The objects that each function may be a method of."""
@@ -110,10 +110,10 @@ class Lines:
         return found
 
 
-def _one(deeds: Sequence[Deed], only: bool = False) -> Origin | None:
+def _one(actions: Sequence[Action], only: bool = False) -> Origin | None:
     """The first of the lines, if all are of one function. only: if there is one line."""
-    places = {(x.origin.file, x.origin.function, x.origin.line if only else 0) for x in deeds}
-    return deeds[0].origin if len(places) == 1 else None
+    places = {(x.origin.file, x.origin.function, x.origin.line if only else 0) for x in actions}
+    return actions[0].origin if len(places) == 1 else None
 
 
 class _Reader:
@@ -127,10 +127,10 @@ class _Reader:
         self._locals: dict[str, Any] = {code.co_varnames[0]: owner} if code.co_argcount else {}
         self._given = dict(self._locals)
         self._stack: list[Any] = []
-        self._found: list[Deed] = []
+        self._found: list[Action] = []
         self._line = code.co_firstlineno
 
-    def deeds(self) -> list[Deed]:
+    def actions(self) -> list[Action]:
         """What the function does, functions that are defined in it left out."""
         for instruction in dis.get_instructions(self._function.__code__):
             if instruction.positions is not None and instruction.positions.lineno is not None:
@@ -142,7 +142,7 @@ class _Reader:
 
     def _note(self, kind: str, item: Any, name: str = "") -> None:
         code = self._function.__code__
-        self._found.append(Deed(kind, item, name, Origin(code.co_filename, self._line, code.co_name)))
+        self._found.append(Action(kind, item, name, Origin(code.co_filename, self._line, code.co_name)))
 
     def _at(self, depth: int) -> Any:
         return self._stack[-depth] if len(self._stack) >= depth else _UNKNOWN
