@@ -11,9 +11,9 @@ import itertools
 import linecache
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import torch
@@ -22,12 +22,13 @@ from torch.profiler import record_function
 from dovetail.analysis.liveness import last_uses
 from dovetail.execute.protocol import ExecutorList
 from dovetail.ir.program import Node, Program
-from dovetail.ir.text import ProgramText, emit
+from dovetail.ir.text import Names, ProgramText, emit
 from dovetail.ops import prims
 from dovetail.torch_compat.autograd import profiler_is_running
 from dovetail.torch_compat.modes import autocast_is_active, autocast_off
 
 _SERIAL = itertools.count()
+_NOTHING: Mapping[Node, Callable[[object], object]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,13 @@ class _Code:
 class CompiledProgram:
     """Callable `(inputs: list) -> tuple`; empties the list."""
 
-    def __init__(self, program: Program, executors: ExecutorList) -> None:
+    def __init__(
+        self, program: Program, executors: ExecutorList, after: Mapping[Node, Callable[[object], object]] = _NOTHING
+    ) -> None:
+        """after: by a node, what is called with its result."""
         self.program = program
         self.executors = executors
+        self._after = after
         self._serial = next(_SERIAL)
         self._code = self._build(f"<dovetail {program.name} {self._serial}>", None)
         self._profiled: _Code | None = None
@@ -89,8 +94,13 @@ class CompiledProgram:
 
     def _build(self, filename: str, ranges: Callable[[Node], str] | None) -> _Code:
         dying = last_uses(self.program)
-        source = emit(self.program, self.executors.call, dying, comments=False, ranges=ranges)
+        source = emit(self.program, self._call, dying, comments=False, ranges=ranges)
         return _Code(source, filename, _build(source, filename))
+
+    def _call(self, names: Names, node: Node) -> str:
+        call = self.executors.call(names, node)
+        after = self._after.get(node)
+        return call if after is None else f"{names.constant(after, 'after')}({call})"
 
     def _explain(self, error: Exception) -> None:
         at = self.failed_at(error)

@@ -28,13 +28,25 @@ class NothingWritten(Exception):
     """The program failed before its first write. __cause__: the error."""
 
 
+class LastCheck:
+    """What is called once the last check of a run has passed. then: what is to be done now, if anything."""
+
+    def __init__(self) -> None:
+        self.then: Callable[[], None] | None = None
+
+    def __call__(self, _: object) -> None:
+        """The check has passed."""
+        if self.then is not None:
+            self.then()
+
+
 @dataclass(frozen=True)
 class CompiledStepProgram:
     """code: of the program that works in place. plan: what is done around it. labels: of its inputs, for messages.
 
     reports: what each pass says of itself, by name. hints: a number for each size symbol. recorded_peak_bytes: the
     simulated peak of the program as it was recorded. run: runs the code, and notes something besides; the code itself
-    if None.
+    if None. last_check: that the code passes.
     """
 
     code: CompiledProgram
@@ -44,6 +56,7 @@ class CompiledStepProgram:
     hints: Mapping[str, Number] = field(default_factory=dict)
     recorded_peak_bytes: int = -1
     run: Callable[[list[Any]], Sequence[Any]] | None = None
+    last_check: LastCheck = field(default_factory=LastCheck)
 
     @property
     def program(self) -> Program:
@@ -85,13 +98,14 @@ class CompiledStepProgram:
                 found[node] = inputs
         return found
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
-        """Run. inputs: one per input of the program; emptied.
+    def __call__(self, inputs: list[Any], then: Callable[[], None] | None = None) -> Sequence[Any]:
+        """Run. inputs: one per input of the program; emptied. then: called once the last check has passed, if any.
 
         Raises: NothingWritten, GuardMiss when all is as before; StepInterrupted when something was written.
         """
         generators = [default_generator(), *self._generators] if self.draws else []
         states = [generator.get_state().numpy().tobytes() for generator in generators]  # no tensors that live on
+        self.last_check.then = then
         try:
             with torch.no_grad(), ExitStack() as stack:
                 for kind in ("cpu", "cuda"):
@@ -107,6 +121,8 @@ class CompiledStepProgram:
             if isinstance(error, GuardMiss):
                 raise
             raise NothingWritten from error
+        finally:
+            self.last_check.then = None  # which knows tensors
 
     def _interrupted(self, error: Exception, at: int) -> StepInterrupted:
         written = {i for node, inputs in self._writes.items() for i in inputs}

@@ -18,7 +18,8 @@ from dovetail.analysis.reads import can_fail
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.errors import UnsupportedStep
 from dovetail.execute.compiled import CompiledProgram
-from dovetail.execute.step import CompiledStepProgram
+from dovetail.execute.step import CompiledStepProgram, LastCheck
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Phase, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, Signature
 from dovetail.ir.sizes import Number
@@ -55,10 +56,11 @@ def compile_step_programs(
     dump.step(STEP_STATE, program)
     program, records = run_passes("step", program, context, dump)
     reports = [(record.name, record.report) for record in (*simplified, *records)]
-    code = CompiledProgram(program, make_executors(options))
+    check, last_check = _last_check(program), LastCheck()
+    code = CompiledProgram(program, make_executors(options), {} if check is None else {check: last_check})
     eager = simulate_peak(programs.recorded, hints).peak_bytes
     run = dump.watched(code, JOINT)
-    compiled = CompiledStepProgram(code, plan, labels, tuple(reports), dict(hints), eager, run)
+    compiled = CompiledStepProgram(code, plan, labels, tuple(reports), dict(hints), eager, run, last_check)
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)
@@ -106,6 +108,11 @@ def with_copies(program: Program) -> Program:
         outputs=tuple(made for _, made in kept),
         signature=Signature(program.signature.inputs, tuple(role for role, _ in kept)),
     )
+
+
+def _last_check(program: Program) -> Node | None:
+    """The last node that may show that the program is not for this call."""
+    return next((node for node in reversed(program.nodes) if isinstance(node.target, Prim) and can_fail(node)), None)
 
 
 def _refuse_late_checks(compiled: CompiledStepProgram) -> None:

@@ -162,9 +162,7 @@ class Variant:
         for call in before:
             call.make(())
         drawn = Drawn()
-        for gradient in plan.gradients:
-            if gradient.is_first:  # whatever comes, the step drops it: it need not be there beside new gradients
-                tensors[gradient.input].grad = None
+        self._drop_gradients(tensors, first=True)
         inputs: list[Any] = [tensors[index] for index in self.takes]
         try:
             drawn.draw(self.draws, bindings.sources)
@@ -174,7 +172,7 @@ class Variant:
             ]
             given = [*leaves, *map(as_number, drawn.made)] if self.draws else leaves
             inputs += [read(given) for read in bindings.reads]
-            outputs = self.program(inputs)
+            outputs = self.program(inputs, lambda: self._drop_gradients(tensors, first=False))
         except (GuardMiss, NothingWritten):
             drawn.put_back()
             if held is not None:
@@ -207,6 +205,15 @@ class Variant:
                 call.function(bindings.containers[call.function.at], results, made)
             elif not call.before:
                 call.make(left)
+
+    def _drop_gradients(self, tensors: Sequence[torch.Tensor], *, first: bool) -> None:
+        """Drop gradients that the step drops, so that they are not there beside new ones.
+
+        first: whatever comes, it drops them; else it asks about numbers before, and all answers were as expected.
+        """
+        for gradient in self.program.plan.gradients:
+            if gradient.is_cleared and gradient.is_first is first:
+                tensors[gradient.input].grad = None
 
     def _leave_gradients(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any]) -> None:
         for gradient in self.program.plan.gradients:
