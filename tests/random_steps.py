@@ -15,8 +15,7 @@ from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.early_updates import early_updates, scheduled
 from dovetail.passes.expand_foreach import expand_lists
 from dovetail.passes.functional import require_functional
-from dovetail.passes.inplace import apply_plan, choose_plan
-from dovetail.passes.sink import peak_in_place
+from dovetail.passes.inplace import PlanMemory, apply_plan, choose_plan
 from tests.harness.functional_programs import FunctionalProgram
 from tests.harness.inplace_agreement import Disagreement, difference
 
@@ -45,7 +44,7 @@ def check_early(made: FunctionalProgram) -> bool:
         what = difference(made, program, other, bool(updates.groups) and len(updates.copies) > 0 and other is not kept)
         if what:
             raise Disagreement(what)
-    if peak_in_place(kept) != peak_in_place(program) - report.saved_bytes:
+    if PlanMemory().peak_bytes(kept) != PlanMemory().peak_bytes(program) - report.saved_bytes:
         raise Disagreement(f"the peak is not lower by {report.saved_bytes} bytes")
     return early.nodes != program.nodes
 

@@ -18,7 +18,7 @@ from dovetail.errors import DovetailError
 from dovetail.ir.program import Node, Program, ScalarMeta, Value
 from dovetail.ops import prims
 from dovetail.passes.early_updates import EarlyUpdatesReport, early_updates, scheduled
-from dovetail.passes.sink import peak_in_place
+from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.differential import same_bits
 from dovetail.torch_compat.dispatch import overloads
 from tests import early_updates_sweep
@@ -197,7 +197,7 @@ def _saved(step: Step) -> tuple[int, int, int, EarlyUpdatesReport]:
     inplace = step.assert_same(after)
     left = [node.args[0] for node in inplace.nodes if node.target is aten.copy_.default]
     copied = sum(int(v.tensor.size_bytes()) for v in left if isinstance(v, Value))  # type: ignore[arg-type]
-    peaks = [peak_in_place(program) for program in (step.program, after)]
+    peaks = [PlanMemory().peak_bytes(program) for program in (step.program, after)]
     assert report.saved_bytes == peaks[0] - peaks[1]
     return peaks[0], peaks[1], copied, report
 
@@ -289,7 +289,7 @@ def test_an_update_waits_where_it_has_no_room() -> None:
     step = recorded(model, optimizer, _mse, torch.randn(512, 64), torch.randn(8, 4000))
     at_once = scheduled(step.program, find_updates(step.program))
     _, after, _, report = _saved(step)
-    assert after < peak_in_place(at_once)
+    assert after < PlanMemory().peak_bytes(at_once)
     assert report.waiting > 0
     assert "later than they could" in str(report)
 

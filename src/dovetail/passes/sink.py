@@ -50,11 +50,6 @@ def sink(program: Program, dying: Collection[int] = (), memory: PlanMemory | Non
     return (later, SinkReport(moved, saved)) if saved > 0 else (program, SinkReport(0, 0))
 
 
-def peak_in_place(program: Program, dying: Collection[int] = ()) -> int:
-    """The simulated peak of a program once it works in place, in bytes. dying: inputs that nobody else holds."""
-    return PlanMemory().peak_bytes(program, dying)
-
-
 def alap_schedule(program: Program, dying: Collection[int] = ()) -> Program:
     """The program in demand-driven order. dying: numbers of inputs that nobody else holds."""
     return program.replace_nodes(tuple(_Order(program, dying).nodes))
