@@ -88,6 +88,15 @@ class TensorMeta:
         """Bytes of the elements (not of the storage)."""
         return product((self.numel(), self.dtype.itemsize))
 
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in order without gaps; may say no where sizes are symbolic."""
+        step: Size = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and stride != step:
+                return False
+            step = product((step, size)) if size != 0 else step
+        return True
+
     def overlaps_itself(self) -> bool:
         """Whether two elements may be one (the tensor is expanded, say), so that a write to one shows in the other."""
         dims = [(step, size) for step, size in zip(self.stride, self.shape, strict=True) if size != 1]

@@ -14,7 +14,6 @@ import torch
 
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Operand, Target, TensorMeta
-from dovetail.ir.sizes import Size, product
 from dovetail.ops.facts import facts_of, rounds_otherwise_in_place
 from dovetail.ops.prims import functional_form
 from dovetail.torch_compat.dispatch import Argument, Overload, Schema, overloads, schema_of
@@ -43,7 +42,7 @@ def exact_variant(op: Overload, writes: tuple[int, ...], written: Sequence[Tenso
     facts, in_place = facts_of(op), schema_of(op).name.endswith("_")
     for meta in written:
         rounds_otherwise = in_place and rounds_otherwise_in_place(op, meta.dtype)
-        if rounds_otherwise or not (facts.pointwise or _is_contiguous(meta)):
+        if rounds_otherwise or not (facts.pointwise or meta.is_contiguous()):
             return _own_form(op, writes)
     return functional_variant(op, writes)
 
@@ -67,16 +66,6 @@ def functional_variant(op: Overload, writes: tuple[int, ...]) -> FunctionalVaria
 def _own_form(op: Overload, writes: tuple[int, ...]) -> FunctionalVariant:
     """The operator itself, on copies."""
     return FunctionalVariant(functional_form(op, writes), fresh=_fresh_count(schema_of(op)), returns_list=True)
-
-
-def _is_contiguous(meta: TensorMeta) -> bool:
-    """Whether the elements lie in order without gaps; may say no where sizes are symbolic."""
-    step: Size = 1
-    for size, stride in reversed(list(zip(meta.shape, meta.stride, strict=True))):
-        if size != 1 and stride != step:
-            return False
-        step = product((step, size))
-    return True
 
 
 @cache

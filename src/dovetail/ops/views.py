@@ -82,19 +82,9 @@ def write_through(
     return scatter
 
 
-def _is_contiguous(meta: TensorMeta) -> bool:
-    expected: object = 1
-    for size, stride in zip(reversed(meta.shape), reversed(meta.stride), strict=True):
-        if not isinstance(size, int) or not isinstance(stride, int) or not isinstance(expected, int):
-            return False
-        if size != 1 and stride != expected:
-            return False
-        expected = expected * max(size, 1)
-    return True
-
-
 def _undo_reshape(view: Overload, args: Sequence[Operand], base: TensorMeta) -> WriteThrough | None:
-    if not _is_contiguous(base) or any(isinstance(a, torch.dtype) for a in args):
+    is_known = not any(symbols_in((base.shape, base.stride)))
+    if not (is_known and base.is_contiguous()) or any(isinstance(a, torch.dtype) for a in args):
         return None
     return WriteThrough(aten.view.default, (SOURCE, list(base.shape)), is_view=True)
 

@@ -52,21 +52,10 @@ def _apart(node: Node, view: Overload, draft: Draft) -> list[Node]:
 
 def _copy(node: Node, source: Value, result: Value) -> Node:
     meta = result.tensor
-    if _is_contiguous(result):
+    if result.tensor.is_contiguous():
         keep = (("memory_format", torch.contiguous_format),)
         return replace(
             node, target=torch.ops.aten.clone.default, args=(source,), kwargs=keep, outputs=(result,), unpack=False
         )
     args: tuple[Operand, ...] = (source, list(meta.shape), list(meta.stride), meta.dtype, meta.device)
     return replace(node, target=COPY_TO_LAYOUT, args=args, outputs=(result,), unpack=False)
-
-
-def _is_contiguous(value: Value) -> bool:
-    step = 1
-    for stride, size in zip(reversed(value.tensor.stride), reversed(value.tensor.shape), strict=True):
-        if not isinstance(stride, int) or not isinstance(size, int):
-            return False
-        if size != 1 and stride != step:
-            return False
-        step *= size
-    return True
