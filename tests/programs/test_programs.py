@@ -20,12 +20,6 @@ THEMES = sorted(
 # Refused by name: doors, programs, the code of the error, and why.
 _STEPS, _COMPILE, _BACKEND = (STEP, KEPT), (COMPILE,), (BACKEND,)
 REFUSED: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
-    (
-        _STEPS,
-        ("pixels_in_order", "sharpness_with_replaced_data", "predict_a_follower"),
-        "DT-STEP-005",
-        "`p.data = tensor` gives a parameter other memory",
-    ),
     (_STEPS, ("smoothed_with_one_cycle",), "DT-STEP-001", "reads the scheduler's rate after it was stepped"),
     (_BACKEND, ("pixels_in_order",), "DT-ALIAS-002", "`weight.data *= mask` gives a parameter other memory"),
     (_COMPILE, ("both_halves_of_a_transformer",), "DT-CAPTURE-002", "nn.Transformer asks whether a mask is causal"),

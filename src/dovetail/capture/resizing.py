@@ -168,3 +168,12 @@ def _let_lie(
     meta = recorder.described(tensor, on_new_storage=False)
     made = recorder.rebind(tensor, "as_strided", meta)
     recorder.emit(aten.as_strided.default, (base, list(meta.shape), list(meta.stride), meta.offset), {}, made)
+
+
+def lie_on(recorder: Recording, tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """`tensor.data = other`: let a tensor stand for another one's memory, in its layout."""
+    base = recorder.value_of(other)
+    tensor.data = other
+    made = recorder.rebind(tensor, "data", recorder.described(tensor, on_new_storage=False))
+    meta = made.tensor
+    recorder.emit(aten.as_strided.default, (base, list(meta.shape), list(meta.stride), meta.offset), {}, made)

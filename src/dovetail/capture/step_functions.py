@@ -56,11 +56,13 @@ class StepFunctions(TorchFunctionMode):
         number_for: Callable[[Any], Any],
         on_gradient: Callable[[torch.Tensor], None],
         text_of: Callable[[torch.Tensor, Callable[[Any], str]], str | None],
+        set_data: Callable[[torch.Tensor, torch.Tensor], bool],
         look_at: Callable[[Sequence[Any]], None] = lambda _: None,
         has_asked: Callable[[], bool] = lambda: True,
     ) -> None:
         """token_for, on_gradient: see `StepRecorder`. number_for: see `NumberTrace`.
 
+        set_data: lets a tensor lie on the memory of another one, if it can.
         text_of: what stands for a text of a tensor, None where it is refused. look_at: gets the arguments of functions
         of torch. has_asked: whether the step has asked about numbers.
         """
@@ -71,6 +73,7 @@ class StepFunctions(TorchFunctionMode):
         self._text_of = text_of
         self._token_for = token_for
         self._has_asked = has_asked
+        self._set_data = set_data
         self.cleared: dict[int, bool] = {}
         self.hooked: dict[int, Origin] = {}
         self.refusals: list[DovetailError] = []
@@ -79,7 +82,7 @@ class StepFunctions(TorchFunctionMode):
     def end(self) -> None:
         """The step has run: forget who was to be asked."""
         self._token_for, self._text_of, self._look_at, self._has_asked = float, _no_text, _nothing, bool
-        self._number_for, self._on_gradient = _nothing, _nothing
+        self._number_for, self._on_gradient, self._set_data = _nothing, _nothing, _never
 
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -116,16 +119,21 @@ class StepFunctions(TorchFunctionMode):
         if made is not None:
             return made
         if func == _SET_DATA:
-            self._raise(
-                StateChangedOtherwise,
-                what="binds a tensor to other memory (`.data = ...`)",
-                why="the program uses the memory that tensors had when it was recorded",
-                hint="write the contents in place: tensor.copy_(new)",
-            )
+            self._bind_memory(*args)
+            return None
         if not torch.is_grad_enabled() and _takes_plain_floats(func, args, keywords):
             args = [self._plain(argument) for argument in args]
             keywords = {name: self._plain(argument) for name, argument in keywords.items()}
         return func(*args, **keywords)
+
+    def _bind_memory(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
+        if not self._set_data(tensor, other):
+            self._raise(
+                StateChangedOtherwise,
+                what="gives a tensor the memory of one of another kind (`.data = ...`)",
+                why="the program follows `.data = ...` between tensors of one dtype and device, all of them known",
+                hint="write the contents in place: tensor.copy_(new)",
+            )
 
     def _as_text(self, func: Any, args: Sequence[Any]) -> str:
         """What stands for a text of a tensor; of the number, where torch formats that."""
@@ -160,6 +168,10 @@ class StepFunctions(TorchFunctionMode):
 
 def _no_text(*_: Any) -> None:
     return None
+
+
+def _never(*_: Any) -> bool:
+    return False
 
 
 def _nothing(_: Any) -> None:

@@ -25,6 +25,7 @@ from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
+from dovetail.capture.resizing import lie_on
 from dovetail.capture.sparse_gradients import SparseGradients, guessed_results
 from dovetail.capture.step_texts import Texts
 from dovetail.capture.traced_operands import concrete, settled
@@ -61,7 +62,8 @@ class StepRecorder(Recorder):
 
     Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
     the line that made each tensor object which is another one for a known value, by its identity; refusals, every error
-    that was raised; texts, made of traced numbers; blamed, the input numbers that a refusal is about.
+    that was raised; texts, made of traced numbers; blamed, the input numbers that a refusal is about;
+    moved, values of tensors that got other memory by `.data = ...`.
     """
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
@@ -82,6 +84,7 @@ class StepRecorder(Recorder):
         self.sparse = SparseGradients(self)
         self.sizes = DataSizes(mode, self, self.symbols)
         self.texts = Texts()
+        self.moved: set[Value] = set()
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """See `Recorder`."""
@@ -101,6 +104,14 @@ class StepRecorder(Recorder):
         for tensor, gradient in self._gradients.values():
             if tensor.grad is not gradient:
                 tensor.grad = gradient
+
+    def set_data(self, tensor: torch.Tensor, other: torch.Tensor) -> bool:
+        """`tensor.data = other`: from now on the tensor stands for the other one's memory. Whether it can."""
+        if not (is_fake(tensor) and is_fake(other)) or (tensor.dtype, tensor.device) != (other.dtype, other.device):
+            return False
+        self.moved.add(self.value_of(tensor))
+        lie_on(self, tensor, other)
+        return True
 
     def trace_number(self, value: Value, now: Plain) -> Any:
         """A symbolic number for an input that is a number, which is `now` in this call."""

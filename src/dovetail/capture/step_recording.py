@@ -21,6 +21,7 @@ from dovetail.capture.left_modes import modes_left
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions
+from dovetail.capture.step_moves import Move, Moves
 from dovetail.capture.step_origins import origin_of, origin_of_write
 from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms, not_cleared
 from dovetail.capture.step_recorder import StepRecorder
@@ -35,12 +36,10 @@ from dovetail.capture.step_tensors import (
     look_of,
 )
 from dovetail.capture.step_text_results import text_result
-from dovetail.errors import ReturnedState, StateChangedOtherwise, UnownedState, UnsupportedStep
+from dovetail.errors import ReturnedState, UnownedState, UnsupportedStep
 from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Node, Origin, TensorMeta, Value
-from dovetail.ir.signature import (
-    UserInput,
-)
+from dovetail.ir.signature import UserInput
 from dovetail.ir.sizes import Number, Scalar
 from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
@@ -64,7 +63,8 @@ class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
     Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
-    gradient; numbers; recorder; hooked: labels of tensors that have more hooks afterwards, with the line.
+    gradient; numbers; recorder; moves, of tensors that lie elsewhere in the end; hooked: labels of tensors that have
+    more hooks afterwards, with the line.
     """
 
     def __init__(
@@ -104,6 +104,8 @@ class StepRecording:
         self._flags: list[tuple[int, bool]] = []
         self.hooked: dict[str, Origin | None] = {}
         self.left_modes: dict[str, Any] = {}
+        self._moved = Moves(self.recorder, self.tensors, self._values)
+        self.moves: list[Move] = []
         self._hooks = [hook_tables(item.tensor) for item in self.tensors]
         self._hook_counts = list(map(_count, self._hooks))
         self._assume_cleared = assume_cleared
@@ -113,7 +115,9 @@ class StepRecording:
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
         told = (self.recorder.token_for, self.recorder.number_for, self.recorder.note_gradient)
         has_asked = partial(bool, self.recorder.questions)
-        self._functions = StepFunctions(self.origins, *told, self._text_of, self._look_at, has_asked)
+        self._functions = StepFunctions(
+            self.origins, *told, self._text_of, self.recorder.set_data, self._look_at, has_asked
+        )
 
     # --- running --------------------------------------------------------------------------------------------
 
@@ -135,6 +139,7 @@ class StepRecording:
                 self._look_at_state()
                 with self.recorder_paused():
                     self.results = [self._result(index, item) for index, item in enumerate(results)]
+                    self.moves = list(map(self._move, self._moved.found))
         if self._must_not_seem:
             raise not_cleared(self._must_drop)
 
@@ -208,20 +213,7 @@ class StepRecording:
     def _look_at_state(self) -> None:
         for index, item in enumerate(self.tensors):
             tensor = item.tensor
-            if tensor.grad_fn is not None:
-                raise StateChangedOtherwise(
-                    what=f"makes {item.label} part of a graph that the next step would run backward through",
-                    why="autograd graphs end with the step",
-                    hint="write it under torch.no_grad(), or detach the new contents",
-                    origin=origin_of_write(self._values[index], self.recorder.nodes),
-                )
-            if self.recorder.value_of(tensor) is not self._values[index]:
-                raise StateChangedOtherwise(
-                    what=f"changes the shape or strides of {item.label}",
-                    why="the next step would need another program",
-                    hint="work on a view of it, or a copy",
-                    origin=origin_of(self.recorder.value_of(tensor), self.recorder.nodes),
-                )
+            self._moved.look_at(index)
             if _count(hook_tables(tensor)) > self._hook_counts[index]:
                 self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
@@ -232,6 +224,15 @@ class StepRecording:
             if value in unowned:
                 origin = origin_of_write(value, self.recorder.nodes)
                 raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}", origin=origin)
+
+    def _move(self, index: int) -> Move:
+        """Where a tensor lies in the end: new memory is a result more."""
+        to = self._moved.to_other(index)
+        if to is not None:
+            return Move(index, False, to)
+        item = self.tensors[index]
+        self.results.append(self._outside_of_state(item.tensor, f"the memory of {item.label}"))
+        return Move(index, True, len(self.results) - 1)
 
     def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | MadeTensor:
         gradient = tensor.grad

@@ -16,6 +16,7 @@ import torch
 
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
+from dovetail.capture.step_moves import renumbered
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber, StepTensor
@@ -361,6 +362,7 @@ class StepCapture:
             constants=[(tensor, version_of(tensor)) for tensor in programs.constants],
             numbers=sources_of_numbers(programs.numbers, self._numbers, leaf_of, self._draws.taken),
             draws=self._draws.made,
+            moves=renumbered(recording.moves, moved),
             drawn=self._draws.among(programs.constants),
             left_modes=recording.left_modes,
             writes=[(number_slot.path, which) for number_slot, which in writes],

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.step_moves import Move
 from dovetail.capture.step_recorder import Question
 from dovetail.capture.step_seen import as_seen
 from dovetail.errors import GuardMiss
@@ -70,7 +71,8 @@ class Variant:
     reachable state compares. kept: slots of tensors that are read like arguments. bound: slots, and how what is put
     there is made. filled: containers, and how what they hold is made. write_only: containers that the step only puts
     things into. draws: what is made before each run, of random numbers outside torch. drawn: constants that are made
-    so, by their place. left_modes: of torch, that each run leaves so.
+    so, by their place. left_modes: of torch, that each run leaves so. moves: tensors
+    that lie on other memory after each run: see `Move`.
     """
 
     reason: str
@@ -98,6 +100,7 @@ class Variant:
     draws: list[Draw] = field(default_factory=list)
     drawn: dict[int, int] = field(default_factory=dict)
     left_modes: dict[str, Any] = field(default_factory=dict)
+    moves: list[Move] = field(default_factory=list)
     calls: int = 0
     misses: int = 0
 
@@ -187,10 +190,17 @@ class Variant:
         for index, flag in plan.flags:
             tensors[index].requires_grad_(flag)
         results = self._results(tensors, outputs, left)
+        self._move(tensors, results)
         self._leave(results, left)
         if self.left_modes:
             set_switches(self.left_modes)
         return unflatten(results[: self.count], self.result_structure)
+
+    def _move(self, tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
+        """Let tensors lie on other memory (`.data = ...`), that of results or of each other."""
+        memory = [(results if move.is_to_result else tensors)[move.to].detach() for move in self.moves]
+        for move, other in zip(self.moves, memory, strict=True):
+            tensors[move.index].data = other
 
     def _leave(self, results: Sequence[Any], left: Sequence[Any]) -> None:
         """Put into Python objects what the step leaves there, and make the calls outside."""
