@@ -17,8 +17,8 @@ from dovetail.inspect.grouping import GROUPINGS, Branch, group, group_decisions
 from dovetail.inspect.holders import Holder, layers_of, moment, peak_moment, short_operator
 from dovetail.inspect.layers import Layers
 from dovetail.inspect.memory_map import memory_map
-from dovetail.inspect.places import is_library, short_path
 from dovetail.inspect.report_rows import Decision
+from dovetail.inspect.source_paths import is_library, short_path
 from dovetail.inspect.units import byte_unit
 from dovetail.ir.program import Origin
 from tests.inspect import explained

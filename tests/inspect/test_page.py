@@ -21,7 +21,7 @@ import dovetail
 from dovetail.inspect.explain_dump import explain_dump
 from dovetail.inspect.explanation import Explanation
 from dovetail.inspect.holders import peak_moment
-from dovetail.inspect.places import short_path
+from dovetail.inspect.source_paths import short_path
 from dovetail.inspect.step_time import StepTime
 from dovetail.inspect.units import byte_unit
 from dovetail.pipeline.compile_trace import CompileTrace

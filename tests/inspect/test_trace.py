@@ -18,7 +18,7 @@ from dovetail.errors import NothingToExplain, ReportNotWritten
 from dovetail.inspect.categories import CATEGORIES
 from dovetail.inspect.explanation import Explanation
 from dovetail.inspect.memory import measure_peak
-from dovetail.inspect.places import line_text
+from dovetail.inspect.source_paths import line_text
 from dovetail.inspect.trace import measure
 from dovetail.ir.program import Origin
 from tests.inspect import explained

@@ -60,7 +60,7 @@ def verify_inplace(
 def _meaning(functional: Program, inplace: Program, hints: Mapping[str, Number]) -> tuple[FunctionalRun, InputMemory]:
     """The functional program after it ran, with numbers for sizes that fit each other."""
     refusals: list[InplaceMismatch] = []
-    fitting: list[tuple[FunctionalRun, InputMemory]] = []
+    agreeing: list[tuple[FunctionalRun, InputMemory]] = []
     sized = {v.name for v in functional.values() if any(name not in hints for name in meta_symbols(v.meta))}
     for same in (None, *dict.fromkeys(number for number in hints.values() if type(number) is int), 3, 2, 1):
         numbers = _numbers(functional, inplace, hints, same)
@@ -68,16 +68,16 @@ def _meaning(functional: Program, inplace: Program, hints: Mapping[str, Number])
         memory = InputMemory(extents=_extents(functional, inplace, numbers))
         try:
             _follow(run, memory)
-            fitting.append((run, memory))
+            agreeing.append((run, memory))
             if run.crooked.isdisjoint(sized):  # views are as large as they are described
                 return run, memory
         except InplaceMismatch as error:
             refusals.append(error)
         if len(numbers) == len(hints):
             break
-    if not fitting:
+    if not agreeing:
         raise refusals[0]
-    return fitting[0]
+    return agreeing[0]
 
 
 def _follow(run: FunctionalRun | InPlaceRun, memory: InputMemory) -> None:

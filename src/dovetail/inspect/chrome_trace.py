@@ -14,8 +14,8 @@ from typing import Any
 
 from dovetail.inspect.categories import CATEGORIES
 from dovetail.inspect.explanation_data import ExplanationData
-from dovetail.inspect.places import line_text
 from dovetail.inspect.report_rows import MemoryMap, NodeRow
+from dovetail.inspect.source_paths import line_text
 from dovetail.ir.program import Origin
 
 NODE_US = 1000

@@ -16,7 +16,7 @@ from dovetail.analysis.liveness import input_bytes, storage_bytes
 from dovetail.inspect.holders import short_operator
 from dovetail.inspect.layers import Layers, is_folded
 from dovetail.inspect.memory_map import operator_name
-from dovetail.inspect.places import line_text
+from dovetail.inspect.source_paths import line_text
 from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ir.signature import Signature
 from dovetail.ir.sizes import Number

@@ -14,8 +14,8 @@ from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.grouping import Branch, DecisionGroup, group, group_decisions
 from dovetail.inspect.holders import Moment, layers_of, peak_moment, short_operator
 from dovetail.inspect.layers import Layers
-from dovetail.inspect.places import line_text
 from dovetail.inspect.report_rows import StepRow
+from dovetail.inspect.source_paths import line_text
 from dovetail.inspect.step_time import OperatorTime, StepTime
 from dovetail.inspect.units import Unit, byte_unit, time_unit
 from dovetail.ir.program import Origin

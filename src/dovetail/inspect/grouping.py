@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from dovetail.inspect.categories import CATEGORIES
 from dovetail.inspect.holders import Holder, short_operator
 from dovetail.inspect.layers import Layers
-from dovetail.inspect.places import short_path
 from dovetail.inspect.report_rows import Decision
+from dovetail.inspect.source_paths import short_path
 from dovetail.inspect.units import Unit
 
 By = Literal["module", "layer", "line", "operator", "category"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.layers import Layers
-from dovetail.inspect.places import is_library, line_text
 from dovetail.inspect.report_rows import MemoryMap, NodeRow, StorageRow
+from dovetail.inspect.source_paths import is_library, line_text
 
 _FUNCTIONAL = "functional_aten_"  # how the functional form of an operator that writes is called
 

@@ -54,9 +54,9 @@ def read_source(path: Path, inputs: Path | None = None, *, allow: Iterable[str] 
     """
     program, hints, call = (_of_folder if path.is_dir() else _of_file)(path, tuple(allow))
     if inputs is not None:
-        return ProgramToMinify(program, _fitting(program, load_call(inputs), inputs), "given")
+        return ProgramToMinify(program, _checked_inputs(program, load_call(inputs), inputs), "given")
     if call is not None:
-        return ProgramToMinify(program, _fitting(program, list(call.inputs), path), "recorded")
+        return ProgramToMinify(program, _checked_inputs(program, list(call.inputs), path), "recorded")
     return ProgramToMinify(program, sample_inputs(program, hints), "random")
 
 
@@ -97,7 +97,7 @@ def _of_file(path: Path, allow: tuple[str, ...]) -> _Found:
     return step.program, step.hints, calls.get(step.part)
 
 
-def _fitting(program: Program, inputs: list[Any], path: Path) -> list[Any]:
+def _checked_inputs(program: Program, inputs: list[Any], path: Path) -> list[Any]:
     if len(inputs) != len(program.inputs):
         reason = f"it holds {len(inputs)} inputs, and program {program.name} takes {len(program.inputs)}"
         raise BadArtifact(path=path, expected="the inputs of the program", reason=reason, hint=_HINT)

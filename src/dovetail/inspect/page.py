@@ -20,8 +20,8 @@ from dovetail.inspect.categories import CATEGORIES
 from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.grouping import Branch, By, group
 from dovetail.inspect.holders import Holder, Moment, peak_moment
-from dovetail.inspect.places import line_text
 from dovetail.inspect.report_rows import StorageRow
+from dovetail.inspect.source_paths import line_text
 from dovetail.inspect.units import Unit, byte_unit
 
 _SCRIPTS = ("page.js", "page_tree.js")

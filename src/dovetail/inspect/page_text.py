@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from dovetail.inspect.categories import CATEGORIES
-from dovetail.inspect.places import line_text
+from dovetail.inspect.source_paths import line_text
 from dovetail.inspect.units import Unit
 from dovetail.ir.program import Origin
 

@@ -38,14 +38,14 @@ TIME_UNITS = (Unit("us", 10**3), Unit("ms", 10**6), Unit("s", 10**9))
 
 def byte_unit(largest: float) -> Unit:
     """The unit for numbers of bytes, the largest of which is given."""
-    return _fitting(BYTE_UNITS, largest)
+    return _unit_for(BYTE_UNITS, largest)
 
 
 def time_unit(largest_ns: float) -> Unit:
     """The unit for times in nanoseconds, the largest of which is given."""
-    return _fitting(TIME_UNITS, largest_ns)
+    return _unit_for(TIME_UNITS, largest_ns)
 
 
-def _fitting(units: tuple[Unit, ...], largest: float) -> Unit:
+def _unit_for(units: tuple[Unit, ...], largest: float) -> Unit:
     """The largest unit of which there are at least ten."""
     return next((unit for unit in reversed(units) if abs(largest) >= _LEAST * unit.size), units[0])
