@@ -6,9 +6,13 @@ import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+import torch
 
 from dovetail.reach import tables
 from dovetail.reach.contents import MISSING, Snapshot
@@ -133,6 +137,23 @@ def test_what_counts_by_value_is_not_kept_alive() -> None:
     assert not guards.is_alive
     assert not guards.holds()
     assert guards.why() == "an object that it read is gone"
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: UUID(int=7), lambda: Fraction(1, 3), lambda: (Path("a"), 1.5), lambda: torch.Size([2, 3])]
+)
+def test_an_equal_value_is_as_good_when_the_old_one_is_gone(make: Callable[[], Any]) -> None:
+    item: Any = Item()
+    item.number = make()
+    slots = Guarded(Snapshot(), objects=[(item, Item)], tables=[(0, Table("item", ".{}", ["number"], [item.number]))])
+    guard = PythonGuard(slots)
+    del slots
+    item.number = make()
+    gc.collect()
+    assert guard.holds()
+    assert guard.is_alive
+    item.number = object()
+    assert not guard.holds()
 
 
 def test_questions_are_asked_again() -> None:

@@ -204,6 +204,10 @@ def is_equal(expected: Any, now: Any) -> bool:
     """Whether code cannot tell a value from one that was expected, but by identity."""
     if is_same(expected, now):
         return True
+    if type(expected) is type(now) and is_a(now, tuple):
+        return tuple.__len__(expected) == tuple.__len__(now) and all(
+            map(is_equal, tuple.__iter__(expected), tuple.__iter__(now))
+        )
     if type(expected) is not type(now) or not is_a(now, _BY_EQUALITY):
         return False
     return bool(expected == now) and repr(expected) == repr(now)

@@ -22,7 +22,6 @@ from dovetail.reach.contents import (
     MISSING,
     Snapshot,
     base_of,
-    contents_of,
     counts_by_value,
     is_equal,
     is_plain,
@@ -54,8 +53,8 @@ class TupleOf:
         """Whether a tuple has these parts."""
         if type(now) is not self.kind:
             return False
-        parts = contents_of(now)
-        return len(parts) == len(self.parts) and all(map(_fits, self.parts, parts))
+        parts: Any = now
+        return tuple.__len__(parts) == len(self.parts) and all(map(_fits, self.parts, tuple.__iter__(parts)))
 
 
 _STAND_INS = (OfType, TupleOf)
@@ -88,7 +87,7 @@ class Values:
             expected = [expected[n] for n in self._places]
         self._ids = list(map(id, expected))
         self._expected = [x if counts_by_value(x) or (keeps_tuples and is_a(x, tuple)) else _OTHER for x in expected]
-        self.watched: Sequence[Any] = [x for x in expected if not is_plain(x)]
+        self.watched: Sequence[Any] = [x for x, kept in zip(expected, self._expected, strict=True) if kept is _OTHER]
 
     def forget(self) -> None:
         """Keep nothing alive any more that counts by identity."""
