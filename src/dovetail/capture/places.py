@@ -1,22 +1,30 @@
 """Indexing by numbers that only data tell: `x[n]`, `x[n, 1:]`, `x[: count]` with tensors or followed numbers as places.
 
 Torch's C++ turns such places into plain numbers. Eager mode reads a tensor of one whole number as `.item()` does, and
-takes `x[n]` as a `select`; so the same operators run here, with numbers that are followed.
+takes `x[n]` as a `select`; so the same operators run here, with numbers that are followed. Truth values that C++ takes
+off tensors (`torch.equal`, `torch.allclose`) are followed as well, and where only one way of a branch does not raise,
+that one is taken, and checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from dovetail.torch_compat.data_sizes import without_hint
+from dovetail.capture.checked_branches import answer_that_does_not_raise, has_checks
+from dovetail.torch_compat.data_sizes import assume, without_hint
 from dovetail.torch_compat.modes import unnoticed_mode
 
 INDEXING = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
+_TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
+_EQUAL = frozenset({torch.equal, torch.Tensor.equal})
+_CLOSE = frozenset({torch.allclose, torch.Tensor.allclose})
 _PLACES = frozenset({torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -31,24 +39,77 @@ def with_numbers(index: Any) -> Any:
 
 
 @contextmanager
-def followed_places() -> Iterator[None]:
-    """While active, tensors can be indexed by numbers that torch knows nothing of."""
-    with UnknownPlaces(), unnoticed_mode():
+def followed_places(note_checks: Callable[[], None]) -> Iterator[None]:
+    """While active, tensors can be indexed by numbers that torch knows nothing of.
+
+    note_checks: called when torch has been told a fact that the program has to check from here on.
+    """
+    with UnknownPlaces(note_checks), unnoticed_mode():
         yield
 
 
 class UnknownPlaces(TorchFunctionMode):
-    """A function mode in which tensors are indexed by numbers that torch knows nothing of."""
+    """A function mode in which numbers of which torch knows nothing are places, results and checks."""
+
+    def __init__(self, note_checks: Callable[[], None]) -> None:
+        super().__init__()
+        self._note_checks = note_checks
 
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func not in INDEXING or not isinstance(args[0], torch.Tensor):
-            return func(*args, **(kwargs or {}))
-        tensor, index, *value = args[0], with_numbers(args[1]), *args[2:]
-        places = list(index) if isinstance(index, tuple) else [index]
-        while places and isinstance(places[0], torch.SymInt) and without_hint(places[0]):
-            tensor = tensor.select(0, places.pop(0))
-        if func is torch.Tensor.__getitem__ and not places:
-            return tensor
-        return func(tensor, tuple(places) if isinstance(index, tuple) else places[0] if places else ..., *value)
+        keywords = kwargs or {}
+        if func in INDEXING and isinstance(args[0], torch.Tensor):
+            return _indexed(func, args)
+        if func == torch.Tensor.item and args[0].dtype == torch.bool:
+            return _truth(args[0])
+        if func in _CLOSE:
+            return _truth(torch.isclose(*args, **keywords).all())
+        if func in _EQUAL and not keywords and _are_alike(*args):
+            first, second = args
+            return first.shape == second.shape and _truth((first == second).all())
+        answer = answer_that_does_not_raise(sys._getframe(1)) if func in _TRUTH else None
+        if answer is not None and args[0].numel() == 1:
+            number = _truth(args[0].detach() != 0)
+            assume(number if answer else torch.sym_not(number))
+            self._note_checks()
+            return answer
+        if isinstance(func, FunctionType) and has_checks(func.__code__):
+            with self:
+                return _without_modes_asked(func)(*args, **keywords)
+        return func(*args, **keywords)
+
+
+def _without_modes_asked(func: FunctionType) -> FunctionType:
+    """A function of torch's that is written in Python, as it runs where no mode takes it over as a whole."""
+    globals_ = {**func.__globals__, **dict.fromkeys(_ASKS_FOR_MODES & func.__globals__.keys(), _no)}
+    made = FunctionType(func.__code__, globals_, func.__name__, func.__defaults__, func.__closure__)
+    made.__kwdefaults__ = func.__kwdefaults__
+    return made
+
+
+def _no(*_: object) -> bool:
+    return False
+
+
+_ASKS_FOR_MODES = frozenset({"has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"})
+
+
+def _indexed(func: Any, args: Sequence[Any]) -> Any:
+    tensor, index, *value = args[0], with_numbers(args[1]), *args[2:]
+    places = list(index) if isinstance(index, tuple) else [index]
+    while places and isinstance(places[0], torch.SymInt) and without_hint(places[0]):
+        tensor = tensor.select(0, places.pop(0))
+    if func is torch.Tensor.__getitem__ and not places:
+        return tensor
+    return func(tensor, tuple(places) if isinstance(index, tuple) else places[0] if places else ..., *value)
+
+
+def _truth(tensor: torch.Tensor) -> Any:
+    """The truth value of a tensor of one, in a symbol for a whole number: programs have symbols for those only."""
+    number: Any = tensor.to(torch.int64).item()
+    return number == 1 if isinstance(number, torch.SymInt) else bool(number)
+
+
+def _are_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return first.dtype == second.dtype and first.device == second.device

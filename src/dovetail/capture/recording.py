@@ -116,7 +116,7 @@ class Recording:
         with self._recording(), without_backward(self.origins), modes_left(self.left_modes, set_anyway):
             results = list(function(*[stand_in.seen for stand_in in self.stand_ins[: len(self.specs)]]))
             self._note_constants(results)
-            self._expect_sizes()
+            self.note_checks()
         self._forward_nodes = len(self.recorder.nodes)
         functional = Functionalizer([s.declared for s in self.stand_ins], self.infer, self.recorder.new_storage)
         with named_errors(self.origins):  # autograd makes gradient functions of written views when they are looked at
@@ -146,7 +146,8 @@ class Recording:
             self.stand_ins.append(constant_stand_in(tensor, value, *self.recorder.met[value]))
         self._forward_constants = len(self.recorder.constants)
 
-    def _expect_sizes(self) -> None:
+    def note_checks(self) -> None:
+        """Let the program check, from here on, what torch has assumed about numbers that only data tell."""
         env = self.mode.shape_env
         self.recorder.expect([] if env is None else [tree_to_scalar(tree) for tree in expected_trees(env)])
 
@@ -274,7 +275,7 @@ class Recording:
                 for (index, _), gradient in zip(differentiable, found, strict=True)
                 for layout, tensor in _parts_of(gradient)
             ]
-            self._expect_sizes()
+            self.note_checks()
         for _, constant in self.recorder.constants[self._forward_constants :]:
             functional.declare(constant)
         with named_errors(self.origins):

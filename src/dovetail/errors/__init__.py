@@ -265,12 +265,14 @@ class DtypeChangingWrite(DovetailError):
 
 
 class UnexpectedSize(DovetailError):
-    """A data-dependent size breaks an assumption of the recorded program."""
+    """Data break an assumption of the recorded program: about a size, or that a check of the code does not raise."""
 
     code = "DT-CAPTURE-010"
-    summary = "a data-dependent size is not as expected: {fact} does not hold."
-    because = "the program was recorded before that size was known, and assumes this (for a broadcast, say)"
-    way_out = "torch._check the size before it is used, or move this part out of the compiled function"
+    summary = "a number that data decide is not as expected: {fact} does not hold."
+    because = (
+        "the program was recorded before the data were known, and assumes this (for a broadcast, or a check passed)"
+    )
+    way_out = "call it in eager mode with these data, which says more; torch._check sizes before they are used"
 
 
 # --- autograd -----------------------------------------------------------------------------------------------

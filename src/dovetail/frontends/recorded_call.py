@@ -142,7 +142,7 @@ class CallRecorder:
             specs += [InputSpec(name, SizeInput(name), numbers.declare(name, now)) for name, now in names]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
         recording = Recording(mode, specs, self._around, alias_pattern, constants, self._taken_apart, numbers)
-        with followed_places() if unknown_sizes else nullcontext():
+        with followed_places(recording.note_checks) if unknown_sizes else nullcontext():
             recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
         return recording
 

@@ -48,3 +48,8 @@ def without_hint(value: Any) -> bool:
         return any(without_hint(number) for number in places)
     is_symbol = isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool) and not is_traced(value)
     return is_symbol and bool(free_unbacked_symbols(value))
+
+
+def assume(fact: Any) -> None:
+    """Let the environment of a symbolic truth value take it for true. Raises: RuntimeError where it is false."""
+    torch._check(fact)

@@ -48,4 +48,14 @@ def check_without_hint() -> str | None:
     return first_difference(("which", list(map(data_sizes.without_hint, values)), [True, True, *[False] * 4]))
 
 
-CHECKS = (check_with_shape_env, check_size_with_hint, check_without_hint)
+def check_assume() -> str | None:
+    """What is assumed of a number that nothing is known of becomes a fact that programs check."""
+    env = symbols.new_shape_env()
+    with fakes.new_fake_mode(env):
+        number = torch.empty(2, dtype=torch.int64).sum().item()
+    before = symbols.expected_trees(env)
+    data_sizes.assume(number == 1)
+    return first_difference(("facts before and after", (len(before), len(symbols.expected_trees(env))), (0, 1)))
+
+
+CHECKS = (check_with_shape_env, check_size_with_hint, check_without_hint, check_assume)
