@@ -143,14 +143,14 @@ def state_of_optimizer(t: Training) -> Step:
 
 def python_random(t: Training) -> Step:
     def step(x: torch.Tensor) -> Any:
-        return t.train(x * random.sample(range(3), 1)[0])  # here
+        return t.train(x * float(random.choices("123")[0]))  # here
 
     return step
 
 
 def numpy_random(t: Training) -> Step:
     def step(x: torch.Tensor) -> Any:
-        return t.train(x * np.random.rand(1)[0])  # here
+        return t.train(x * float(np.random.choice(["1", "2"])))  # here
 
     return step
 
@@ -159,7 +159,7 @@ def numpy_generator(t: Training) -> Step:
     numbers = np.random.default_rng(0)
 
     def step(x: torch.Tensor) -> Any:
-        return t.train(x * numbers.random(1)[0])  # here
+        return t.train(x * float(numbers.choice(["1", "2"])))  # here
 
     return step
 
@@ -266,9 +266,9 @@ CASES: tuple[tuple[Callable[[Training], Step], str], ...] = (
     (entry, "puts an object that it makes into a container"),
     (element, "t.kinds"),
     (state_of_optimizer, "t.opt.state[t.net.weight]['note']"),
-    (python_random, "draws more than one number (sample)"),
-    (numpy_random, "draws more than one number (rand)"),
-    (numpy_generator, "draws more than one number (random)"),
+    (python_random, "draws something that is not a number"),
+    (numpy_random, "draws something that is not a number"),
+    (numpy_generator, "draws something that is not a number"),
     (iterator, "reads from a list_iterator"),
     (learning_rate_of_scheduler, "reads 'get_last_lr' of a StepLR"),
     (returned_view, "belongs to t.net.weight"),

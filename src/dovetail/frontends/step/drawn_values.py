@@ -66,7 +66,7 @@ class Draw:
 
 
 def kind_of_result(item: Any) -> Hashable:
-    """What must be the same in each call: of arrays, all but the numbers; of what is no number, all."""
+    """What must be the same in each call: of arrays, all but the numbers; of what is not a number, all."""
     if isinstance(item, torch.Tensor):
         return ("tensor", item.dtype, tuple(item.shape), item.stride())
     if isinstance(item, np.ndarray | np.generic):

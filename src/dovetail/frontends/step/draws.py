@@ -222,7 +222,7 @@ class Draws:
             return {key: self._note(_part, (Ref(which), key), {}) for key in result}
         if result is None:
             return None
-        self.refuse("draws something that is no number")
+        self.refuse("draws something that is not a number")
 
     def _operand(self, item: Any) -> Any:
         """An argument, by what it is before each run."""
