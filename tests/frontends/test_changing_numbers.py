@@ -213,3 +213,150 @@ def test_dumps_are_replayed_with_numbers(tmp_path: Path) -> None:
     assert compiled.stats.captures == 2
     assert {row.verdict for row in replay(tmp_path)} == {"ran", "equal"}
     assert any("number_1" in path.read_text() for path in tmp_path.rglob("*.py"))
+
+
+GLOBAL = 1.0
+
+
+class Config:
+    """Numbers in an object, in its class, behind a property, in slots and in a dictionary."""
+
+    base = 1.0
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self.count = 1
+        self.table = {"scale": 1.0}
+
+    @property
+    def both(self) -> float:
+        return self.scale + self.base
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.temperature = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) / self.temperature if self.temperature > 0.9 else self.linear(x)
+
+
+CONFIG, SLOTTED, MODEL = Config(), Slotted(), Model()
+
+
+def _variable() -> tuple[Callable[[torch.Tensor], Any], Callable[[float], None]]:
+    scale = 1.0
+
+    def read(x: torch.Tensor) -> Any:
+        return x * scale
+
+    def write(number: float) -> None:
+        nonlocal scale
+        scale = number
+
+    return read, write
+
+
+def _set_global(number: float) -> None:
+    globals()["GLOBAL"] = number
+
+
+def _set_item(number: float) -> None:
+    CONFIG.table["scale"] = number
+
+
+READ_VARIABLE, SET_VARIABLE = _variable()
+# What is read, how it is changed, and how many programs it takes at the most; None: one for each number.
+SLOTS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[float], None], int | None]] = {
+    "attribute": (lambda x: x * CONFIG.scale, lambda n: setattr(CONFIG, "scale", n), 2),
+    "whole number": (lambda x: x * CONFIG.count, lambda n: setattr(CONFIG, "count", int(n * 4)), 2),
+    "property": (lambda x: x * CONFIG.both, lambda n: setattr(CONFIG, "scale", n), 2),
+    "class": (lambda x: x * CONFIG.both, lambda n: setattr(Config, "base", n), 2),
+    "computed name": (lambda x: x * getattr(CONFIG, "sca" + "le"), lambda n: setattr(CONFIG, "scale", n), 2),
+    "global variable": (lambda x: x * GLOBAL, _set_global, 2),
+    "variable": (READ_VARIABLE, SET_VARIABLE, 2),
+    "module": (MODEL, lambda n: setattr(MODEL, "temperature", n), 3),
+    "slot": (lambda x: x * SLOTTED.scale, lambda n: setattr(SLOTTED, "scale", n), None),
+    "item": (lambda x: x * CONFIG.table["scale"], _set_item, None),
+    "returned": (
+        lambda x: (x * 2, CONFIG.scale + 1, {"count": CONFIG.count}),
+        lambda n: setattr(CONFIG, "scale", n),
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SLOTS)
+def test_numbers_that_are_read(name: str) -> None:
+    function, change, most = SLOTS[name]
+    compiled = dovetail.compile(function)
+    for call in range(12):
+        change(0.75 + call * 0.25)
+        expected, found = (_results(lambda x, i, f, g=g: g(x), call, 3, 0, 0.0) for g in (function, compiled))
+        assert found == expected
+    stats = compiled.stats
+    if most is not None:
+        assert stats.captures <= most, stats
+        assert stats.eager_calls == 0
+    change(1.0)
+    assert all(type(x) in (int, float) for x in (CONFIG.scale, CONFIG.count, Config.base, GLOBAL, MODEL.temperature))
+
+
+def test_a_number_that_the_code_writes_is_no_input() -> None:
+    counter = Config()
+
+    def counting(x: torch.Tensor) -> torch.Tensor:
+        counter.count += 1
+        return x * counter.count
+
+    compiled, x = dovetail.compile(counting), torch.ones(2)
+    for call in range(12):
+        assert compiled(x)[0] == call + 2
+        assert type(counter.count) is int
+
+
+def test_the_object_is_replaced_or_gone() -> None:
+    holder = {"config": Config()}
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * holder["config"].scale
+
+    compiled, x = dovetail.compile(function), torch.ones(2)
+    for call in range(6):
+        holder["config"].scale = call * 0.5
+        assert compiled(x)[0] == call * 0.5
+    for call in range(6):
+        holder["config"] = Config()
+        holder["config"].scale = 7.0 + call
+        assert compiled(x)[0] == 7.0 + call
+    holder["config"].scale = 3  # of another type
+    assert compiled(x)[0] == 3
+    del holder["config"].scale
+    with pytest.raises(Exception, match="scale"):
+        compiled(x)
+
+
+def test_second_derivatives_with_numbers() -> None:
+    config = Config()
+
+    def function(x: torch.Tensor, i: int) -> torch.Tensor:
+        return ((x * config.scale).tanh() * (i + 1)).sum()
+
+    compiled = dovetail.compile(function, double_backward=True)
+    for i in range(4):
+        config.scale = 0.5 + i
+        x = torch.randn(3, requires_grad=True)
+        found = []
+        for run in (function, compiled):
+            (gradient,) = torch.autograd.grad(run(x, i), x, create_graph=True)
+            found.append(torch.autograd.grad(gradient.square().sum(), x)[0])
+        assert torch.equal(*found)

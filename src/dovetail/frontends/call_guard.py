@@ -18,6 +18,7 @@ from dovetail.frontends.tensor_kind import difference, kind_of
 from dovetail.ir.sizes import Number
 from dovetail.reach.guard import PythonGuards
 from dovetail.reach.levels import picker
+from dovetail.reach.number_slots import NumberSlot
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.subclasses import is_wrapper
 
@@ -48,7 +49,7 @@ class CallGuard:
         everything = call.everything
         self.reads = reads
         self._numbers = numbers
-        self._arguments = Arguments.like(call.leaves, call.structure, () if numbers is None else numbers.leaves)
+        self._arguments = Arguments.like(call.leaves, call.structure, () if numbers is None else numbers.lifted.leaves)
         self._modes = ambient_modes()
         self._tensor_leaves = picker(leaves)
         self._labels = [*(f"argument {place}" for place in leaves), *(slot.name for slot in call.slots)]
@@ -92,9 +93,11 @@ class CallGuard:
     def _symbols(self, inputs: Sequence[Any]) -> Mapping[str, Number]:
         return {} if self._sizes is None else self._sizes.sizes(inputs) or {}
 
-    def changed_numbers(self, leaves: Sequence[Any], structure: Structure) -> frozenset[int]:
-        """Leaves that are other numbers than the program is for."""
-        return self._arguments.changed_numbers(leaves) if structure == self._arguments.structure else frozenset()
+    def changed_numbers(self, leaves: Sequence[Any], structure: Structure) -> tuple[frozenset[int], list[NumberSlot]]:
+        """Leaves, and slots of Python objects, that are other numbers than the program is for."""
+        is_alike = structure == self._arguments.structure
+        changed = self._arguments.changed_numbers(leaves) if is_alike else frozenset[int]()
+        return changed, self.reads.changed_numbers()
 
     def difference(self, leaves: Sequence[Any], structure: Structure) -> str:
         """Why a call is not for the program."""

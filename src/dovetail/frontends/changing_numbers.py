@@ -1,4 +1,4 @@
-"""Which Python numbers among the arguments of a function are inputs of its next program.
+"""Which Python numbers that a function reads, among its arguments and in objects, are inputs of its next program.
 
 A number is a constant of programs until it differs between two calls; then it is an input. Code that has no use for a
 traced number (it asks for its type, say) gets plain ones from then on, whatever they do.
@@ -6,11 +6,13 @@ traced number (it asks for its type, say) gets plain ones from then on, whatever
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dovetail.frontends.call_guard import CallGuard
+from dovetail.frontends.number_guard import LiftedNumbers
 from dovetail.frontends.structure import Structure
+from dovetail.reach.number_slots import NumberSlot
 
 _NUMBERS = (int, float)
 
@@ -19,18 +21,26 @@ class ChangingNumbers:
     """What the calls of one function have shown so far."""
 
     def __init__(self) -> None:
-        self._changed: set[int] = set()
-        self._plain: set[int] = set()
+        self._leaves: set[int] = set()
+        self._slots: dict[tuple[int, str], NumberSlot] = {}
+        self._plain: set[int | tuple[int, str]] = set()
 
     def learn(self, guards: Iterable[CallGuard], leaves: Sequence[Any], structure: Structure) -> None:
         """Note what differs in a call from those that there are programs for."""
         for guard in guards:
-            self._changed |= guard.changed_numbers(leaves, structure)
+            changed, slots = guard.changed_numbers(leaves, structure)
+            self._leaves |= changed
+            self._slots.update((slot.key, slot) for slot in slots)
 
-    def lifted(self, leaves: Sequence[Any]) -> list[int]:
-        """The leaves that are inputs of a program for this call."""
-        return sorted(n for n in self._changed - self._plain if n < len(leaves) and type(leaves[n]) in _NUMBERS)
+    def lifted(self, leaves: Sequence[Any]) -> LiftedNumbers:
+        """What are inputs of a program for this call."""
+        self._slots = {key: slot for key, slot in self._slots.items() if type(slot.read()) is slot.kind}
+        wanted = sorted(self._leaves - self._plain)
+        return LiftedNumbers(
+            tuple(leaf for leaf in wanted if leaf < len(leaves) and type(leaves[leaf]) in _NUMBERS),
+            tuple(slot for key, slot in self._slots.items() if key not in self._plain),
+        )
 
-    def keep_plain(self, numbers: Collection[int]) -> None:
+    def keep_plain(self, numbers: LiftedNumbers) -> None:
         """Code cannot take these as inputs."""
-        self._plain.update(numbers)
+        self._plain.update(numbers.leaves, (slot.key for slot in numbers.slots))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FunctionType, MethodType
@@ -29,7 +29,7 @@ from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
 from dovetail.frontends.held_modules import Named
 from dovetail.frontends.inputs import size_hints, with_parts
-from dovetail.frontends.number_guard import NumberGuard
+from dovetail.frontends.number_guard import PLAIN_NUMBERS, LiftedNumbers, NumberGuard
 from dovetail.frontends.recorded_call import all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.statistics import Stats
@@ -250,7 +250,7 @@ class CompiledFunction:
         variant.reason = reason
         return variant, inputs
 
-    def _captured(self, call: Call, lifted: Collection[int] = ()) -> tuple[_Variant, list[Any]]:
+    def _captured(self, call: Call, lifted: LiftedNumbers = PLAIN_NUMBERS) -> tuple[_Variant, list[Any]]:
         try:
             return self._capture_and_select(call, lifted)
         except DataDependentControlFlow as error:
@@ -264,7 +264,7 @@ class CompiledFunction:
         return Call.of(self._target, leaves, structure, found)
 
     def _capture_and_select(
-        self, call: Call, lifted: Collection[int], *, unknown_sizes: bool = False
+        self, call: Call, lifted: LiftedNumbers, *, unknown_sizes: bool = False
     ) -> tuple[_Variant, list[Any]]:
         known = len(call.modules)
         call, variant, inputs = self._capture(call, unknown_sizes, lifted)
@@ -277,9 +277,9 @@ class CompiledFunction:
         self._found_modules += [(name, weakref.ref(module)) for name, module in modules]
 
     def _capture(
-        self, call: Call, unknown_sizes: bool, lifted: Collection[int] = ()
+        self, call: Call, unknown_sizes: bool, lifted: LiftedNumbers = PLAIN_NUMBERS
     ) -> tuple[Call, _Variant, list[Any]]:
-        """The call, a variant for it, and its inputs. lifted: leaves that are numbers, and inputs."""
+        """The call, a variant for it, and its inputs. lifted: numbers that are inputs."""
         dims, rules = all_dims if self._options.dynamic else None, decompositions(self._options)
         call, recorder, recording = recorded(
             self._target, call, rules, dims=dims, unknown_sizes=unknown_sizes, lifted=lifted
@@ -294,6 +294,6 @@ class CompiledFunction:
         graphs = GraphVariants(recording, again, name, self._options, hints, recorder.run, donated)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
-        numbers = NumberGuard(recorder.numbers, recorder.facts) if lifted else None
+        numbers = NumberGuard(lifted, recorder.facts) if lifted else None
         guard = CallGuard(call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers)
         return call, _Variant(guard, graphs, recorder.output_spec, any(map(is_wrapper, inputs))), inputs

@@ -6,8 +6,8 @@ tensor of the call that it was made for: it is kept as long as programs for that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import CodeType
 from typing import Any, TypeAlias
@@ -34,10 +34,12 @@ from dovetail.execute.second_order import HINT
 from dovetail.frontends.described_call import Call, checked_name
 from dovetail.frontends.held_modules import Named, modules_read
 from dovetail.frontends.inputs import specs_with_parts
+from dovetail.frontends.number_guard import PLAIN_NUMBERS, LiftedNumbers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.contents import identified
 from dovetail.reach.guard import PythonGuards
+from dovetail.reach.number_slots import numbers_put
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher
@@ -65,8 +67,8 @@ class NumberSeen(Exception):
 class CallRecorder:
     """Records one kind of call, for inputs that share memory in one way or another.
 
-    sources: for each tensor among the inputs of a recording, its place in the call (see `Call`). numbers: the leaves
-    that are the inputs after those. facts: what the code was told of these numbers.
+    sources: for each tensor among the inputs of a recording, its place in the call (see `Call`). numbers: the
+    inputs after those. facts: what the code was told of these numbers.
     reads: whether all that the code read, while it was recorded, is as it was. gradients_read: inputs whose `.grad` the
     code has read. more_modules: by name, that the call was not described with, though the code takes their tensors.
     """
@@ -78,11 +80,11 @@ class CallRecorder:
         taken_apart: Decompositions | None,
         *,
         watches: bool = True,
-        lifted: Collection[int] = (),
+        lifted: LiftedNumbers = PLAIN_NUMBERS,
     ) -> None:
         """Look at a call. watches: what the code reads while it is recorded is noted in `reads`, or refused.
 
-        lifted: leaves that are numbers, and inputs. Raises: UnsupportedTensor, UnsupportedDevice.
+        lifted: numbers that are inputs. Raises: UnsupportedTensor, UnsupportedDevice.
         """
         everything = described.everything
         for place, item in enumerate(everything):
@@ -96,9 +98,9 @@ class CallRecorder:
         self.sources = tuple(described.distinct_tensors())
         place_of = {id(everything[source]): place for place, source in enumerate(self.sources)}
         self._leaf_places = [place_of[id(x)] if isinstance(x, torch.Tensor) else None for x in described.leaves]
-        self.numbers = tuple(sorted(lifted))
+        self.numbers = lifted
         self.facts: dict[NumberFact, None] = {}
-        for place, leaf in enumerate(self.numbers, len(self.sources)):
+        for place, leaf in enumerate(lifted.leaves, len(self.sources)):
             self._leaf_places[leaf] = place
         self._slot_places = [place_of[id(tensor)] for tensor in described.tensors]
         self._arguments = [None if isinstance(item, torch.Tensor) else item for item in described.leaves]
@@ -109,7 +111,7 @@ class CallRecorder:
 
     def inputs_of(self, call: Call) -> list[Any]:
         """What a recording takes in a call of this kind."""
-        return [*(call.everything[source] for source in self.sources), *(call.leaves[leaf] for leaf in self.numbers)]
+        return [*(call.everything[source] for source in self.sources), *self.numbers.read(call.leaves)]
 
     @property
     def output_spec(self) -> Structure:
@@ -133,13 +135,13 @@ class CallRecorder:
         """
         self._with_gradient = frozenset(n for n, x in enumerate(inputs) if _has_gradient(x))
         mode = new_fake_mode(new_shape_env() if dims or unknown_sizes else None)
-        own = inputs[: len(self.sources) + len(self.numbers)]
+        names = self.numbers.names
+        own = inputs[: len(self.sources) + len(names)]
         numbers = NumberSymbols(self.facts) if self.numbers else None
         specs = [self._input_spec(i, tensor, mode, dims) for i, tensor in zip(self.sources, own, strict=False)]
         if numbers is not None:
-            pairs = zip(self.numbers, own[len(self.sources) :], strict=True)
-            names = [(f"number_{leaf}", now) for leaf, now in pairs]
-            specs += [InputSpec(name, SizeInput(name), numbers.declare(name, now)) for name, now in names]
+            pairs = zip(names, own[len(self.sources) :], strict=True)
+            specs += [InputSpec(name, SizeInput(name), numbers.declare(name, now)) for name, now in pairs]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
         recording = Recording(mode, specs, self._around, alias_pattern, constants, self._taken_apart, numbers)
         with followed_places(recording.note_checks) if unknown_sizes else nullcontext():
@@ -151,8 +153,14 @@ class CallRecorder:
         if not self.reads.holds():
             reason = f"a Python value that it reads has changed since: {self.reads.why()}"
             raise DoubleBackwardUnsupported(reason=reason, hint=HINT)
-        with RECORDING, replaced_tensors(self._slots, [inputs[place] for place in self._slot_places]):
+        tensors = [inputs[place] for place in self._slot_places]
+        with RECORDING, replaced_tensors(self._slots, tensors), self._numbers_put(inputs):
             return self._call(inputs)
+
+    def _numbers_put(self, inputs: Sequence[Any]) -> AbstractContextManager[None]:
+        """While active, slots hold the numbers among the inputs."""
+        first = len(self.sources) + len(self.numbers.leaves)
+        return numbers_put(self.numbers.slots, inputs[first : first + len(self.numbers.slots)])
 
     def _call(self, inputs: Sequence[Any]) -> list[Any]:
         pairs = zip(self._arguments, self._leaf_places, strict=True)
@@ -174,6 +182,7 @@ class CallRecorder:
                     attributes_of(stand_in).setdefault(name, value)
         with (
             replaced_tensors(self._slots, shown),
+            self._numbers_put([stand_in.seen for stand_in in recording.stand_ins]),
             module_names(recording.origins, self._modules),
             self._watched(written, [stand_in.seen for stand_in in recording.stand_ins], shown),
         ):
@@ -225,7 +234,7 @@ class CallRecorder:
         if watcher.reads is not None:
             self._codes |= watcher.reads.codes
         if self._watches:
-            self.reads.add(watcher.guard())
+            self.reads.add(watcher.guard(lifted=frozenset(slot.key for slot in self.numbers.slots)))
 
     def _refused_gradient(self, number: int | None, does: str, hint: str) -> GradientAccess:
         """The `.grad` of an input, or of a tensor that is closed over, is read or set."""
@@ -269,11 +278,11 @@ def recorded(
     dims: SymbolicDims | None = None,
     unknown_sizes: bool = False,
     watches: bool = True,
-    lifted: Collection[int] = (),
+    lifted: LiftedNumbers = PLAIN_NUMBERS,
 ) -> tuple[Call, CallRecorder, Recording]:
     """Record a call of a target, and describe it with all modules whose tensors it takes.
 
-    lifted: leaves that are numbers, and inputs. Raises: DovetailError.
+    lifted: numbers that are inputs. Raises: DovetailError.
     """
     while True:
         recorder = CallRecorder(target, call, taken_apart, watches=watches, lifted=lifted)

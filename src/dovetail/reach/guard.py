@@ -24,6 +24,7 @@ from dovetail.reach.contents import MISSING, Snapshot
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
 from dovetail.reach.levels import levels_of, picker
 from dovetail.reach.libraries import is_library_class
+from dovetail.reach.number_slots import NumberSlot, NumbersRead
 from dovetail.reach.slots import in_cell, in_slot
 from dovetail.reach.tables import Tables, shows_all
 from dovetail.reach.values import PLAIN, is_a, is_same, name_of
@@ -44,6 +45,7 @@ class PythonGuard:
         self._dead: list[Any] = []  # references to what is gone
         self._kept: dict[int, Any] = {}
         self._is_bound = slots.is_bound
+        self._numbers = None if slots.is_bound else NumbersRead(slots)
         self._set_objects(slots)
         containers = self._set_tables(slots)
         self._set_values(slots, containers)
@@ -137,6 +139,10 @@ class PythonGuard:
     def count(self) -> int:
         """How many values are looked at in each call."""
         return len(self._labels)
+
+    def changed_numbers(self) -> list[NumberSlot]:
+        """The slots that were read and hold other numbers now, of the same type."""
+        return [] if self._numbers is None or self._dead else self._numbers.changed()
 
     def holds(self) -> bool:
         """Whether everything is as it was."""
@@ -244,6 +250,10 @@ class PythonGuards:
     def why(self) -> str:
         """What is not as it was; empty when everything is."""
         return next((reason for guard in self.guards if (reason := guard.why())), "")
+
+    def changed_numbers(self) -> list[NumberSlot]:
+        """See `PythonGuard`."""
+        return [slot for guard in self.guards for slot in guard.changed_numbers()]
 
     @property
     def is_alive(self) -> bool:

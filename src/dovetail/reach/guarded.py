@@ -11,7 +11,7 @@ from dovetail.reach.contents import Snapshot
 from dovetail.reach.known import without
 from dovetail.reach.reads import Reads
 from dovetail.reach.slots import NamesOf
-from dovetail.reach.values import has_attributes, name_of
+from dovetail.reach.values import attributes_of, has_attributes, name_of
 
 FUNCTION_PARTS = ("__code__", "__defaults__", "__kwdefaults__")
 
@@ -68,10 +68,16 @@ class Guarded:
     containers: list[tuple[Any, str]] = field(default_factory=list)
 
 
-def guarded_by_reads(reads: Reads, is_private: Callable[[Any], bool], known: AbstractSet[tuple[int, str]]) -> Guarded:
+def guarded_by_reads(
+    reads: Reads,
+    is_private: Callable[[Any], bool],
+    known: AbstractSet[tuple[int, str]],
+    lifted: AbstractSet[tuple[int, str]] = frozenset(),
+) -> Guarded:
     """What was read in a recording, as it was before.
 
-    is_private: whether an object was made by the call. known: see `dovetail.reach.known.without`.
+    is_private: whether an object was made by the call. known: see `dovetail.reach.known.without`. lifted: slots, named
+    alike, of numbers that are inputs of the program.
     """
     reads = without(reads, known)
     found = Guarded(reads.snapshot)
@@ -81,20 +87,20 @@ def guarded_by_reads(reads: Reads, is_private: Callable[[Any], bool], known: Abs
     tables = {n: Table(name_of(kind), ".{}") for n, kind in enumerate(kinds) if has_attributes(kind)}
     for (key, name), value in reads.attributes.items():
         number = number_of.get(key)
-        if number is not None and number in tables:
+        if number is not None and number in tables and (id(attributes_of(reads.owners[key])), name) not in lifted:
             tables[number].add(name, value)
     found.tables = list(tables.items())
     classes: dict[int, tuple[type, Table]] = {}
     for (key, name), (kind, value) in reads.class_attributes.items():
-        if not is_private(kind):
+        if not (is_private(kind) or (key, name) in lifted):
             classes.setdefault(key, (kind, Table(name_of(kind), ".{}")))[1].add(name, value)
     found.class_tables = list(classes.values())
     spaces: dict[int, tuple[dict[str, Any], Table]] = {}
     for (key, name), (space, value) in reads.namespaces.items():
-        if not is_private(space):
+        if not (is_private(space) or (key, name) in lifted):
             spaces.setdefault(key, (space, Table(reads.labels[key], ".{}")))[1].add(name, value)
     found.dictionaries = list(spaces.values())
-    found.cells = list(reads.cells.values())
+    found.cells = [place for key, place in reads.cells.items() if (key, place[1]) not in lifted]
     slots = [(number_of.get(key), descriptor, value) for (key, _), (_, descriptor, value) in reads.descriptors.items()]
     found.descriptors = [(number, descriptor, value) for number, descriptor, value in slots if number is not None]
     found.asked = {f: x for f, x in reads.asked.items() if not (isinstance(f, NamesOf) and is_private(f.item))}

@@ -96,14 +96,19 @@ class Watcher:
             if was_enabled:
                 gc.enable()
 
-    def guard(self, known: AbstractSet[tuple[int, str]] = frozenset(), others: Collection[Any] = ()) -> PythonGuard:
+    def guard(
+        self,
+        known: AbstractSet[tuple[int, str]] = frozenset(),
+        others: Collection[Any] = (),
+        lifted: AbstractSet[tuple[int, str]] = frozenset(),
+    ) -> PythonGuard:
         """Tells whether what was read is as it was before the call.
 
-        known, others: slots, and objects, that others look after.
+        known, others: slots, and objects, that others look after. lifted: slots of numbers that are inputs of programs.
         """
         assert self.reads is not None, "the call was watched"
         left_out = self._made.union(map(id, others))
-        return PythonGuard(guarded_by_reads(self.reads, lambda item: id(item) in left_out, known))
+        return PythonGuard(guarded_by_reads(self.reads, lambda item: id(item) in left_out, known, lifted))
 
     def changes(
         self,
