@@ -184,7 +184,8 @@ class RecordedStep:
             else:
                 found_exit = found
             is_first = is_cleared and not self.cleared.get(id(item.tensor), True)
-            yield LeafGradient(index, held is not None, is_cleared, found_exit, is_first)
+            look = look_of(found.item) if isinstance(found, MadeTensor) and found.item.grad_fn is not None else None
+            yield LeafGradient(index, held is not None, is_cleared, found_exit, is_first, look)
 
     def _is_updated(self, recorder: StepRecorder, index: int) -> bool:
         """Whether the step writes a tensor, and has made use of its gradient so; else whoever calls the step may."""

@@ -27,6 +27,7 @@ from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.capture.resizing import lie_on
 from dovetail.capture.sparse_gradients import SparseGradients, guessed_results
+from dovetail.capture.step_tensors import of_graph_from_before
 from dovetail.capture.step_texts import Texts
 from dovetail.capture.traced_operands import concrete, settled
 from dovetail.errors import DataDependentControlFlow, DovetailError, UnsupportedStep
@@ -63,7 +64,8 @@ class StepRecorder(Recorder):
     Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
     the line that made each tensor object which is another one for a known value, by its identity; refusals, every error
     that was raised; texts, made of traced numbers; blamed, the input numbers that a refusal is about;
-    moved, values of tensors that got other memory by `.data = ...`.
+    moved, values of tensors that got other memory by `.data = ...`; of_graphs, labels of
+    tensors that are part of graphs from before the step, by identity.
     """
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
@@ -85,14 +87,24 @@ class StepRecorder(Recorder):
         self.sizes = DataSizes(mode, self, self.symbols)
         self.texts = Texts()
         self.moved: set[Value] = set()
+        self.of_graphs: Mapping[int, str] = {}
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """See `Recorder`."""
         known = len(self.constants)
+        self.refuse_of_graphs([tensor])
         value = super().value_of(tensor)
         if len(self.constants) > known:
             self.note_gradient(tensor)
         return value
+
+    def refuse_of_graphs(self, values: Iterable[Any]) -> None:
+        """Raises: StateChangedOtherwise where one is a tensor with a graph from before."""
+        for value in values if self.of_graphs else ():
+            if id(value) in self.of_graphs:
+                error = of_graph_from_before(self.of_graphs[id(value)], self._tracker.here())
+                self.refusals.append(error)
+                raise error
 
     def note_gradient(self, tensor: torch.Tensor) -> None:
         """Note the gradient that a real tensor has: backward may put a fake there, or the code nothing."""

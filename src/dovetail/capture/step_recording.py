@@ -34,6 +34,7 @@ from dovetail.capture.step_tensors import (
     fake_for,
     held_gradients,
     look_of,
+    must_be_dropped,
 )
 from dovetail.capture.step_text_results import text_result
 from dovetail.errors import ReturnedState, UnownedState, UnsupportedStep
@@ -178,7 +179,7 @@ class StepRecording:
                 self.recorder.known.learn(item.tensor, fake)
                 self._values.append(self.recorder.add_tensor(item.tensor, item.name))
             for index, gradient in gradients:
-                if gradient is not None and gradient.layout is not torch.strided:
+                if gradient is not None and must_be_dropped(gradient):
                     self._must_drop = self.tensors[index].label
                     self._let_seem(index)
                 elif gradient is not None:
@@ -298,6 +299,7 @@ class StepRecording:
         return self.recorder.texts.mark_for(self.seen(tensor), convert)
 
     def _look_at(self, values: Sequence[Any]) -> None:
+        self.recorder.refuse_of_graphs(values)
         self.look_at(values)
 
     def draw(self, now: Any) -> Any:

@@ -106,12 +106,7 @@ def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | Non
     if refused is not None:
         raise UnsupportedTensor(name=item.label, kind=refused[0], hint=refused[1], origin=line_of(tensor))
     if tensor.requires_grad and not tensor.is_leaf:
-        raise StateChangedOtherwise(
-            what=f"reaches {item.label}, which is part of a graph from before the step",
-            why="a step runs backward only through values that it computed itself",
-            hint="detach it before the step (x.detach()), or compute it in the step",
-            origin=line_of(tensor),
-        )
+        raise of_graph_from_before(item.label, line_of(tensor))
     if isinstance(item.role, UserInput) and any(hook_tables(tensor)):
         raise UnsupportedStep(
             what=f"receives {item.label}, which has gradient hooks",
@@ -121,14 +116,29 @@ def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | Non
         )
 
 
+def of_graph_from_before(label: str, origin: Origin | None) -> StateChangedOtherwise:
+    """What to say of a step that uses a tensor which is part of a graph from before."""
+    return StateChangedOtherwise(
+        what=f"reaches {label}, which is part of a graph from before the step",
+        why="a step runs backward only through values that it computed itself",
+        hint="detach it before the step (x.detach()), or compute it in the step",
+        origin=origin,
+    )
+
+
 def held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTensor]]:
     """The gradients that tensors hold and that are not among them, each with the number of its tensor.
 
-    Sparse ones are left out: a step has to drop them.
+    Those that a step has to drop are left out.
     """
     known = {id(item.tensor) for item in tensors}
     for index, item in enumerate(tensors):
         gradient = item.tensor.grad if item.tensor.is_leaf else None
-        if gradient is not None and gradient.layout is torch.strided and id(gradient) not in known:
+        if gradient is not None and not must_be_dropped(gradient) and id(gradient) not in known:
             known.add(id(gradient))
             yield index, StepTensor(f"{item.name}_grad", f"{item.label}.grad", HeldGradient(item.label), gradient)
+
+
+def must_be_dropped(gradient: torch.Tensor) -> bool:
+    """Whether a step can only drop a gradient from before: a sparse one, or one with a graph (`create_graph=True`)."""
+    return gradient.layout is not torch.strided or not gradient.is_leaf

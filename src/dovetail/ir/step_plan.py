@@ -75,7 +75,8 @@ class LeafGradient:
     """The `.grad` of one tensor.
 
     had: whether there was one before the step. is_cleared: the step drops what was there without looking at it. exit:
-    an output, or what happens instead. is_first: it drops it before it asks about any number.
+    an output, or what happens instead. is_first: it drops it before it asks about any number. look: of an output with
+    a graph.
     """
 
     input: int
@@ -83,6 +84,7 @@ class LeafGradient:
     is_cleared: bool
     exit: int | GradientExit
     is_first: bool = False
+    look: Look | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.host_calls import HostCall, HostCalls
-from dovetail.frontends.step.kept import Tree, Trees
+from dovetail.frontends.step.kept import Tree, Trees, slots_of_graphs
 from dovetail.frontends.step.left_behind import (
     ContainersRead,
     LeftBehind,
@@ -106,14 +106,15 @@ class StepCapture:
             if slot.path in kept and isinstance(slot.read(), torch.Tensor)
         ]
         self._given = [*call.leaves, *(number_slot.read() for number_slot in self._kept)]
-        self.lifted = frozenset(number_slot.path for number_slot in (*self._numbers, *self._kept))
+        self._of_graphs = slots_of_graphs(reachable)
+        self.lifted = frozenset(x.path for found in (self._numbers, self._kept, self._of_graphs) for x in found)
         self._lifted_leaves = lifted.leaves
         self._blamed: Callable[[], frozenset[str]] = frozenset
         self._draws: Any = None
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
-        self._asked = [partial(_as_it_is, item) for item in reachable.others]
+        self._asked = [(lambda item=item: item) for item in reachable.others]
         self._not_guarded: list[Any] = []
         self._count = 0
         self._bound: list[tuple[Path, Tree]] = []
@@ -155,7 +156,8 @@ class StepCapture:
 
     def _is_kept(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is only where others may be in later calls."""
-        return bool(self._kept) and all(slot.path in self.lifted for slot in self._reachable.slots_of_tensor(tensor))
+        slots = self._reachable.slots_of_tensor(tensor) if self._kept or self._of_graphs else ()
+        return bool(slots) and all(slot.path in self.lifted for slot in slots)
 
     # --- recording --------------------------------------------------------------------------------------------
 
@@ -188,6 +190,7 @@ class StepCapture:
         recording = StepRecording(
             tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic, line_of=self._reachable.line_naming
         )
+        recording.recorder.of_graphs = {id(slot.read()): slot.label for slot in self._of_graphs}
         self._blamed = lambda: recording.recorder.blamed
         optimizers = [optimizer for _, optimizer in self._reachable.optimizers]
         schedulers = [scheduler for _, scheduler in self._reachable.schedulers]
@@ -394,7 +397,3 @@ class StepCapture:
         return Numbers(
             frozenset(number_slot.path for number_slot in self._numbers if number_slot.name in names), frozenset(leaves)
         )
-
-
-def _as_it_is(item: Any) -> Any:
-    return item

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 
 from dovetail.capture.step_recording import StepRecording
+from dovetail.frontends.step.containers import Slot
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
 from dovetail.torch_compat.traced_numbers import is_traced
 
@@ -100,3 +102,14 @@ def refill(container: Any, held: Any) -> None:
         container.update(held)
     else:
         container.extend(held)
+
+
+def slots_of_graphs(reachable: ReachableState) -> list[Slot]:
+    """The slots of tensors that are part of graphs from before: a step may put others there, and uses none of them."""
+    if not any(_has_graph(tensor) for _, tensor in reachable.tensors):
+        return []
+    return [slot for slot in reachable.slots if _has_graph(slot.read())]
+
+
+def _has_graph(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.requires_grad and not item.is_leaf

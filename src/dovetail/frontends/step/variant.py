@@ -230,7 +230,8 @@ class Variant:
             if gradient.exit is GradientExit.SAME:
                 continue
             if isinstance(gradient.exit, int):
-                tensors[gradient.input].grad = outputs[gradient.exit]
+                found = outputs[gradient.exit]
+                tensors[gradient.input].grad = found if gradient.look is None else as_seen(found, gradient.look)
             elif gradient.had or gradient.is_cleared:
                 tensors[gradient.input].grad = None
 
