@@ -50,7 +50,35 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return _grouped_product(*args)
     if op is _aten._ctc_loss_backward.Tensor:  # torch has no fakes of it
         return torch.empty_like(args[1], memory_format=torch.contiguous_format)
+    if op is _aten._ctc_loss.default:
+        return _ctc_loss(*args)
+    if op is _aten.linalg_lstsq.default and (made := _least_squares(*args, **kwargs)) is not None:
+        return made
     return op(*args, **kwargs)
+
+
+def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, _: Any, target_lengths: Sequence[int], *__: Any) -> Any:
+    """Torch's fakes take the sizes for unknown, even where the lengths are numbers."""
+    length, batch = log_probs.shape[:2]
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, 2 * max(target_lengths, default=0) + 1))
+
+
+def _least_squares(a: torch.Tensor, b: torch.Tensor, _: Any = None, *, driver: str | None = None) -> Any:
+    """Torch's fakes take the sizes for unknown: those of the residuals hang on ranks, with some drivers. Else None."""
+    rows, columns = a.shape[-2:]
+    if a.device.type != "cpu" or (driver in ("gelss", "gelsd") and rows > columns):
+        return None
+    is_vector = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
+    beside = (*b.shape, 1) if is_vector else tuple(b.shape)
+    batch = torch.broadcast_shapes(a.shape[:-2], beside[:-2])
+    width = beside[-1]
+    solution = a.new_empty((*batch, width, max(rows, columns)))[..., :columns].transpose(-2, -1)
+    has_residuals = driver == "gels" and rows > columns
+    residuals = a.new_empty((*batch, width) if has_residuals else (0,))
+    rank = a.new_empty((0,) if driver == "gels" else a.shape[:-2], dtype=torch.int64)
+    values = a.new_empty((*a.shape[:-2], min(rows, columns)) if driver in ("gelss", "gelsd") else (0,))
+    values = values.real if values.is_complex() else values
+    return (solution.squeeze(-1) if is_vector else solution), residuals, rank, values
 
 
 def _grouped_product(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor | None = None, *_: Any) -> torch.Tensor:
