@@ -19,12 +19,14 @@ from dovetail.errors import (
     DovetailError,
     GeneratorMadeInside,
     UnsupportedHigherOrderOperator,
+    UnsupportedTensor,
 )
 from dovetail.torch_compat.autograd import without_saved_tensor_hooks
 from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
 from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs
 from dovetail.torch_compat.modes import kernel_switches
+from dovetail.torch_compat.recurrent import runs_packed
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.symbols import data_dependent_sizes
 
@@ -86,4 +88,12 @@ def named_errors(origins: OriginTracker) -> Iterator[None]:
         operator = origins.higher_order_operator(error) if is_refusal else ""
         if operator:
             raise UnsupportedHigherOrderOperator(operator=operator, origin=origins.of_error(error)) from error
+        if runs_packed(error):
+            raise UnsupportedTensor(
+                name="the input of a recurrent layer",
+                kind="a packed sequence",
+                hint="give the layer the padded batch, and mask what lies behind the lengths; or compile the model by "
+                "torch.compile(model, backend='dovetail'), which leaves the layer to eager mode",
+                origin=origins.of_error(error),
+            ) from error
         raise CaptureFailed(error=f"{type(error).__name__}: {error}", origin=origins.of_error(error)) from error

@@ -29,6 +29,12 @@ class DovetailError(Exception):
         self.facts: dict[str, object] = facts
         super().__init__(self._message())
 
+    def offer(self, way_out: str) -> None:
+        """Name one way out more, unless the message has it."""
+        if way_out not in str(self):
+            self.facts["also"] = way_out
+            self.args = (self._message(),)
+
     def _message(self) -> str:
         cls = type(self)
         lines = [f"{cls.code} {cls.__name__}: {_fill(cls.summary, self.facts)}"]
@@ -37,7 +43,8 @@ class DovetailError(Exception):
                 lines.append(_row("from" if row == "origin" else row, str(self.facts[row])))
         for label, template in (("because", cls.because), ("try", cls.way_out)):
             if template:
-                lines.append(_row(label, _fill(template, self.facts)))
+                more = self.facts.get("also") if label == "try" else None
+                lines.append(_row(label, _fill(template, self.facts) + (f"; or {more}" if more else "")))
         lines.append(_row("see", f"docs/errors.md#{cls.code}"))
         return "\n".join(lines)
 

@@ -50,3 +50,20 @@ def _below_autograd(
             return function(*args, **kwargs)
 
     return call
+
+
+_OF_PACKED = frozenset(("lstm_data_impl", "gru_impl_data", "rnn_tanh_data", "rnn_relu_data"))
+
+
+def runs_packed(error: BaseException) -> bool:
+    """Whether an error was raised in a recurrent layer over a packed sequence."""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        is_layer = code.co_filename == torch.nn.modules.rnn.__file__
+        if is_layer and isinstance(trace.tb_frame.f_locals.get("batch_sizes"), torch.Tensor):
+            return True
+        if code.co_name in _OF_PACKED and "_decomp" in code.co_filename:
+            return True
+        trace = trace.tb_next
+    return False

@@ -32,6 +32,9 @@ def refused(case: Refusal) -> str:
     messages = [_refused_call(case, twin, compiled, number) for number in range(_CALLS)]
     if messages[-1] is None:
         raise Differs(f"{case}: no call was refused")
+    for row in ("  from      ", "  because   ", "  try       ", "on_unsupported='eager'"):
+        if row not in messages[-1] and not (row.startswith("  from") and case.says):
+            raise Differs(f"{case}: the message has no {row.strip()!r}:\n{messages[-1]}")
     place = case.says or marked_line(plain)
     if place not in messages[-1]:
         raise Differs(f"{case}: the message does not name {place}:\n{messages[-1]}")

@@ -290,6 +290,7 @@ class CompiledStep:
     def _give_up(self, error: DovetailError) -> None:
         """Raise the error, or run in eager mode from now on."""
         if not self._falls_back:
+            error.offer("compile_step(..., on_unsupported='eager')")
             raise error
         self._given_up = error
         text = f"{self._cache.name} runs in eager mode from now on, because it cannot be captured:\n{error}"

@@ -39,4 +39,18 @@ def check_functions_below_autograd() -> str | None:
     )
 
 
-CHECKS = (check_functions_below_autograd,)
+def check_runs_packed() -> str | None:
+    """An error of a layer over a packed sequence is known from one of a layer over a tensor."""
+    with torch.random.fork_rng(devices=[]):
+        layer = torch.nn.GRU(2, 2)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2, 2), torch.ones(1, 2)])
+    found = []
+    for given in (packed, torch.ones(2, 1, 2)):
+        try:
+            layer(given, torch.ones(1, 9, 9))
+        except RuntimeError as error:
+            found.append(recurrent.runs_packed(error))
+    return first_difference(("which of two errors are of packed sequences", found, [True, False]))
+
+
+CHECKS = (check_functions_below_autograd, check_runs_packed)
