@@ -36,6 +36,13 @@ def _raises_otherwise(x: Tensor) -> Tensor:
     raise ValueError(f"{lowest} is negative")
 
 
+def _of_numbers(x: Tensor) -> Tensor:
+    if x.min().item() < 0:
+        raise ValueError("negative")
+    assert x.to(torch.int64).max().item() <= 3
+    return x.sqrt()
+
+
 def _of_torch(x: Tensor) -> Tensor:
     return functional.gaussian_nll_loss(torch.zeros(3), torch.ones(3), x)
 
@@ -44,7 +51,9 @@ def _of_distributions(x: Tensor) -> Tensor:
     return torch.distributions.Exponential(x + 0.5, validate_args=True).log_prob(x + 1)
 
 
-@pytest.mark.parametrize("function", [_raises_if, _asserts, _raises_otherwise, _of_torch, _of_distributions])
+@pytest.mark.parametrize(
+    "function", [_raises_if, _asserts, _raises_otherwise, _of_numbers, _of_torch, _of_distributions]
+)
 def test_a_check_is_part_of_the_program(function: Callable[[Tensor], Tensor]) -> None:
     compiled = dovetail.compile(function)
     for x in (torch.arange(3.0), torch.rand(3)):

@@ -11,14 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.checked_branches import answer_that_does_not_raise, has_checks
-from dovetail.torch_compat.data_sizes import assume, without_hint
+from dovetail.torch_compat.data_sizes import asked_truths, assume, without_hint
 from dovetail.torch_compat.modes import unnoticed_mode
 
 INDEXING = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
@@ -44,7 +44,15 @@ def followed_places(note_checks: Callable[[], None]) -> Iterator[None]:
 
     note_checks: called when torch has been told a fact that the program has to check from here on.
     """
-    with UnknownPlaces(note_checks), unnoticed_mode():
+
+    def answer(number: Any, frame: FrameType) -> bool | None:
+        wanted = answer_that_does_not_raise(frame) if without_hint(number) else None
+        if wanted is not None:
+            assume(number if wanted else torch.sym_not(number))
+            note_checks()
+        return wanted
+
+    with UnknownPlaces(note_checks), unnoticed_mode(), asked_truths(answer):
         yield
 
 

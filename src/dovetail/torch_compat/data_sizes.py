@@ -7,6 +7,10 @@ number each question has the answer that it has in eager mode, and the environme
 from __future__ import annotations
 
 import itertools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -53,3 +57,22 @@ def without_hint(value: Any) -> bool:
 def assume(fact: Any) -> None:
     """Let the environment of a symbolic truth value take it for true. Raises: RuntimeError where it is false."""
     torch._check(fact)
+
+
+@contextmanager
+def asked_truths(answer: Callable[[torch.SymBool, FrameType], bool | None]) -> Iterator[None]:
+    """While active, code that branches on a symbolic truth value hears what `answer` says, where it says something.
+
+    answer: called with the value and the frame that asks.
+    """
+    before = torch.SymBool.__bool__
+
+    def truth(self: torch.SymBool) -> bool:
+        said = answer(self, sys._getframe(1))
+        return before(self) if said is None else said
+
+    setattr(torch.SymBool, "__bool__", truth)  # noqa: B010, a method
+    try:
+        yield
+    finally:
+        setattr(torch.SymBool, "__bool__", before)  # noqa: B010

@@ -58,4 +58,19 @@ def check_assume() -> str | None:
     return first_difference(("facts before and after", (len(before), len(symbols.expected_trees(env))), (0, 1)))
 
 
-CHECKS = (check_with_shape_env, check_size_with_hint, check_without_hint, check_assume)
+def check_asked_truths() -> str | None:
+    """Branches are answered while it is active, and not afterwards."""
+    env = symbols.new_shape_env()
+    known = data_sizes.size_with_hint(env, 5)
+    with fakes.new_fake_mode(env):
+        unknown = torch.empty(2, dtype=torch.int64).sum().item()
+    with data_sizes.asked_truths(lambda number, _: False if data_sizes.without_hint(number) else None):
+        answers = [bool(unknown == 1), bool(known == 5)]
+    try:
+        bool(unknown == 1)
+    except fakes.DATA_DEPENDENT_ERRORS:
+        answers.append(True)
+    return first_difference(("answers", answers, [False, True, True]))
+
+
+CHECKS = (check_with_shape_env, check_size_with_hint, check_without_hint, check_assume, check_asked_truths)
