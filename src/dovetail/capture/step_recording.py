@@ -35,6 +35,7 @@ from dovetail.capture.step_tensors import (
     held_gradients,
     look_of,
     must_be_dropped,
+    refuse_graph_before,
 )
 from dovetail.capture.step_text_results import text_result
 from dovetail.errors import ReturnedState, UnownedState, UnsupportedStep
@@ -80,8 +81,7 @@ class StepRecording:
     ) -> None:
         """Prepare.
 
-        line_of: where the code names a tensor, for messages.
-        dynamic: sizes of arguments above 1 become symbols.
+        line_of: where the code names a tensor. dynamic: sizes of arguments above 1 become symbols.
         assume_cleared: the step is expected to begin by clearing gradients: where none is held, let one seem to be, so
         that the step can be seen to drop it.
         Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
@@ -96,6 +96,7 @@ class StepRecording:
         self.tensors = [*tensors, *(gradient for _, gradient in held)]
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}
         self._required = [item.tensor.requires_grad for item in self.tensors]
+        self._of_graphs = {i: line_of(x.tensor) for i, x in enumerate(self.tensors) if not x.tensor.is_leaf}
         self.numbers = list(numbers)
         self.results: list[Result | Value | MadeTensor] = []
         self._values: list[Value] = []
@@ -215,6 +216,7 @@ class StepRecording:
         for index, item in enumerate(self.tensors):
             tensor = item.tensor
             self._moved.look_at(index)
+            refuse_graph_before(item, self._required[index], index, self._of_graphs)
             if _count(hook_tables(tensor)) > self._hook_counts[index]:
                 self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
@@ -376,7 +378,7 @@ class StepRecording:
             numbers=self.numbers,
             number_values=self._number_values,
             held=self.held,
-            required=self._required,
+            required=[required and i not in self._of_graphs for i, required in enumerate(self._required)],
             cleared=self._functions.cleared,
             seeming={index: value for index, (_, value) in self._seeming.items()},
             results=self.results,

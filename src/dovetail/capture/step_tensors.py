@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,8 +105,6 @@ def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | Non
         refused = f"a {type(tensor).__name__}, which wraps other tensors", "use plain tensors"
     if refused is not None:
         raise UnsupportedTensor(name=item.label, kind=refused[0], hint=refused[1], origin=line_of(tensor))
-    if tensor.requires_grad and not tensor.is_leaf:
-        raise of_graph_from_before(item.label, line_of(tensor))
     if isinstance(item.role, UserInput) and any(hook_tables(tensor)):
         raise UnsupportedStep(
             what=f"receives {item.label}, which has gradient hooks",
@@ -124,6 +122,15 @@ def of_graph_from_before(label: str, origin: Origin | None) -> StateChangedOther
         hint="detach it before the step (x.detach()), or compute it in the step",
         origin=origin,
     )
+
+
+def refuse_graph_before(item: StepTensor, required: bool, index: int, of_graphs: Mapping[int, Origin | None]) -> None:
+    """Raises: StateChangedOtherwise for a tensor of a graph from before the step that the step does not only detach.
+
+    of_graphs: by the numbers of such tensors, where the step's code names them.
+    """
+    if index in of_graphs and (item.tensor.grad is not None or item.tensor.requires_grad != required):
+        raise of_graph_from_before(item.label, of_graphs[index])
 
 
 def held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTensor]]:

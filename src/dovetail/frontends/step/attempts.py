@@ -11,6 +11,7 @@ from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.left_behind import (
     ContainersRead,
     ContainersWritten,
+    FlagsTurned,
     MoreIsRead,
     NumbersToLift,
     StateToMake,
@@ -66,6 +67,9 @@ class Attempts:
                 if first is not None and error.paths & left_out.slots:
                     raise first from first.__cause__
                 self._lifting.writes(error.paths)
+            except FlagsTurned as error:
+                self._lifting.turned |= error.paths
+                raise
             except (DovetailError, StateToMake, NotBeforeRuns) as error:
                 if self._lifting.draws_in(*capture.drawing_functions):
                     continue

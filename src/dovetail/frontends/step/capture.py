@@ -98,7 +98,7 @@ class StepCapture:
         self._options = options
         self._names: set[str] = set()
         self._numbers, self.hyperparameters = number_inputs(reachable, lifted.slots, guarded, self._name)
-        kept, self._also_read, self._drawing = shown.kept, shown.read, shown.drawing
+        kept, self._also_read, self._drawing, self._turned = shown.kept, shown.read, shown.drawing, shown.turned
         self._write_only = WriteOnlyContainers(reachable, sorted(shown.write_only, key=repr))
         self._kept = [
             NumberSlot.at(slot)
@@ -206,7 +206,7 @@ class StepCapture:
                 if self._write_only.read:
                     raise ContainersRead(frozenset(self._write_only.read))
                 newly = overwritten(self._watcher.reads, self._reachable)
-                left = LeftBehind(self._reachable, self._numbers, self.lifted, newly, self._also_read)
+                left = LeftBehind(self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
                 left.is_drawn = self._draws.explain
                 left.find_write_only()
                 check_texts(recording.recorder)

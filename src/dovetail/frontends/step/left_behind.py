@@ -70,6 +70,14 @@ class StateToMake(Exception):
         self.error = error
 
 
+class FlagsTurned(StateToMake):
+    """The step turns flags of optimizers, which it may do once and never again. paths: of these slots."""
+
+    def __init__(self, error: DovetailError, paths: frozenset[Path]) -> None:
+        super().__init__(error)
+        self.paths = paths
+
+
 class LeftBehind:
     """What a step that was recorded has left in its reachable state. slots: of the numbers that are inputs of the
     program.
@@ -86,10 +94,11 @@ class LeftBehind:
         kept: Collection[Path] = (),
         overwritten: Collection[tuple[int, str]] = (),
         also_read: Collection[Path] = (),
+        turned: Collection[Path] = (),
     ) -> None:
         """Look at a reachable state whose code has just run on fakes.
 
-        also_read: containers that the step reads.
+        also_read: containers that the step reads. turned: flags that it has turned in earlier calls.
 
         kept: slots of tensors that may be others in each call. overwritten: attributes that were set before they were
         read, by the identity of their `__dict__`.
@@ -99,6 +108,7 @@ class LeftBehind:
         self._kept = kept
         self._overwritten = overwritten
         self._also_read = also_read
+        self._turned = turned
         self.is_drawn: Callable[[Any], bool] = lambda _: False
         self.filled: list[tuple[Path, Tree]] = []
         self.bound: list[tuple[Path, Tree]] = []
@@ -128,6 +138,8 @@ class LeftBehind:
             if slot is not None and _is_plain(change.old) and (_is_plain(change.new) or is_traced(change.new)):
                 if type(change.old) in (int, float):
                     lift.add(slot.path)
+                elif self._is_turned_first(change, slot):
+                    raise FlagsTurned(self._refused(change), frozenset((slot.path,)))
                 else:
                     new = change.new if is_traced(change.new) else PlainResult(change.new)
                     yield self._writable(slot), recording.leave(new)
@@ -148,6 +160,11 @@ class LeftBehind:
             raise TensorsToKeep(frozenset(keep))
         if lift:
             raise NumbersToLift(frozenset(lift))
+
+    def _is_turned_first(self, change: Change, slot: Slot) -> bool:
+        """Whether a flag of an optimizer is turned for the first time: a program would be for this call only."""
+        is_flag = type(change.old) is bool and type(change.new) is bool
+        return is_flag and slot.container.rank == OPTIMIZER and slot.path not in self._turned
 
     def _reshaped(self, changes: Sequence[Change]) -> set[tuple[int, Any]]:
         """Where tuples with inputs among their parts were replaced by such that differ in more than these."""

@@ -46,7 +46,7 @@ class Lifting:
 
     drawing: functions that draw outside torch, and are called before each run.
     kept: slots of tensors that calls replace. write_only: containers that calls only put things into. read: those that
-    calls read as well.
+    calls read as well. turned: flags that calls have turned.
     """
 
     def __init__(self) -> None:
@@ -56,6 +56,7 @@ class Lifting:
         self.kept: frozenset[Path] = frozenset()
         self.write_only: frozenset[Path] = frozenset()
         self.read: frozenset[Path] = frozenset()
+        self.turned: frozenset[Path] = frozenset()
         self.drawing: list[FunctionType] = []
         self._useless: list[FunctionType] = []
         self._before: tuple[Structure, list[Any]] | None = None

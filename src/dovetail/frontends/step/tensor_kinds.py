@@ -128,7 +128,7 @@ class TensorKinds:
         """Whether the tensors of a call, in the order of the sources, are as expected. leaves: of the arguments."""
         if self._same is None or not self._same.are(self._fixed(tensors)) or not self._fit(tensors):
             return False
-        if self._hookable and any(_has_history(tensors[i]) for i in self._hookable):
+        if self._hookable and any(any(hook_tables(tensors[i])) for i in self._hookable):
             return False  # the state is watched with the reachable state
         ids = self._marks(tensors)
         if ids == self._checked:
@@ -212,8 +212,3 @@ def expected_tensors(
         accesses,
         sizes,
     )
-
-
-def _has_history(tensor: torch.Tensor) -> bool:
-    """Whether backward would go on beyond a tensor, or would call hooks of it."""
-    return not tensor.is_leaf or any(hook_tables(tensor))
