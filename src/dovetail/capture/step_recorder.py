@@ -88,6 +88,7 @@ class StepRecorder(Recorder):
         self.texts = Texts()
         self.moved: set[Value] = set()
         self.of_graphs: Mapping[int, str] = {}
+        self.used_of_graphs: set[int] = set()
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """See `Recorder`."""
@@ -102,6 +103,7 @@ class StepRecorder(Recorder):
         """Raises: StateChangedOtherwise where one is a tensor with a graph from before."""
         for value in values if self.of_graphs else ():
             if id(value) in self.of_graphs:
+                self.used_of_graphs.add(id(value))
                 error = of_graph_from_before(self.of_graphs[id(value)], self._tracker.here())
                 self.refusals.append(error)
                 raise error

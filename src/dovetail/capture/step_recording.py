@@ -81,17 +81,15 @@ class StepRecording:
     ) -> None:
         """Prepare.
 
-        line_of: where the code names a tensor. dynamic: sizes of arguments above 1 become symbols.
-        assume_cleared: the step is expected to begin by clearing gradients: where none is held, let one seem to be, so
-        that the step can be seen to drop it.
+        line_of: where the code names a tensor. dynamic: sizes of arguments above 1 become symbols. assume_cleared: the
+        step is expected to begin by clearing gradients: where none is held, let one seem to be, to see it dropped.
         Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
         """
         held = list(held_gradients(tensors))
         for item in (*tensors, *(gradient for _, gradient in held)):
             check_state(item, line_of)
         self.mode = new_fake_mode(new_shape_env() if dynamic else None)
-        self._dynamic = dynamic
-        self.origins = OriginTracker()
+        self.origins, self._dynamic = OriginTracker(), dynamic
         self.recorder = StepRecorder(self.origins, self.mode, hints)
         self.tensors = [*tensors, *(gradient for _, gradient in held)]
         self.held = {index: len(tensors) + k for k, (index, _) in enumerate(held)}

@@ -1,4 +1,4 @@
-"""Tensors that are part of graphs from before a step: it may put others in their places, and use none of them."""
+"""Tensors that are part of graphs from before a step: it may put others in their places, and read them."""
 
 from __future__ import annotations
 
@@ -90,11 +90,25 @@ def _asked(holder: Holder, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("use", [_used, _measured, _asked])
-def test_a_tensor_with_a_graph_that_is_used_is_refused(use: Callable[[Holder, Tensor], Tensor]) -> None:
+def test_a_tensor_with_a_graph_is_read_as_in_eager_mode(use: Callable[[Holder, Tensor], Tensor]) -> None:
     holder = Holder(torch.ones(3, requires_grad=True))
 
     def step(x: Tensor) -> Tensor:
         return use(holder, x).detach()
+
+    run = dovetail.compile_step(step)
+    for number in range(3):
+        holder.held = holder.weight * number
+        x = torch.randn(3)
+        assert torch.equal(run(x), step(x))
+    assert run.stats.captures == 1
+
+
+def test_backward_beyond_a_tensor_with_a_graph_is_refused() -> None:
+    holder = Holder(torch.ones(3, requires_grad=True))
+
+    def step(x: Tensor) -> None:
+        _used(holder, x).backward(retain_graph=True)
 
     run = dovetail.compile_step(step)
     run(torch.ones(3))

@@ -277,7 +277,7 @@ CASES: tuple[tuple[Callable[[Training], Step], str], ...] = (
     (older_graph, "reaches variable scale, which is part of a graph from before"),
     (moved, "moves a Linear to another dtype or device"),
     (as_array, "turns a tensor into Python objects"),
-    (graph_written, "reaches t.frozen, which is part of a graph from before"),
+    (graph_written, "a leaf Variable that requires grad"),
     (reshaped, "changes the shape or strides of t.frozen"),
 )
 

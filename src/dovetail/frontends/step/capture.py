@@ -33,6 +33,7 @@ from dovetail.frontends.step.left_behind import (
     LeftBehind,
     MoreIsRead,
     StateToMake,
+    kept_if_used,
     overwritten,
     refused_change,
 )
@@ -106,7 +107,7 @@ class StepCapture:
             if slot.path in kept and isinstance(slot.read(), torch.Tensor)
         ]
         self._given = [*call.leaves, *(number_slot.read() for number_slot in self._kept)]
-        self._of_graphs = slots_of_graphs(reachable)
+        self._of_graphs = [slot for slot in slots_of_graphs(reachable) if slot.path not in kept]
         self.lifted = frozenset(x.path for found in (self._numbers, self._kept, self._of_graphs) for x in found)
         self._lifted_leaves = lifted.leaves
         self._blamed: Callable[[], frozenset[str]] = frozenset
@@ -190,7 +191,6 @@ class StepCapture:
         recording = StepRecording(
             tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic, line_of=self._reachable.line_naming
         )
-        recording.recorder.of_graphs = {id(slot.read()): slot.label for slot in self._of_graphs}
         self._blamed = lambda: recording.recorder.blamed
         optimizers = [optimizer for _, optimizer in self._reachable.optimizers]
         schedulers = [scheduler for _, scheduler in self._reachable.schedulers]
@@ -199,7 +199,7 @@ class StepCapture:
         self._draws = Draws(self._reachable, recording, self._drawing)
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
-        with self._undone():
+        with self._undone(), kept_if_used(recording.recorder, self._of_graphs):
             outside = Outside(recording.origins, self._reachable.slots)
             try:
                 recording.run(self._run, self._around(recording, hosts, outside))

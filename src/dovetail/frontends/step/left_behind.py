@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 
+from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.containers import Container, Path, Sequential, Slot
@@ -76,6 +78,19 @@ class FlagsTurned(StateToMake):
     def __init__(self, error: DovetailError, paths: frozenset[Path]) -> None:
         super().__init__(error)
         self.paths = paths
+
+
+@contextmanager
+def kept_if_used(recorder: StepRecorder, of_graphs: Sequence[Slot]) -> Iterator[None]:
+    """While active, slots with tensors of graphs from before are not to be used. Raises: TensorsToKeep if some are."""
+    paths = {id(slot.read()): slot.path for slot in of_graphs}
+    recorder.of_graphs = {id(slot.read()): slot.label for slot in of_graphs}
+    try:
+        yield
+    except DovetailError as error:
+        if recorder.used_of_graphs:
+            raise TensorsToKeep(frozenset(paths[item] for item in recorder.used_of_graphs)) from error
+        raise
 
 
 class LeftBehind:
