@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 import random
 import sys
 import time
@@ -230,6 +231,17 @@ LEAVES: list[tuple[Callable[[int], Any], Get]] = [
 ]
 
 
+# What code does with the number.
+USES: list[Callable[[Tensor, float], Tensor]] = [
+    lambda x, n: x * n,
+    lambda x, n: x * (n + 1) if n > 2 else x - n,
+    lambda x, n: x * math.cos(n) + round(n, 1),
+    lambda x, n: (x + torch.tensor([n, 1.0])) * -n / 3,
+    lambda x, n: x * (1 - 0.9**n) if int(n) % 2 else x * max(n, 1.5),
+    lambda x, n: x[: int(n) % 3 + 1] * len(f"{n}"),
+]
+
+
 class World:
     """A value, the way to it, and something that is not read."""
 
@@ -248,6 +260,7 @@ class World:
                 _fill(held, unread)
         self.gets = gets[::-1]
         self.root = choose.choice((self._closed, self._global, self._of_module, self._of_default))(held)
+        self.use = choose.choice(USES)
         self.unread = _Plain()
         _fill(self.unread, unread)
         _fill(MODULE, unread)
@@ -305,7 +318,7 @@ def _function(world: World) -> str:
     """What is wrong with a compiled function that reads a world."""
 
     def f(x: Tensor) -> Tensor:
-        return x * world.read()
+        return world.use(x, world.read())
 
     compiled = dovetail.compile(f)
     return _called(world, f, compiled)
@@ -323,7 +336,7 @@ def _step(world: World) -> str:
 
         def step(x: Tensor) -> Tensor:
             optimizer.zero_grad()
-            loss: Tensor = (net(x) * world.read()).sum()
+            loss: Tensor = world.use(net(x), world.read()).sum()
             loss.backward()
             optimizer.step()
             return loss.detach()
@@ -335,7 +348,8 @@ def _step(world: World) -> str:
 
 def _called(world: World, eager: Callable[[Tensor], Tensor], compiled: Callable[[Tensor], Tensor]) -> str:
     x = torch.ones(3, 2)
-    for call, act in enumerate((None, None, world.disturb, world.change, None, world.change)):
+    change, disturb = world.change, world.disturb
+    for call, act in enumerate((None, None, disturb, change, None, change, change, disturb, change)):
         if act is not None:
             act()
         wanted = eager(x)
