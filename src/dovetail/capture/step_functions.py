@@ -8,7 +8,7 @@ with the user's line.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn
@@ -57,12 +57,13 @@ class StepFunctions(TorchFunctionMode):
         on_gradient: Callable[[torch.Tensor], None],
         text_of: Callable[[torch.Tensor, Callable[[Any], str]], str | None],
         set_data: Callable[[torch.Tensor, torch.Tensor], bool],
+        dtype_of_numpy: Callable[[Iterable[Any]], torch.dtype | None],
         look_at: Callable[[Sequence[Any]], None] = lambda _: None,
         has_asked: Callable[[], bool] = lambda: True,
     ) -> None:
         """token_for, on_gradient: see `StepRecorder`. number_for: see `NumberTrace`.
 
-        set_data: lets a tensor lie on the memory of another one, if it can.
+        set_data: lets a tensor lie on the memory of another one, if it can. dtype_of_numpy: see `StepRecorder`.
         text_of: what stands for a text of a tensor, None where it is refused. look_at: gets the arguments of functions
         of torch. has_asked: whether the step has asked about numbers.
         """
@@ -74,6 +75,7 @@ class StepFunctions(TorchFunctionMode):
         self._token_for = token_for
         self._has_asked = has_asked
         self._set_data = set_data
+        self._dtype_of_numpy = dtype_of_numpy
         self.cleared: dict[int, bool] = {}
         self.hooked: dict[int, Origin] = {}
         self.refusals: list[DovetailError] = []
@@ -81,8 +83,9 @@ class StepFunctions(TorchFunctionMode):
 
     def end(self) -> None:
         """The step has run: forget who was to be asked."""
-        self._token_for, self._text_of, self._look_at, self._has_asked = float, _no_text, _nothing, bool
-        self._number_for, self._on_gradient, self._set_data = _nothing, _nothing, _never
+        self._token_for, self._text_of, self._look_at, self._has_asked = float, _no_text, do_nothing, bool
+        self._number_for, self._on_gradient, self._set_data = do_nothing, do_nothing, _never
+        self._dtype_of_numpy = _no_text
 
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -115,7 +118,7 @@ class StepFunctions(TorchFunctionMode):
             return self._as_text(func, args)
         if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):
             self._refuse("reads a tensor's address or version counter", "do so outside the step")
-        made = _made_of_numbers(func, args, keywords)
+        made = self._made_of_numbers(func, args, keywords)
         if made is not None:
             return made
         if func == _SET_DATA:
@@ -125,6 +128,15 @@ class StepFunctions(TorchFunctionMode):
             args = [self._plain(argument) for argument in args]
             keywords = {name: self._plain(argument) for name, argument in keywords.items()}
         return func(*args, **keywords)
+
+    def _made_of_numbers(self, func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> torch.Tensor | None:
+        """The tensor that a function makes of a drawn array, or of numbers of which some are traced."""
+        if func in _FROM_NUMBERS and args and is_drawn(args[0]):
+            return tensor_of_drawn(args[0], **keywords, copies=func is torch.tensor)
+        if not makes_tensor_of_numbers(func, args):
+            return None
+        dtype = self._dtype_of_numpy(_flat(args[0])) if keywords.get("dtype") is None else None
+        return tensor_of_numbers(args[0], **(keywords if dtype is None else {**keywords, "dtype": dtype}))
 
     def _bind_memory(self, tensor: torch.Tensor, other: torch.Tensor) -> None:
         if not self._set_data(tensor, other):
@@ -174,7 +186,8 @@ def _never(*_: Any) -> bool:
     return False
 
 
-def _nothing(_: Any) -> None:
+def do_nothing(_: Any) -> None:
+    """Nobody is told."""
     return
 
 
@@ -206,11 +219,8 @@ def _listed(tensor: torch.Tensor) -> list[Any]:
     return [part.item() if part.dim() == 0 else _listed(part) for part in tensor.unbind()]
 
 
-def _made_of_numbers(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> torch.Tensor | None:
-    """The tensor that a function makes of a drawn array, or of numbers of which some are traced."""
-    if func in _FROM_NUMBERS and args and is_drawn(args[0]):
-        return tensor_of_drawn(args[0], **keywords, copies=func is torch.tensor)
-    return tensor_of_numbers(args[0], **keywords) if makes_tensor_of_numbers(func, args) else None
+def _flat(item: Any) -> list[Any]:
+    return [x for part in item for x in _flat(part)] if isinstance(item, list | tuple) else [item]
 
 
 def _with_tensors(index: Any) -> Any:

@@ -20,7 +20,7 @@ from dovetail.capture.item_log import ItemHints
 from dovetail.capture.left_modes import modes_left
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
-from dovetail.capture.step_functions import StepFunctions
+from dovetail.capture.step_functions import StepFunctions, do_nothing
 from dovetail.capture.step_moves import Move, Moves
 from dovetail.capture.step_origins import origin_of, origin_of_write
 from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms, not_cleared
@@ -113,10 +113,10 @@ class StepRecording:
         self._must_drop = ""
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
-        told = (self.recorder.token_for, self.recorder.number_for, self.recorder.note_gradient)
-        has_asked = partial(bool, self.recorder.questions)
+        told, asked = self.recorder, partial(bool, self.recorder.questions)
+        numbers_of = told.token_for, told.number_for, told.note_gradient, self._text_of
         self._functions = StepFunctions(
-            self.origins, *told, self._text_of, self.recorder.set_data, self._look_at, has_asked
+            self.origins, *numbers_of, told.set_data, told.dtype_of_numpy, self._look_at, asked
         )
 
     # --- running --------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ class StepRecording:
         """A number that is drawn before each run: an input."""
         name = f"drawn_{len(self.numbers)}"
         value = self.recorder.add_traced(name, now)
-        self.numbers.append(StepNumber(name, now, _nowhere))
+        self.numbers.append(StepNumber(name, now, do_nothing))
         self._number_values.append(value)
         return self.recorder.trace_number(value, now)
 
@@ -390,10 +390,6 @@ class StepRecording:
             return recorded.programs(recorder, functional, name, keep_gradients)
         except GradientsNotCleared:
             raise not_cleared(self._must_drop) from None
-
-
-def _nowhere(_: Any) -> None:
-    """Nobody is shown the number."""
 
 
 def _count(tables: Sequence[HookTable]) -> int:

@@ -179,6 +179,7 @@ ARRAYS: dict[str, Take] = {
     "changed, a generator passed on": lambda x: x * torch.tensor(_changed(GENERATOR), dtype=torch.float32)[:, None],
     "written": lambda x: torch.from_numpy(np.random.rand(4, 3)).mul_(2).add_(x).float(),
     "reduced": lambda x: x * float(np.random.rand(3).sum()) * np.random.rand(3).max(),
+    "numbers of an array": lambda x: x * torch.tensor(list(np.random.rand(3))).sum(),
     "two of one": lambda x: x * sum(torch.from_numpy(a[k:]).sum() for a in [np.random.rand(4)] for k in (0, 1)).float(),
 }
 
@@ -241,3 +242,65 @@ def test_a_function_that_draws_and_changes_what_is_reached_is_refused() -> None:
     with pytest.raises(DovetailError, match="asks what an array holds"):
         run(torch.ones(4))
     assert len(seen) == 1
+
+
+def test_a_tensor_of_what_is_computed_with_a_number_of_numpy_needs_a_dtype() -> None:
+    taken(lambda x: x * torch.tensor(np.random.rand(2)[0] * 3, dtype=torch.float32))
+    with pytest.raises(DovetailError, match="without a dtype"):
+        taken(lambda x: x * torch.tensor(np.random.rand(2)[0] * 3))
+
+
+CHANCE = 0.5
+
+
+def _chosen(count: int) -> Any:
+    chosen = np.zeros(count, dtype=bool)
+    chosen[np.random.choice(count, int(count * CHANCE), replace=False)] = True
+    return chosen
+
+
+def test_numbers_that_a_function_reads_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for compiled in (False, True):
+        np.random.seed(0)
+        torch.manual_seed(0)
+        weight = torch.zeros(3)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            return weight.add_(x[torch.from_numpy(_chosen(len(x)))].sum(0)).clone()  # noqa: B023
+
+        run = dovetail.compile_step(step) if compiled else step
+        results = []
+        for number in range(10):
+            monkeypatch.setitem(globals(), "CHANCE", (0.5, 0.2, 0.9)[number // 2 % 3])
+            results.append(run(torch.randn(6, 3)).tolist())
+        found.append((results, repr(np.random.get_state())))
+    assert found[0] == found[1]
+
+
+def test_what_a_function_raises_before_a_run_is_what_eager_mode_raises() -> None:
+    found = []
+    for compiled in (False, True):
+        np.random.seed(0)
+        weight = torch.zeros(3)
+
+        def choose(count: int) -> Any:
+            chosen = np.zeros(count)
+            if (place := np.random.randint(5)) == 4:
+                raise ValueError("four")
+            chosen[place] = 1
+            return chosen
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            return weight.add_(x[0] * torch.from_numpy(choose(5)).sum()).clone()  # noqa: B023
+
+        run = dovetail.compile_step(step) if compiled else step
+        results: list[Any] = []
+        for _ in range(12):
+            try:
+                results.append(run(torch.ones(2, 3)).tolist())
+            except ValueError as error:
+                results.append(str(error))
+        found.append((results, repr(np.random.get_state())))
+    assert found[0] == found[1]
+    assert "four" in found[0][0]

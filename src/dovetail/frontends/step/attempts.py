@@ -71,15 +71,18 @@ class Attempts:
                 self._lifting.turned |= error.paths
                 raise
             except (DovetailError, StateToMake, NotBeforeRuns) as error:
-                if self._lifting.draws_in(*capture.drawing_functions):
+                wanted, useless = capture.drawing_functions
+                fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
+                may_be_numbers = bool(useless) and fewer is not None  # that are inputs, and read by such a function
+                if not may_be_numbers and self._lifting.draws_in(wanted, useless):
                     continue
-                assert not isinstance(error, NotBeforeRuns), "another one was tried"
                 if isinstance(error, StateChangedOtherwise) and not hooks and capture.has_hooks:
                     self._calls_hooks = True  # it may be a hook that does what cannot be recorded
                     continue
-                first = first or error
-                fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
+                if not isinstance(error, NotBeforeRuns):
+                    first = first or error
                 if fewer is None:  # it is not because of numbers that are inputs
+                    assert first is not None, "only one of the user's functions could not be called"
                     raise first from first.__cause__
                 left_out |= fewer
         raise CaptureFailed(error="each attempt shows more that it reads or changes")

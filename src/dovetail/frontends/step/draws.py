@@ -211,6 +211,8 @@ class Draws:
             return DrawnArray(self, which, result)
         if isinstance(result, _WHOLE) or type(result) in (int, float, bool):
             number = self._recording.draw(as_number(result))
+            if isinstance(result, np.float64):
+                self.recorder.of_numpy[self._recording.numbers[-1].name] = number
             self.taken.append(self.made[which])
             self._numbers[id(number)] = number, which
             return number

@@ -168,7 +168,7 @@ class Variant:
         self._drop_gradients(tensors, first=True)
         inputs: list[Any] = [tensors[index] for index in self.takes]
         try:
-            drawn.draw(self.draws, bindings.sources)
+            self._draw(drawn)
             inputs += [
                 drawn.made[self.drawn[slot]] if slot in self.drawn else tensor
                 for slot, (tensor, _) in enumerate(self.constants)
@@ -195,6 +195,15 @@ class Variant:
         if self.left_modes:
             set_switches(self.left_modes)
         return unflatten(results[: self.count], self.result_structure)
+
+    def _draw(self, drawn: Drawn) -> None:
+        """Make what is made before a run. Raises: GuardMiss; NothingWritten where the user's or NumPy's code raises."""
+        try:
+            drawn.draw(self.draws, self.bindings.sources)
+        except GuardMiss:
+            raise
+        except Exception as error:
+            raise NothingWritten from error
 
     def _move(self, tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
         """Let tensors lie on other memory (`.data = ...`), that of results or of each other."""
