@@ -302,8 +302,7 @@ class _Planner:
         results = node.outputs[form.fresh :]
         elementwise = facts_of(node.target).pointwise and len(written) == 1
         result = results[0] if elementwise else None  # over its own operand, it goes through memory as before
-        is_alike = result is not None and result.tensor.shape == written[0].tensor.shape
-        gapped = is_alike and result is not None and result.tensor.stride != written[0].tensor.stride
+        gapped = result is not None and _differ_in_strides_alone(result.tensor, written[0].tensor)
         pairs = zip(results, written, strict=True)
         is_free = gapped and result is not None and self.legality.is_only_copied(result, self.readers)
         if not is_free and any(r is None or r.tensor.layout() != w.tensor.layout() for r, w in pairs):
@@ -395,3 +394,7 @@ class _Planner:
             return False
         is_there = self.buffers.buffer_of(first) is self.buffers.buffer_of(place)
         return is_there and writing_form(node.target, first.tensor.dtype) is not None
+
+
+def _differ_in_strides_alone(a: TensorMeta, b: TensorMeta) -> bool:
+    return a.stride != b.stride and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
