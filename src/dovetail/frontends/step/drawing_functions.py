@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -60,7 +61,7 @@ class DrawingFunctions:
         self.useless: list[FunctionType] = []
         self._reachable = reachable
         self._functions = functions
-        self._notes = notes
+        self._notes: Any = weakref.proxy(notes)  # which has this
         self._thread = threading.get_ident()
 
     @contextlib.contextmanager
@@ -93,7 +94,7 @@ class DrawingFunctions:
         return call
 
     def _called(self, function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        notes = self._notes
+        notes: _Notes = self._notes
         meant = Draw(
             which=-1,
             function=function,
