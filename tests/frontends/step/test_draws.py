@@ -304,3 +304,26 @@ def test_what_a_function_raises_before_a_run_is_what_eager_mode_raises() -> None
         found.append((results, repr(np.random.get_state())))
     assert found[0] == found[1]
     assert "four" in found[0][0]
+
+
+def test_a_function_that_reads_what_the_step_changes_before_is_refused() -> None:
+    class Scale:
+        now = 1.0
+
+    scale = Scale()
+
+    def choose(count: int) -> Any:
+        chosen = np.zeros(count)
+        chosen[np.random.choice(count, 2)] = scale.now
+        return chosen
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        scale.now = 2.0
+        chosen = torch.from_numpy(choose(len(x)))
+        scale.now = 1.0
+        return (x[:, 0] * chosen).sum()
+
+    run = dovetail.compile_step(step)
+    run(torch.ones(4, 3))
+    with pytest.raises(DovetailError, match="what the step has changed before"):
+        run(torch.ones(4, 3))

@@ -223,6 +223,7 @@ class StepCapture:
             self._bound, self._filled = left.bound, left.filled
             hosts.settle(trees)
         reads = self._watcher.guard(self._compared(), self._not_guarded)
+        self._draws.check()
         host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         sources += [Source("gradient", index) for index in recording.held]

@@ -80,6 +80,19 @@ def kind_of_result(item: Any) -> Hashable:
     return (type(item), item)
 
 
+def is_same_result(one: Any, other: Any) -> bool:
+    """Whether two results hold the same; of tensors, only what they are like."""
+    if isinstance(one, torch.Tensor):
+        return kind_of_result(one) == kind_of_result(other)
+    if isinstance(one, np.ndarray | np.generic):
+        return bool(one.tobytes() == other.tobytes())
+    if type(one) in (list, tuple):
+        return len(one) == len(other) and all(map(is_same_result, one, other))
+    if type(one) is dict:
+        return one.keys() == other.keys() and all(is_same_result(one[key], other[key]) for key in one)
+    return type(one) is type(other) and repr(one) == repr(other)
+
+
 def as_number(item: Any) -> Any:
     """A plain number for one of NumPy's."""
     return item.item() if isinstance(item, np.generic) else item

@@ -25,7 +25,7 @@ from dovetail.errors import UnsupportedStep
 from dovetail.frontends.step.captured_memory import generator_is_set
 from dovetail.frontends.step.containers import Fixed, Slot
 from dovetail.frontends.step.drawing_functions import DrawingFunctions, candidates
-from dovetail.frontends.step.drawn_values import Draw, Drawn, Ref, Source, as_number, kind_of_result
+from dovetail.frontends.step.drawn_values import Draw, Drawn, Ref, Source, as_number, is_same_result, kind_of_result
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.reach.values import PLAIN, is_a, random_state, set_random_state
 from dovetail.torch_compat.traced_numbers import fixed_number, is_traced
@@ -300,6 +300,22 @@ class Draws:
         return next((hidden for shared, hidden in _SHARED if shared is generator), generator)
 
     # --- afterwards
+
+    def check(self) -> None:
+        """Make everything as a run would, before the step. Raises: UnsupportedStep where that gives something else."""
+        drawn = Drawn()
+        try:
+            drawn.draw(self.made, [[x.generator for x in draw.sources] for draw in self.made])
+            is_same = all(map(is_same_result, drawn.made, self._real))
+        except Exception:
+            is_same = False
+        drawn.put_back()
+        if not is_same:
+            raise UnsupportedStep(
+                what="draws random numbers in a function that reads what the step has changed before",
+                why="the function is called before the program runs, and would read what was there then",
+                hint="give it what it reads as an argument, or change that after the call",
+            )
 
     def among(self, constants: Sequence[torch.Tensor]) -> dict[int, int]:
         """The constants of a program that are made before each run: by slot, what makes them."""
