@@ -18,7 +18,7 @@ from dovetail.frontends.tensor_kind import difference, kind_of
 from dovetail.ir.sizes import Number
 from dovetail.reach.guard import PythonGuards
 from dovetail.reach.levels import picker
-from dovetail.reach.number_slots import NumberSlot
+from dovetail.reach.read_numbers import ReadNumber
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.subclasses import is_wrapper
 
@@ -93,7 +93,7 @@ class CallGuard:
     def _symbols(self, inputs: Sequence[Any]) -> Mapping[str, Number]:
         return {} if self._sizes is None else self._sizes.sizes(inputs) or {}
 
-    def changed_numbers(self, leaves: Sequence[Any], structure: Structure) -> tuple[frozenset[int], list[NumberSlot]]:
+    def changed_numbers(self, leaves: Sequence[Any], structure: Structure) -> tuple[frozenset[int], list[ReadNumber]]:
         """Leaves, and slots of Python objects, that are other numbers than the program is for."""
         is_alike = structure == self._arguments.structure
         changed = self._arguments.changed_numbers(leaves) if is_alike else frozenset[int]()

@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.frontends.call_guard import CallGuard
 from dovetail.frontends.number_guard import LiftedNumbers
 from dovetail.frontends.structure import Structure
-from dovetail.reach.number_slots import NumberSlot
+from dovetail.reach.read_numbers import ReadNumber
 
 _NUMBERS = (int, float)
 
@@ -22,7 +22,7 @@ class ChangingNumbers:
 
     def __init__(self) -> None:
         self._leaves: set[int] = set()
-        self._slots: dict[tuple[int, str], NumberSlot] = {}
+        self._slots: dict[tuple[int, str], ReadNumber] = {}
         self._plain: set[int | tuple[int, str]] = set()
 
     def learn(self, guards: Iterable[CallGuard], leaves: Sequence[Any], structure: Structure) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from dovetail.capture.number_symbols import NumberFact, broken_fact
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import identifier
-from dovetail.reach.number_slots import NumberSlot
+from dovetail.reach.read_numbers import ReadNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class LiftedNumbers:
     """Which numbers are inputs of a program. leaves: among the arguments. slots: of Python objects."""
 
     leaves: tuple[int, ...] = ()
-    slots: tuple[NumberSlot, ...] = ()
+    slots: tuple[ReadNumber, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.leaves or self.slots)

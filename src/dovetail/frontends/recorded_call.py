@@ -39,7 +39,7 @@ from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.contents import identified
 from dovetail.reach.guard import PythonGuards
-from dovetail.reach.number_slots import numbers_put
+from dovetail.reach.read_numbers import numbers_put
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher

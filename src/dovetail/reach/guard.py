@@ -24,7 +24,7 @@ from dovetail.reach.contents import MISSING, Snapshot
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
 from dovetail.reach.levels import levels_of, picker
 from dovetail.reach.libraries import is_library_class
-from dovetail.reach.number_slots import NumberSlot, NumbersRead
+from dovetail.reach.read_numbers import ReadNumber, ReadNumbers
 from dovetail.reach.slots import in_cell, in_slot
 from dovetail.reach.tables import Tables, shows_all
 from dovetail.reach.values import PLAIN, is_a, is_same, name_of
@@ -45,7 +45,7 @@ class PythonGuard:
         self._dead: list[Any] = []  # references to what is gone
         self._kept: dict[int, Any] = {}
         self._is_bound = slots.is_bound
-        self._numbers = None if slots.is_bound else NumbersRead(slots)
+        self._numbers = None if slots.is_bound else ReadNumbers(slots)
         self._set_objects(slots)
         containers = self._set_tables(slots)
         self._set_values(slots, containers)
@@ -140,7 +140,7 @@ class PythonGuard:
         """How many values are looked at in each call."""
         return len(self._labels)
 
-    def changed_numbers(self) -> list[NumberSlot]:
+    def changed_numbers(self) -> list[ReadNumber]:
         """The slots that were read and hold other numbers now, of the same type."""
         return [] if self._numbers is None or self._dead else self._numbers.changed()
 
@@ -251,7 +251,7 @@ class PythonGuards:
         """What is not as it was; empty when everything is."""
         return next((reason for guard in self.guards if (reason := guard.why())), "")
 
-    def changed_numbers(self) -> list[NumberSlot]:
+    def changed_numbers(self) -> list[ReadNumber]:
         """See `PythonGuard`."""
         return [slot for guard in self.guards for slot in guard.changed_numbers()]
 

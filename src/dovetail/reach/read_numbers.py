@@ -21,7 +21,7 @@ _NUMBERS = (int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class NumberSlot:
+class ReadNumber:
     """A slot that held a number. kind: the type of the number. label: what a user would write for the slot.
 
     held_by: what holds it; nothing of the user's is kept alive by that. name: of the attribute or variable.
@@ -54,7 +54,7 @@ class NumberSlot:
 
 
 @contextmanager
-def numbers_put(slots: Sequence[NumberSlot], numbers: Sequence[Any]) -> Iterator[None]:
+def numbers_put(slots: Sequence[ReadNumber], numbers: Sequence[Any]) -> Iterator[None]:
     """While active, slots hold these numbers."""
     with ExitStack() as stack:
         for slot, number in zip(slots, numbers, strict=True):
@@ -63,36 +63,36 @@ def numbers_put(slots: Sequence[NumberSlot], numbers: Sequence[Any]) -> Iterator
         yield
 
 
-class NumbersRead:
+class ReadNumbers:
     """The numbers among what a recorded call has read: attributes of objects and classes, variables."""
 
     def __init__(self, slots: Guarded) -> None:
         """Remember what the slots held."""
-        found: list[tuple[NumberSlot, Any]] = []
+        found: list[tuple[ReadNumber, Any]] = []
         for number, table in slots.tables:
             owner = slots.objects[number][0]
             for name, value in zip(table.names, table.values, strict=True):
                 if type(value) in _NUMBERS and (held_by := _attributes(owner)) is not None:
                     key = (id(attributes_of(owner)), name)
-                    found.append((NumberSlot(table.label(name), type(value), name, held_by, key), value))
+                    found.append((ReadNumber(table.label(name), type(value), name, held_by, key), value))
         for kind, table in slots.class_tables:
             for name, value in zip(table.names, table.values, strict=True):
                 if type(value) in _NUMBERS:
-                    slot = NumberSlot(table.label(name), type(value), name, weakref.ref(kind), (id(kind), name))
+                    slot = ReadNumber(table.label(name), type(value), name, weakref.ref(kind), (id(kind), name))
                     found.append((slot, value))
         for space, table in slots.dictionaries:
             for name, value in zip(table.names, table.values, strict=True):
                 if type(value) in _NUMBERS:
-                    slot = NumberSlot(table.label(name), type(value), name, _Kept(space), (id(space), name))
+                    slot = ReadNumber(table.label(name), type(value), name, _Kept(space), (id(space), name))
                     found.append((slot, value))
         for cell, name, value in slots.cells:
             if type(value) in _NUMBERS:
-                slot = NumberSlot(f"variable {name}", type(value), name, _Kept(cell), (id(cell), name))
+                slot = ReadNumber(f"variable {name}", type(value), name, _Kept(cell), (id(cell), name))
                 found.append((slot, value))
         self._slots = [slot for slot, _ in found]
         self._keys = [value_key(value) for _, value in found]
 
-    def changed(self) -> list[NumberSlot]:
+    def changed(self) -> list[ReadNumber]:
         """The slots that hold other numbers, of the same type."""
         now = [slot.read() for slot in self._slots]
         pairs = zip(self._slots, self._keys, now, strict=True)
