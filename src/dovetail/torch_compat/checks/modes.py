@@ -114,6 +114,21 @@ def check_switches() -> str | None:
     )
 
 
+def check_kernel_switches() -> str | None:
+    """What operators look at is noticed when it changes, and what it was is found again."""
+    before = modes.kernel_switches()
+    dtype = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        during = modes.kernel_switches()
+    finally:
+        torch.set_default_dtype(dtype)
+    changed = [name for name in before if before[name] != during[name]]
+    return first_difference(
+        ("what changed", changed, [modes.DEFAULT_DTYPE]), ("what it is afterwards", modes.kernel_switches(), before)
+    )
+
+
 def check_set_switches() -> str | None:
     """Every switch can be set to what it is."""
     before = modes.switches()
@@ -126,6 +141,7 @@ def _without(found: dict[str, object], names: Collection[str]) -> dict[str, obje
 
 
 CHECKS = (
+    check_kernel_switches,
     check_autocast_is_active,
     check_autocast_off,
     check_casts_in_force,
