@@ -316,3 +316,16 @@ def test_strides_that_no_size_determines() -> None:
     ):
         assert torch.equal(compiled(x), x + x.sum(0))
         assert compiled(x).stride() == (x + x.sum(0)).stride()
+
+
+def test_views_of_arguments_whose_sizes_data_decide() -> None:
+    compiled = dovetail.compile(lambda x, n: (x[: n.item()], x.narrow(0, 1, int(n)).view(-1)))
+    for count in (2, 3, 1, 5):
+        x, n = torch.randn(6, 3), torch.tensor(count)
+        first, second = compiled(x, n)
+        assert torch.equal(first, x[:count])
+        first.zero_()  # they are views
+        second.add_(1)
+        assert first.data_ptr() == x.data_ptr()
+        assert second._base is x
+    assert compiled.stats.captures == 1

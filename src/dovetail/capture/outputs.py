@@ -34,8 +34,9 @@ from dovetail.ir.calling import (
     WriteBack,
 )
 from dovetail.ir.convert import scalar_of
-from dovetail.ir.program import Operand, Value
+from dovetail.ir.program import Operand, Value, meta_symbols, symbols_in
 from dovetail.ir.signature import InputMutation, OutputRole, UserOutput, WriteKind
+from dovetail.ir.sizes import symbol
 from dovetail.torch_compat.autograd import has_hooks
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, take_apart
@@ -138,6 +139,7 @@ def analyse_outputs(
         if kind is WriteKind.TRACKED:
             backs.append(WriteBack(index, _PackNumber(builder.add_pack(stand_ins[index].seen)), kind))
     _own_memory(builder)
+    _hand_out_sizes(rules, builder)
     count = len(builder.values)
     plan = CallPlan(
         tuple(_numbered(rule, count) for rule in rules),
@@ -184,6 +186,17 @@ def _own_memory(builder: _Builder) -> None:
         if value.tensor.storage in taken:
             builder.values[slot] = value = builder.functional.own_copy(value)
         taken.add(value.tensor.storage)
+
+
+def _hand_out_sizes(rules: Sequence[OutputRule], builder: _Builder) -> None:
+    """Sizes of views of inputs that only the program tells are results, too: the views are made outside."""
+    metas = [stand_in.declared.meta for stand_in in builder.stand_ins]
+    known = {name for meta in metas for name in meta_symbols(meta)}
+    views = [rule for rule in CallPlan(tuple(rules), (), ()).sources() if isinstance(rule, FromView)]
+    operands = [(step.args, [argument for _, argument in step.kwargs]) for view in views for step in view.steps]
+    for name in dict.fromkeys(name for operand in operands for name in symbols_in(operand)):
+        if name not in known:
+            builder.add_user(symbol(name), None, False)
 
 
 def _chains_by_storage(results: Sequence[object], builder: _Builder) -> dict[int, list[list[Value]]]:

@@ -39,7 +39,7 @@ from dovetail.ir.calling import (
 )
 from dovetail.ir.program import Program, symbols_in
 from dovetail.ir.signature import WriteKind
-from dovetail.ir.sizes import SizeExpr
+from dovetail.ir.sizes import symbol
 from dovetail.ir.text import Names, operator_text, symbol_source
 from dovetail.ops.grafting import graft
 from dovetail.ops.prims import copy_into
@@ -126,7 +126,10 @@ class _WrapperWriter:
     def _symbols(self) -> list[str]:
         lines = []
         for name in self._needed_symbols():
-            source = symbol_source(self.program, SizeExpr("symbol", (name,)))
+            expr = symbol(name)
+            source = symbol_source(self.program, expr)
+            if source is None and expr in self.program.outputs:
+                source = f"outs[{self.program.outputs.index(expr)}]"
             if source is None:
                 raise UnsupportedOutput(what="a view of a size that is only known when the program runs")
             if source != name:
