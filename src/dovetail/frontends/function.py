@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import copy
 import time
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -21,17 +19,9 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING, is_recording
 from dovetail.capture.recording import Recording
-from dovetail.errors import DataDependentControlFlow, DovetailError
 from dovetail.execute.graph import CompiledGraph
-from dovetail.frontends.call_guard import CallGuard
-from dovetail.frontends.changing_numbers import ChangingNumbers
-from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
-from dovetail.frontends.held_modules import Named
-from dovetail.frontends.inputs import size_hints, with_parts
-from dovetail.frontends.number_guard import PLAIN_NUMBERS, LiftedNumbers, NumberGuard
-from dovetail.frontends.recorded_call import all_dims, recorded
-from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.function_captures import FunctionCaptures, FunctionVariant
 from dovetail.frontends.statistics import Stats
 from dovetail.frontends.structure import Structure, flatten_call, unflatten
 from dovetail.frontends.targets import as_callable, default_options
@@ -39,12 +29,10 @@ from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.text import identifier
 from dovetail.pipeline.doors import COMPILE
 from dovetail.pipeline.driver import PASS_NAMES
-from dovetail.pipeline.options import Options, decompositions, resolve_options
-from dovetail.pipeline.variants import GraphVariants
+from dovetail.pipeline.options import Options, resolve_options
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
-from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.version import ensure_supported_torch
 
 
@@ -75,34 +63,7 @@ def compile(
     return compiled
 
 
-@dataclass(slots=True, eq=False)
-class _Variant:
-    """One kind of call. output_spec: how results are put together. has_wrappers: some inputs wrap other tensors."""
-
-    guard: CallGuard
-    graphs: GraphVariants
-    output_spec: Structure
-    has_wrappers: bool
-    reason: str = ""
-    calls: int = 0
-    misses: int = 0
-
-    def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
-        return self.guard.inputs(leaves, structure)
-
-    @property
-    def is_alive(self) -> bool:
-        return self.guard.reads.is_alive
-
-    def graph(self, inputs: Sequence[Any]) -> tuple[CompiledGraph, Sequence[Any]] | None:
-        """The graph for the way in which inputs share memory, and what it takes; None when there are too many."""
-        if self.has_wrappers:
-            inputs = with_parts(inputs)
-        graph = self.graphs.select(inputs)
-        return None if graph is None else (graph, inputs)
-
-
-_OWN_ATTRIBUTES = frozenset(("_target", "_options", "_donation", "_cache", "_found_modules", "_numbers"))
+_OWN_ATTRIBUTES = frozenset(("_target", "_options", "_donation", "_cache", "_captures"))
 
 
 class CompiledFunction:
@@ -113,9 +74,8 @@ class CompiledFunction:
         self._options = options
         self._donation = Donation.of(target, options.donate)
         name = identifier(getattr(target, "__name__", type(target).__name__))
-        self._cache = VariantCache[_Variant](name, options.max_variants)
-        self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
-        self._numbers = ChangingNumbers()
+        self._cache = VariantCache[FunctionVariant](name, options.max_variants)
+        self._captures = FunctionCaptures(target, name, options, self._donation)
 
     @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -168,9 +128,15 @@ class CompiledFunction:
         found[0].calls += 1
         return *chosen, found[0].output_spec
 
-    def _add(self, leaves: list[Any], structure: Structure) -> tuple[_Variant, list[Any]]:
+    def _add(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]]:
         """A new variant, and its inputs in the call that it was recorded for."""
-        variant, inputs = self._compile(leaves, structure, self._why(leaves, structure))
+        start = time.process_time()
+        self._captures.learn(self._cache.variants, leaves, structure)
+        try:
+            variant, inputs = self._captures.compiled(leaves, structure)
+        finally:
+            self._cache.counts.seconds += time.process_time() - start
+        variant.reason = self._why(leaves, structure)
         self._cache.add(variant)
         return variant, inputs
 
@@ -201,9 +167,7 @@ class CompiledFunction:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""
         leaves, structure = flatten_call(args, kwargs)
         with RECORDING:
-            call, variant, inputs = self._capture(self._described(leaves, structure), unknown_sizes=True)
-            counts = tuple(sum(other is tensor for other in call.everything) for tensor in inputs)
-            return variant.graphs.record_for(with_parts(inputs)), counts
+            return self._captures.recorded(leaves, structure)
 
     def __getattr__(self, name: str) -> Any:
         if "_target" not in self.__dict__:  # while it is copied
@@ -228,72 +192,3 @@ class CompiledFunction:
     def stats(self) -> Stats:
         """What happened so far."""
         return self._cache.stats
-
-    # --- capturing ------------------------------------------------------------------------------------------
-
-    def _compile(self, leaves: list[Any], structure: Structure, reason: str) -> tuple[_Variant, list[Any]]:
-        """A variant with its graph for a call, and its inputs in this call."""
-        start = time.process_time()
-        call = self._described(leaves, structure)
-        self._numbers.learn([variant.guard for variant in self._cache.variants], leaves, structure)
-        lifted = self._numbers.lifted(leaves)
-        try:
-            try:
-                variant, inputs = self._captured(call, lifted)
-            except DovetailError:
-                if not lifted:
-                    raise
-                self._numbers.keep_plain(lifted)
-                variant, inputs = self._captured(call)
-        finally:
-            self._cache.counts.seconds += time.process_time() - start
-        variant.reason = reason
-        return variant, inputs
-
-    def _captured(self, call: Call, lifted: LiftedNumbers = PLAIN_NUMBERS) -> tuple[_Variant, list[Any]]:
-        try:
-            return self._capture_and_select(call, lifted)
-        except DataDependentControlFlow as error:
-            try:  # with symbols for sizes that depend on data, which costs more to record
-                return self._capture_and_select(call, lifted, unknown_sizes=True)
-            except DovetailError:
-                raise error from None
-
-    def _described(self, leaves: list[Any], structure: Structure) -> Call:
-        found = [(name, module) for name, ref in self._found_modules if (module := ref()) is not None]
-        return Call.of(self._target, leaves, structure, found)
-
-    def _capture_and_select(
-        self, call: Call, lifted: LiftedNumbers, *, unknown_sizes: bool = False
-    ) -> tuple[_Variant, list[Any]]:
-        known = len(call.modules)
-        call, variant, inputs = self._capture(call, unknown_sizes, lifted)
-        variant.graphs.select(with_parts(inputs))
-        self._remember(call.modules[known:])
-        return variant, inputs
-
-    def _remember(self, modules: Sequence[Named]) -> None:
-        """Keep modules in mind that recording has shown, for the next one."""
-        self._found_modules += [(name, weakref.ref(module)) for name, module in modules]
-
-    def _capture(
-        self, call: Call, unknown_sizes: bool, lifted: LiftedNumbers = PLAIN_NUMBERS
-    ) -> tuple[Call, _Variant, list[Any]]:
-        """The call, a variant for it, and its inputs. lifted: numbers that are inputs."""
-        dims, rules = all_dims if self._options.dynamic else None, decompositions(self._options)
-        call, recorder, recording = recorded(
-            self._target, call, rules, dims=dims, unknown_sizes=unknown_sizes, lifted=lifted
-        )
-        inputs = recorder.inputs_of(call)
-        args, kwargs = unflatten(call.leaves, call.structure)
-        given = self._donation.places(args, kwargs, call.everything)
-        donated = {recorder.sources.index(place): name for place, name in given.items()}
-        hints = size_hints(recording.specs)
-        again = partial(recorder.record, unknown_sizes=unknown_sizes)
-        name = self._cache.name
-        graphs = GraphVariants(recording, again, name, self._options, hints, recorder.run, donated)
-        declared = [stand_in.declared for stand_in in recording.stand_ins]
-        sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
-        numbers = NumberGuard(lifted, recorder.facts) if lifted else None
-        guard = CallGuard(call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers)
-        return call, _Variant(guard, graphs, recorder.output_spec, any(map(is_wrapper, inputs))), inputs

@@ -1,0 +1,135 @@
+"""One program of a compiled function, and how it is captured: recorded, compiled, and guarded."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from dovetail.capture.recording import Recording
+from dovetail.errors import DataDependentControlFlow, DovetailError
+from dovetail.execute.graph import CompiledGraph
+from dovetail.frontends.call_guard import CallGuard
+from dovetail.frontends.changing_numbers import ChangingNumbers
+from dovetail.frontends.described_call import Call
+from dovetail.frontends.donation import Donation
+from dovetail.frontends.inputs import size_hints, with_parts
+from dovetail.frontends.number_guard import PLAIN_NUMBERS, LiftedNumbers, NumberGuard
+from dovetail.frontends.recorded_call import all_dims, recorded
+from dovetail.frontends.size_guard import SizeGuard
+from dovetail.frontends.structure import Structure, unflatten
+from dovetail.pipeline.options import Options, decompositions
+from dovetail.pipeline.variants import GraphVariants
+from dovetail.torch_compat.subclasses import is_wrapper
+
+
+@dataclass(slots=True, eq=False)
+class FunctionVariant:
+    """A program for one kind of call.
+
+    output_spec: how results are put together. has_wrappers: some inputs wrap other tensors.
+    """
+
+    guard: CallGuard
+    graphs: GraphVariants
+    output_spec: Structure
+    has_wrappers: bool
+    reason: str = ""
+    calls: int = 0
+    misses: int = 0
+
+    def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
+        """See `CallGuard`."""
+        return self.guard.inputs(leaves, structure)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a call can be for it."""
+        return self.guard.reads.is_alive
+
+    def graph(self, inputs: Sequence[Any]) -> tuple[CompiledGraph, Sequence[Any]] | None:
+        """The graph for the way in which inputs share memory, and what it takes; None when there are too many."""
+        if self.has_wrappers:
+            inputs = with_parts(inputs)
+        graph = self.graphs.select(inputs)
+        return None if graph is None else (graph, inputs)
+
+
+class FunctionCaptures:
+    """Captures programs of one function, and keeps in mind what captures have shown."""
+
+    def __init__(self, target: Callable[..., Any], name: str, options: Options, donation: Donation) -> None:
+        self._target = target
+        self._name = name
+        self._options = options
+        self._donation = donation
+        self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
+        self._numbers = ChangingNumbers()
+
+    def learn(self, variants: Iterable[FunctionVariant], leaves: Sequence[Any], structure: Structure) -> None:
+        """Note which numbers differ in a call from those that there are programs for."""
+        self._numbers.learn([variant.guard for variant in variants], leaves, structure)
+
+    def compiled(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]]:
+        """A program with its graph for a call, and its inputs in this call. Raises: DovetailError."""
+        call, lifted = self._described(leaves, structure), self._numbers.lifted(leaves)
+        try:
+            return self._captured(call, lifted)
+        except DovetailError:
+            if not lifted:
+                raise
+        self._numbers.keep_plain(lifted)
+        return self._captured(call)
+
+    def recorded(self, leaves: list[Any], structure: Structure) -> tuple[Recording, tuple[int, ...]]:
+        """A recording of a call, and how often each of its inputs was passed. Raises: DovetailError."""
+        call, variant, inputs = self._capture(self._described(leaves, structure), unknown_sizes=True)
+        counts = tuple(sum(other is tensor for other in call.everything) for tensor in inputs)
+        return variant.graphs.record_for(with_parts(inputs)), counts
+
+    def _captured(self, call: Call, lifted: LiftedNumbers = PLAIN_NUMBERS) -> tuple[FunctionVariant, list[Any]]:
+        try:
+            return self._capture_and_select(call, lifted)
+        except DataDependentControlFlow as error:
+            try:  # with symbols for sizes that depend on data, which costs more to record
+                return self._capture_and_select(call, lifted, unknown_sizes=True)
+            except DovetailError:
+                raise error from None
+
+    def _described(self, leaves: list[Any], structure: Structure) -> Call:
+        found = [(name, module) for name, ref in self._found_modules if (module := ref()) is not None]
+        return Call.of(self._target, leaves, structure, found)
+
+    def _capture_and_select(
+        self, call: Call, lifted: LiftedNumbers, *, unknown_sizes: bool = False
+    ) -> tuple[FunctionVariant, list[Any]]:
+        known = len(call.modules)
+        call, variant, inputs = self._capture(call, unknown_sizes, lifted)
+        variant.graphs.select(with_parts(inputs))
+        self._found_modules += [(name, weakref.ref(module)) for name, module in call.modules[known:]]
+        return variant, inputs
+
+    def _capture(
+        self, call: Call, unknown_sizes: bool, lifted: LiftedNumbers = PLAIN_NUMBERS
+    ) -> tuple[Call, FunctionVariant, list[Any]]:
+        """The call, a variant for it, and its inputs. lifted: numbers that are inputs."""
+        dims, rules = all_dims if self._options.dynamic else None, decompositions(self._options)
+        call, recorder, recording = recorded(
+            self._target, call, rules, dims=dims, unknown_sizes=unknown_sizes, lifted=lifted
+        )
+        inputs = recorder.inputs_of(call)
+        args, kwargs = unflatten(call.leaves, call.structure)
+        given = self._donation.places(args, kwargs, call.everything)
+        donated = {recorder.sources.index(place): name for place, name in given.items()}
+        hints = size_hints(recording.specs)
+        again = partial(recorder.record, unknown_sizes=unknown_sizes)
+        graphs = GraphVariants(recording, again, self._name, self._options, hints, recorder.run, donated)
+        declared = [stand_in.declared for stand_in in recording.stand_ins]
+        sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
+        numbers = NumberGuard(lifted, recorder.facts) if lifted else None
+        guard = CallGuard(call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers)
+        return call, FunctionVariant(guard, graphs, recorder.output_spec, any(map(is_wrapper, inputs))), inputs
