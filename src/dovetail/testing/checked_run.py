@@ -105,6 +105,7 @@ class CheckedRun:
         self._live: dict[Value, _Held] = {}
         self._inputs: dict[Value, tuple[weakref.ref[torch.Tensor], tuple[int, int]]] = {}
         self._outside = self._program.input_storages()
+        self._given_back = set(self._program.inputs).intersection(values_in(self._program.outputs))
         self._storages: dict[int, list[StorageWeakRef]] = {}
         self._leaving: set[int] = set()
         given = list(zip(self._program.inputs, inputs, strict=True))
@@ -223,11 +224,15 @@ class CheckedRun:
                 raise self._violation(f"the operator does not write {what}", f"{int(changed.sum())} bytes changed")
 
     def _check_later_reads(self, node: Node, written: Sequence[tuple[Value, torch.Tensor]]) -> None:
-        """What is written is not read under the name of the old contents; that of a whole is also that of new parts."""
+        """What is written is not read under the name of the old contents; that of a whole is also that of new parts.
+
+        An input that is given back with new contents has one name for all of them: `verify_inplace` tells them apart.
+        """
         results = set(node.results())
         for target, tensor in written:
             current = results | self._shown_by(target)
-            if not any(value.is_tensor and value.tensor.storage == target.tensor.storage for value in results):
+            of_target = [x for x in results if x.is_tensor and x.tensor.storage == target.tensor.storage]
+            if not of_target or (target in self._given_back and target.tensor in [x.tensor for x in of_target]):
                 current.add(target)
             for value, held in self._live.items():
                 if self._checked.last_read.get(value, -1) <= self._at:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 import dovetail
-from dovetail.errors import NotYetSupported
+from dovetail.errors import UnsupportedStep
+from dovetail.ir.program import Origin
 from tests.frontends.step import refusing
 from tests.frontends.step.agreement import Case, agree
 from tests.frontends.step.cases.changes import Parts
@@ -299,7 +300,8 @@ def _refusing_step(step: Call, trace: Callable[[], object], place: str) -> Call:
         if next(numbers) == 0:
             return step(*arguments)
         trace()
-        raise NotYetSupported(feature=place, reason="it is", hint="do not")
+        file, line = place.split(":")
+        raise UnsupportedStep(what="fails", why="it does", hint="do not", origin=Origin(file, int(line)))
 
     return run
 
