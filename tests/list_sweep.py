@@ -46,6 +46,7 @@ LISTS = (
     "tests/frontends/step/test_refusals.py",
     "tests/frontends/step/test_scripts.py",
     "tests/frontends/step/test_sparse_gradients.py",
+    "tests/frontends/step/test_sparse_operands.py",
     "tests/frontends/test_aliasing.py",
     "tests/frontends/test_aot.py",
     "tests/frontends/test_autograd_contract.py",

@@ -221,3 +221,48 @@ def embeddings_by_negative_edges(wrap: Wrap) -> Made:
         return loss.detach()
 
     return Made(step, some(_graph), {"embed": embed, "optimizer": optimizer})
+
+
+class Convolved(nn.Module):
+    """Two graph convolutions by a normalised sparse adjacency that the model holds."""
+
+    adjacency: Tensor
+
+    def __init__(self, layout: torch.layout) -> None:
+        super().__init__()
+        linked = (torch.rand(NODES, NODES) < 0.3).float() + torch.eye(NODES)
+        self.register_buffer("adjacency", (linked / linked.sum(1, keepdim=True)).to_sparse(layout=layout))
+        self.first, self.second = (nn.Parameter(torch.randn(WIDTH, n)) for n in (WIDTH, CLASSES))
+        self.bias = nn.Parameter(torch.zeros(CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(F.relu(torch.spmm(self.adjacency, x @ self.first)), 0.5, self.training)
+        return F.log_softmax(torch.sparse.mm(self.adjacency, x @ self.second) + self.bias, dim=1)
+
+
+def _train_convolved(layout: torch.layout) -> Made:
+    model = Convolved(layout)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2, weight_decay=5e-4)
+
+    def step(x: Tensor, edges: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        del edges
+        model.train()
+        optimizer.zero_grad()
+        out = model(x)
+        loss = F.nll_loss(out[:6], y[:6])
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), (out.detach().argmax(1) == y).float().mean()
+
+    weights = dict(model.named_parameters())
+    return Made(step, some(_graph), {"optimizer": optimizer, **weights})
+
+
+@program("step")
+def convolutions_by_a_coo_adjacency(wrap: Wrap) -> Made:
+    return _train_convolved(torch.sparse_coo)
+
+
+@program("step")
+def convolutions_by_a_csr_adjacency(wrap: Wrap) -> Made:
+    return _train_convolved(torch.sparse_csr)

@@ -15,6 +15,8 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from dovetail.capture.item_log import Results, Seen
+from dovetail.capture.sparse_operands import SparseOperands
+from dovetail.ir.program import Origin
 from dovetail.ops.sparse import MASKED_VALUES, SORTED_PARTS, SPARSE_ADD
 from dovetail.torch_compat.dispatch import decompose, is_question
 from dovetail.torch_compat.symbols import hint_of
@@ -48,6 +50,9 @@ class Dispatcher(Protocol):
     def recorded(self, make: Callable[[], Any]) -> Any:
         """What is made by operators that are recorded."""
 
+    def here(self) -> Origin:
+        """The user's line that runs."""
+
 
 def guessed_results(func: Any, args: Sequence[Any]) -> Results:
     """Where eager mode has not sorted a matrix: indices that differ. () for another operator."""
@@ -62,12 +67,13 @@ def guessed_results(func: Any, args: Sequence[Any]) -> Results:
 
 
 class SparseGradients:
-    """See the module docstring."""
+    """See the module docstring. Attributes: operands, matrices that are there before the step."""
 
     def __init__(self, recorder: Dispatcher) -> None:
         self._recorder: Dispatcher = weakref.proxy(recorder)  # which holds this
         self._known: dict[int, Matrix] = {}
         self._alive: list[torch.Tensor] = []
+        self.operands = SparseOperands(recorder)
 
     def _handlers(self) -> dict[Any, Callable[..., Any]]:
         return {
@@ -87,10 +93,14 @@ class SparseGradients:
             return True
         if is_question(func):
             return False
-        return bool(self._known) and any(id(argument) in self._known for argument in args)
+        return self.operands.takes(args) or (
+            bool(self._known) and any(id(argument) in self._known for argument in args)
+        )
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Record it. Raises: UnsupportedStep for one that has no counterpart."""
+        if self.operands.takes(args):
+            return self.operands.run(func, args, kwargs)
         if func is _OF_BAGS:
             grad, indices, offsets, places, sizes, _, rows, scales, mode, _, weights, *padding = args
             given = (grad, indices, offsets, places, sizes, rows, scales, mode, weights, *padding)

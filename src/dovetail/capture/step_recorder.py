@@ -94,6 +94,7 @@ class StepRecorder(Recorder):
     def value_of(self, tensor: torch.Tensor) -> Value:
         """See `Recorder`."""
         known = len(self.constants)
+        self.sparse.operands.refuse(tensor)
         self.refuse_of_graphs([tensor])
         value = super().value_of(tensor)
         if len(self.constants) > known:

@@ -11,7 +11,8 @@ from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 
 
 class TensorKind(NamedTuple):
-    """Equal for tensors that one program can take. parts: of a tensor that wraps others."""
+    """Equal for tensors that one program can take. parts: of a tensor that wraps others; of one
+    that is not strided, its layout."""
 
     tensor_class: type
     requires_grad: bool
@@ -34,12 +35,12 @@ def kind_of(tensor: Any, *, has_sizes: bool = True) -> TensorKind | None:
         tensor.requires_grad,
         tensor.is_leaf,
         tuple(tensor.shape) if has_sizes else tensor.dim(),
-        tensor.stride() if has_sizes else (),
+        tensor.stride() if has_sizes and tensor.layout is torch.strided else (),
         tensor.dtype,
         tensor.device,
         tensor.is_conj(),
         tensor.is_neg(),
-        _parts(tensor) if is_wrapper(tensor) else None,
+        _parts(tensor) if is_wrapper(tensor) else None if tensor.layout is torch.strided else str(tensor.layout),
     )
 
 

@@ -149,6 +149,12 @@ def fake_apart(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return fakes_apart(mode, [tensor])[0]
 
 
+def sparse_fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    """A fake for a sparse tensor. How many values it seems to have means nothing."""
+    with _disable_current_modes(), torch.no_grad():
+        return fake_of(mode, tensor).detach()
+
+
 def fakes_apart(mode: FakeTensorMode, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """As `fake_apart`, for each of many tensors, which takes 50 us each where they are plain."""
     with _disable_current_modes(), torch.no_grad():

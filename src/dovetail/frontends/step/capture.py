@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -16,16 +16,18 @@ import torch
 
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
+from dovetail.capture.sparse_operands import StepMatrix
 from dovetail.capture.step_moves import renumbered
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
-from dovetail.capture.step_tensors import StepNumber, StepTensor
+from dovetail.capture.step_tensors import StepNumber
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.step.captured_memory import refuse_set, refuse_sharing, torch_generators
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
+from dovetail.frontends.step.found_tensors import FoundTensors
 from dovetail.frontends.step.host_calls import HostCall, HostCalls
 from dovetail.frontends.step.kept import Tree, Trees, slots_of_graphs
 from dovetail.frontends.step.left_behind import (
@@ -52,7 +54,6 @@ from dovetail.frontends.step.variant import UNBOUND, Variant, bindings_to
 from dovetail.frontends.step.write_only import WriteOnlyContainers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.program import Value
-from dovetail.ir.signature import Parameter, StateTensor, UserInput
 from dovetail.ir.step_plan import moved_plan
 from dovetail.ir.text import identifier
 from dovetail.passes.collection import collection_paused
@@ -135,25 +136,16 @@ class StepCapture:
         self._names.add(name)
         return name
 
-    def _tensors(self) -> tuple[list[StepTensor], list[Source]]:
-        tensors: list[StepTensor] = []
-        sources: list[Source] = []
-        known: set[int] = set()
+    def _tensors(self) -> FoundTensors:
+        found = FoundTensors(self._name)
         for index, (slot, tensor) in enumerate(self._reachable.tensors):
-            if self._is_kept(tensor):
-                continue
-            role = Parameter(slot.label) if isinstance(tensor, torch.nn.Parameter) else StateTensor(slot.label)
-            tensors.append(StepTensor(self._name(slot.label), slot.label, role, tensor))
-            sources.append(Source("state", index))
-            known.add(id(tensor))
+            if not self._is_kept(tensor):
+                found.add_state(index, tensor, slot.label)
+        labels = {place: item.label for place, item in enumerate(self._kept, len(self._call.leaves))}
         for index, leaf in enumerate(self._given):
-            if isinstance(leaf, torch.Tensor) and id(leaf) not in known:
-                known.add(id(leaf))
-                late = index - len(self._call.leaves)
-                label = f"argument {index}" if late < 0 else self._kept[late].label
-                tensors.append(StepTensor(self._name(identifier(label)), label, UserInput(index), leaf))
-                sources.append(Source("argument", index))
-        return tensors, sources
+            if isinstance(leaf, torch.Tensor):
+                found.add_argument(index, leaf, labels.get(index, f"argument {index}"))
+        return found
 
     def _is_kept(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is only where others may be in later calls."""
@@ -181,7 +173,8 @@ class StepCapture:
             return self._variant(reason, name, hints, assume_cleared, calls_hooks)
 
     def _variant(self, reason: str, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> Variant:
-        tensors, sources = self._tensors()
+        found = self._tensors()
+        tensors, sources = found.tensors, found.sources
         leaves = self._call.leaves
         numbers = [StepNumber(number_slot.name, number_slot.read(), number_slot.put) for number_slot in self._numbers]
         for index in sorted(self._lifted_leaves):
@@ -202,7 +195,7 @@ class StepCapture:
         with self._undone(), kept_if_used(recording.recorder, self._of_graphs):
             outside = Outside(recording.origins, self._reachable.slots)
             try:
-                recording.run(self._run, self._around(recording, hosts, outside))
+                recording.run(self._run, self._around(recording, found.matrices, hosts, outside))
                 if self._write_only.read:
                     raise ContainersRead(frozenset(self._write_only.read))
                 newly = overwritten(self._watcher.reads, self._reachable)
@@ -273,8 +266,11 @@ class StepCapture:
         return results
 
     @contextlib.contextmanager
-    def _around(self, recording: StepRecording, hosts: HostCalls, outside: Outside) -> Iterator[None]:
+    def _around(
+        self, recording: StepRecording, matrices: Sequence[StepMatrix], hosts: HostCalls, outside: Outside
+    ) -> Iterator[None]:
         with (
+            recording.recorder.sparse.operands.exchanged(recording.mode, matrices),
             hosts.noted(),
             module_names(recording.origins, self._reachable.modules),
             outside.known_results_only(self._reachable.caches_of_functions),

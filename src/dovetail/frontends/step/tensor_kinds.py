@@ -13,6 +13,7 @@ from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.memory import Accesses, Memory, extent
 from dovetail.frontends.tensor_kind import TensorKind, difference, kind_of
 from dovetail.ir.step_plan import StepPlan
+from dovetail.ops.sparse import Form, form_of, parts_of
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.swapping import hook_tables
 
@@ -22,11 +23,14 @@ class Source:
     """Where a tensor of a step comes from.
 
     kind: "state", an object that the step's reachable state holds; "argument", a leaf of the arguments; "gradient", the
-    `.grad` of another source. index: among those of its kind, for a gradient among all sources.
+    `.grad` of another source; "state matrix" or "argument matrix", a part of a sparse matrix there, which is of this
+    form. index: among those of its kind, for a gradient among all sources.
     """
 
     kind: str
     index: int
+    part: str = ""
+    form: Form | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +58,7 @@ class TensorKinds:
     def tensors(self, state: Sequence[torch.Tensor], leaves: Sequence[Any]) -> list[torch.Tensor] | None:
         """The tensors of a call; None where one is missing, or a gradient is where none may be."""
         found: list[torch.Tensor] = []
+        matrices: dict[int, Source] = {}
         for source in self.sources:
             if source.kind == "state":
                 found.append(state[source.index])
@@ -61,6 +66,12 @@ class TensorKinds:
                 if not isinstance(leaves[source.index], torch.Tensor):
                     return None
                 found.append(leaves[source.index])
+            elif source.form is not None:
+                matrix = (state if source.kind == "state matrix" else leaves)[source.index]
+                same = matrices.setdefault(id(matrix), source)
+                if (same.kind, same.index) != (source.kind, source.index) or not _is_of_form(matrix, source.form):
+                    return None
+                found.append(parts_of(matrix)[source.part])
             else:
                 gradient = found[source.index].grad
                 if gradient is None:
@@ -157,7 +168,7 @@ class TensorKinds:
     def difference(self, state: Sequence[torch.Tensor], leaves: Sequence[Any]) -> str:
         """What is not as expected, for people."""
         for index, source in enumerate(self.sources):
-            if source.kind == "gradient":
+            if source.kind == "gradient" or source.form is not None:
                 continue
             tensor = state[source.index] if source.kind == "state" else leaves[source.index]
             now = kind_of(tensor, has_sizes=self._has_sizes(source))
@@ -168,6 +179,8 @@ class TensorKinds:
         tensors = self.tensors(state, leaves)
         if self.sizes is not None and tensors is not None and not self.sizes.holds(tensors):
             return self.sizes.reason(tensors, [f"{source.kind} {source.index}" for source in self.sources])
+        if any(source.form is not None for source in self.sources):
+            return "a sparse matrix has another layout, size or number of values, or tensors share memory"
         return "gradients exist where there were none, or the reverse, or tensors share memory"
 
     def _leaves_are(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any]) -> bool:
@@ -180,6 +193,10 @@ class TensorKinds:
             distinct = {source for _, source in self.leaves}
             return len({id(leaves[place]) for place, _ in self.leaves}) == len(distinct)
         return True
+
+
+def _is_of_form(item: Any, form: Form) -> bool:
+    return isinstance(item, torch.Tensor) and form_of(item) == form
 
 
 def expected_tensors(
@@ -206,7 +223,7 @@ def expected_tensors(
         [
             (place, next(i for i in kept if tensors[i] is leaf))
             for place, leaf in enumerate(given)
-            if isinstance(leaf, torch.Tensor)
+            if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided
         ],
         [g.input for g in plan.gradients if not (g.had or g.is_cleared)],
         accesses,
