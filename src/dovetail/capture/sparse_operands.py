@@ -25,6 +25,7 @@ from dovetail.torch_compat.swapping import exchange_back, exchange_tensors
 aten = torch.ops.aten
 _PRODUCTS = frozenset({aten.mm.default, aten.mv.default})
 _SUMS = frozenset({aten.addmm.default, aten._sparse_addmm.default})
+_DIMS = {aten.sparse_dim.default: 2, aten.dense_dim.default: 0}
 _SAME = frozenset({aten.detach.default, aten.alias.default})
 
 
@@ -105,6 +106,8 @@ class SparseOperands:
             return item.form.layout == "coalesced"
         if func is aten._nnz.default:
             return item.parts[-1].shape[0]
+        if func in _DIMS:
+            return _DIMS[func]
         self._refuse(item, str(func))
 
     def _stands_for(self, fake: torch.Tensor, item: StepMatrix) -> torch.Tensor:

@@ -166,6 +166,20 @@ def test_second_derivatives() -> None:
         assert torch.equal(compiled(), step())
 
 
+@pytest.mark.parametrize("make", [_coalesced, _with_duplicates, _csr])
+def test_what_a_matrix_tells_of_itself(make: Callable[[Tensor], Tensor]) -> None:
+    matrix = make(_links(0))
+
+    def step() -> tuple[Any, ...]:
+        turned = matrix.t()
+        own = (matrix._nnz(), matrix.sparse_dim(), matrix.dense_dim(), matrix.shape, matrix.layout, matrix.is_sparse)
+        return *own, turned._nnz(), turned.shape, turned.layout, matrix.requires_grad, matrix.is_leaf, matrix.dtype
+
+    compiled = dovetail.compile_step(step)
+    for _ in range(3):
+        assert compiled() == step()
+
+
 OTHERWISE: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "to_dense": lambda a, x: a.to_dense() @ x,
     "sparse times sparse": lambda a, x: (a @ a) @ x,
