@@ -51,6 +51,8 @@ def _cases() -> Iterator[object]:
 @pytest.mark.usefixtures("alone")
 # Dynamo makes an instance of a Function for what it calls ctx.
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize(("program", "door"), rotated(list(_cases()), 5))
 def test_program(program: Program, door: str) -> None:
     wanted = _CODES.get((program.name, door))

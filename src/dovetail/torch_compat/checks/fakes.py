@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch.fx.experimental.symbolic_shapes import DimDynamic
 
@@ -148,6 +150,20 @@ def check_fakes_apart() -> str | None:
     )
 
 
+def check_sparse_fake() -> str | None:
+    """The fake has the layout and size of the matrix, also while modes are active; transposed, CSR is CSC."""
+    mode = fakes.new_fake_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of layouts in beta
+        matrices = [torch.ones(2, 3).to_sparse(), torch.ones(2, 3).to_sparse_csr()]
+        with mode:
+            found = [fakes.sparse_fake(mode, matrix) for matrix in matrices]
+        described = [(fakes.is_fake(x), x.layout, tuple(x.shape), x.t().layout, tuple(x.t().shape)) for x in found]
+    turned = (torch.sparse_coo, torch.sparse_csc)
+    known = [(True, x.layout, (2, 3), layout, (3, 2)) for x, layout in zip(matrices, turned, strict=True)]
+    return first_difference(("what the fakes are", described, known))
+
+
 def check_parameter_of_fake() -> str | None:
     """The fake is a parameter from then on, and stays a fake."""
     mode = fakes.new_fake_mode()
@@ -257,6 +273,7 @@ CHECKS = (
     check_fake_like,
     check_kernels_for_symbolic_sizes,
     check_fake_apart,
+    check_sparse_fake,
     check_holds_numbers,
     check_has_plain_bytes,
     check_blank_fake,
