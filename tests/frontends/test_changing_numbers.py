@@ -158,6 +158,27 @@ def test_negative_zero_and_nan() -> None:
         assert _bits(compiled(x, f)) == _bits(function(x, f)), f
 
 
+def test_facts_tell_zeros_apart() -> None:
+    def function(x: torch.Tensor, f: float) -> Any:
+        return x * (f + 1), str(f + 0.0), str(f + -0.0)
+
+    compiled, x = dovetail.compile(function), torch.ones(2)
+    for f in (1.0, -0.0, 0.0, -0.0, 0.0):
+        assert compiled(x, f)[1:] == function(x, f)[1:]
+
+
+def test_powers_that_become_complex() -> None:
+    def function(x: torch.Tensor, f: float, g: float) -> Any:
+        return (x + 1) * f**0.5 + 1, (x + 1) * f**g + 1, f**2.0, f**-1
+
+    compiled, x = dovetail.compile(function), torch.ones(2)
+    for f, g in ((1.0, 2.0), (2.0, 0.5), (3.0, 1.5), (-1.0, 0.5), (-2.0, 2.0), (2.5, 0.5)):
+        expected, found = function(x, f, g), compiled(x, f, g)
+        assert [repr(x) for x in found] == [repr(x) for x in expected]
+        assert all(map(torch.equal, found[:2], expected[:2]))
+    assert compiled.stats.captures <= 4
+
+
 def test_what_eager_raises_is_raised() -> None:
     compiled, x = dovetail.compile(lambda x, i: x * (6 // i)), torch.ones(2)
     for i in (1, 2, 3):

@@ -27,7 +27,6 @@ _OPERATIONS: dict[Callable[..., Any], str] = {
     operator.truediv: "truediv",
     operator.floordiv: "floordiv",
     operator.mod: "mod",
-    operator.pow: "pow",
     operator.abs: "abs",
     operator.and_: "bitand",
     operator.or_: "bitor",
@@ -68,8 +67,11 @@ class NumberSymbols:
     Attributes: now, by symbol, the numbers in the call that is recorded; facts, in the order in which they were asked.
     """
 
-    def __init__(self, facts: dict[NumberFact, None]) -> None:
-        """facts: known from recordings before; those that are new are added to it."""
+    def __init__(self, facts: dict[str, NumberFact]) -> None:
+        """facts: known from recordings before, by their texts; those that are new are added.
+
+        Python takes 0.0, -0.0 and False for one key, and code can tell them apart.
+        """
         self.now: dict[str, Plain] = {}
         self.facts = facts
 
@@ -88,32 +90,40 @@ class NumberSymbols:
         return result
 
     def _expression(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Scalar | None:
-        """What a function of numbers gives, to the bit; None where no expression says so.
-
-        A power of integers is none where its exponent may be any: it may be too large to compute.
-        """
+        """What a function of numbers gives, to the bit; None where no expression says so."""
         if function is operator.sub:
             return SizeExpr("add", (operands[0], SizeExpr("mul", (operands[1], -1))))  # -b is exact
         if function is operator.neg:
             return SizeExpr("mul", (operands[0], -1))
-        if function is operator.pow and isinstance(operands[1], SizeExpr):
-            base, exponent = operands
-            if type(evaluate(base, self.now)) is not float:
-                return None
-            return SizeExpr("pow", (base if isinstance(base, float) else SizeExpr("float", (base,)), exponent))
+        if function is operator.pow:
+            return self._power(*operands)
         name = _OPERATIONS.get(function)
         return None if name is None else SizeExpr(name, operands)
+
+    def _power(self, base: Scalar, exponent: Scalar) -> Scalar | None:
+        """A power; None for integers with any exponent, which may be too large to compute."""
+        if isinstance(exponent, int) or (isinstance(exponent, float) and exponent.is_integer()):
+            return SizeExpr("pow", (base, exponent))
+        if float not in (type(evaluate(base, self.now)), type(evaluate(exponent, self.now))):
+            return None
+        if isinstance(base, SizeExpr):  # a negative one may give a complex number
+            is_negative = SizeExpr("lt", (base, 0))
+            self.decide(is_negative, bool(is_negative.evaluate(self.now)))
+        return SizeExpr("pow", (base if isinstance(base, float) else SizeExpr("float", (base,)), exponent))
 
     def decide(self, handle: Any, answer: bool) -> None:
         """See `NumberTrace`."""
         if isinstance(handle, SizeExpr):
-            self.facts[NumberFact(handle, answer, is_exact=False)] = None
+            self._note(NumberFact(handle, answer, is_exact=False))
 
     def fix(self, handle: Any, number: Plain) -> Plain:
         """See `NumberTrace`."""
         if isinstance(handle, SizeExpr):
-            self.facts[NumberFact(handle, number, is_exact=True)] = None
+            self._note(NumberFact(handle, number, is_exact=True))
         return number
+
+    def _note(self, fact: NumberFact) -> None:
+        self.facts.setdefault(str(fact), fact)
 
     def text(self, handle: Any, convert: Callable[[Any], str]) -> str:
         """See `NumberTrace`."""

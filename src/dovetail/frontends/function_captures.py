@@ -130,6 +130,6 @@ class FunctionCaptures:
         graphs = GraphVariants(recording, again, self._name, self._options, hints, recorder.run, donated)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
-        numbers = NumberGuard(lifted, recorder.facts) if lifted else None
+        numbers = NumberGuard(lifted, recorder.facts.values()) if lifted else None
         guard = CallGuard(call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers)
         return call, FunctionVariant(guard, graphs, recorder.output_spec, any(map(is_wrapper, inputs))), inputs

@@ -99,7 +99,7 @@ class CallRecorder:
         place_of = {id(everything[source]): place for place, source in enumerate(self.sources)}
         self._leaf_places = [place_of[id(x)] if isinstance(x, torch.Tensor) else None for x in described.leaves]
         self.numbers = lifted
-        self.facts: dict[NumberFact, None] = {}
+        self.facts: dict[str, NumberFact] = {}
         for place, leaf in enumerate(lifted.leaves, len(self.sources)):
             self._leaf_places[leaf] = place
         self._slot_places = [place_of[id(tensor)] for tensor in described.tensors]
