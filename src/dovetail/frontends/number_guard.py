@@ -47,7 +47,7 @@ PLAIN_NUMBERS = LiftedNumbers()
 class NumberGuard:
     """lifted: which numbers. facts: what code was told of them.
 
-    Cost of a check: 0.3 us for each number, 1 us for each fact that the code was told of them.
+    Cost of a check: 0.5 us, and about 1 us for each fact (one core of an AMD EPYC, November 2026).
     """
 
     def __init__(self, lifted: LiftedNumbers, facts: Collection[NumberFact]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dovetail.reach.contents import MISSING, value_key
-from dovetail.reach.guarded import Guarded
+from dovetail.reach.guarded import Guarded, Table
 from dovetail.reach.slots import in_cell
 from dovetail.reach.values import attributes_of, own_of
 
@@ -68,27 +68,7 @@ class ReadNumbers:
 
     def __init__(self, slots: Guarded) -> None:
         """Remember what the slots held."""
-        found: list[tuple[ReadNumber, Any]] = []
-        for number, table in slots.tables:
-            owner = slots.objects[number][0]
-            for name, value in zip(table.names, table.values, strict=True):
-                if type(value) in _NUMBERS and (held_by := _attributes(owner)) is not None:
-                    key = (id(attributes_of(owner)), name)
-                    found.append((ReadNumber(table.label(name), type(value), name, held_by, key), value))
-        for kind, table in slots.class_tables:
-            for name, value in zip(table.names, table.values, strict=True):
-                if type(value) in _NUMBERS:
-                    slot = ReadNumber(table.label(name), type(value), name, weakref.ref(kind), (id(kind), name))
-                    found.append((slot, value))
-        for space, table in slots.dictionaries:
-            for name, value in zip(table.names, table.values, strict=True):
-                if type(value) in _NUMBERS:
-                    slot = ReadNumber(table.label(name), type(value), name, _Kept(space), (id(space), name))
-                    found.append((slot, value))
-        for cell, name, value in slots.cells:
-            if type(value) in _NUMBERS:
-                slot = ReadNumber(f"variable {name}", type(value), name, _Kept(cell), (id(cell), name))
-                found.append((slot, value))
+        found = [*_attributes_read(slots), *_variables_read(slots)]
         self._slots = [slot for slot, _ in found]
         self._keys = [value_key(value) for _, value in found]
 
@@ -97,6 +77,32 @@ class ReadNumbers:
         now = [slot.read() for slot in self._slots]
         pairs = zip(self._slots, self._keys, now, strict=True)
         return [slot for slot, key, value in pairs if type(value) is slot.kind and value_key(value) != key]
+
+
+def _attributes_read(slots: Guarded) -> Iterator[tuple[ReadNumber, Any]]:
+    """Attributes of objects and of classes, with what they held."""
+    for number, table in slots.tables:
+        owner = slots.objects[number][0]
+        held_by = _attributes(owner)
+        if held_by is not None:
+            yield from _entries(table, held_by, id(attributes_of(owner)))
+    for kind, table in slots.class_tables:
+        yield from _entries(table, weakref.ref(kind), id(kind))
+
+
+def _variables_read(slots: Guarded) -> Iterator[tuple[ReadNumber, Any]]:
+    """Global variables, and those of closures, with what they held."""
+    for space, table in slots.dictionaries:
+        yield from _entries(table, _Kept(space), id(space))
+    for cell, name, value in slots.cells:
+        if type(value) in _NUMBERS:
+            yield ReadNumber(f"variable {name}", type(value), name, _Kept(cell), (id(cell), name)), value
+
+
+def _entries(table: Table, held_by: Callable[[], Any], holder: int) -> Iterator[tuple[ReadNumber, Any]]:
+    for name, value in zip(table.names, table.values, strict=True):
+        if type(value) in _NUMBERS:
+            yield ReadNumber(table.label(name), type(value), name, held_by, (holder, name)), value
 
 
 class _Kept:
