@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from dovetail.capture.drawn_arrays import is_drawn
 from dovetail.errors import DovetailError
 from dovetail.frontends.step.containers import Fixed
 from dovetail.frontends.step.drawn_values import Draw, Source
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.reach.stand_ins import StandIn
 from dovetail.reach.values import PLAIN, is_a
+from dovetail.torch_compat.symbols import SYMBOLIC_TYPES
 
 if TYPE_CHECKING:
     from dovetail.capture.step_recorder import StepRecorder
@@ -125,11 +127,9 @@ def _is_plain(item: Any, *, is_argument: bool = False) -> bool:
         return all(_is_plain(part, is_argument=is_argument) for part in item.values())
     if is_argument and type(item).__name__.strip("_") in _GENERATORS:
         return True
-    return type(item) in PLAIN or is_a(item, (np.generic, np.ndarray, np.dtype, range)) or _is_number(item)
-
-
-def _is_number(item: Any) -> bool:
-    return type(item).__name__ in ("SymInt", "SymFloat", "SymBool", "DrawnArray")
+    if type(item) in SYMBOLIC_TYPES or is_drawn(item):
+        return True
+    return type(item) in PLAIN or is_a(item, (np.generic, np.ndarray, np.dtype, range))
 
 
 def candidates(reachable: ReachableState) -> list[FunctionType]:

@@ -246,7 +246,7 @@ class Draws:
         if type(item) is slice:
             parts = (item.start, item.stop, item.step)
             if any(map(is_traced, parts)):
-                self.refuse("cuts an array at a slot that it computes")
+                self.refuse("cuts an array at a place that it computes")
             return item
         if not _is_fixed(item):
             self.refuse("draws random numbers with arguments that it computes")
@@ -318,7 +318,7 @@ class Draws:
             )
 
     def among(self, constants: Sequence[torch.Tensor]) -> dict[int, int]:
-        """The constants of a program that are made before each run: by slot, what makes them."""
+        """The constants of a program that are made before each run: by their number, what makes them."""
         keys = [(x.data_ptr(), kind_of_result(x)) for x in constants]
         return {slot: self.tensors[key] for slot, key in enumerate(keys) if key in self.tensors}
 
