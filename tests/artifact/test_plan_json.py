@@ -22,18 +22,24 @@ from dovetail.ir.calling import (
     AsLeaf,
     CallPlan,
     FlatBytes,
+    Formatted,
     FromConstant,
     FromInput,
     FromOutput,
     FromSlot,
     FromView,
+    GradientExit,
     GradientFlag,
+    LeafGradient,
+    Look,
     MetadataChange,
+    Move,
     Pack,
     Rebuilt,
     ReplayStep,
     Rewritten,
     ViewBase,
+    WithLook,
     WriteBack,
 )
 from dovetail.ir.program import Program, ScalarMeta, Stage, TensorMeta, Value
@@ -178,7 +184,8 @@ def test_every_rule() -> None:
         cls.__name__ for cls in vars(calling).values() if isinstance(cls, type) and cls.__module__ == calling.__name__
     }
     assert rules - set(json_bytes(plan_to_json(PLAN, PROGRAM)).decode().replace('"', " ").split()) == {
-        "ViewBase", "Rebuilt", "Pack"
+        "ViewBase", "Rebuilt", "Pack",
+        "FromLeft", "Look", "WithLook", "Formatted", "GradientExit", "LeafGradient", "Move",  # of steps
     }  # fmt: skip
 
 
@@ -196,6 +203,12 @@ _LAYOUT = WrapperLayout(torch.Tensor, (), None, (), ())
     [
         (CallPlan((Rebuilt(_LAYOUT, ()),), (), ()), "it holds a Rebuilt"),
         (CallPlan((), (), (), packs=(Pack(_LAYOUT, ()),)), "wrappers of tensors"),
+        (CallPlan((), (), (), gradients=(LeafGradient(0, True, False, GradientExit.SAME),)), "holds gradients, which"),
+        (CallPlan((), (), (), moves=(Move(0, FromInput(1)),)), "it holds moves"),
+        (CallPlan((), (), (), left=(FromSlot(0),)), "it holds left"),
+        (CallPlan((), (), (), apart=(0,)), "it holds apart"),
+        (CallPlan((WithLook(FromSlot(0), Look()),), (), (True,)), "it holds a WithLook"),
+        (CallPlan((Formatted(("x",)),), (), ()), "it holds a Formatted"),
         (CallPlan((FromConstant(object()),), (), ()), "an operand is a object"),
         (CallPlan((FromConstant(WriteKind.HIDDEN),), (), ()), "an operand is a WriteKind"),
         (CallPlan((FromConstant(S0),), (), ()), "a constant result is a size"),

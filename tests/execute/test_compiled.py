@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -285,6 +286,56 @@ def test_wrapper_with_writes_views_and_constants() -> None:
             followed(arg_0, outs[1]).copy_(outs[1])
             result_0 = torch.ops.aten.view.default(arg_0, [-1])
             return (result_0, arg_0, torch.ops.aten.select.int(outs[0], 0, 0), outs[0], 5, result_0, None, )
+        """)
+
+
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+class _Level(enum.IntEnum):
+    LOW = 1
+
+
+class _Word(str):
+    pass
+
+
+def test_constants_keep_their_classes() -> None:
+    for constant in (Color.RED, _Level.LOW, _Word("word")):
+        _, found = dovetail.compile(lambda x, constant=constant: (x * 2, constant))(torch.ones(2))
+        assert found is constant
+
+
+def test_wrapper_of_a_step() -> None:
+    net = torch.nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> tuple[Any, ...]:
+        optimizer.zero_grad()
+        loss = net(x).sum()
+        loss.backward()
+        optimizer.step()
+        net.weight.requires_grad_(False)
+        return loss, f"{loss.item():.1f}", x, loss, Color.RED
+
+    compiled = dovetail.compile_step(step)
+    for _ in range(2):
+        net.weight.requires_grad_()
+        compiled(torch.ones(1, 2))
+    plan, program = compiled.compiled.plan, compiled.compiled.program
+    assert wrapper_source(plan, program, ["weight", "x", "loss"])[0] == dedent("""\
+        def call(run, args):
+            weight = args[0]
+            x = args[1]
+            weight.grad = None
+            outs = run(args)
+            result_left = (outs[2], )
+            weight.grad = outs[1]
+            result_0 = as_seen(outs[0], _look)
+            result_all = (result_0, _text.made(result_left), x, result_0, _color, )
+            weight.requires_grad_(False)
+            return (*result_all, *result_left)
         """)
 
 

@@ -144,7 +144,7 @@ def _codings() -> Mapping[str, Coding]:
     return table
 
 
-_PLAN = Records("rule", (CallPlan,), _codings())
+_PLAN = Records("rule", (CallPlan,), _codings(), absent=("gradients", "moves", "left", "apart"))
 
 
 def _check(plan: CallPlan, program: Program) -> None:

@@ -7,7 +7,7 @@ of a role or a rule is never left out in silence.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,21 +102,28 @@ def read_plain(cls: type, data: Any, **given: Any) -> Any:
 class Records:
     """The coding of any of these classes, as an object whose entry `tag` is the name of the class."""
 
-    def __init__(self, tag: str, classes: Iterable[type], codings: Mapping[str, Coding] = PLAIN) -> None:
-        """Raises: KeyError for an annotation that has no coding."""
+    def __init__(
+        self, tag: str, classes: Iterable[type], codings: Mapping[str, Coding] = PLAIN, absent: Collection[str] = ()
+    ) -> None:
+        """absent: fields that hold nothing, and are not written. Raises: KeyError for an annotation without coding."""
         self._tag = tag
+        self._absent = frozenset(absent)
         self._fields: dict[str, dict[str, Coding]] = {}
         self._classes: dict[str, Any] = {}
         for cls in classes:
             self._classes[cls.__name__] = cls
             fields: tuple[Any, ...] = dataclasses.fields(cls)
-            self._fields[cls.__name__] = {field.name: codings[field.type.strip('"')] for field in fields}
+            written = [field for field in fields if field.name not in absent]
+            self._fields[cls.__name__] = {field.name: codings[field.type.strip('"')] for field in written}
 
     def write(self, record: object) -> dict[str, Any]:
         """The record as data. Raises: ValueError for an instance of another class, or of other contents."""
         name = type(record).__name__
         if self._classes.get(name) is not type(record):
             raise ValueError(f"it holds a {name}, which has no coding")
+        for held in self._absent:
+            if getattr(record, held, ()):
+                raise ValueError(f"it holds {held}, which only steps have")
         fields = {field: coding.write(getattr(record, field)) for field, coding in self._fields[name].items()}
         return {self._tag: name, **fields}
 

@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from dovetail.capture.step_origins import origin_of, origin_of_write
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_tensors import StepTensor
 from dovetail.errors import StateChangedOtherwise
 from dovetail.ir.program import Value
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A tensor that moves, by its number: to the memory of another tensor, or of a result, by the number of that."""
-
-    index: int
-    is_to_result: bool
-    to: int
-
-
-def renumbered(moves: Sequence[Move], new: Mapping[int, int]) -> list[Move]:
-    """Moves by other numbers of tensors; tensors without one need not be moved."""
-    return [
-        replace(move, index=new[move.index], to=move.to if move.is_to_result else new[move.to])
-        for move in moves
-        if move.index in new
-    ]
 
 
 class Moves:

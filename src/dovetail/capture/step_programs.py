@@ -13,6 +13,21 @@ from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, look_of, repeated
 from dovetail.errors import UnsupportedStep
+from dovetail.ir.calling import (
+    CallPlan,
+    FromConstant,
+    FromInput,
+    FromOutput,
+    FromSlot,
+    GradientExit,
+    GradientFlag,
+    LeafGradient,
+    Look,
+    Move,
+    OutputRule,
+    WithLook,
+    WriteBack,
+)
 from dovetail.ir.program import Program, Stage, Value
 from dovetail.ir.signature import (
     Constant,
@@ -28,7 +43,6 @@ from dovetail.ir.signature import (
     UserOutput,
     WriteKind,
 )
-from dovetail.ir.step_plan import GradientExit, LeafGradient, MadeResult, PlainResult, Result, SameObject, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +51,7 @@ class StepPrograms:
 
     recorded: Program
     functional: Program
-    plan: StepPlan
+    plan: CallPlan
     tensors: tuple[int, ...]
     numbers: tuple[int, ...]
     constants: tuple[torch.Tensor, ...]
@@ -79,17 +93,18 @@ class RecordedStep:
     required: Sequence[bool]
     cleared: Mapping[int, bool]
     seeming: Mapping[int, Value]
-    results: Sequence[Result | Value | MadeTensor]
+    results: Sequence[OutputRule | Value | MadeTensor]
     exits: Sequence[GradientExit | MadeTensor]
-    flags: Sequence[tuple[int, bool]]
+    flags: Sequence[GradientFlag]
     left: Sequence[object]
+    moves: Sequence[Move]
 
     def _touched(self, recorder: StepRecorder) -> set[Value]:
         """What operators take, or the step returns. Raises: GradientsNotCleared."""
         touched = {value for node in recorder.nodes for value in node.operands()}
         if not touched.isdisjoint(self.seeming.values()):
             raise GradientsNotCleared
-        return touched | {self.values[found.input] for found in self.results if isinstance(found, SameObject)}
+        return touched | {self.values[found.input] for found in self.results if isinstance(found, FromInput)}
 
     def functionalized(self, recorder: StepRecorder) -> Functionalizer:
         """The recorded nodes, consumed."""
@@ -120,11 +135,11 @@ class RecordedStep:
             slots[id(item)] = len(outputs) - 1
             return len(outputs) - 1
 
-        results = tuple(self._settled(found, slot) for found in self.results)
+        results = tuple(self._settled_results(slot))
         gradients = tuple(self._gradients(recorder, touched, slot, keep_gradients))
         left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self.left))
         made = [(role, value, functional.read(value)) for role, value in outputs]
-        aliases = repeated([value for _, _, value in made], [*self.values, *constants])
+        apart = repeated([value for _, _, value in made], [*self.values, *constants])
         written = [i for i, v in enumerate(self.values) if functional.write_count(v) and functional.read(v) is not v]
         read = {value for node in functional.nodes for value in node.operands()}.union(
             (value for _, _, value in made), (self.values[i] for i in written)
@@ -132,6 +147,7 @@ class RecordedStep:
         tensors = tuple(i for i, value in enumerate(self.values) if value in read)
         used = tuple(i for i, value in enumerate(self.number_values) if value in read)
         place_of = {index: place for place, index in enumerate(tensors)}
+        writes = tuple(WriteBack(i, len(made) + n, WriteKind.UNTRACKED) for n, i in enumerate(written))
         made += [
             (InputMutation(place_of[i], WriteKind.UNTRACKED), self.values[i], functional.read(self.values[i]))
             for i in written
@@ -147,23 +163,36 @@ class RecordedStep:
         return StepPrograms(
             Program(name, Stage.IMPURE, inputs, tuple(recorder.nodes), recorded, signature),
             Program(name, Stage.WHOLE, inputs, tuple(functional.nodes), new, signature),
-            StepPlan(results, gradients, tuple(self.flags), left, tuple(written), aliases),
+            CallPlan(
+                results,
+                writes,
+                differentiable=(),
+                flags=tuple(self.flags),
+                gradients=gradients,
+                moves=tuple(self.moves),
+                left=left,
+                apart=apart,
+            ),
             tensors,
             used,
             tuple(tensor for tensor, _ in recorder.constants),
         )
 
-    def _settled(self, found: Result | Value | MadeTensor, slot: Slot) -> Result:
-        if isinstance(found, MadeTensor):
-            place = slot(UserOutput(0), found.value, found.item)
-            return MadeResult(place, look_of(found.item))
-        return MadeResult(slot(UserOutput(0), found)) if isinstance(found, Value) else found
+    def _settled_results(self, slot: Slot) -> Iterator[OutputRule]:
+        looking: dict[int, int] = {}  # results of one slot are one object
+        for place, found in enumerate(self.results):
+            if isinstance(found, MadeTensor):
+                rule = _as_it_looks(slot(UserOutput(0), found.value, found.item), found.item)
+                first = looking.setdefault(id(found.item), place)
+                yield FromOutput(first) if isinstance(rule, WithLook) and first != place else rule
+            else:
+                yield FromSlot(slot(UserOutput(0), found)) if isinstance(found, Value) else found
 
     @staticmethod
-    def _settled_left(place: int, value: object, slot: Slot) -> int | PlainResult:
+    def _settled_left(place: int, value: object, slot: Slot) -> FromSlot | FromConstant:
         if isinstance(value, Value):
-            return slot(NumberLeft(place), value)
-        return value if isinstance(value, PlainResult) else PlainResult(value)
+            return FromSlot(slot(NumberLeft(place), value))
+        return value if isinstance(value, FromConstant) else FromConstant(value)
 
     def _gradients(self, recorder: StepRecorder, touched: set[Value], slot: Slot, keep: bool) -> Iterator[LeafGradient]:
         for index, found in enumerate(self.exits):
@@ -178,16 +207,23 @@ class RecordedStep:
                 and not (self.required[index] or isinstance(item.role, Parameter))  # an optimizer asks each parameter
             ):
                 continue
-            if isinstance(found, MadeTensor):
-                left = keep or not is_cleared or not self._is_updated(recorder, index)
-                found_exit = slot(GradientLeft(item.name), found.value, found.item) if left else GradientExit.NONE
-            else:
-                found_exit = found
             is_first = is_cleared and not self.cleared.get(id(item.tensor), True)
-            look = look_of(found.item) if isinstance(found, MadeTensor) and found.item.grad_fn is not None else None
-            yield LeafGradient(index, held is not None, is_cleared, found_exit, is_first, look)
+            exit_: FromSlot | WithLook | GradientExit = GradientExit.NONE
+            if not isinstance(found, MadeTensor):
+                exit_ = found
+            elif keep or not is_cleared or not self._is_updated(recorder, index):
+                exit_ = FromSlot(slot(GradientLeft(item.name), found.value, found.item))
+                if found.item.grad_fn is not None:
+                    exit_ = WithLook(exit_, look_of(found.item))
+            yield LeafGradient(index, held is not None, is_cleared, exit_, is_first)
 
     def _is_updated(self, recorder: StepRecorder, index: int) -> bool:
         """Whether the step writes a tensor, and has made use of its gradient so; else whoever calls the step may."""
         storage = self.values[index].tensor.storage
         return any(value.tensor.storage == storage for value, _, _ in recorder.written)
+
+
+def _as_it_looks(slot: int, item: torch.Tensor) -> FromSlot | WithLook:
+    """A tensor that the program computes, as eager mode hands it out."""
+    look = look_of(item)
+    return FromSlot(slot) if look == Look() else WithLook(FromSlot(slot), look)

@@ -21,7 +21,7 @@ from dovetail.capture.left_modes import modes_left
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions, do_nothing
-from dovetail.capture.step_moves import Move, Moves
+from dovetail.capture.step_moves import Moves
 from dovetail.capture.step_origins import origin_of, origin_of_write
 from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms, not_cleared
 from dovetail.capture.step_recorder import StepRecorder
@@ -39,11 +39,11 @@ from dovetail.capture.step_tensors import (
 )
 from dovetail.capture.step_text_results import text_result
 from dovetail.errors import ReturnedState, UnownedState, UnsupportedStep
+from dovetail.ir.calling import FromConstant, FromInput, FromOutput, GradientExit, GradientFlag, Move, OutputRule
 from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Node, Origin, TensorMeta, Value
 from dovetail.ir.signature import UserInput
 from dovetail.ir.sizes import Number, Scalar
-from dovetail.ir.step_plan import GradientExit, PlainResult, Result, SameObject
 from dovetail.ops.facts import written_values
 from dovetail.ops.layouts import is_absolute
 from dovetail.torch_compat.autograd import backward_within
@@ -96,12 +96,12 @@ class StepRecording:
         self._required = [item.tensor.requires_grad for item in self.tensors]
         self._of_graphs = {i: line_of(x.tensor) for i, x in enumerate(self.tensors) if not x.tensor.is_leaf}
         self.numbers = list(numbers)
-        self.results: list[Result | Value | MadeTensor] = []
+        self.results: list[OutputRule | Value | MadeTensor] = []
         self._values: list[Value] = []
         self._number_values: list[Value] = []
         self._left: list[object] = []
         self._exits: list[GradientExit | MadeTensor] = []
-        self._flags: list[tuple[int, bool]] = []
+        self._flags: list[GradientFlag] = []
         self.hooked: dict[str, Origin | None] = {}
         self.left_modes: dict[str, Any] = {}
         self._moved = Moves(self.recorder, self.tensors, self._values)
@@ -218,7 +218,7 @@ class StepRecording:
             if _count(hook_tables(tensor)) > self._hook_counts[index]:
                 self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
-                self._flags.append((index, tensor.requires_grad))
+                self._flags.append(GradientFlag(index, tensor.requires_grad, before=False))
             self._exits.append(self._exit(index, tensor))
         unowned = {value for _, value in self.recorder.constants}
         for value, tensor, _ in self.recorder.written:
@@ -230,10 +230,10 @@ class StepRecording:
         """Where a tensor lies in the end: new memory is a result more."""
         to = self._moved.to_other(index)
         if to is not None:
-            return Move(index, False, to)
+            return Move(index, FromInput(to))
         item = self.tensors[index]
         self.results.append(self._outside_of_state(item.tensor, f"the memory of {item.label}"))
-        return Move(index, True, len(self.results) - 1)
+        return Move(index, FromOutput(len(self.results) - 1))
 
     def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | MadeTensor:
         gradient = tensor.grad
@@ -267,21 +267,21 @@ class StepRecording:
                 raise ReturnedState(what=what, name=item.label, origin=origin)
         return value
 
-    def _result(self, index: int, item: Any) -> Result | Value | MadeTensor:
+    def _result(self, index: int, item: Any) -> OutputRule | Value | MadeTensor:
         if isinstance(item, torch.SymInt) and not is_traced(item):
             item = self.recorder.number_for(item)
         if is_traced(item):
             handle = handle_of(item)
-            return handle if isinstance(handle, Value) else PlainResult(handle)
+            return handle if isinstance(handle, Value) else FromConstant(handle)
         if not isinstance(item, torch.Tensor):
             self.look_at([item])
-            return text_result(self.recorder, self.leave, item) or PlainResult(item)
+            return text_result(self.recorder, self.leave, item) or FromConstant(item)
         place = next((i for i, known in enumerate(self.tensors) if known.tensor is item), None)
         if place is not None:
-            return SameObject(place)
+            return FromInput(place)
         self.recorder.value_of(item)
         if any(tensor is item for tensor, _ in self.recorder.constants):
-            return PlainResult(item)
+            return FromConstant(item)
         if item.grad is not None if item.is_leaf else item.retains_grad:
             raise UnsupportedStep(
                 what=f"returns a tensor that has a `.grad` (result {index})",
@@ -383,6 +383,7 @@ class StepRecording:
             exits=self._exits,
             flags=self._flags,
             left=self._left,
+            moves=self.moves,
         )
         with named_errors(self.origins):
             functional = recorded.functionalized(recorder)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep, UnsupportedTensor
+from dovetail.ir.calling import Look
 from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.program import Origin, Value
 from dovetail.ir.signature import HeldGradient, InputRole, UserInput
-from dovetail.ir.step_plan import Look
 from dovetail.torch_compat.fakes import FakeMode, fake_apart, parameter_of_fake, symbolic_fake_of
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.swapping import attributes_in_common, hook_tables, share_hooks

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dovetail.capture.step_recorder import StepRecorder
-from dovetail.capture.step_seen import as_seen
 from dovetail.capture.step_tensors import Seen
 from dovetail.capture.step_texts import Piece
 from dovetail.errors import UnsupportedStep
-from dovetail.ir.step_plan import TextResult
+from dovetail.ir.calling import Formatted
+from dovetail.ops.seen import as_seen
 
 
-def text_result(recorder: StepRecorder, leave: Callable[[object], int], item: object) -> TextResult | None:
+def text_result(recorder: StepRecorder, leave: Callable[[object], int], item: object) -> Formatted | None:
     """A text with parts that the program computes; None for anything else.
 
     leave: see `StepRecording.leave`. Raises: UnsupportedStep.
@@ -30,7 +30,7 @@ def text_result(recorder: StepRecorder, leave: Callable[[object], int], item: ob
         ) from None
     if parts is None:
         return None
-    return TextResult(tuple(part if isinstance(part, str) else _left(leave, part) for part in parts))
+    return Formatted(tuple(part if isinstance(part, str) else _left(leave, part) for part in parts))
 
 
 def _left(leave: Callable[[object], int], piece: Piece) -> tuple[int, Callable[[Any], str]]:

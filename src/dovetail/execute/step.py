@@ -16,10 +16,11 @@ import torch
 
 from dovetail.errors import GuardMiss, StepInterrupted
 from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.wrapper import Wrapper
+from dovetail.ir.calling import CallPlan
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import Number
-from dovetail.ir.step_plan import StepPlan
 from dovetail.ops.facts import facts_of, written_values
 from dovetail.torch_compat.rng import default_generator
 
@@ -42,7 +43,7 @@ class LastCheck:
 
 @dataclass(frozen=True)
 class CompiledStepProgram:
-    """code: of the program that works in place. plan: what is done around it. labels: of its inputs, for messages.
+    """code: of the program that works in place. plan: what is done around it, by wrapper. labels: of its inputs.
 
     reports: what each pass says of itself, by name. hints: a number for each size symbol. recorded_peak_bytes: the
     simulated peak of the program as it was recorded. run: runs the code, and notes something besides; the code itself
@@ -50,7 +51,8 @@ class CompiledStepProgram:
     """
 
     code: CompiledProgram
-    plan: StepPlan
+    plan: CallPlan
+    wrapper: Wrapper
     labels: tuple[str, ...]
     reports: tuple[tuple[str, str], ...] = ()
     hints: Mapping[str, Number] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The function around a program: pass the inputs, write back what autograd tracks, and return the user's results.
 
-One Python function per compiled graph, generated from its `CallPlan`, readable in the dump. For `x.mul_(2)` followed by
-`return x + y`, where x and y overlap, x as a result of other operators:
+It carries out the whole of a `CallPlan`, of functions and of training steps: one Python function per program, readable
+in the dump. For `x.mul_(2)` followed by `return x + y`, where x and y overlap, x as a result of other operators:
 
     def call(run, args):
         x = args[0]
@@ -10,12 +10,23 @@ One Python function per compiled graph, generated from its `CallPlan`, readable 
         withdraw_announcement(x)
         followed(x, outs[1]).copy_(outs[1])
         return (outs[0], )
+
+For a step that drops the gradient of w, computes its loss and `loss.item()`, and leaves another gradient:
+
+    def call(run, args):
+        w = args[0]
+        def drop_gradients():
+            w.grad = None
+        outs = run(args, drop_gradients)
+        result_left = (outs[2], )
+        w.grad = outs[1]
+        return (outs[0], *result_left)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,62 +36,104 @@ from dovetail.execute.shared_bytes import flat_bytes, followed, withdraw_announc
 from dovetail.ir.calling import (
     AsLeaf,
     CallPlan,
+    Formatted,
     FromConstant,
     FromInput,
     FromOutput,
     FromSlot,
     FromView,
+    GradientExit,
+    GradientFlag,
     InputRule,
     OutputRule,
     Rebuilt,
     ReplayStep,
     Rewritten,
     ViewBase,
+    WithLook,
 )
+from dovetail.ir.draft import free_name
 from dovetail.ir.program import Program, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import symbol
-from dovetail.ir.text import Names, operator_text, symbol_source
+from dovetail.ir.text import Names, identifier, operator_text, symbol_source
 from dovetail.ops.grafting import graft
 from dovetail.ops.prims import copy_into
+from dovetail.ops.seen import as_seen
 from dovetail.torch_compat.autograd import viewed_tensor
 from dovetail.torch_compat.subclasses import put_together
 
-Wrapper = Callable[[Callable[[list[Any]], Sequence[Any]], list[Any]], tuple[Any, ...]]
+Wrapper = Callable[[Callable[..., Sequence[Any]], list[Any]], tuple[Any, ...]]
 
 
 class _WrapperWriter:
-    def __init__(self, plan: CallPlan, program: Program) -> None:
+    def __init__(self, plan: CallPlan, program: Program, inputs: Sequence[str]) -> None:
+        """inputs: what the plan's inputs are called."""
         self.plan = plan
         self.program = program
-        self.names = Names(frozenset(value.name for value in program.inputs))
+        self.inputs = inputs
+        self.names = Names(frozenset(inputs))
         self.lines: list[str] = []
         self.result = "result_"
-        while any(value.name.startswith(self.result) for value in program.inputs):
+        while any(name.startswith(self.result) for name in inputs):
             self.result += "_"
 
     def write(self) -> str:
-        named = sorted({rule.output for rule in self.plan.outputs if isinstance(rule, FromOutput)})
+        plan = self.plan
+        named = sorted({rule.output for rule in plan.outputs if isinstance(rule, FromOutput)})
         after = self._changes()
+        left = [f"    {self.result}left = {_tuple(map(self._output, plan.left))}"] if plan.left else []
         body = [
             *self._writes(),
-            *(f"    {self.result}{place} = {self._output(self.plan.outputs[place])}" for place in named),
+            *(f"    {self._apart(slot)} = outs[{slot}].detach()" for slot in plan.apart),
+            *left,
+            *self._gradients(),
+            *(f"    {self.result}{place} = {self._output(plan.outputs[place])}" for place in named),
         ]
-        results = [
-            f"{self.result}{i}" if i in named else self._output(rule) for i, rule in enumerate(self.plan.outputs)
-        ]
-        returned = f"({''.join(f'{result}, ' for result in results)})"
+        results = [f"{self.result}{i}" if i in named else self._output(rule) for i, rule in enumerate(plan.outputs)]
         if after:
-            body += [f"    {self.result}all = {returned}", *after]
-            returned = f"{self.result}all"
+            body += [f"    {self.result}all = {_tuple(results)}", *after]
+            returned = f"(*{self.result}all, *{self.result}left)" if left else f"{self.result}all"
+        else:
+            returned = _tuple([*results, *([f"*{self.result}left"] if left else [])])
         body.append(f"    return {returned}")
         head = ["def call(run, args):"]
         head += [f"    {self._input(i)} = args[{self._position(i)}]" for i in self._kept_inputs()]
-        head += [f"    {self._input(flag.input)}.requires_grad_()" for flag in self.plan.flags if flag.before]
-        if self.plan.extras:
-            at = self.plan.extras_at
-            head.append(f"    args[{at}:{at}] = [{', '.join(map(self._extra, self.plan.extras))}]")
-        return "\n".join([*head, "    outs = run(args)", *self._symbols(), *body]) + "\n"
+        head += [f"    {self._turned(flag)}" for flag in plan.flags if flag.before]
+        if plan.extras:
+            at = plan.extras_at
+            head.append(f"    args[{at}:{at}] = [{', '.join(map(self._extra, plan.extras))}]")
+        return "\n".join([*head, *self._run(), *self._symbols(), *body]) + "\n"
+
+    def _run(self) -> list[str]:
+        """The run itself. Gradients that are dropped first are; others are once the last check has passed."""
+        first, late = (
+            [f"{self._input(g.input)}.grad = None" for g in self.plan.gradients if g.is_cleared and g.is_first is now]
+            for now in (True, False)
+        )
+        lines = [f"    {line}" for line in first]
+        if not late:
+            return [*lines, "    outs = run(args)"]
+        inner = [f"        {line}" for line in late]
+        return [*lines, "    def drop_gradients():", *inner, "    outs = run(args, drop_gradients)"]
+
+    def _gradients(self) -> list[str]:
+        lines = []
+        for gradient in self.plan.gradients:
+            if not isinstance(gradient.exit, GradientExit):
+                lines.append(f"    {self._input(gradient.input)}.grad = {self._output(gradient.exit)}")
+            elif gradient.exit is GradientExit.NONE and (gradient.had or gradient.is_cleared):
+                lines.append(f"    {self._input(gradient.input)}.grad = None")
+        return lines
+
+    def _turned(self, flag: GradientFlag) -> str:
+        return f"{self._input(flag.input)}.requires_grad_({'' if flag.requires_grad else 'False'})"
+
+    def _apart(self, slot: int) -> str:
+        return f"{self.result}apart_{slot}"
+
+    def _slot(self, slot: int) -> str:
+        return self._apart(slot) if slot in self.plan.apart else f"outs[{slot}]"
 
     def _position(self, index: int) -> int:
         """Where an input stands before extras are put in."""
@@ -100,7 +153,18 @@ class _WrapperWriter:
         for change in self.plan.metadata:
             arguments = ", ".join([self._input(change.input), *map(self.names.text, change.args)])
             lines.append(f"    {operator_text(change.target)}({arguments})")
-        lines += [f"    {self._input(flag.input)}.requires_grad_(False)" for flag in self.plan.flags if not flag.before]
+        lines += [f"    {self._turned(flag)}" for flag in self.plan.flags if not flag.before]
+        memory = [
+            f"{self._input(move.to.input)}.detach()"
+            if isinstance(move.to, FromInput)
+            else f"{self.result}all[{move.to.output}].detach()"
+            for move in self.plan.moves
+        ]
+        if memory:
+            lines.append(f"    {self.result}memory = {_tuple(memory)}")
+        lines += [
+            f"    {self._input(move.input)}.data = {self.result}memory[{n}]" for n, move in enumerate(self.plan.moves)
+        ]
         return lines
 
     def _kept_inputs(self) -> list[int]:
@@ -110,6 +174,9 @@ class _WrapperWriter:
         kept.update(self.plan.touched)
         kept.update(extra.of if isinstance(extra, ViewBase) else extra.leader for extra in self.plan.extras)
         kept.update(self.plan.returned_inputs())
+        kept.update(gradient.input for gradient in self.plan.gradients)
+        kept.update(move.input for move in self.plan.moves)
+        kept.update(move.to.input for move in self.plan.moves if isinstance(move.to, FromInput))
         if self._needed_symbols():
             extras = range(self.plan.extras_at, self.plan.extras_at + len(self.plan.extras))
             kept.update(i for i in range(len(self.program.inputs)) if i not in extras)
@@ -137,7 +204,7 @@ class _WrapperWriter:
         return lines
 
     def _input(self, index: int) -> str:
-        return self.program.inputs[index].name
+        return self.inputs[index]
 
     def _writes(self) -> list[str]:
         """Writes that autograd follows; the others are carried out where the program runs."""
@@ -146,7 +213,7 @@ class _WrapperWriter:
             if write.kind is WriteKind.TRACKED:
                 value = self.program.inputs[write.input]
                 contents = f"outs[{write.slot}]"
-                target = f"followed({value.name}, {contents})"
+                target = f"followed({self._input(write.input)}, {contents})"
                 overlaps = value.tensor.overlaps_itself()
                 lines.append(f"    copy_into({target}, {contents})" if overlaps else f"    {target}.copy_({contents})")
         return lines
@@ -161,12 +228,12 @@ class _WrapperWriter:
         return text
 
     def _output(self, rule: OutputRule) -> str:
-        if isinstance(rule, FromConstant) and isinstance(rule.value, torch.Size):
-            return f"torch.Size({self.names.text(tuple(rule.value))})"
         if isinstance(rule, FromConstant):
-            return self.names.text(rule.value)
+            return self._constant(rule.value)
         if isinstance(rule, FromSlot):
-            return f"outs[{rule.slot}]"
+            return self._slot(rule.slot)
+        if isinstance(rule, WithLook | Formatted):
+            return self._of_step(rule)
         if isinstance(rule, FromInput):
             return self._input(rule.input)
         if isinstance(rule, Rewritten):
@@ -185,20 +252,57 @@ class _WrapperWriter:
             text = f"torch.ops.aten.alias.default({text})"
         return self._viewed(text, rule.steps)
 
+    def _of_step(self, rule: WithLook | Formatted) -> str:
+        if isinstance(rule, Formatted):
+            return f"{self.names.constant(rule, '_text')}.made({self.result}left)"
+        assert isinstance(rule.of, FromSlot), "a result comes from the program"
+        return f"as_seen({self._slot(rule.of.slot)}, {self.names.constant(rule.look, '_look')})"
 
-def wrapper_source(plan: CallPlan, program: Program) -> tuple[str, dict[str, object]]:
-    """The source of the wrapper of `program`, and the objects it mentions by name."""
-    writer = _WrapperWriter(plan, program)
+    def _constant(self, value: object) -> str:
+        """A literal for plain values; else the object itself, such as a member of an enum that is a text as well."""
+        if type(value) is torch.Size:
+            return f"torch.Size({self.names.text(tuple(value))})"
+        if type(value) in _LITERALS:
+            return self.names.text(value)
+        return self.names.constant(value, f"_{identifier(type(value).__name__).lower()}")
+
+
+_LITERALS = (type(None), bool, int, float, complex, str, torch.dtype, torch.layout, torch.memory_format, torch.device)
+
+
+def _tuple(items: Iterable[str]) -> str:
+    return f"({''.join(f'{item}, ' for item in items)})"
+
+
+def wrapper_source(
+    plan: CallPlan, program: Program, inputs: Sequence[str] | None = None
+) -> tuple[str, dict[str, object]]:
+    """The source of the wrapper of `program`, and the objects it mentions by name.
+
+    inputs: what to call the plan's inputs, where these are not the program's.
+    """
+    if inputs is None:
+        names = [value.name for value in program.inputs]
+    else:
+        taken: dict[str, None] = {}
+        for wish in inputs:
+            taken[free_name(identifier(wish), taken)] = None
+        names = list(taken)
+    writer = _WrapperWriter(plan, program, names)
     source = writer.write()
     return source, dict(writer.names.globals)
 
 
-def build_wrapper(plan: CallPlan, program: Program) -> Wrapper:
-    """The wrapper: `(run, args) -> user outputs`, where run empties the list it gets."""
-    source, named = wrapper_source(plan, program)
+def build_wrapper(plan: CallPlan, program: Program, inputs: Sequence[str] | None = None) -> Wrapper:
+    """The wrapper: `(run, args) -> user outputs`, where run empties the list it gets. inputs: see `wrapper_source`.
+
+    Of a step, `run(args, then)`, where `then` is called once the last check of the program has passed.
+    """
+    source, named = wrapper_source(plan, program, inputs)
     namespace: dict[str, Any] = {
         "torch": torch,
         "math": math,
+        "as_seen": as_seen,
         "copy_into": copy_into,
         "flat_bytes": flat_bytes,
         "followed": followed,

@@ -1,13 +1,16 @@
-"""How a call of a compiled function maps to a run of its program.
+"""How a call of a compiled function, or of a training step, maps to a run of its program.
 
 A `CallPlan` says, for each object the user gets back, where it comes from (an output of the program, an input, or a
-view of one of them that is made again so that it shares memory as in eager), and which inputs receive new contents.
+view of one of them that is made again so that it shares memory as in eager), which inputs receive new contents, and,
+for a step, what becomes of gradients. `execute.wrapper` carries it out; `ir.plan_inputs` numbers its inputs otherwise.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -95,6 +98,48 @@ class Rebuilt:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """What a tensor of a program's is in eager mode besides its data.
+
+    graph: the name of the node that made it where it is part of a graph of autograd, else "". is_new_leaf: it requires
+    a gradient and is part of none. is_parameter: it is a parameter.
+    """
+
+    graph: str = ""
+    is_new_leaf: bool = False
+    is_parameter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FromLeft:
+    """A number or tensor that is left for Python code outside: number `left` of the plan's."""
+
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class WithLook:
+    """The tensor of another rule, itself, as eager mode would hand it out although the program knows no autograd."""
+
+    of: FromSlot | FromLeft
+    look: Look
+
+
+@dataclass(frozen=True, slots=True)
+class Formatted:
+    """A text with parts that the program computes.
+
+    parts: texts, and numbers of values that are left for the outside, each with what makes a text of it.
+    """
+
+    parts: tuple[str | tuple[int, Callable[[Any], str]], ...]
+
+    def made(self, left: Sequence[Any]) -> str:
+        """The text of one run. left: what the program has left."""
+        return "".join(part if isinstance(part, str) else part[1](left[part[0]]) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class Pack:
     """Forward outputs that autograd sees as one tensor: a wrapper of tensors. Packs are numbered after the outputs."""
 
@@ -107,7 +152,9 @@ Arrival: TypeAlias = "str | tuple[int, ...] | None"
 Pattern: TypeAlias = "tuple[Arrival, ...]"
 """Which gradients arrive, per forward output: None, `LIKE_OUTPUT` (laid out like the output), or strides."""
 
-OutputRule: TypeAlias = "FromConstant | FromSlot | FromInput | FromView | FromOutput | Rewritten | AsLeaf | Rebuilt"
+OutputRule: TypeAlias = (
+    "FromConstant | FromSlot | FromInput | FromView | FromOutput | Rewritten | AsLeaf | Rebuilt | WithLook | Formatted"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +217,37 @@ class GradientFlag:
     before: bool
 
 
+class GradientExit(enum.Enum):
+    """What a leaf's `.grad` is after a step, apart from a new tensor."""
+
+    SAME = "the tensor that it was before"
+    NONE = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class LeafGradient:
+    """The `.grad` of one input.
+
+    had: whether there was one before the step. is_cleared: the step drops what was there without looking at it. exit:
+    a new tensor, or what happens instead. is_first: it drops it before it asks about any number; else once all that
+    is asked has been answered as expected.
+    """
+
+    input: int
+    had: bool
+    is_cleared: bool
+    exit: FromSlot | WithLook | GradientExit
+    is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An input that lies on other memory afterwards: that of another input, or of a result."""
+
+    input: int
+    to: FromInput | FromOutput
+
+
 @dataclass(frozen=True, slots=True)
 class CallPlan:
     """How a call maps to a run.
@@ -179,6 +257,10 @@ class CallPlan:
     are not inputs of the call; they stand from position `extras_at`. Input numbers everywhere count extras. metadata,
     flags: changes of inputs other than of their data, in order, carried out after outputs are built. packs: outputs
     that autograd sees as one. touched: inputs whose version counter moves although only their parts are written.
+
+    Of steps only: gradients, moves: what is done to inputs afterwards. left: values for Python code outside, handed out
+    behind the results. apart: forward outputs that another one, or an input, is as well, and of which the caller gets
+    another tensor object in the same memory. There the inputs are those of the call, and the program takes some.
     """
 
     outputs: tuple[OutputRule, ...]
@@ -190,6 +272,10 @@ class CallPlan:
     flags: tuple[GradientFlag, ...] = ()
     packs: tuple[Pack, ...] = ()
     touched: tuple[int, ...] = ()
+    gradients: tuple[LeafGradient, ...] = ()
+    moves: tuple[Move, ...] = ()
+    left: tuple[FromSlot | FromConstant, ...] = ()
+    apart: tuple[int, ...] = ()
 
     def sources(self) -> list[OutputRule]:
         """Where results come from in the end: rules that are not made of others."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dovetail.ir.calling import AsLeaf, CallPlan, FromInput, FromView, OutputRule, Rebuilt, Rewritten
+from dovetail.ir.calling import AsLeaf, CallPlan, FromInput, FromOutput, FromView, OutputRule, Rebuilt, Rewritten
 from dovetail.ir.program import Program, values_in
 from dovetail.ir.signature import InputMutation, Signature
 
@@ -49,7 +49,10 @@ def with_inputs(program: Program, plan: CallPlan, order: Sequence[int]) -> tuple
 
 
 def renumbered(plan: CallPlan, place: Mapping[int, int]) -> CallPlan:
-    """The plan with other numbers for the inputs. place: the new number of each that the plan names, by the old one."""
+    """The plan with other numbers for the inputs.
+
+    place: the new number of each that the plan names, by the old one; an input without one is gone, and does not move.
+    """
     return replace(
         plan,
         outputs=tuple(_renumbered(rule, place) for rule in plan.outputs),
@@ -57,6 +60,12 @@ def renumbered(plan: CallPlan, place: Mapping[int, int]) -> CallPlan:
         metadata=tuple(replace(change, input=place[change.input]) for change in plan.metadata),
         flags=tuple(replace(flag, input=place[flag.input]) for flag in plan.flags),
         touched=tuple(place[number] for number in plan.touched),
+        gradients=tuple(replace(gradient, input=place[gradient.input]) for gradient in plan.gradients),
+        moves=tuple(
+            replace(move, input=place[move.input], to=_of_input(move.to, place))
+            for move in plan.moves
+            if move.input in place
+        ),
     )
 
 
@@ -87,9 +96,13 @@ def _input_of(rule: OutputRule) -> int | None:
     return rule.base if isinstance(rule, FromView) and rule.of_input else None
 
 
+def _of_input(rule: FromInput | FromOutput, place: Mapping[int, int]) -> FromInput | FromOutput:
+    return FromInput(place[rule.input]) if isinstance(rule, FromInput) else rule
+
+
 def _renumbered(rule: OutputRule, place: Mapping[int, int]) -> OutputRule:
-    if isinstance(rule, FromInput):
-        return FromInput(place[rule.input])
+    if isinstance(rule, FromInput | FromOutput):
+        return _of_input(rule, place)
     if isinstance(rule, FromView):
         return replace(rule, base=place[rule.base]) if rule.of_input else rule
     if isinstance(rule, AsLeaf):

@@ -45,6 +45,8 @@ _WRAPPER_NAMES = frozenset(
         "withdraw_announcement",
         "increment_version",
         "put_together",
+        "as_seen",
+        "drop_gradients",
     }
 )
 _RESERVED = _OWN_NAMES | _WRAPPER_NAMES | {*dir(builtins), *keyword.kwlist, *keyword.softkwlist}

@@ -7,7 +7,7 @@ the old contents any more, and never before the last check.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -19,11 +19,12 @@ from dovetail.capture.step_programs import StepPrograms
 from dovetail.errors import UnsupportedStep
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.step import CompiledStepProgram, LastCheck
+from dovetail.execute.wrapper import build_wrapper, wrapper_source
+from dovetail.ir.calling import CallPlan
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Phase, Program, Stage, Value
 from dovetail.ir.signature import InputMutation, Signature
 from dovetail.ir.sizes import Number
-from dovetail.ir.step_plan import StepPlan
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
 from dovetail.pipeline.compile import make_executors
@@ -36,14 +37,17 @@ from dovetail.pipeline.passes import Context
 
 def compile_step_programs(
     programs: StepPrograms,
-    plan: StepPlan,
+    plan: CallPlan,
+    names: Sequence[str],
     labels: tuple[str, ...],
     name: str,
     options: Options,
     hints: Mapping[str, Number] = MappingProxyType({}),
 ) -> CompiledStepProgram:
-    """The code of a recorded step. plan: what is done around it. labels: of the inputs of its programs. hints: a
-    number for each size symbol.
+    """The code of a recorded step.
+
+    plan: what is done around it. names: of the plan's inputs. labels: of the inputs of its programs. hints: a number
+    for each size symbol.
 
     Raises: UnsupportedStep where something would have to be checked after the first write.
     """
@@ -60,10 +64,12 @@ def compile_step_programs(
     code = CompiledProgram(program, make_executors(options), {} if check is None else {check: last_check})
     eager = simulate_peak(programs.recorded, hints).peak_bytes
     run = dump.watched(code, JOINT)
-    compiled = CompiledStepProgram(code, plan, labels, tuple(reports), dict(hints), eager, run, last_check)
+    wrapper = build_wrapper(plan, program, names)
+    compiled = CompiledStepProgram(code, plan, wrapper, labels, tuple(reports), dict(hints), eager, run, last_check)
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)
+        dump.text("wrapper", wrapper_source(plan, program, names)[0])
     return compiled
 
 

@@ -17,7 +17,6 @@ import torch
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
 from dovetail.capture.sparse_operands import StepMatrix
-from dovetail.capture.step_moves import renumbered
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber
@@ -53,8 +52,8 @@ from dovetail.frontends.step.text_uses import check_texts
 from dovetail.frontends.step.variant import UNBOUND, Variant, bindings_to
 from dovetail.frontends.step.write_only import WriteOnlyContainers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
+from dovetail.ir.plan_inputs import renumbered
 from dovetail.ir.program import Value
-from dovetail.ir.step_plan import moved_plan
 from dovetail.ir.text import identifier
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
@@ -329,9 +328,11 @@ class StepCapture:
         cleared = {g.input for g in programs.plan.gradients if g.is_cleared}
         kept = [i for i, source in enumerate(sources) if source.kind != "gradient" or source.index not in cleared]
         moved = {index: place for place, index in enumerate(kept)}
-        plan = moved_plan(programs.plan, moved)
+        plan = renumbered(programs.plan, moved)
         whole = frozenset(moved[i] for i in recording.addressed() if i in moved)
-        accesses = Accesses(frozenset(plan.written), frozenset(moved[i] for i in programs.tensors), whole)
+        accesses = Accesses(
+            frozenset(write.input for write in plan.writes), frozenset(moved[i] for i in programs.tensors), whole
+        )
         kinds = expected_tensors(
             recording, sources, kept, self._given, plan, accesses, is_dynamic=self._options.dynamic
         )
@@ -342,7 +343,8 @@ class StepCapture:
             *("a tensor found while recording" for _ in programs.constants),
             *(number_label(i, self._numbers, self._lifted_leaves) for i in programs.numbers),
         )
-        program = compile_step_programs(programs, plan, labels, name, self._options, recording.size_hints)
+        names = [recording.tensors[i].name for i in kept]
+        program = compile_step_programs(programs, plan, names, labels, name, self._options, recording.size_hints)
         assert self._result_structure is not None, "the step was recorded"
         slots = len(self._numbers)
         leaf_of = dict(enumerate(sorted(self._lifted_leaves), slots))
@@ -362,7 +364,6 @@ class StepCapture:
             constants=[(tensor, version_of(tensor)) for tensor in programs.constants],
             numbers=sources_of_numbers(programs.numbers, self._numbers, leaf_of, self._draws.taken),
             draws=self._draws.made,
-            moves=renumbered(recording.moves, moved),
             drawn=self._draws.among(programs.constants),
             left_modes=recording.left_modes,
             writes=[(number_slot.path, which) for number_slot, which in writes],

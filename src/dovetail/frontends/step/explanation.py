@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.frontends.step.variant import Variant
+from dovetail.ir.calling import GradientExit
 from dovetail.ir.signature import Constant, HeldGradient, NumberInput, UserInput
-from dovetail.ir.step_plan import GradientExit
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 
 _SHOWN = 12
@@ -102,7 +102,7 @@ def explain_variant(name: str, variant: Variant) -> StepExplanation:
         left=tuple(variant.record.labels.get(path, str(path)) for path, _ in variant.writes),
         host_calls=tuple(str(call) for call in variant.host_calls),
         dropped=sum(1 for e in exits if e is GradientExit.NONE),
-        kept=sum(1 for e in exits if isinstance(e, int)),
+        kept=sum(1 for e in exits if not isinstance(e, GradientExit)),
         passes=compiled.reports,
     )
 

@@ -16,23 +16,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from dovetail.capture.drawn_arrays import is_drawn
 from dovetail.capture.step_recording import StepRecording
-from dovetail.capture.step_seen import as_seen
 from dovetail.capture.step_text_results import text_result
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep
-from dovetail.frontends.step.kept import NotMadeAgain, Trees
+from dovetail.frontends.step.kept import Handed, NotMadeAgain, Tree, Trees, grown
 from dovetail.frontends.step.output import print_to, replaced_builtin, replaced_handling, streams_replaced
 from dovetail.frontends.step.schedulers import watched_reads
 from dovetail.frontends.step.trackers import trackers_replaced
 from dovetail.frontends.step.write_only import Put
 from dovetail.frontends.structure import Structure, flatten, unflatten
+from dovetail.ir.calling import FromConstant, FromLeft, WithLook
 from dovetail.ir.program import Origin, Value
-from dovetail.ir.step_plan import Look, TextResult
 from dovetail.reach.frames import unnoted
 from dovetail.reach.values import HOST_CALL
 from dovetail.torch_compat.modules import noticed_conversions
@@ -64,43 +63,16 @@ _ACTIVE: list[HostCalls] = []
 
 
 @dataclass(frozen=True, slots=True)
-class LeftNumber:
-    """A number that the program leaves."""
-
-    which: int
-
-    def made(self, values: Sequence[Any]) -> Any:
-        """The number of one run."""
-        return values[self.which]
-
-
-@dataclass(frozen=True, slots=True)
-class LeftTensor:
-    """A copy of a tensor that the program leaves."""
-
-    which: int
-    look: Look
-
-    def made(self, values: Sequence[Any]) -> Any:
-        """The tensor of one run."""
-        return as_seen(values[self.which], self.look)
-
-
-Made: TypeAlias = "LeftNumber | LeftTensor | TextResult"
-
-
-@dataclass(frozen=True, slots=True)
 class HostCall:
-    """One call. leaves: its arguments, flat.
+    """One call.
 
-    made: for each leaf, what makes it of the values that the program leaves, None for a plain one. position: how many
-    nodes had been recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state.
-    before: whether it is made before the program.
+    arguments: how each of them is made of the values that the program leaves, flat. position: how many nodes had been
+    recorded. scheduler: what is stepped, if it is one. is_hook: whether it may look at the state. before: whether it is
+    made before the program.
     """
 
     function: Callable[..., Any]
-    leaves: tuple[Any, ...]
-    made: tuple[Made | None, ...]
+    arguments: tuple[Tree, ...]
     structure: Structure
     position: int
     origin: Origin
@@ -112,12 +84,9 @@ class HostCall:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         return f"{name} at {self.origin}" + (" (before the program)" if self.before else "")
 
-    def make(self, values: Sequence[Any]) -> None:
-        """Call. values: what the program has left for host calls."""
-        given: list[Any] = [
-            leaf if made is None else made.made(values) for leaf, made in zip(self.leaves, self.made, strict=True)
-        ]
-        args, kwargs = unflatten(given, self.structure)
+    def make(self, run: Handed) -> None:
+        """Call. run: what the program has left."""
+        args, kwargs = unflatten([grown(argument, run) for argument in self.arguments], self.structure)
         self.function(*args, **kwargs)
 
 
@@ -176,19 +145,16 @@ class HostCalls:
         """A call was to be made."""
         leaves, structure = flatten((list(args), dict(kwargs)))
         self.look_at(leaves)
-        recorder, made = self._recording.recorder, list(map(self._made, leaves))
+        recorder, arguments = self._recording.recorder, tuple(map(self._argument, leaves))
         recorder.texts.given_to_host()
-        plain = tuple(leaf if which is None else None for leaf, which in zip(leaves, made, strict=True))
         origin = self._recording.origins.here()
-        self.calls.append(
-            HostCall(function, plain, tuple(made), structure, len(recorder.nodes), origin, scheduler, is_hook)
-        )
+        self.calls.append(HostCall(function, arguments, structure, len(recorder.nodes), origin, scheduler, is_hook))
 
     def note_put(self, put: Put) -> None:
         """Something was to be put into a container, in order with the calls."""
         self._recording.recorder.texts.given_to_host()
         position, here = len(self._recording.recorder.nodes), self._recording.origins.here()
-        self.calls.append(HostCall(put, (), (), flatten(())[1], position, here))
+        self.calls.append(HostCall(put, (), flatten(())[1], position, here))
 
     def settle(self, trees: Trees) -> None:
         """The step has ended. Raises: StateChangedOtherwise for something that no run makes again."""
@@ -204,19 +170,17 @@ class HostCalls:
                         origin=call.origin,
                     ) from None
 
-    def _made(self, leaf: Any) -> Made | None:
-        """What makes an argument of what the program leaves; None for one that is the same in each run."""
+    def _argument(self, leaf: Any) -> Tree:
+        """What makes an argument of what the program leaves."""
         recording = self._recording
         if is_drawn(leaf):
             leaf.trace.refuse("gives an array that it draws to code that is called after the program")
         if isinstance(leaf, torch.Tensor):
             seen = recording.seen(leaf)
-            return LeftTensor(recording.leave(seen.value), seen.look)
-        return (
-            LeftNumber(recording.leave(handle_of(leaf)))
-            if is_traced(leaf)
-            else text_result(recording.recorder, recording.leave, leaf)
-        )
+            return WithLook(FromLeft(recording.leave(seen.value)), seen.look)
+        if is_traced(leaf):
+            return FromLeft(recording.leave(handle_of(leaf)))
+        return text_result(recording.recorder, recording.leave, leaf) or FromConstant(leaf)
 
     def _print(self, function: Callable[..., Any], output: Any) -> Callable[..., None]:
         @functools.wraps(function)
@@ -313,7 +277,7 @@ class HostCalls:
             changed = numbers_of(call.scheduler)
             earlier = any(not changed.isdisjoint(node.operands()) for node in nodes[: call.position])
             later = any(not changed.isdisjoint(node.operands()) for node in nodes[call.position :])
-            if later and (earlier or any(which is not None for which in call.made)):
+            if later and (earlier or not all(isinstance(x, FromConstant) for x in call.arguments)):
                 raise UnsupportedStep(
                     what="calls a scheduler between two uses of the numbers that it changes",
                     why="the program reads them once, when it begins",

@@ -1,9 +1,9 @@
-"""What a step puts into Python objects in each run: tensors, numbers, texts, and new containers of them."""
+"""What a step puts into Python objects, or hands to Python code: tensors, numbers, texts, new containers of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -11,22 +11,10 @@ import torch
 from dovetail.capture.step_recording import StepRecording
 from dovetail.frontends.step.containers import Slot
 from dovetail.frontends.step.reachable_state import ReachableState
+from dovetail.ir.calling import Formatted, FromConstant, FromLeft, FromOutput, WithLook
+from dovetail.ops.seen import as_seen
 from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
 from dovetail.torch_compat.traced_numbers import is_traced
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A value that a run leaves. which: its place among what runs hand out."""
-
-    which: int
-
-
-@dataclass(frozen=True, slots=True)
-class Same:
-    """An object that is the same in each run."""
-
-    item: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +27,16 @@ class New:
     number: int
 
 
-Tree: TypeAlias = "Left | Same | New"
+Tree: TypeAlias = "FromConstant | FromOutput | FromLeft | WithLook | Formatted | New"
+
+
+@dataclass(slots=True)
+class Handed:
+    """What one run hands out. results, left: see `CallPlan`. made: new containers that were made already, by number."""
+
+    results: Sequence[Any] = ()
+    left: Sequence[Any] = ()
+    made: dict[int, Any] = field(default_factory=dict)
 
 
 class NotMadeAgain(Exception):
@@ -54,7 +51,7 @@ class Trees:
         self._recording = recording
         self._is_known = is_known
         self._made: dict[int, New] = {}
-        self._left: dict[int, Left] = {}
+        self._left: dict[int, FromOutput] = {}
         self._alive: list[Any] = []
 
     def of(self, value: Any) -> Tree:
@@ -62,11 +59,11 @@ class Trees:
         self._alive.append(value)
         if isinstance(value, torch.Tensor) or is_traced(value) or self._recording.is_text(value):
             if id(value) not in self._left:
-                self._left[id(value)] = Left(self._recording.keep(value))
+                self._left[id(value)] = FromOutput(self._recording.keep(value))
             return self._left[id(value)]
         kind = type(value)
         if kind in PLAIN or kind_of(kind) is Kind.PLAIN or self._is_known(value):
-            return Same(value)
+            return FromConstant(value)
         if id(value) in self._made:
             return self._made[id(value)]
         if kind in (list, dict) or is_a(value, tuple):
@@ -80,19 +77,26 @@ class Trees:
         raise NotMadeAgain
 
 
-def grown(tree: Tree, left: Sequence[Any], made: dict[int, Any]) -> Any:
-    """The value of one run. left: what the run hands out. made: containers that were made already, by number."""
-    if isinstance(tree, Left):
-        return left[tree.which]
-    if isinstance(tree, Same):
-        return tree.item
-    if tree.number not in made:
-        parts = [grown(part, left, made) for part in tree.parts]
+def grown(tree: Tree, run: Handed) -> Any:
+    """The value of one run."""
+    if isinstance(tree, FromConstant):
+        return tree.value
+    if isinstance(tree, FromOutput):
+        return run.results[tree.output]
+    if isinstance(tree, FromLeft):
+        return run.left[tree.left]
+    if isinstance(tree, WithLook):
+        assert isinstance(tree.of, FromLeft), "results have their looks already"
+        return as_seen(run.left[tree.of.left], tree.look)
+    if isinstance(tree, Formatted):
+        return tree.made(run.left)
+    if tree.number not in run.made:
+        parts = [grown(part, run) for part in tree.parts]
         if tree.kind is dict:
-            made[tree.number] = dict(zip(tree.keys, parts, strict=True))
+            run.made[tree.number] = dict(zip(tree.keys, parts, strict=True))
         else:
-            made[tree.number] = parts if tree.kind is list else tuple.__new__(tree.kind, parts)
-    return made[tree.number]
+            run.made[tree.number] = parts if tree.kind is list else tuple.__new__(tree.kind, parts)
+    return run.made[tree.number]
 
 
 def refill(container: Any, held: Any) -> None:

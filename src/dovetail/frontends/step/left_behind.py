@@ -20,8 +20,8 @@ from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.reachable_state import Change, ReachableState
 from dovetail.frontends.step.value_walk import OPTIMIZER, SCHEDULER
+from dovetail.ir.calling import FromConstant
 from dovetail.ir.program import Origin
-from dovetail.ir.step_plan import PlainResult
 from dovetail.reach.contents import MISSING
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import attributes_of, has_attributes, is_a, is_same
@@ -156,7 +156,7 @@ class LeftBehind:
                 elif self._is_turned_first(change, slot):
                     raise FlagsTurned(self._refused(change), frozenset((slot.path,)))
                 else:
-                    new = change.new if is_traced(change.new) else PlainResult(change.new)
+                    new = change.new if is_traced(change.new) else FromConstant(change.new)
                     yield self._writable(slot), recording.leave(new)
             elif slot is not None and _can_be_bound(change):
                 self._bind(change, trees)

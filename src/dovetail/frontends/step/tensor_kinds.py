@@ -12,7 +12,7 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.memory import Accesses, Memory, extent
 from dovetail.frontends.tensor_kind import TensorKind, difference, kind_of
-from dovetail.ir.step_plan import StepPlan
+from dovetail.ir.calling import CallPlan
 from dovetail.ops.sparse import Form, form_of, parts_of
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.swapping import hook_tables
@@ -204,7 +204,7 @@ def expected_tensors(
     sources: Sequence[Source],
     kept: Sequence[int],
     given: Sequence[Any],
-    plan: StepPlan,
+    plan: CallPlan,
     accesses: Accesses,
     *,
     is_dynamic: bool,

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.step_moves import Move
 from dovetail.capture.step_recorder import Question
-from dovetail.capture.step_seen import as_seen
 from dovetail.errors import GuardMiss
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.arguments import Arguments
@@ -24,7 +22,7 @@ from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.drawn_values import Draw, Drawn, as_number
 from dovetail.frontends.step.early_questions import EarlyQuestions, question_at
 from dovetail.frontends.step.host_calls import HostCall
-from dovetail.frontends.step.kept import Tree, grown, refill
+from dovetail.frontends.step.kept import Handed, Tree, grown, refill
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import Record
@@ -32,7 +30,6 @@ from dovetail.frontends.step.schedulers import SchedulerState
 from dovetail.frontends.step.tensor_kinds import TensorKinds
 from dovetail.frontends.step.write_only import Put
 from dovetail.frontends.structure import Structure, unflatten
-from dovetail.ir.step_plan import GradientExit, MadeResult, PlainResult, SameObject, TextResult
 from dovetail.reach.guard import PythonGuard, PythonGuards
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.modes import set_switches
@@ -71,8 +68,7 @@ class Variant:
     reachable state compares. kept: slots of tensors that are read like arguments. bound: slots, and how what is put
     there is made. filled: containers, and how what they hold is made. write_only: containers that the step only puts
     things into. draws: what is made before each run, of random numbers outside torch. drawn: constants that are made
-    so, by their place. left_modes: of torch, that each run leaves so. moves: tensors
-    that lie on other memory after each run: see `Move`.
+    so, by their place. left_modes: of torch, that each run leaves so.
     """
 
     reason: str
@@ -100,7 +96,6 @@ class Variant:
     draws: list[Draw] = field(default_factory=list)
     drawn: dict[int, int] = field(default_factory=dict)
     left_modes: dict[str, Any] = field(default_factory=dict)
-    moves: list[Move] = field(default_factory=list)
     calls: int = 0
     misses: int = 0
 
@@ -159,42 +154,38 @@ class Variant:
         Raises: GuardMiss, NothingWritten when all is as before; StepInterrupted, or what a host call raises.
         """
         self.calls += 1
-        bindings, plan = self.bindings, self.program.plan
         before = [call for call in self.host_calls if call.before]
         held = SchedulerState([call.scheduler for call in before]) if before else None
         for call in before:
-            call.make(())
+            call.make(Handed())
         drawn = Drawn()
-        self._drop_gradients(tensors, first=True)
-        inputs: list[Any] = [tensors[index] for index in self.takes]
+
+        def run_program(tensors: Sequence[torch.Tensor], then: Callable[[], None] | None = None) -> Sequence[Any]:
+            return self.program(self._taken(tensors, leaves, drawn), then)
+
         try:
-            self._draw(drawn)
-            inputs += [
-                drawn.made[self.drawn[slot]] if slot in self.drawn else tensor
-                for slot, (tensor, _) in enumerate(self.constants)
-            ]
-            given = [*leaves, *map(as_number, drawn.made)] if self.draws else leaves
-            inputs += [read(given) for read in bindings.reads]
-            outputs = self.program(inputs, lambda: self._drop_gradients(tensors, first=False))
+            handed = self.program.wrapper(run_program, list(tensors))
         except (GuardMiss, NothingWritten):
             drawn.put_back()
             if held is not None:
                 held.put_back()
             raise
-        if plan.aliases:
-            outputs = [x.detach() if slot in plan.aliases else x for slot, x in enumerate(outputs)]
-        left = [outputs[x] if isinstance(x, int) else x.value for x in plan.left]
-        for put, (_, which) in zip(bindings.writes, self.writes, strict=True):
-            put(left[which])
-        self._leave_gradients(tensors, outputs)
-        for index, flag in plan.flags:
-            tensors[index].requires_grad_(flag)
-        results = self._results(tensors, outputs, left)
-        self._move(tensors, results)
-        self._leave(results, left)
+        known = len(self.program.plan.outputs)
+        self._leave(Handed(handed[:known], handed[known:]))
         if self.left_modes:
             set_switches(self.left_modes)
-        return unflatten(results[: self.count], self.result_structure)
+        return unflatten(list(handed[: self.count]), self.result_structure)
+
+    def _taken(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], drawn: Drawn) -> list[Any]:
+        """What the program takes."""
+        inputs: list[Any] = [tensors[index] for index in self.takes]
+        self._draw(drawn)
+        inputs += [
+            drawn.made[self.drawn[slot]] if slot in self.drawn else tensor
+            for slot, (tensor, _) in enumerate(self.constants)
+        ]
+        given = [*leaves, *map(as_number, drawn.made)] if self.draws else leaves
+        return inputs + [read(given) for read in self.bindings.reads]
 
     def _draw(self, drawn: Drawn) -> None:
         """Make what is made before a run. Raises: GuardMiss; NothingWritten where the user's or NumPy's code raises."""
@@ -205,60 +196,20 @@ class Variant:
         except Exception as error:
             raise NothingWritten from error
 
-    def _move(self, tensors: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
-        """Let tensors lie on other memory (`.data = ...`), that of results or of each other."""
-        memory = [(results if move.is_to_result else tensors)[move.to].detach() for move in self.moves]
-        for move, other in zip(self.moves, memory, strict=True):
-            tensors[move.index].data = other
-
-    def _leave(self, results: Sequence[Any], left: Sequence[Any]) -> None:
+    def _leave(self, run: Handed) -> None:
         """Put into Python objects what the step leaves there, and make the calls outside."""
         bindings = self.bindings
-        made: dict[int, Any] = {}
+        for put, (_, which) in zip(bindings.writes, self.writes, strict=True):
+            put(run.left[which])
         for bind, (_, tree) in zip(bindings.binds, self.bound, strict=True):
-            bind(grown(tree, results, made))
+            bind(grown(tree, run))
         for container, (_, tree) in zip(bindings.filled, self.filled, strict=True):
-            refill(container, grown(tree, results, made))
+            refill(container, grown(tree, run))
         for call in self.host_calls:
             if isinstance(call.function, Put):
-                call.function(bindings.containers[call.function.at], results, made)
+                call.function(bindings.containers[call.function.at], run)
             elif not call.before:
-                call.make(left)
-
-    def _drop_gradients(self, tensors: Sequence[torch.Tensor], *, first: bool) -> None:
-        """Drop gradients that the step drops, so that they are not there beside new ones.
-
-        first: whatever comes, it drops them; else it asks about numbers before, and all answers were as expected.
-        """
-        for gradient in self.program.plan.gradients:
-            if gradient.is_cleared and gradient.is_first is first:
-                tensors[gradient.input].grad = None
-
-    def _leave_gradients(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any]) -> None:
-        for gradient in self.program.plan.gradients:
-            if gradient.exit is GradientExit.SAME:
-                continue
-            if isinstance(gradient.exit, int):
-                found = outputs[gradient.exit]
-                tensors[gradient.input].grad = found if gradient.look is None else as_seen(found, gradient.look)
-            elif gradient.had or gradient.is_cleared:
-                tensors[gradient.input].grad = None
-
-    def _results(self, tensors: Sequence[torch.Tensor], outputs: Sequence[Any], left: Sequence[Any]) -> list[Any]:
-        found: list[Any] = []
-        made: dict[int, Any] = {}
-        for result in self.program.plan.results:
-            if isinstance(result, SameObject):
-                found.append(tensors[result.input])
-            elif isinstance(result, PlainResult):
-                found.append(result.value)
-            elif isinstance(result, TextResult):
-                found.append(result.made(left))
-            elif isinstance(result, MadeResult):
-                if result.slot not in made:
-                    made[result.slot] = as_seen(outputs[result.slot], result.look)
-                found.append(made[result.slot])
-        return found
+                call.make(run)
 
 
 def bindings_to(reachable: ReachableState, variant: Variant) -> Bindings:

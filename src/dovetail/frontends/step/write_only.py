@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dovetail.frontends.step.containers import Fixed, Path, Slot
-from dovetail.frontends.step.kept import Tree, Trees, grown
+from dovetail.frontends.step.kept import Handed, Tree, Trees, grown
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.reach.libraries import OURS
 from dovetail.reach.stand_ins import ON_BEHALF
@@ -51,9 +51,9 @@ class Put:
         self._trees = (*map(trees.of, args), trees.of(kwargs))
         self._given = ()
 
-    def __call__(self, container: Any, left: Sequence[Any], made: dict[int, Any]) -> None:
-        """Put it in. left, made: see `grown`."""
-        *args, kwargs = [grown(tree, left, made) for tree in self._trees]
+    def __call__(self, container: Any, run: Handed) -> None:
+        """Put it in."""
+        *args, kwargs = [grown(tree, run) for tree in self._trees]
         getattr(container, self._name)(*args, **kwargs)
 
 

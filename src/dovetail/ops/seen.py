@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dovetail.errors import FreedGraph
-from dovetail.ir.step_plan import Look
+from dovetail.ir.calling import Look
 from dovetail.torch_compat.autograd import call_node, viewed_tensor
 
 _TOKEN = torch.zeros((), requires_grad=True)
