@@ -32,7 +32,7 @@ def test_results_in_memory_that_is_handed_back_are_noticed(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("alone")
 def test_memory_that_others_see_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dovetail.pipeline.variants.refuse_sharing", lambda *_: None)
+    monkeypatch.setattr("dovetail.pipeline.alias_graphs.refuse_sharing", lambda *_: None)
     assert _finds_failures(donation_sweep.State(20006), step=7)  # arguments that share memory
 
 

@@ -175,7 +175,7 @@ def test_stats_of_a_function() -> None:
     assert isinstance(stats, Stats)
     assert (stats.calls, stats.eager_calls, stats.captures, stats.misses) == (3, 0, 2, 2)
     assert [variant.calls for variant in stats.variants] == [2, 1]
-    assert stats.variants[0].reason == "it is the first call"
+    assert stats.variants[0].reason == "it is the first"
     assert "2.0" in stats.variants[1].reason
     assert str(stats).startswith("3 calls, 0 in eager mode; 2 captures in")
     assert isinstance(dovetail.compile_step(lambda x: x).stats, Stats)

@@ -22,7 +22,7 @@ from dovetail.ir.signature import Constant, GradientBase, InputRole, SharedBytes
 from dovetail.ops.grafting import graft
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.fakes import FakeMode, keep_number
-from dovetail.torch_compat.subclasses import WrapperLayout, as_parameter, is_wrapper, put_together
+from dovetail.torch_compat.subclasses import WrapperLayout, as_parameter, is_wrapper, put_together, take_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class InputSpec:
     is_parameter: bool = False
     layout: WrapperLayout | None = None
     parts: tuple[int, ...] = ()
+
+
+def with_parts(inputs: Sequence[Any]) -> list[Any]:
+    """The inputs, then the tensors that wrappers among them are made of."""
+    return [*inputs, *(part for x in inputs if is_wrapper(x) for part in take_apart(x)[0])]
 
 
 @dataclass(slots=True)

@@ -23,13 +23,13 @@ from dovetail.errors import (
     DovetailWarning,
     UnsupportedInputMutation,
 )
-from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts, with_parts
+from dovetail.frontends.inputs import check_tensor, size_hints, specs_with_parts
 from dovetail.ir.signature import Buffer, InputRole, Parameter, SizeInput, UserInput
 from dovetail.ir.text import identifier
+from dovetail.pipeline.alias_graphs import AliasGraphs
 from dovetail.pipeline.doors import BACKEND
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, decompositions, resolve_options
-from dovetail.pipeline.variants import GraphVariants
 from dovetail.torch_compat.fakes import FakeMode, fake_of, graph_fake_mode, is_fake, new_fake_mode
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, concrete_layout, symbol_name
@@ -81,7 +81,6 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: O
     fake_mode = graph_fake_mode(node.meta.get("example_value") for node in placeholders) or new_fake_mode()
     own = [_input_spec(i, n, e, fake_mode) for i, (n, e) in enumerate(zip(placeholders, example_inputs, strict=True))]
     specs = specs_with_parts(example_inputs, own, lambda part: part if is_fake(part) else fake_of(fake_mode, part))
-    has_wrappers = len(specs) > len(own)
     rules = decompositions(resolved)
     switched = switched_in(node.target for node in gm.graph.nodes)
 
@@ -105,31 +104,30 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], resolved: O
     def source(inputs: Sequence[Any]) -> Sequence[Any]:
         return _as_sequence(gm(*inputs))
 
-    graphs = GraphVariants(recording, again, "graph", resolved, size_hints(specs), source, donated)
+    graphs = AliasGraphs(recording, again, "graph", resolved, size_hints(specs), source, donated)
     if recording.accesses().reach:  # where an input lies in its storage matters: the first call shows it
-        return _Dispatch(graphs, gm, has_wrappers)
+        return _Dispatch(graphs, gm)
     apart = graphs.compile_apart()  # from here on what backward writes is known, too
-    return _Dispatch(graphs, gm, has_wrappers) if graphs.is_guarded or has_wrappers or donated else apart
+    return apart if graphs.is_one else _Dispatch(graphs, gm)
 
 
 class _Dispatch:
     """Calls the graph that was compiled for the way in which the inputs share memory, or Dynamo's own, uncompiled."""
 
-    def __init__(self, graphs: GraphVariants, gm: fx.GraphModule, has_wrappers: bool) -> None:
+    def __init__(self, graphs: AliasGraphs, gm: fx.GraphModule) -> None:
         self.graphs = graphs
-        self._has_wrappers = has_wrappers
         self._gm = gm
         self._warned = False
 
     def __call__(self, *inputs: Any) -> Any:
-        own = with_parts(inputs) if self._has_wrappers else inputs
         reason = f"it was compiled for {len(self.graphs.graphs)} alias patterns already: raise max_variants"
         try:
-            graph = self.graphs.select(own)
+            chosen = self.graphs.select(inputs)
         except DataDependentControlFlow:  # Dynamo hands floats over as tensors, which are read while recording again
-            graph, reason = None, "it reads a number from a tensor, a float argument for instance: pass it as a tensor"
-        if graph is not None:
-            return graph(*own)
+            chosen, reason = None, "it reads a number from a tensor, a float argument for instance: pass it as a tensor"
+        if chosen is not None:
+            graph, taken = chosen
+            return graph(*taken)
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -138,7 +136,7 @@ class _Dispatch:
                 DovetailWarning,
                 stacklevel=2,
             )
-        self.graphs.count_donations(own)
+        self.graphs.count_donations(inputs)
         return self._gm(*inputs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Dispatch:

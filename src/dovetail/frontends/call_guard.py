@@ -86,6 +86,11 @@ class CallGuard:
         return None if numbers is None else [*inputs, *numbers]
 
     @property
+    def is_alive(self) -> bool:
+        """Whether a call can be for the program."""
+        return self.reads.is_alive
+
+    @property
     def fact_count(self) -> int:
         """How much is known of the numbers that are inputs."""
         return 0 if self._numbers is None else len(self._numbers.facts)
@@ -99,7 +104,7 @@ class CallGuard:
         changed = self._arguments.changed_numbers(leaves) if is_alike else frozenset[int]()
         return changed, self.reads.changed_numbers()
 
-    def difference(self, leaves: Sequence[Any], structure: Structure) -> str:
+    def why(self, leaves: Sequence[Any], structure: Structure) -> str:
         """Why a call is not for the program."""
         told = self._arguments.difference(leaves, structure)
         if told:

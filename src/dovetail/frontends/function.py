@@ -9,7 +9,6 @@ calls run in eager mode, with a warning.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FunctionType, MethodType
@@ -117,8 +116,12 @@ class CompiledFunction:
             else:
                 cache.warn_of_limit(lambda: self._why(leaves, structure), stacklevel=3)
         known = 0 if found is None else found[0].guard.fact_count
-        chosen = None if found is None else found[0].graph(found[1])
-        if found is not None and found[0].guard.fact_count != known and found[0].inputs(leaves, structure) is None:
+        chosen = None if found is None else found[0].runner.graphs.select(found[1])
+        if (
+            found is not None
+            and found[0].guard.fact_count != known
+            and found[0].guard.inputs(leaves, structure) is None
+        ):
             return self._choose(args, kwargs)  # another way of sharing memory has shown more about the numbers
         if found is None or chosen is None:
             cache.warn_of_limit(lambda: "inputs share memory in a new way", stacklevel=3)
@@ -126,25 +129,20 @@ class CompiledFunction:
             return None
         cache.patience.found()
         found[0].calls += 1
-        return *chosen, found[0].output_spec
+        return *chosen, found[0].runner.output_spec
 
     def _add(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]]:
         """A new variant, and its inputs in the call that it was recorded for."""
-        start = time.process_time()
         self._captures.learn(self._cache.variants, leaves, structure)
-        try:
+        with self._cache.timed():
             variant, inputs = self._captures.compiled(leaves, structure)
-        finally:
-            self._cache.counts.seconds += time.process_time() - start
         variant.reason = self._why(leaves, structure)
         self._cache.add(variant)
         return variant, inputs
 
     def _why(self, leaves: Sequence[Any], structure: Structure) -> str:
         """The reason for a new variant, compared with the one that was used last."""
-        if not self._cache.recent:
-            return "it is the first call"
-        return self._cache.recent[0].guard.difference(leaves, structure)
+        return self._cache.why(lambda variant: variant.guard.why(leaves, structure))
 
     @property
     def options(self) -> Options:
@@ -186,7 +184,7 @@ class CompiledFunction:
     @property
     def graphs(self) -> tuple[CompiledGraph, ...]:
         """The compiled graph of each variant, oldest first."""
-        return tuple(graph for variant in self._cache.variants for graph in variant.graphs.graphs)
+        return tuple(graph for variant in self._cache.variants for graph in variant.runner.graphs.graphs)
 
     @property
     def stats(self) -> Stats:

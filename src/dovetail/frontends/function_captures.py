@@ -6,57 +6,35 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from dovetail.capture.recording import Recording
 from dovetail.errors import DataDependentControlFlow, DovetailError
-from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_guard import CallGuard
 from dovetail.frontends.changing_numbers import ChangingNumbers
 from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
-from dovetail.frontends.inputs import size_hints, with_parts
+from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.number_guard import PLAIN_NUMBERS, LiftedNumbers, NumberGuard
 from dovetail.frontends.recorded_call import all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure, unflatten
+from dovetail.frontends.variant_cache import Variant
+from dovetail.pipeline.alias_graphs import AliasGraphs
 from dovetail.pipeline.options import Options, decompositions
-from dovetail.pipeline.variants import GraphVariants
-from dovetail.torch_compat.subclasses import is_wrapper
 
 
-@dataclass(slots=True, eq=False)
-class FunctionVariant:
-    """A program for one kind of call.
+@dataclass(frozen=True, slots=True)
+class FunctionRunner:
+    """Runs a function for one kind of call. output_spec: how results are put together."""
 
-    output_spec: how results are put together. has_wrappers: some inputs wrap other tensors.
-    """
-
-    guard: CallGuard
-    graphs: GraphVariants
+    graphs: AliasGraphs
     output_spec: Structure
-    has_wrappers: bool
-    reason: str = ""
-    calls: int = 0
-    misses: int = 0
 
-    def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
-        """See `CallGuard`."""
-        return self.guard.inputs(leaves, structure)
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether a call can be for it."""
-        return self.guard.reads.is_alive
-
-    def graph(self, inputs: Sequence[Any]) -> tuple[CompiledGraph, Sequence[Any]] | None:
-        """The graph for the way in which inputs share memory, and what it takes; None when there are too many."""
-        if self.has_wrappers:
-            inputs = with_parts(inputs)
-        graph = self.graphs.select(inputs)
-        return None if graph is None else (graph, inputs)
+FunctionVariant: TypeAlias = Variant[CallGuard, FunctionRunner]
 
 
 class FunctionCaptures:
@@ -89,7 +67,7 @@ class FunctionCaptures:
         """A recording of a call, and how often each of its inputs was passed. Raises: DovetailError."""
         call, variant, inputs = self._capture(self._described(leaves, structure), unknown_sizes=True)
         counts = tuple(sum(other is tensor for other in call.everything) for tensor in inputs)
-        return variant.graphs.record_for(with_parts(inputs)), counts
+        return variant.runner.graphs.record_for(inputs), counts
 
     def _captured(self, call: Call, lifted: LiftedNumbers = PLAIN_NUMBERS) -> tuple[FunctionVariant, list[Any]]:
         try:
@@ -109,7 +87,7 @@ class FunctionCaptures:
     ) -> tuple[FunctionVariant, list[Any]]:
         known = len(call.modules)
         call, variant, inputs = self._capture(call, unknown_sizes, lifted)
-        variant.graphs.select(with_parts(inputs))
+        variant.runner.graphs.select(inputs)
         self._found_modules += [(name, weakref.ref(module)) for name, module in call.modules[known:]]
         return variant, inputs
 
@@ -127,9 +105,9 @@ class FunctionCaptures:
         donated = {recorder.sources.index(place): name for place, name in given.items()}
         hints = size_hints(recording.specs)
         again = partial(recorder.record, unknown_sizes=unknown_sizes)
-        graphs = GraphVariants(recording, again, self._name, self._options, hints, recorder.run, donated)
+        graphs = AliasGraphs(recording, again, self._name, self._options, hints, recorder.run, donated)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
         numbers = NumberGuard(lifted, recorder.facts.values()) if lifted else None
         guard = CallGuard(call, recorder.sources, recorder.reads, recorder.gradients_read, sizes, numbers)
-        return call, FunctionVariant(guard, graphs, recorder.output_spec, any(map(is_wrapper, inputs))), inputs
+        return call, Variant(guard, FunctionRunner(graphs, recorder.output_spec)), inputs

@@ -34,11 +34,6 @@ def check_tensor(name: str, tensor: torch.Tensor) -> None:
     tell_if_untested(tensor.device)
 
 
-def with_parts(inputs: Sequence[Any]) -> list[Any]:
-    """The inputs, then the tensors that wrappers among them are made of."""
-    return [*inputs, *(part for x in inputs if is_wrapper(x) for part in take_apart(x)[0])]
-
-
 def specs_with_parts(
     inputs: Sequence[Any], specs: Sequence[InputSpec], fake: Callable[[torch.Tensor], torch.Tensor]
 ) -> list[InputSpec]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from dovetail.errors import DovetailWarning
@@ -15,22 +18,37 @@ from dovetail.frontends.structure import Structure
 logger = logging.getLogger("dovetail")
 
 
-class Variant(Protocol):
-    """One program. reason: why it was captured. misses: runs that were given up before their first write."""
-
-    reason: str
-    calls: int
-    misses: int
+class Guard(Protocol):
+    """For which calls a program is. Each has a method `why`, which says what keeps a call from it."""
 
     def inputs(self, leaves: Sequence[Any], structure: Structure) -> list[Any] | None:
         """What the program takes in a call; None when the call is not for it, which may be wrong."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether a call can be for it: nothing is gone that its guard relies on."""
+        """Whether a call can be for it: nothing is gone that the guard relies on."""
 
 
-V = TypeVar("V", bound=Variant)
+G = TypeVar("G", bound=Guard)
+R = TypeVar("R")
+
+
+@dataclass(slots=True, eq=False)
+class Variant(Generic[G, R]):
+    """One program of a function, of a step, or of a frozen method.
+
+    guard: for which calls it is. runner: runs it. reason: why it was captured. calls, misses: runs, and those that were
+    given up before their first write, as counted by who keeps a cache.
+    """
+
+    guard: G
+    runner: R
+    reason: str = ""
+    calls: int = 0
+    misses: int = 0
+
+
+V = TypeVar("V", bound=Variant[Any, Any])
 
 
 class VariantCache(Generic[V]):
@@ -61,7 +79,7 @@ class VariantCache(Generic[V]):
         """The program for a call, and its inputs. tried: programs that it is not for."""
         for variant in self.recent:
             if variant not in tried:
-                inputs = variant.inputs(leaves, structure)
+                inputs = variant.guard.inputs(leaves, structure)
                 if inputs is not None:
                     self.prefer(variant)
                     return variant, inputs
@@ -75,9 +93,9 @@ class VariantCache(Generic[V]):
 
     def drop_dead(self) -> None:
         """Forget the programs that no call can be for."""
-        if not all(variant.is_alive for variant in self.variants):
-            self.variants = [variant for variant in self.variants if variant.is_alive]
-            self.recent = [variant for variant in self.recent if variant.is_alive]
+        if not all(variant.guard.is_alive for variant in self.variants):
+            self.variants = [variant for variant in self.variants if variant.guard.is_alive]
+            self.recent = [variant for variant in self.recent if variant.guard.is_alive]
 
     def add(self, variant: V) -> None:
         """Keep a program that was captured for a call."""
@@ -85,6 +103,24 @@ class VariantCache(Generic[V]):
         self.counts.captures += 1
         self.variants.append(variant)
         self.recent.insert(0, variant)
+
+    def why(self, tell: Callable[[V], str]) -> str:
+        """The reason for a new program. tell: compares a call with the one that was used last."""
+        return tell(self.recent[0]) if self.recent else "it is the first"
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """While active, a program is captured."""
+        start = time.process_time()
+        try:
+            yield
+        finally:
+            self.counts.seconds += time.process_time() - start
+
+    def refuse(self, why: Callable[[], str], stacklevel: int) -> None:
+        """A call fits no program, and none may be made for it. why: what is to be said of it."""
+        self.patience.missed()
+        self.warn_of_limit(why, stacklevel + 1)
 
     def warn_of_limit(self, why: Callable[[], str], stacklevel: int) -> None:
         """Say, once, that calls run in eager mode because no more programs may be made."""

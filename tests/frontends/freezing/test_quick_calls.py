@@ -223,4 +223,4 @@ def test_attention_over_one_tensor_takes_the_way_that_eager_takes() -> None:
 
 
 def _program(frozen: Any) -> Any:
-    return frozen._methods["forward"].variants[0].variant.folded.program
+    return frozen._methods["forward"].variants[0].guard.program.folded.program

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not sup
 
 def _count(frozen: dovetail.FrozenModule, operator: str) -> set[int]:
     """How often an operator stands in each of the programs."""
-    programs = [variant.variant.folded.program for variant in frozen._methods["forward"].variants]
+    programs = [variant.guard.program.folded.program for variant in frozen._methods["forward"].variants]
     texts = [[getattr(node.target, "python", str(node.target)) for node in program.nodes] for program in programs]
     return {sum(operator in text for text in nodes) for nodes in texts}
 

@@ -9,7 +9,7 @@ import torch
 from dovetail.errors import NotExportable
 from dovetail.frontends.freezing.call_form import bound
 from dovetail.frontends.freezing.method import RunnableMethod
-from dovetail.frontends.freezing.variant import RunnableVariant
+from dovetail.frontends.freezing.variant import FrozenVariant
 from dovetail.ir.program import TensorMeta
 from dovetail.ir.sizes import Size, SizeExpr, evaluate
 
@@ -22,7 +22,11 @@ def export(method: RunnableMethod, state: frozenset[str]) -> Any:
     state: names of tensors that it writes. Free sizes stay free, for sizes above 1.
     Raises: NotExportable when torch cannot export it.
     """
-    free = [v for v in method.variants if any(_free_dims(meta) for meta in v.variant.guard.inputs if meta is not None)]
+    free = [
+        v
+        for v in method.variants
+        if any(_free_dims(meta) for meta in v.guard.program.shapes.inputs if meta is not None)
+    ]
     chosen = (free or method.variants)[0]
     sizes: dict[str, int] = {}
     leaves, dims = _example(method, chosen, sizes)
@@ -37,11 +41,11 @@ def export(method: RunnableMethod, state: frozenset[str]) -> Any:
         raise NotExportable(method=method.form.method, reason=str(error).split("\n")[0]) from error
 
 
-def _example(method: RunnableMethod, chosen: RunnableVariant, sizes: dict[str, int]) -> tuple[list[Any], list[Any]]:
+def _example(method: RunnableMethod, chosen: FrozenVariant, sizes: dict[str, int]) -> tuple[list[Any], list[Any]]:
     """Leaves for a call of a program, and for each the dimensions that are free."""
     leaves: list[Any] = [leaf.value for leaf in method.form.leaves]
     dims: list[Any] = [None] * len(leaves)
-    for place, meta in zip(chosen.variant.arguments, chosen.variant.guard.inputs, strict=True):
+    for place, meta in zip(chosen.guard.program.arguments, chosen.guard.program.shapes.inputs, strict=True):
         assert meta is not None, "inputs that are tensors are described"
         for size in meta.shape:
             if isinstance(size, SizeExpr) and size.op == "symbol":
@@ -49,7 +53,7 @@ def _example(method: RunnableMethod, chosen: RunnableVariant, sizes: dict[str, i
         shape, stride = ([int(evaluate(size, sizes)) for size in part] for part in (meta.shape, meta.stride))
         leaves[place] = torch.empty_strided(shape, stride, dtype=meta.dtype, device=meta.device).zero_()
         dims[place] = dict.fromkeys(_free_dims(meta), torch.export.Dim.AUTO)
-    for place, earlier in chosen.variant.same:
+    for place, earlier in chosen.guard.program.same:
         leaves[place], dims[place] = leaves[earlier], dims[earlier]
     return leaves, dims
 
@@ -67,13 +71,13 @@ class _Exportable(torch.nn.Module):
     def __init__(
         self,
         method: RunnableMethod,
-        chosen: RunnableVariant,
+        chosen: FrozenVariant,
         state: frozenset[str],
     ) -> None:
         super().__init__()
         self.eval()
-        self._form, self._chosen = method.form, chosen
-        for name, tensor in chosen.graph.constants.items():
+        self._form, self._runner = method.form, chosen.runner
+        for name, tensor in chosen.runner.graph.constants.items():
             self.register_buffer(f"held_{name}", tensor.clone() if name in state else tensor)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -84,6 +88,6 @@ class _Exportable(torch.nn.Module):
 
     def _run(self, args: Any, kwargs: Any) -> Any:
         leaves = self._form.structure.take_apart(bound(self._form.signature, args, kwargs))
-        inputs = [leaves[place] for place in self._chosen.variant.arguments]
-        held = [getattr(self, f"held_{name}") for name in self._chosen.packed.held]
-        return self._chosen.variant.results.put_together(self._chosen.run_over(inputs, held))
+        inputs = [leaves[place] for place in self._runner.program.arguments]
+        held = [getattr(self, f"held_{name}") for name in self._runner.packed.held]
+        return self._runner.program.results.put_together(self._runner.run_over(inputs, held))

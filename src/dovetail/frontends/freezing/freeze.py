@@ -24,7 +24,7 @@ from dovetail.frontends.freezing.record import MethodRecorder, Recorded
 from dovetail.frontends.freezing.running import Running
 from dovetail.frontends.freezing.timing import time_methods
 from dovetail.frontends.freezing.tombstones import Discarded, discard
-from dovetail.frontends.freezing.variant import Variant
+from dovetail.frontends.freezing.variant import FrozenProgram
 from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
 from dovetail.frontends.targets import as_callable
 from dovetail.ir.sizes import Number
@@ -176,9 +176,9 @@ class _Freezing:
         originals = self._settle(lasting)
         sources = self._kept = self._sources(persistent)
         folded, record = fold([lowering.unfolded for lowering in lowerings], self._pool.tensors, lasting)
-        variants = iter([self._variant(*pair, record) for pair in zip(lowerings, folded, strict=True)])
+        programs = iter([self._frozen(*pair, record) for pair in zip(lowerings, folded, strict=True)])
         methods = {
-            method: FrozenMethod(examples[method].form, tuple(next(variants) for _ in recorded), notes)
+            method: FrozenMethod(examples[method].form, tuple(next(programs) for _ in recorded), notes)
             for method, (recorded, notes) in found.items()
         }
         finishers = [partial(_finish, self._options, one.recorded.hints, one.dump) for one in lowerings]
@@ -209,14 +209,14 @@ class _Freezing:
         unfolded = Unfolded(program, one.plan, asked, len(one.arguments))
         return _Lowering(one, unfolded, dump)
 
-    def _variant(self, lowering: _Lowering, folded: Folded, record: StepRecord) -> Variant:
+    def _frozen(self, lowering: _Lowering, folded: Folded, record: StepRecord) -> FrozenProgram:
         one = lowering.recorded
         lowering.dump.step("fold_constants", folded.program, record)
-        return Variant(
+        return FrozenProgram(
             folded=folded,
             arguments=one.arguments,
             results=one.results,
-            guard=one.guard,
+            shapes=one.guard,
             written=one.written,
             same=one.same,
             unfolded=partial(_given, lowering.unfolded),

@@ -31,7 +31,7 @@ from dovetail.frontends.freezing.nesting import Saved
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.running import Running
 from dovetail.frontends.freezing.saving import FORMAT, INDEX, VERSION
-from dovetail.frontends.freezing.variant import Variant
+from dovetail.frontends.freezing.variant import FrozenProgram
 from dovetail.frontends.freezing.weights import MEMORY, Sources
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.untested_devices import tell_if_untested
@@ -153,7 +153,7 @@ class _Reader:
         methods = {_method_name(name): self._method(name, entry, tensors) for name, entry in data["methods"].items()}
         sources = Sources(kept, MEMORY, is_complete=data["sources_complete"] is True)
         pool = Pool(tensors, origins, state, frozenset(_texts(data["unused"])))
-        finishers = [self._finish for method in methods.values() for _ in method.variants]
+        finishers = [self._finish for method in methods.values() for _ in method.programs]
         running = Running(methods, self._executors, finishers, packs=self._packs)
         running.bind(pool)
         return FrozenModule(_text(data["name"]), running, pool, sources=sources)
@@ -175,10 +175,10 @@ class _Reader:
         structure = Saved(tree_from_json(entry["structure"]), self._containers)
         signature = inspect.Signature([_parameter(parameter) for parameter in _list(entry["signature"])])
         form = CallForm(name, signature, structure, leaves)
-        variants = tuple([self._variant(variant, form, tensors) for variant in _list(entry["variants"])])
-        if not variants or structure.structure.leaves() != len(leaves):
+        programs = tuple([self._frozen(one, form, tensors) for one in _list(entry["variants"])])
+        if not programs or structure.structure.leaves() != len(leaves):
             raise ValueError(f"method {name} has no program, or its leaves do not match its structure")
-        return FrozenMethod(form, variants, tuple(_texts(entry["notes"])))
+        return FrozenMethod(form, programs, tuple(_texts(entry["notes"])))
 
     def _leaf(self, entry: Any) -> Leaf:
         name = _text(entry["name"])
@@ -199,7 +199,7 @@ class _Reader:
             raise FrozenElsewhere(path=self._container.path, wanted=f"device {device}", found="no CUDA", hint=hint)
         tell_if_untested(device)
 
-    def _variant(self, entry: Any, form: CallForm, tensors: Mapping[str, torch.Tensor]) -> Variant:
+    def _frozen(self, entry: Any, form: CallForm, tensors: Mapping[str, torch.Tensor]) -> FrozenProgram:
         stem = _text(entry["program"])
         arguments = tuple([_number(place, len(form.leaves)) for place in _list(entry["arguments"])])
         held = tuple(_texts(entry["held"]))
@@ -218,12 +218,11 @@ class _Reader:
         results = tree_from_json(entry["results"])
         if results.leaves() != len(plan.outputs):
             raise ValueError(f"{stem} gives {len(plan.outputs)} results for a structure of {results.leaves()}")
-        guard = SizeGuard.of(program.inputs[: len(arguments)], facts)
-        return Variant(
+        return FrozenProgram(
             folded=Folded(program, plan, held),
             arguments=arguments,
             results=Saved(results, self._containers),
-            guard=guard,
+            shapes=SizeGuard.of(program.inputs[: len(arguments)], facts),
             written=frozenset(_number(place, len(form.leaves)) for place in _list(entry["written"])),
             same=tuple([_same(pair, form) for pair in _list(entry["same"])]),
             unfolded=partial(self._unfolded, f"{stem}.unfolded.json", asked, len(arguments), facts),

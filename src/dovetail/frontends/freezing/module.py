@@ -94,8 +94,8 @@ class FrozenModule(torch.nn.Module):
             originals = self._originals
             if originals is not None and not (self._on_stale == "ignore" or originals.is_as_before()):
                 self._look_at_originals()
-            variant, inputs = quick
-            return variant.run(inputs)
+            runner, inputs = quick
+            return runner.run(inputs)
         leaves = method.form.bind(args, kwargs)
         (unfrozen,) = self._unfrozen
         if unfrozen is not None and method.leaf_that_wants_gradient(leaves) is not None:

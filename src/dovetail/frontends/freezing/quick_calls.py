@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dovetail.frontends.freezing.examples import same_tensors
-from dovetail.frontends.freezing.variant import RunnableVariant
+from dovetail.frontends.freezing.variant import FrozenRunner
 from dovetail.torch_compat.autograd import transform_is_active
 from dovetail.torch_compat.guards import SameTensors
 from dovetail.torch_compat.modes import autocast_is_active, function_mode_is_active
@@ -32,17 +32,17 @@ class _Known:
     follows: some want a gradient. places: of the program's arguments among those of the call; None for all, in order.
     """
 
-    __slots__ = ("_again", "_count", "_names", "_others", "_same", "_tensors", "follows", "places", "variant")
+    __slots__ = ("_again", "_count", "_names", "_others", "_same", "_tensors", "follows", "places", "runner")
 
     def __init__(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], variant: RunnableVariant, places: Sequence[int]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], runner: FrozenRunner, places: Sequence[int]
     ) -> None:
         items = [*args, *kwargs.values()]
         self._again = same_tensors(items)
         again = {place for place, _ in self._again}
         others = [place for place, item in enumerate(items) if type(item) not in _TENSORS]
         tensors = [place for place in range(len(items)) if place not in again and place not in others]
-        self.variant = variant
+        self.runner = runner
         self.follows = any(items[place].requires_grad for place in tensors)
         self.places = None if list(places) == list(range(len(items))) and not kwargs else tuple(places)
         self._count = len(args)
@@ -76,7 +76,7 @@ class QuickCalls:
     def __init__(self) -> None:
         self._known: tuple[_Known, ...] = ()  # replaced, never changed
 
-    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[RunnableVariant, Sequence[Any]] | None:
+    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[FrozenRunner, Sequence[Any]] | None:
         """The program for a call and its inputs as it wants them; None when the call must take the general path."""
         now = self._known
         if not now:
@@ -91,12 +91,12 @@ class QuickCalls:
         if transform_is_active() or function_mode_is_active() or (known.follows and torch.is_grad_enabled()):
             return None
         if known.places is None:
-            return known.variant, args
+            return known.runner, args
         items = [*args, *kwargs.values()] if kwargs else args
-        return known.variant, [items[place] for place in known.places]
+        return known.runner, [items[place] for place in known.places]
 
     def remember(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], variant: RunnableVariant, inputs: Sequence[Any]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], runner: FrozenRunner, inputs: Sequence[Any]
     ) -> None:
         """Note a call that went the long way. inputs: those of the program, as the caller gave them."""
         items = [*args, *kwargs.values()]
@@ -106,7 +106,7 @@ class QuickCalls:
         if any(id(tensor) not in by_identity for tensor in inputs):
             return  # one that is not an argument by itself: which it is cannot be told
         places = [by_identity[id(tensor)] for tensor in inputs]
-        self._known = (_Known(args, kwargs, variant, places), *self._known[: _MOST - 1])
+        self._known = (_Known(args, kwargs, runner, places), *self._known[: _MOST - 1])
 
 
 def _is_plain(item: object) -> bool:

@@ -9,8 +9,9 @@ import torch
 from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.method import FrozenMethod, RunnableMethod
 from dovetail.frontends.freezing.pool import Packed, Pool
-from dovetail.frontends.freezing.variant import RunnableVariant
+from dovetail.frontends.freezing.variant import FrozenGuard, FrozenRunner
 from dovetail.frontends.size_guard import strides_of
+from dovetail.frontends.variant_cache import Variant
 from dovetail.pipeline.freezing import Folded, Packing, pack, plan_packing, without_packing
 
 Finish = Callable[[Folded, ExecutorList], RunnableProgram]
@@ -34,7 +35,7 @@ class Running:
         self.tensors: dict[str, torch.Tensor] = {}
         self._packs = packs
         self._finish = tuple(finish)
-        self._folded = [variant.folded for method in methods.values() for variant in method.variants]
+        self._folded = [one.folded for method in methods.values() for one in method.programs]
         if not packs:
             self._folded = list(map(without_packing, self._folded))
 
@@ -62,7 +63,7 @@ class Running:
         """Make the code of every program now, which would else be made when it first runs."""
         for method in self.methods.values():
             for variant in method.variants:
-                assert variant.graph is not None, "bound programs have graphs"
+                assert variant.runner.graph is not None, "bound programs have graphs"
 
     def again(self) -> Running:
         """The same methods, not bound yet."""
@@ -83,10 +84,13 @@ class Running:
         parts = iter(list(zip(packed, self._finish, strict=True)))
         made = {}
         for name, method in self.frozen.items():
-            names = [leaf.name for leaf in method.form.leaves]
+            names, called = [leaf.name for leaf in method.form.leaves], method.form.method
             variants = [
-                RunnableVariant(variant, *next(parts), method.form.method, names, self.executors)
-                for variant in method.variants
+                Variant(
+                    FrozenGuard(program, called, names),
+                    FrozenRunner(program, *next(parts), called, names, self.executors),
+                )
+                for program in method.programs
             ]
             made[name] = RunnableMethod(method, variants)
         return made

@@ -29,7 +29,7 @@ from dovetail.errors import NotSerializable
 from dovetail.frontends.freezing.call_form import CallForm
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.pool import Pool
-from dovetail.frontends.freezing.variant import Variant
+from dovetail.frontends.freezing.variant import FrozenProgram
 from dovetail.frontends.freezing.weights import Sources
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import to_json as size_to_json
@@ -61,16 +61,16 @@ def save(contents: Contents, path: str | Path) -> None:
     members: dict[str, Any] = {}
     methods = {}
     for name, method in contents.methods.items():
-        variants = []
-        for number, variant in enumerate(method.variants):
+        entries = []
+        for number, frozen in enumerate(method.programs):
             stem = f"programs/{name}.{number}"
-            folded = variant.folded
+            folded = frozen.folded
             members[f"{stem}.py"] = program_text(folded.program).encode()
             members[f"{stem}.json"] = json_bytes(_program(folded.program, folded.plan))
-            unfolded = variant.unfolded()
+            unfolded = frozen.unfolded()
             members[f"{stem}.unfolded.json"] = json_bytes(_program(unfolded.program, unfolded.plan))
-            variants.append(_variant(variant, unfolded, stem))
-        methods[name] = {**_form(method.form), "notes": list(method.notes), "variants": variants}
+            entries.append(_entry(frozen, unfolded, stem))
+        methods[name] = {**_form(method.form), "notes": list(method.notes), "variants": entries}
     pool, sources = contents.pool, contents.sources
     kept = sources.read() if sources is not None else {}
     index = {
@@ -92,15 +92,15 @@ def _program(program: Program, plan: Any) -> dict[str, Any]:
     return {"program": program_to_json(program, of_dump=False), "plan": plan_to_json(plan, program)}
 
 
-def _variant(variant: Variant, unfolded: Unfolded, stem: str) -> dict[str, Any]:
+def _entry(frozen: FrozenProgram, unfolded: Unfolded, stem: str) -> dict[str, Any]:
     return {
         "program": stem,
-        "held": list(variant.folded.held),
-        "arguments": list(variant.arguments),
-        "results": tree_to_json(variant.results.tree()),
-        "facts": [size_to_json(fact) for fact in variant.guard.facts],
-        "written": sorted(variant.written),
-        "same": [list(pair) for pair in variant.same],
+        "held": list(frozen.folded.held),
+        "arguments": list(frozen.arguments),
+        "results": tree_to_json(frozen.results.tree()),
+        "facts": [size_to_json(fact) for fact in frozen.shapes.facts],
+        "written": sorted(frozen.written),
+        "same": [list(pair) for pair in frozen.same],
         "asked": sorted(unfolded.asked),
     }
 

@@ -41,7 +41,7 @@ def time_methods(
     before = torch.get_rng_state()
     try:
         for name, example in examples.items():
-            if any(variant.writes for variant in methods[name].variants):
+            if any(variant.runner.writes for variant in methods[name].variants):
                 continue
             args, kwargs = example.call(example.leaves)
             calls = [partial(_method(module, name), *args, **kwargs) for module in (frozen, model)]

@@ -1,10 +1,10 @@
-"""One program of a frozen method: what it is, and running it."""
+"""One program of a frozen method: what it is, which calls it is for, and running it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,6 +16,8 @@ from dovetail.execute.wrapper import build_wrapper
 from dovetail.frontends.freezing.call_form import mismatch
 from dovetail.frontends.freezing.nesting import Nesting
 from dovetail.frontends.size_guard import SizeGuard, strides_of
+from dovetail.frontends.structure import Structure
+from dovetail.frontends.variant_cache import Variant
 from dovetail.ir.plan_inputs import inputs_touched
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.copies_back import counted_only
@@ -24,11 +26,11 @@ from dovetail.torch_compat.dispatch import storage_key
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class FrozenProgram:
     """A frozen program, as it is saved.
 
     folded: functional; its inputs are arguments, and then tensors of the pool. arguments: the leaf behind each of the
-    first inputs. results: how what it returns is put together. guard: which shapes it is for. written: leaves that it
+    first inputs. results: how what it returns is put together. shapes: which ones it is for. written: leaves that it
     writes. same: pairs of leaves that are one tensor. unfolded: gives what `folded` was made from, for other weights;
     only then is a file read that far.
     """
@@ -36,18 +38,88 @@ class Variant:
     folded: Folded
     arguments: tuple[int, ...]
     results: Nesting
-    guard: SizeGuard
+    shapes: SizeGuard
     written: frozenset[int]
     same: tuple[tuple[int, int], ...]
     unfolded: Callable[[], Unfolded]
 
 
-class RunnableVariant:
-    """A variant with code for it, bound to tensors."""
+class FrozenGuard:
+    """For which calls a frozen program is: those with arguments of its shapes."""
+
+    def __init__(self, program: FrozenProgram, method: str, names: Sequence[str]) -> None:
+        """method: what errors call it. names: of the leaves of its arguments."""
+        self.program = program
+        self._method = method
+        self._all_names = list(names)
+        self._names = [names[leaf] for leaf in program.arguments]
+        self._written = frozenset(k for k, leaf in enumerate(program.arguments) if leaf in program.written)
+        self._handed_out = inputs_touched(program.folded.program, program.folded.plan).handed_out
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a call can be for the program."""
+        return True
+
+    def inputs(self, leaves: Sequence[Any], structure: Structure | None = None) -> list[Any] | None:
+        """What the program takes in a call, laid out as it wants it; None when the call is not for it.
+
+        Raises: FrozenCallMismatch for an input that must be laid out as the program wants it, and is not.
+        """
+        program = self.program
+        if self._unlike_pair(leaves) is not None:
+            return None
+        given = [leaves[leaf] for leaf in program.arguments]
+        sizes = program.shapes.sizes(given)
+        return None if sizes is None else self._laid_out(given, sizes)
+
+    def why(self, leaves: Sequence[Any]) -> str:
+        """Why a call is not for the program."""
+        pair = self._unlike_pair(leaves)
+        if pair is not None:
+            place, earlier = pair
+            return f"{self._all_names[place]} is not the same tensor as {self._all_names[earlier]}"
+        return self.program.shapes.reason([leaves[leaf] for leaf in self.program.arguments], self._names)
+
+    def takes_as_given(self, leaves: Sequence[Any], inputs: Sequence[Any]) -> bool:
+        """Whether calls that look like this one can give the program what they have. inputs: in this call."""
+        return not self._written and all(
+            leaves[leaf] is x for leaf, x in zip(self.program.arguments, inputs, strict=True)
+        )
+
+    def _unlike_pair(self, leaves: Sequence[Any]) -> tuple[int, int] | None:
+        return next((pair for pair in self.program.same if leaves[pair[0]] is not leaves[pair[1]]), None)
+
+    def _laid_out(self, inputs: list[torch.Tensor], sizes: Mapping[str, Number]) -> list[torch.Tensor]:
+        """The inputs as the program wants them: one that has a different layout is copied, unless it is written."""
+        found = []
+        for number, (meta, tensor) in enumerate(zip(self.program.shapes.inputs, inputs, strict=True)):
+            assert meta is not None, "inputs that are tensors are described"
+            wanted = strides_of(meta, sizes)
+            given = tensor.stride()
+            differs = given != wanted and any(
+                a != b and size > 1 for a, b, size in zip(given, wanted, tensor.shape, strict=True)
+            )
+            if not differs and not tensor.is_conj() and not tensor.is_neg():
+                found.append(tensor)
+                continue
+            if number in self._written or number in self._handed_out:
+                does = "writes it" if number in self._written else "returns memory of it"
+                reason = f"{self._names[number]} has strides {given}, and the program {does} with {wanted}"
+                reason += ", conjugated or negated" if given == wanted else ""
+                raise mismatch(self._method, reason, "give it the example's layout")
+            found.append(
+                torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+            )
+        return found
+
+
+class FrozenRunner:
+    """Runs a frozen program: code for it, bound to tensors."""
 
     def __init__(
         self,
-        variant: Variant,
+        program: FrozenProgram,
         packed: Folded,
         finish: Callable[[Folded, ExecutorList], RunnableProgram],
         method: str,
@@ -58,15 +130,13 @@ class RunnableVariant:
 
         method: what errors call it. names: of the leaves of its arguments.
         """
-        self.variant = variant
+        self.program = program
         self._method = method
-        self._all_names = list(names)
-        self._names = [names[leaf] for leaf in variant.arguments]
-        self._written = [k for k, leaf in enumerate(variant.arguments) if leaf in variant.written]
-        touched = inputs_touched(variant.folded.program, variant.folded.plan)
-        self._handed_out = touched.handed_out
-        count = len(variant.arguments)
-        names_held = [value.name for value in variant.folded.program.inputs]
+        self._names = [names[leaf] for leaf in program.arguments]
+        self._written = [k for k, leaf in enumerate(program.arguments) if leaf in program.written]
+        touched = inputs_touched(program.folded.program, program.folded.plan)
+        count = len(program.arguments)
+        names_held = [value.name for value in program.folded.program.inputs]
         state = {names_held[number] for number in touched.written if number >= count}
         self._written_held = [count + k for k, name in enumerate(packed.held) if name in state]
         self.writes = bool(self._written or self._written_held)
@@ -76,7 +146,7 @@ class RunnableVariant:
         self._code: RunnableProgram | None = None
         self._held: dict[str, torch.Tensor] = {}
         self._graph: CompiledGraph | None = None
-        self._returns_one = variant.results.is_leaf()
+        self._returns_one = program.results.is_leaf()
 
     @property
     def graph(self) -> CompiledGraph:
@@ -104,29 +174,6 @@ class RunnableVariant:
         graph = self.graph
         return graph.wrapper(graph.run_forward, [*inputs, *held])
 
-    def sizes(self, leaves: Sequence[Any]) -> dict[str, Number] | None:
-        """The free sizes of a call; None when it is not for this program."""
-        for place, earlier in self.variant.same:
-            if leaves[place] is not leaves[earlier]:
-                return None
-        return self.variant.guard.sizes([leaves[leaf] for leaf in self.variant.arguments])
-
-    def reason(self, leaves: Sequence[Any]) -> str:
-        """Why a call is not for this program."""
-        for place, earlier in self.variant.same:
-            if leaves[place] is not leaves[earlier]:
-                return f"{self._all_names[place]} is not the same tensor as {self._all_names[earlier]}"
-        return self.variant.guard.reason([leaves[leaf] for leaf in self.variant.arguments], self._names)
-
-    def inputs(self, leaves: Sequence[Any], sizes: Mapping[str, Number]) -> tuple[list[torch.Tensor], bool]:
-        """What the program is called with, and whether calls that look like this one can give it what they have.
-
-        Raises: FrozenCallMismatch for an input that must be laid out as the program wants it, and is not.
-        """
-        given = [leaves[leaf] for leaf in self.variant.arguments]
-        wanted = self._laid_out(given, sizes)
-        return wanted, not self._written and all(a is b for a, b in zip(given, wanted, strict=True))
-
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """Run. Raises: FrozenCallMismatch when the program would write memory that it also has by another name."""
         if self.writes:
@@ -136,7 +183,7 @@ class RunnableVariant:
             results = graph.direct([*inputs, *graph.constant_list])
         else:
             results = graph(*inputs)
-        return results[0] if self._returns_one else self.variant.results.put_together(results)
+        return results[0] if self._returns_one else self.program.results.put_together(results)
 
     def _refuse_sharing(self, inputs: Sequence[torch.Tensor]) -> None:
         """Recording took it that what is written shares memory with nothing else."""
@@ -158,28 +205,8 @@ class RunnableVariant:
     def _sharing(self, what: str) -> FrozenCallMismatch:
         return mismatch(self._method, f"{what} share memory", "pass a copy of one of them")
 
-    def _laid_out(self, inputs: list[torch.Tensor], sizes: Mapping[str, Number]) -> list[torch.Tensor]:
-        """The inputs as the program wants them: one that has a different layout is copied, unless it is written."""
-        found = []
-        for number, (meta, tensor) in enumerate(zip(self.variant.guard.inputs, inputs, strict=True)):
-            assert meta is not None, "inputs that are tensors are described"
-            wanted = strides_of(meta, sizes)
-            given = tensor.stride()
-            differs = given != wanted and any(
-                a != b and size > 1 for a, b, size in zip(given, wanted, tensor.shape, strict=True)
-            )
-            if not differs and not tensor.is_conj() and not tensor.is_neg():
-                found.append(tensor)
-                continue
-            if number in self._written or number in self._handed_out:
-                does = "writes it" if number in self._written else "returns memory of it"
-                reason = f"{self._names[number]} has strides {given}, and the program {does} with {wanted}"
-                reason += ", conjugated or negated" if given == wanted else ""
-                raise mismatch(self._method, reason, "give it the example's layout")
-            found.append(
-                torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-            )
-        return found
+
+FrozenVariant: TypeAlias = Variant[FrozenGuard, FrozenRunner]
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:

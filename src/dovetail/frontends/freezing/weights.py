@@ -74,7 +74,7 @@ def refolded(
     """
     if not isinstance(given, Mapping):
         raise BadWeights(reason=f"a {type(given).__name__} has no names", hint="give a state dict")
-    unfolded = [variant.unfolded() for method in methods for variant in method.variants]
+    unfolded = [one.unfolded() for method in methods for one in method.programs]
     expected: dict[str, TensorMeta] = {}
     for one in unfolded:
         expected |= {value.name: value.tensor for value in one.program.inputs[one.arguments :]}
@@ -103,8 +103,7 @@ def refolded(
 
 def _check_held(methods: Sequence[FrozenMethod], tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise BadWeights unless folding made what the programs hold."""
-    for variant in [variant for method in methods for variant in method.variants]:
-        folded = variant.folded
+    for folded in [one.folded for method in methods for one in method.programs]:
         inputs = folded.program.inputs[len(folded.program.inputs) - len(folded.held) :]
         for name, value in zip(folded.held, inputs, strict=True):
             made, meta = tensors.get(name), value.tensor

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.errors import CaptureFailed, DovetailError, StateChangedOtherwise
-from dovetail.frontends.step.capture import StepCall, StepCapture
+from dovetail.frontends.step.capture import StepCapture
 from dovetail.frontends.step.drawing_functions import NotBeforeRuns
 from dovetail.frontends.step.eager_run import EagerRuns
+from dovetail.frontends.step.guard import StepCall
 from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.left_behind import (
     ContainersRead,
@@ -19,7 +20,7 @@ from dovetail.frontends.step.left_behind import (
 )
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.reachable_state import ReachableState
-from dovetail.frontends.step.variant import Variant
+from dovetail.frontends.step.variant import StepVariant
 from dovetail.pipeline.options import Options
 
 _MOST_ATTEMPTS = 50
@@ -36,7 +37,7 @@ class Attempts:
         self._name = name
         self._calls_hooks = False
 
-    def captured(self, reachable: ReachableState, call: StepCall, reason: str, clears: bool) -> Variant:
+    def captured(self, reachable: ReachableState, call: StepCall, reason: str, clears: bool) -> StepVariant:
         """A program for a call. clears: programs of the step drop gradients from before.
 
         Raises: DovetailError; StateToMake.

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -27,6 +26,7 @@ from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
 from dovetail.frontends.step.found_tensors import FoundTensors
+from dovetail.frontends.step.guard import UNBOUND, StepCall, StepGuard
 from dovetail.frontends.step.host_calls import HostCall, HostCalls
 from dovetail.frontends.step.kept import Tree, Trees, slots_of_graphs
 from dovetail.frontends.step.left_behind import (
@@ -45,13 +45,16 @@ from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, refuse_new_objects
 from dovetail.frontends.step.reachable_state import ReachableState
+from dovetail.frontends.step.runner import StepRunner
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.syntax import percent_formats
 from dovetail.frontends.step.tensor_kinds import Source, expected_tensors
 from dovetail.frontends.step.text_uses import check_texts
-from dovetail.frontends.step.variant import UNBOUND, Variant, bindings_to
+from dovetail.frontends.step.variant import StepVariant, bindings_to
 from dovetail.frontends.step.write_only import WriteOnlyContainers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
+from dovetail.frontends.variant_cache import Variant
+from dovetail.ir.draft import free_name
 from dovetail.ir.plan_inputs import renumbered
 from dovetail.ir.program import Value
 from dovetail.ir.text import identifier
@@ -65,15 +68,6 @@ from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
-
-
-@dataclass(frozen=True, slots=True)
-class StepCall:
-    """A call of a step, its arguments flat."""
-
-    step: Callable[..., Any]
-    leaves: list[Any]
-    structure: Structure
 
 
 class StepCapture:
@@ -128,10 +122,7 @@ class StepCapture:
     # --- what there is ----------------------------------------------------------------------------------------
 
     def _name(self, wish: str) -> str:
-        name, count = identifier(wish), 1
-        while name in self._names:
-            count += 1
-            name = f"{identifier(wish)}_{count}"
+        name = free_name(identifier(wish), self._names, first=2)
         self._names.add(name)
         return name
 
@@ -161,7 +152,7 @@ class StepCapture:
 
     def variant(
         self, reason: str, name: str, hints: ItemHints, *, assume_cleared: bool = False, calls_hooks: bool = False
-    ) -> Variant:
+    ) -> StepVariant:
         """Record, compile and bind.
 
         assume_cleared: see `StepRecording`. calls_hooks: hooks of optimizers are host calls instead of recorded.
@@ -171,7 +162,9 @@ class StepCapture:
         with collection_paused():  # nearly all that a capture makes stays
             return self._variant(reason, name, hints, assume_cleared, calls_hooks)
 
-    def _variant(self, reason: str, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> Variant:
+    def _variant(
+        self, reason: str, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool
+    ) -> StepVariant:
         found = self._tensors()
         tensors, sources = found.tensors, found.sources
         leaves = self._call.leaves
@@ -323,7 +316,7 @@ class StepCapture:
         writes: list[tuple[NumberSlot, int]],
         host_calls: tuple[HostCall, ...],
         reads: PythonGuard,
-    ) -> Variant:
+    ) -> StepVariant:
         call, reachable = self._call, self._reachable
         cleared = {g.input for g in programs.plan.gradients if g.is_cleared}
         kept = [i for i, source in enumerate(sources) if source.kind != "gradient" or source.index not in cleared]
@@ -346,41 +339,42 @@ class StepCapture:
         names = [recording.tensors[i].name for i in kept]
         program = compile_step_programs(programs, plan, names, labels, name, self._options, recording.size_hints)
         assert self._result_structure is not None, "the step was recorded"
-        slots = len(self._numbers)
-        leaf_of = dict(enumerate(sorted(self._lifted_leaves), slots))
-        variant = Variant(
-            reason=reason,
-            program=program,
+        leaf_of = dict(enumerate(sorted(self._lifted_leaves), len(self._numbers)))
+        guard = StepGuard(
             arguments=Arguments.like(call.leaves, call.structure, self._lifted_leaves),
             kinds=kinds,
             record=reachable.record(self.lifted),
             lifted=self.lifted,
             state=[() if self._is_kept(tensor) else slot.path for slot, tensor in reachable.tensors],
             kept=[number_slot.path for number_slot in self._kept],
-            bound=self._bound,
-            filled=self._filled,
-            write_only=self._write_only.paths,
-            takes=[moved[i] for i in programs.tensors],
+            reads=reads,
             constants=[(tensor, version_of(tensor)) for tensor in programs.constants],
-            numbers=sources_of_numbers(programs.numbers, self._numbers, leaf_of, self._draws.taken),
-            draws=self._draws.made,
-            drawn=self._draws.among(programs.constants),
-            left_modes=recording.left_modes,
-            writes=[(number_slot.path, which) for number_slot, which in writes],
-            host_calls=host_calls,
-            result_structure=self._result_structure,
-            count=self._count,
             questions=tuple(recording.recorder.questions),
             early=EarlyQuestions(
                 programs.functional,
                 [] if self._draws.made else changing(programs.numbers, self._numbers, leaf_of, self.hyperparameters),
             ),
             bindings=UNBOUND,
-            reads=reads,
+        )
+        runner = StepRunner(
+            program=program,
+            takes=[moved[i] for i in programs.tensors],
+            constants=list(programs.constants),
+            numbers=sources_of_numbers(programs.numbers, self._numbers, leaf_of, self._draws.taken),
+            writes=[(number_slot.path, which) for number_slot, which in writes],
+            host_calls=host_calls,
+            result_structure=self._result_structure,
+            count=self._count,
+            bound=self._bound,
+            filled=self._filled,
+            write_only=self._write_only.paths,
+            draws=self._draws.made,
+            drawn=self._draws.among(programs.constants),
+            left_modes=recording.left_modes,
         )
         kinds.learn(tensors)
-        variant.bindings = bindings_to(reachable, variant)
-        return variant
+        guard.bindings = bindings_to(reachable, guard, runner)
+        return Variant(guard, runner, reason)
 
     @property
     def drawing_functions(self) -> tuple[list[FunctionType], list[FunctionType]]:

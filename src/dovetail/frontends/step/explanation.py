@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dovetail.analysis.liveness import simulate_peak
-from dovetail.frontends.step.variant import Variant
+from dovetail.frontends.step.variant import StepVariant
 from dovetail.ir.calling import GradientExit
 from dovetail.ir.signature import Constant, HeldGradient, NumberInput, UserInput
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
@@ -74,9 +74,10 @@ def _listed(items: Sequence[str]) -> str:
     return ", ".join(items[:_SHOWN]) + more
 
 
-def explain_variant(name: str, variant: Variant) -> StepExplanation:
+def explain_variant(name: str, variant: StepVariant) -> StepExplanation:
     """Put together what is known of a variant."""
-    compiled = variant.program
+    guard, runner = variant.guard, variant.runner
+    compiled = runner.program
     program, plan = compiled.program, compiled.plan
     roles = list(zip(program.signature.inputs, compiled.labels, strict=True))
 
@@ -97,10 +98,10 @@ def explain_variant(name: str, variant: Variant) -> StepExplanation:
         numbers=of(NumberInput),
         passing=len(of(Constant)),
         written=compiled.written,
-        questions=tuple(str(q) for number, q in enumerate(variant.questions) if number in asked),
+        questions=tuple(str(q) for number, q in enumerate(guard.questions) if number in asked),
         first_write=compiled.first_write,
-        left=tuple(variant.record.labels.get(path, str(path)) for path, _ in variant.writes),
-        host_calls=tuple(str(call) for call in variant.host_calls),
+        left=tuple(guard.record.labels.get(path, str(path)) for path, _ in runner.writes),
+        host_calls=tuple(str(call) for call in runner.host_calls),
         dropped=sum(1 for e in exits if e is GradientExit.NONE),
         kept=sum(1 for e in exits if not isinstance(e, GradientExit)),
         passes=compiled.reports,

@@ -12,9 +12,9 @@ from types import FunctionType
 from typing import Any
 
 from dovetail.frontends.step.containers import Path
+from dovetail.frontends.step.guard import StepGuard
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import difference
-from dovetail.frontends.step.variant import Variant
 from dovetail.frontends.structure import Structure
 from dovetail.reach.contents import value_key
 
@@ -66,9 +66,9 @@ class Lifting:
         self._before = structure, [value_key(x) if type(x) in _NUMBERS else None for x in leaves]
 
     def learn(
-        self, leaves: Sequence[Any], structure: Structure, reachable: ReachableState, variants: Iterable[Variant]
+        self, leaves: Sequence[Any], structure: Structure, reachable: ReachableState, guards: Iterable[StepGuard]
     ) -> None:
-        """Note what differs in a call from earlier ones. variants: that did not fit for such a reason, perhaps."""
+        """Note what differs in a call from earlier ones. guards: that did not hold for such a reason, perhaps."""
         changed = set[int]()
         if self._before is not None and self._before[0] == structure:
             changed.update(
@@ -77,12 +77,12 @@ class Lifting:
                 if type(x) in _NUMBERS and key is not None and key[0] is type(x) and value_key(x) != key
             )
         slots = set[Path]()
-        for variant in variants:
-            for found in difference(variant.record, reachable.record(variant.lifted)):
+        for guard in guards:
+            for found in difference(guard.record, reachable.record(guard.lifted)):
                 if type(found.old) in _NUMBERS and type(found.old) is type(found.new):
                     slots.add(found.path)
-            if variant.arguments.structure == structure:
-                changed |= variant.arguments.changed_numbers(leaves)
+            if guard.arguments.structure == structure:
+                changed |= guard.arguments.changed_numbers(leaves)
         self._changed |= Numbers(frozenset(slots), frozenset(changed))
 
     def writes(self, slots: frozenset[Path]) -> None:

@@ -29,15 +29,14 @@ from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.patience import Walks
 from dovetail.frontends.statistics import Stats
 from dovetail.frontends.step.attempts import Attempts
-from dovetail.frontends.step.capture import StepCall
 from dovetail.frontends.step.eager_run import EagerRuns, leads_on
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
+from dovetail.frontends.step.guard import NOTHING, UNBOUND, StepCall
 from dovetail.frontends.step.left_behind import StateToMake
 from dovetail.frontends.step.lifting import Lifting
 from dovetail.frontends.step.reachable_state import ReachableState
-from dovetail.frontends.step.reasons import what_differs
 from dovetail.frontends.step.searches import SearchCalled, Searches
-from dovetail.frontends.step.variant import NOTHING, UNBOUND, Variant, bindings_to
+from dovetail.frontends.step.variant import StepVariant, bindings_to
 from dovetail.frontends.structure import Structure, flatten_call
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.program import Program
@@ -51,7 +50,7 @@ from dovetail.torch_compat.dynamo import not_traced
 from dovetail.torch_compat.modes import function_mode_is_active
 from dovetail.torch_compat.version import ensure_supported_torch
 
-_Chosen: TypeAlias = tuple[Variant, list[torch.Tensor]]
+_Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
 
 _MOST_ROUNDS = 3  # calls in eager mode, one after the other, that make state for the next one
 _ON_UNSUPPORTED = ("raise", "eager")
@@ -110,7 +109,7 @@ class CompiledStep:
         self._compile_trace = options.compile_trace or CompileTrace()
         self._options = replace(options, compile_trace=self._compile_trace)
         name = identifier(getattr(step, "__name__", type(step).__name__))
-        self._cache = VariantCache[Variant](name, options.max_variants)
+        self._cache = VariantCache[StepVariant](name, options.max_variants)
         self._lifting = Lifting()
         self._eager = EagerRuns()
         self._searches: Searches | None = None
@@ -141,7 +140,7 @@ class CompiledStep:
         if cache.counts.calls == 1:
             self._lifting.see(leaves, structure)
             return self._run_eager(args, kwargs)
-        tried: list[Variant] = []
+        tried: list[StepVariant] = []
         while True:
             with RECORDING:
                 chosen = self._choose(leaves, structure, tried)
@@ -149,11 +148,12 @@ class CompiledStep:
                 return self._run_eager(args, kwargs)
             variant, tensors = chosen
             try:
-                results = variant.run(tensors, leaves)
+                variant.calls += 1
+                results = variant.runner.run(tensors, leaves, variant.guard.bindings)
                 cache.patience.found()
                 return results
             except GuardMiss as miss:
-                self._last_miss = variant.questions[miss.number]
+                self._last_miss = variant.guard.questions[miss.number]
                 variant.misses += 1
                 cache.counts.guard_misses += 1
                 tried.append(variant)
@@ -169,7 +169,7 @@ class CompiledStep:
         if step is not self._step:
             self._step = step
             for variant in self._cache.variants:
-                variant.bindings = UNBOUND
+                variant.guard.bindings = UNBOUND
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
         """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
@@ -184,7 +184,7 @@ class CompiledStep:
             self._failed = False  # it is the step's own error
             raise
 
-    def _choose(self, leaves: list[Any], structure: Structure, tried: Sequence[Variant]) -> _Chosen | None:
+    def _choose(self, leaves: list[Any], structure: Structure, tried: Sequence[StepVariant]) -> _Chosen | None:
         """The variant for a call, captured when there is none; None for eager mode.
 
         tried: variants whose questions got other answers in this call.
@@ -211,25 +211,26 @@ class CompiledStep:
         self._missed = False
         return self._capture(reachable, call, tried)
 
-    def _may_fit_again(self, leaves: Sequence[Any], structure: Structure, tried: Sequence[Variant]) -> bool:
+    def _may_fit_again(self, leaves: Sequence[Any], structure: Structure, tried: Sequence[StepVariant]) -> bool:
         """Whether looking at everything that the step reaches may show that a variant fits."""
         others = [variant for variant in self._cache.variants if variant not in tried]
         return self._walks.may_be(self._cache.counts.calls) and any(
-            v.is_kept_by_state(leaves, structure) for v in others
+            v.guard.is_kept_by_state(leaves, structure) for v in others
         )
 
     def _reachable(self, leaves: Sequence[Any]) -> ReachableState:
         return ReachableState(self._step, self._eager.read, filter(leads_on, leaves), self._state)
 
-    def _find_in(self, reachable: ReachableState, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
+    def _find_in(self, reachable: ReachableState, call: StepCall, tried: Sequence[StepVariant]) -> _Chosen | None:
         """A variant for a call in a reachable state that was looked at again: after a checkpoint was loaded, say."""
         for variant in self._cache.recent:
-            if variant in tried or not variant.arguments.are(call.leaves, call.structure):
+            guard = variant.guard
+            if variant in tried or not guard.arguments.are(call.leaves, call.structure):
                 continue
-            if variant.record.fits(reachable.record(variant.lifted)) and variant.bind(
-                bindings_to(reachable, variant), call.leaves
+            if guard.record.fits(reachable.record(guard.lifted)) and guard.bind(
+                bindings_to(reachable, guard, variant.runner), call.leaves
             ):
-                tensors = variant.inputs(call.leaves, call.structure)
+                tensors = guard.inputs(call.leaves, call.structure)
                 if tensors is not None:
                     self._cache.prefer(variant)
                     self._let_go(reachable)
@@ -240,12 +241,12 @@ class CompiledStep:
         """Cut the bindings of variants to tensors that the present reachable state does not hold any more."""
         held = {id(tensor) for _, tensor in reachable.tensors} | {id(NOTHING)}
         for variant in self._cache.variants:
-            if not held.issuperset(map(id, variant.bindings.tensors)):
-                variant.bindings = UNBOUND
+            if not held.issuperset(map(id, variant.guard.bindings.tensors)):
+                variant.guard.bindings = UNBOUND
 
     # --- capturing ----------------------------------------------------------------------------------------------
 
-    def _capture(self, reachable: ReachableState, call: StepCall, tried: Sequence[Variant]) -> _Chosen | None:
+    def _capture(self, reachable: ReachableState, call: StepCall, tried: Sequence[StepVariant]) -> _Chosen | None:
         cache = self._cache
         cache.drop_dead()
         reason = self._why(reachable, call, tried)
@@ -253,11 +254,11 @@ class CompiledStep:
             cache.patience.missed()
             cache.warn_of_limit(lambda: reason, stacklevel=4)
             return None
-        known = [variant for variant in cache.variants if variant not in tried]
+        known = [variant.guard for variant in cache.variants if variant not in tried]
         self._lifting.learn(call.leaves, call.structure, reachable, known)
         start = time.process_time()
         try:
-            clears = any(g.is_cleared for v in self._cache.variants for g in v.program.plan.gradients)
+            clears = any(g.is_cleared for v in self._cache.variants for g in v.runner.program.plan.gradients)
             variant = self._attempts.captured(reachable, call, reason, clears)
         except SearchCalled:
             found = [optimizer for _, optimizer in reachable.optimizers]
@@ -283,9 +284,7 @@ class CompiledStep:
         self._failed, self._rounds = False, 0
         cache.add(variant)
         self._let_go(reachable)
-        tensors = variant.kinds.tensors(variant.bindings.tensors, variant.given(call.leaves))
-        assert tensors is not None, "it was captured for them"
-        return variant, tensors
+        return variant, variant.guard.expected(call.leaves)
 
     def _give_up(self, error: DovetailError) -> None:
         """Raise the error, or run in eager mode from now on."""
@@ -296,12 +295,10 @@ class CompiledStep:
         text = f"{self._cache.name} runs in eager mode from now on, because it cannot be captured:\n{error}"
         self._cache.warn(text, stacklevel=5)
 
-    def _why(self, reachable: ReachableState, call: StepCall, tried: Sequence[Variant]) -> str:
-        if not self._cache.recent:
-            return "it is the first"
+    def _why(self, reachable: ReachableState, call: StepCall, tried: Sequence[StepVariant]) -> str:
         if tried:
             return f"a check had another outcome: {self._last_miss}"
-        return what_differs(self._cache.recent[0], reachable, call.leaves, call.structure)
+        return self._cache.why(lambda variant: variant.guard.why(call.leaves, call.structure, reachable))
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -313,7 +310,7 @@ class CompiledStep:
     @property
     def compiled(self) -> CompiledStepProgram:
         """What ran last, with what its passes say. Raises: NothingToExplain before there is one."""
-        return self._latest().program
+        return self._latest().runner.program
 
     def explain(self) -> StepExplanation:
         """What the program that ran last takes, asks, writes and leaves; print it.
@@ -332,7 +329,7 @@ class CompiledStep:
         """What every step of its compilations made; see `dovetail.explain`."""
         return self._compile_trace
 
-    def _latest(self) -> Variant:
+    def _latest(self) -> StepVariant:
         if not self._cache.recent:
             hint = "call it twice: the first call runs in eager mode, the second one captures"
             raise NothingToExplain(what=self._cache.name, reason="nothing was captured yet", hint=hint)

@@ -17,6 +17,7 @@ import torch
 from dovetail.analysis.alias_pattern import APART, Accesses, AliasPattern, alias_pattern_of
 from dovetail.analysis.region import extent_bytes
 from dovetail.capture.exclusive import RECORDING
+from dovetail.capture.inputs import with_parts
 from dovetail.capture.recording import Recording
 from dovetail.errors import PassChangedMeaning
 from dovetail.execute.alias_guard import AliasGuard, size_of
@@ -43,7 +44,7 @@ class RecordAgain(Protocol):
     ) -> Recording: ...
 
 
-class GraphVariants:
+class AliasGraphs:
     """The compiled graphs of one function; `select` gives the one for a call."""
 
     def __init__(
@@ -73,6 +74,7 @@ class GraphVariants:
         arguments = [s for s in recording.stand_ins if s.rule is None]
         self._names = [s.declared.name for s in arguments]
         self._sizes = [0 if s.is_wrapper else _size_bytes(s.declared) for s in arguments]
+        self._has_wrappers = any(s.is_wrapper for s in arguments)
         self._has_numbers = any(not (s.declared.is_tensor or is_traced(s.seen)) for s in arguments)
         self._graphs: dict[AliasPattern, CompiledGraph] = {}
         self._known: dict[Hashable, CompiledGraph] = {}
@@ -86,21 +88,25 @@ class GraphVariants:
         return tuple(self._graphs.values())
 
     @property
-    def is_guarded(self) -> bool:
-        """Whether it matters for a call how its inputs share memory, as far as that is known."""
-        return self._guard is not None
+    def is_one(self) -> bool:
+        """Whether the graph for inputs apart is for every call, as far as that is known."""
+        return self._guard is None and not self._has_wrappers and not self._donated
 
     def compile_apart(self) -> CompiledGraph:
         """The graph for inputs that share nothing that is written."""
         return self._compile(self._recording, APART)
 
-    def select(self, inputs: Sequence[Any]) -> CompiledGraph | None:
-        """The graph for these inputs, compiled when it is new; None when the number of graphs has reached its limit.
+    def select(self, inputs: Sequence[Any]) -> tuple[CompiledGraph, Sequence[Any]] | None:
+        """The graph for these inputs, compiled when it is new, and what it takes: parts of wrappers as well.
 
-        Raises: UnusableDonation for inputs that cannot be given away.
+        None when the number of graphs has reached its limit. Raises: UnusableDonation for inputs that cannot be given
+        away.
         """
-        if not self._donated:
-            return self._select(inputs)
+        taken = with_parts(inputs) if self._has_wrappers else inputs
+        graph = self._select_donating(taken) if self._donated else self._select(taken)
+        return None if graph is None else (graph, taken)
+
+    def _select_donating(self, inputs: Sequence[Any]) -> CompiledGraph | None:
         self._refuse_donations(inputs)
         known = len(self._closed_over)
         graph = self._select(inputs)
@@ -159,7 +165,7 @@ class GraphVariants:
 
     def record_for(self, inputs: Sequence[Any]) -> Recording:
         """A recording in which the inputs share memory as these do."""
-        arguments = [*inputs, *self._constants]
+        arguments = [*with_parts(inputs), *self._constants]
         found = None
         while found is None:
             found = self._record(self._alias_pattern(arguments), arguments)

@@ -1,0 +1,110 @@
+"""How a program of a step is run: inputs are put together, it runs, and what Python would have done is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dovetail.errors import GuardMiss
+from dovetail.execute.step import CompiledStepProgram, NothingWritten
+from dovetail.frontends.step.containers import Path
+from dovetail.frontends.step.drawn_values import Draw, Drawn, as_number
+from dovetail.frontends.step.guard import Bindings
+from dovetail.frontends.step.host_calls import HostCall
+from dovetail.frontends.step.kept import Handed, Tree, grown, refill
+from dovetail.frontends.step.schedulers import SchedulerState
+from dovetail.frontends.step.write_only import Put
+from dovetail.frontends.structure import Structure, unflatten
+from dovetail.torch_compat.modes import set_switches
+
+
+@dataclass(slots=True, eq=False)
+class StepRunner:
+    """See the module docstring.
+
+    count: of the step's results. takes: the source of each tensor input of the program; constants follow, then numbers:
+    leaves of the arguments or slots. writes: slots, and which value that the step leaves is put there. bound: slots,
+    and how what is put there is made. filled: containers, and how what they hold is made. write_only: containers that
+    the step only puts things into. draws: what is made before each run, of random numbers outside torch. drawn:
+    constants that are made so, by their place. left_modes: of torch, that each run leaves so.
+    """
+
+    program: CompiledStepProgram
+    takes: list[int]
+    constants: list[torch.Tensor]
+    numbers: list[int | Path | Draw]
+    writes: list[tuple[Path, int]]
+    host_calls: tuple[HostCall, ...]
+    result_structure: Structure
+    count: int
+    bound: list[tuple[Path, Tree]] = field(default_factory=list)
+    filled: list[tuple[Path, Tree]] = field(default_factory=list)
+    write_only: list[Path] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    drawn: dict[int, int] = field(default_factory=dict)
+    left_modes: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
+        """Run the step. tensors: as the guard gave them.
+
+        Raises: GuardMiss, NothingWritten when all is as before; StepInterrupted, or what a host call raises.
+        """
+        before = [call for call in self.host_calls if call.before]
+        held = SchedulerState([call.scheduler for call in before]) if before else None
+        for call in before:
+            call.make(Handed())
+        drawn = Drawn()
+
+        def run_program(tensors: Sequence[torch.Tensor], then: Callable[[], None] | None = None) -> Sequence[Any]:
+            return self.program(self._taken(tensors, leaves, bindings, drawn), then)
+
+        try:
+            handed = self.program.wrapper(run_program, list(tensors))
+        except (GuardMiss, NothingWritten):
+            drawn.put_back()
+            if held is not None:
+                held.put_back()
+            raise
+        known = len(self.program.plan.outputs)
+        self._leave(Handed(handed[:known], handed[known:]), bindings)
+        if self.left_modes:
+            set_switches(self.left_modes)
+        return unflatten(list(handed[: self.count]), self.result_structure)
+
+    def _taken(
+        self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings, drawn: Drawn
+    ) -> list[Any]:
+        """What the program takes."""
+        inputs: list[Any] = [tensors[index] for index in self.takes]
+        self._draw(drawn, bindings)
+        inputs += [
+            drawn.made[self.drawn[slot]] if slot in self.drawn else tensor for slot, tensor in enumerate(self.constants)
+        ]
+        given = [*leaves, *map(as_number, drawn.made)] if self.draws else leaves
+        return inputs + [read(given) for read in bindings.reads]
+
+    def _draw(self, drawn: Drawn, bindings: Bindings) -> None:
+        """Make what is made before a run. Raises: GuardMiss; NothingWritten where the user's or NumPy's code raises."""
+        try:
+            drawn.draw(self.draws, bindings.sources)
+        except GuardMiss:
+            raise
+        except Exception as error:
+            raise NothingWritten from error
+
+    def _leave(self, run: Handed, bindings: Bindings) -> None:
+        """Put into Python objects what the step leaves there, and make the calls outside."""
+        for put, (_, which) in zip(bindings.writes, self.writes, strict=True):
+            put(run.left[which])
+        for bind, (_, tree) in zip(bindings.binds, self.bound, strict=True):
+            bind(grown(tree, run))
+        for container, (_, tree) in zip(bindings.filled, self.filled, strict=True):
+            refill(container, grown(tree, run))
+        for call in self.host_calls:
+            if isinstance(call.function, Put):
+                call.function(bindings.containers[call.function.at], run)
+            elif not call.before:
+                call.make(run)
