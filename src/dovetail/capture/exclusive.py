@@ -2,6 +2,9 @@
 
 While a program is recorded, its modules hold fake tensors, for every thread. So whoever records, or reads what a
 recording may hold in its hands, holds this lock; compiled programs run without it.
+
+A step that is watched in eager mode may wait for other threads. So whoever would watch, or record, while another thread
+does (`REPLACING`), runs the code as it is, and does it in a later call.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 RECORDING = threading.RLock()
+REPLACING = threading.RLock()  # held while functions of Python's and torch's report; never waited for
 _HERE = threading.local()
 
 
@@ -23,6 +27,33 @@ def recording_is_active() -> Iterator[None]:
         yield
     finally:
         _HERE.is_recording = before
+
+
+@contextmanager
+def step_is_watched() -> Iterator[None]:
+    """While active, a step runs in eager mode in this thread, and what it reads is noted."""
+    before = getattr(_HERE, "is_watched", False)
+    _HERE.is_watched = True
+    try:
+        yield
+    finally:
+        _HERE.is_watched = before
+
+
+def is_part_of_a_step() -> bool:
+    """Whether code of this thread runs for an outer step or function, which is watched or recorded."""
+    return is_recording() or getattr(_HERE, "is_watched", False)
+
+
+@contextmanager
+def replacing() -> Iterator[bool]:
+    """Hold `REPLACING`, if no other thread does: gives whether it is held."""
+    is_held = REPLACING.acquire(blocking=False)
+    try:
+        yield is_held
+    finally:
+        if is_held:
+            REPLACING.release()
 
 
 def is_recording() -> bool:

@@ -30,8 +30,9 @@ class DovetailError(Exception):
         super().__init__(self._message())
 
     def offer(self, way_out: str) -> None:
-        """Name one way out more, unless the message has it."""
-        if way_out not in str(self):
+        """Name one way out more, unless the message has it: by its name, or by the option that it sets."""
+        option = way_out.rpartition(", ")[2].rstrip(")")
+        if way_out not in str(self) and option not in str(self):
             self.facts["also"] = way_out
             self.args = (self._message(),)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.exclusive import RECORDING, is_recording
+from dovetail.capture.exclusive import RECORDING, is_part_of_a_step, replacing
 from dovetail.capture.recording import Recording
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.donation import Donation
@@ -68,6 +68,8 @@ _OWN_ATTRIBUTES = frozenset(("_target", "_options", "_donation", "_cache", "_cap
 class CompiledFunction:
     """A compiled function or module; see `compile`."""
 
+    _dovetail_compiled_from = "_target"
+
     def __init__(self, target: Callable[..., Any], options: Options) -> None:
         self._target = target
         self._options = options
@@ -79,7 +81,7 @@ class CompiledFunction:
     @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the target."""
-        if is_recording():  # by an outer function, whose program holds what the target does
+        if is_part_of_a_step():  # or of an outer function, whose program holds what the target does
             return self._target(*args, **kwargs)
         counts = self._cache.counts
         counts.calls += 1
@@ -112,7 +114,10 @@ class CompiledFunction:
             cache.counts.misses += 1
             cache.drop_dead()
             if not cache.is_full:
-                found = self._add(leaves, structure)
+                with replacing() as is_alone:
+                    if not is_alone:
+                        return None
+                    found = self._add(leaves, structure)
             else:
                 cache.warn_of_limit(lambda: self._why(leaves, structure), stacklevel=3)
         known = 0 if found is None else found[0].guard.fact_count

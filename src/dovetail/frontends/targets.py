@@ -19,6 +19,8 @@ def as_callable(target: Any) -> Callable[..., Any]:
         return target.module()
     if not callable(target):
         expected = "a function, a module or an exported program"
+        if isinstance(target, classmethod):
+            expected = "the function under the decorator: write @classmethod above @dovetail.compile"
         raise BadOptionValue(option="target", value=target, reason="it is called", expected=expected)
     called: Callable[..., Any] = target
     return called

@@ -60,6 +60,9 @@ class Role(Enum):
     DRAWING = auto()
 
 
+_FORWARDING = {(f"{OURS}/frontends/function.py", name) for name in ("__getattr__", "__setattr__")}  # to the target
+
+
 class Frames:
     """Follows the frames of this thread."""
 
@@ -231,7 +234,7 @@ def _role(frame: FrameType) -> Role:
     if file == _OF_LOADERS and frame.f_code.co_name in _DRAWING:
         return Role.DRAWING
     if file.startswith(OURS) and is_library_file(file):
-        return Role.OURS
+        return Role.ON_BEHALF if (file, frame.f_code.co_name) in _FORWARDING else Role.OURS
     if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).partition(".")[0] in _OF_TORCH:
         return Role.LIBRARY
     if file.startswith("<") and not file.startswith("<frozen"):

@@ -29,6 +29,7 @@ from dovetail.reach.stand_ins import StandIn
 from dovetail.reach.values import (
     PLAIN,
     attributes_of,
+    compiled_from,
     has_attributes,
     is_a,
     is_heap_type,
@@ -128,6 +129,7 @@ class Reads:
                 self.holders[id(item)] = (holder, gc.is_tracked(item))
             elif moves_on(item):
                 self._on_moving(item)
+            left.append(compiled_from(item))
             self._goes_past_classes |= any(kind is known for known in _BY_NAME)
             if kind is FunctionType and not is_ours(item):
                 self._functions.setdefault(item.__code__, []).append(item)
@@ -144,8 +146,7 @@ class Reads:
         known = 0
         self.meet(values)
         while known < len(self._met):
-            new = list(self._met.values())[known:]
-            known = len(self._met)
+            new, known = list(self._met.values())[known:], len(self._met)
             for item in new:
                 if is_a(item, FunctionType) and is_users_function(item):
                     self.code(item.__code__, item.__globals__)

@@ -44,6 +44,7 @@ from dovetail.reach.libraries import is_library_class
 _EXACT = (bool, int, str, bytes, type(None), torch.dtype, torch.device)
 PLAIN = frozenset((*_EXACT, float, complex, range))
 HOST_CALL = "_dovetail_host_call"  # an attribute of functions that are called after the program
+COMPILED_FROM = "_dovetail_compiled_from"  # an attribute of classes of ours: names the attribute with what was compiled
 MAX_WATCHED_BYTES = 1024
 _HEAP_TYPE = 1 << 9
 RANDOM_SOURCES = (random.Random, np.random.Generator, np.random.RandomState)
@@ -89,6 +90,7 @@ class Kind(Enum):
     CLOSED = auto()
     WEAK = auto()
     CACHED_FUNCTION = auto()
+    COMPILED = auto()
     OPAQUE = auto()
 
 
@@ -128,6 +130,8 @@ def kind_of(kind: type) -> Kind:
     """How values of a type are treated. OBJECT: its attributes are looked at. OPAQUE: only which object it is."""
     if kind in PLAIN:
         return Kind.PLAIN
+    if COMPILED_FROM in own_of(kind):
+        return Kind.COMPILED
     for family, answer in _FAMILIES:
         if issubclass(kind, family):
             return answer
@@ -173,6 +177,12 @@ def mro_of(kind: type) -> tuple[type, ...]:
     """The classes that a class derives from, itself first; like the next three without code of a metaclass."""
     found: tuple[type, ...] = type.__getattribute__(kind, "__mro__")
     return found
+
+
+def compiled_from(item: Any) -> Any:
+    """What was compiled, if a value is the result of a door of ours; None otherwise."""
+    name = own_of(type(item)).get(COMPILED_FROM)
+    return None if name is None else attributes_of(item).get(name)
 
 
 def own_of(kind: type) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.exclusive import replacing, step_is_watched
 from dovetail.capture.item_log import ItemHints, ItemLog
 from dovetail.frontends.step.output import output_is_unnoted
 from dovetail.frontends.structure import flatten
@@ -19,10 +20,11 @@ _LEADS_NOWHERE = (torch.Tensor, bool, int, float, complex, str, bytes, type(None
 
 
 class EagerRuns:
-    """What calls in eager mode have shown. read: names that the code reads."""
+    """What calls in eager mode have shown. read: names that the code reads. has_watched: whether there was one."""
 
     def __init__(self) -> None:
         self.read = Names()
+        self.has_watched = False
         self._log = ItemLog()
 
     @property
@@ -31,12 +33,19 @@ class EagerRuns:
         return ItemHints(self._log.numbers, self._log.sizes)
 
     def run(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Call a step, and note what it reads. Raises: what the step raises."""
+        """Call a step, and note what it reads, unless another thread does the same. Raises: what the step raises."""
+        with replacing() as is_alone:
+            if is_alone:
+                self.has_watched = True
+                return self._watched(step, args, kwargs)
+        return step(*args, **kwargs)
+
+    def _watched(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         leaves, _ = flatten((args, kwargs))
         log = ItemLog()
         noted = noted_reads([step, *filter(leads_on, leaves)])
         by_dynamo = sub_programs_by_dynamo(lambda graph, inputs: torch.fx.Interpreter(graph).run(*inputs))
-        with compiled_functions_run_plainly(), by_dynamo, noted as reads, output_is_unnoted(), log:
+        with step_is_watched(), compiled_functions_run_plainly(), by_dynamo, noted as reads, output_is_unnoted(), log:
             results = step(*args, **kwargs)
         self.read.add(reads)
         if log.numbers or log.sizes:

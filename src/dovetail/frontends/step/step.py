@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, overload
 
 import torch
 
-from dovetail.capture.exclusive import RECORDING
+from dovetail.capture.exclusive import RECORDING, is_part_of_a_step, replacing
 from dovetail.capture.step_recorder import Question
 from dovetail.errors import (
     BadOptionValue,
@@ -93,7 +93,7 @@ def compile_step(
         raise BadOptionValue(
             option="on_unsupported", value=on_unsupported, reason="it must be one of the choices", expected=expected
         )
-    if not callable(step):
+    if not _is_callable(step):
         raise BadOptionValue(option="step", value=step, reason="it is called with a batch", expected="a function")
     return CompiledStep(step, state, on_unsupported == "eager", resolve_options(options, PASS_NAMES, COMPILE_STEP))
 
@@ -101,9 +101,13 @@ def compile_step(
 class CompiledStep:
     """A compiled training step; see `compile_step`."""
 
+    _dovetail_compiled_from = "_step"
+
     def __init__(self, step: Callable[..., Any], state: Any, falls_back: bool, options: Options) -> None:
         """Compile nothing yet. falls_back: run in eager mode what cannot be captured."""
-        self._step = step
+        self._of_class = isinstance(step, classmethod)
+        self._is_method = not isinstance(step, staticmethod)
+        self._step = step.__func__ if isinstance(step, classmethod | staticmethod) else step
         self._state = state
         self._falls_back = falls_back
         self._compile_trace = options.compile_trace or CompileTrace()
@@ -129,6 +133,8 @@ class CompiledStep:
 
         Raises: what the step raises; StepInterrupted when it fails after it has begun to write.
         """
+        if is_part_of_a_step():  # an outer one, whose program holds what this one does
+            return self._step(*args, **kwargs)
         cache = self._cache
         cache.counts.calls += 1
         if self._given_up is not None or cache.patience.waits() or _is_looked_at():
@@ -137,7 +143,7 @@ class CompiledStep:
         if self._searches is not None:
             return self._searches.call(self._step, args, kwargs)
         leaves, structure = flatten_call(args, kwargs)
-        if cache.counts.calls == 1:
+        if not self._eager.has_watched:
             self._lifting.see(leaves, structure)
             return self._run_eager(args, kwargs)
         tried: list[StepVariant] = []
@@ -162,7 +168,9 @@ class CompiledStep:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A step that is written as a method takes its object as the first argument; programs are for one object."""
-        return self if instance is None else MethodType(self, instance)
+        if self._of_class:
+            return MethodType(self, type(instance) if owner is None else owner)
+        return MethodType(self, instance) if self._is_method and instance is not None else self
 
     def point_to(self, step: Callable[..., Any]) -> None:
         """Let another function of the same code be the step."""
@@ -209,7 +217,8 @@ class CompiledStep:
             self._missed = True  # it may have been this once
             return None
         self._missed = False
-        return self._capture(reachable, call, tried)
+        with replacing() as is_alone:
+            return self._capture(reachable, call, tried) if is_alone else None
 
     def _may_fit_again(self, leaves: Sequence[Any], structure: Structure, tried: Sequence[StepVariant]) -> bool:
         """Whether looking at everything that the step reaches may show that a variant fits."""
@@ -346,6 +355,11 @@ class CompiledStep:
             variants=(*own.variants, *(variant for stats in inner for variant in stats.variants)),
             seconds=own.seconds + sum(x.seconds for x in inner),
         )
+
+
+def _is_callable(step: object) -> bool:
+    """Whether something can be called; a class method can, once its class is there."""
+    return callable(step) or isinstance(step, classmethod)
 
 
 def _is_looked_at() -> bool:

@@ -20,6 +20,7 @@ from dovetail.reach.values import (
     PLAIN,
     Kind,
     attributes_of,
+    compiled_from,
     fingerprint,
     has_attributes,
     is_a,
@@ -188,6 +189,8 @@ class ValueWalk:
             self._fixed(value, parent, key, {name: getattr(value, name) for name in ("func", "args", "keywords")})
         elif kind is Kind.WEAK:
             self._fixed(value, parent, key, {"()": referent_of(value)})
+        elif kind is Kind.COMPILED:
+            self._fixed(value, parent, key, {"__wrapped__": compiled_from(value)})
         elif kind is Kind.CLASS:
             self.class_of_user(value)
         elif kind is Kind.PYTHON_MODULE:
