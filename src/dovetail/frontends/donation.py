@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import fx
 
 from dovetail.errors import BadDonation, UnusableDonation
 from dovetail.frontends.structure import flatten
@@ -110,3 +111,19 @@ class Donation:
 
     def _known(self) -> str:
         return "the names are not known; give positions" if self.parameters is None else ", ".join(self.parameters)
+
+
+def donated_placeholders(
+    placeholders: Sequence[fx.Node], example_inputs: Sequence[Any], donate: Sequence[str | int]
+) -> dict[int, str]:
+    """The inputs of a graph that each call gives away, and what to call them. Raises: BadDonation."""
+    found: dict[int, str] = {}
+    names = [node.name for node in placeholders]
+    for wish in donate:
+        known = [i for i, name in enumerate(names) if (wish == i and type(wish) is int) or wish == name]
+        if not known:
+            raise BadDonation(donation=wish, reason="there is no such placeholder", known=", ".join(names))
+        if not isinstance(example_inputs[known[0]], torch.Tensor) or is_wrapper(example_inputs[known[0]]):
+            raise BadDonation(donation=wish, reason="it is not a plain tensor", known=", ".join(names))
+        found[known[0]] = f"argument {wish!r}"
+    return found

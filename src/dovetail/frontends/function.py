@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.exclusive import RECORDING, is_part_of_a_step, replacing
+from dovetail.capture.exclusive import RECORDING, is_part_of_a_step
 from dovetail.capture.recording import Recording
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.donation import Donation
 from dovetail.frontends.function_captures import FunctionCaptures, FunctionVariant
 from dovetail.frontends.statistics import Stats
-from dovetail.frontends.structure import Structure, flatten_call, unflatten
+from dovetail.frontends.structure import flatten_call, unflatten
 from dovetail.frontends.targets import as_callable, default_options
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.text import identifier
@@ -76,7 +76,7 @@ class CompiledFunction:
         self._donation = Donation.of(target, options.donate)
         name = identifier(getattr(target, "__name__", type(target).__name__))
         self._cache = VariantCache[FunctionVariant](name, options.max_variants)
-        self._captures = FunctionCaptures(target, name, options, self._donation)
+        self._captures = FunctionCaptures(target, self._cache, options, self._donation)
 
     @not_traced
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -91,63 +91,19 @@ class CompiledFunction:
         chosen = None
         if not self._cache.patience.waits():
             with RECORDING:
-                chosen = self._choose(args, kwargs)
+                chosen = self._captures.chosen(*flatten_call(args, kwargs))
         if chosen is None:
             counts.eager_calls += 1
             for tensor, _ in self._donation.tensors(args, kwargs):
                 torch.autograd.graph.increment_version(tensor)
             return self._target(*args, **kwargs)
-        graph, inputs, output_spec = chosen
-        return unflatten(list(graph(*inputs)), output_spec)
+        graph, inputs, results = chosen
+        return unflatten(list(graph(*inputs)), results)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A function that is written as a method takes its object as the first argument; a module is no method."""
         is_method = instance is not None and isinstance(self._target, FunctionType)
         return MethodType(self, instance) if is_method else self
-
-    def _choose(self, args: Any, kwargs: Any) -> tuple[CompiledGraph, Sequence[Any], Structure] | None:
-        """The graph for a call, compiled when it is new, and its inputs; None when the limit is reached."""
-        cache = self._cache
-        leaves, structure = flatten_call(args, kwargs)
-        found = cache.find(leaves, structure)
-        if found is None:
-            cache.counts.misses += 1
-            cache.drop_dead()
-            if not cache.is_full:
-                with replacing() as is_alone:
-                    if not is_alone:
-                        return None
-                    found = self._add(leaves, structure)
-            else:
-                cache.warn_of_limit(lambda: self._why(leaves, structure), stacklevel=3)
-        known = 0 if found is None else found[0].guard.fact_count
-        chosen = None if found is None else found[0].runner.graphs.select(found[1])
-        if (
-            found is not None
-            and found[0].guard.fact_count != known
-            and found[0].guard.inputs(leaves, structure) is None
-        ):
-            return self._choose(args, kwargs)  # another way of sharing memory has shown more about the numbers
-        if found is None or chosen is None:
-            cache.warn_of_limit(lambda: "inputs share memory in a new way", stacklevel=3)
-            cache.patience.missed()
-            return None
-        cache.patience.found()
-        found[0].calls += 1
-        return *chosen, found[0].runner.output_spec
-
-    def _add(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]]:
-        """A new variant, and its inputs in the call that it was recorded for."""
-        self._captures.learn(self._cache.variants, leaves, structure)
-        with self._cache.timed():
-            variant, inputs = self._captures.compiled(leaves, structure)
-        variant.reason = self._why(leaves, structure)
-        self._cache.add(variant)
-        return variant, inputs
-
-    def _why(self, leaves: Sequence[Any], structure: Structure) -> str:
-        """The reason for a new variant, compared with the one that was used last."""
-        return self._cache.why(lambda variant: variant.guard.why(leaves, structure))
 
     @property
     def options(self) -> Options:
@@ -164,7 +120,7 @@ class CompiledFunction:
         leaves, structure = flatten_call(args, kwargs)
         with RECORDING:
             if self._cache.find(leaves, structure) is None:
-                self._add(leaves, structure)
+                self._captures.added(leaves, structure)
 
     def record(self, *args: Any, **kwargs: Any) -> tuple[Recording, tuple[int, ...]]:
         """Record for these arguments, without compiling; and how often each of its inputs was passed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,6 +12,7 @@ import torch
 
 from dovetail.capture.recording import Recording
 from dovetail.errors import DataDependentControlFlow, DovetailError
+from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_guard import CallGuard
 from dovetail.frontends.changing_numbers import ChangingNumbers
 from dovetail.frontends.described_call import Call
@@ -21,7 +22,7 @@ from dovetail.frontends.number_guard import PLAIN_NUMBERS, LiftedNumbers, Number
 from dovetail.frontends.recorded_call import all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure, unflatten
-from dovetail.frontends.variant_cache import Variant
+from dovetail.frontends.variant_cache import Variant, VariantCache
 from dovetail.pipeline.alias_graphs import AliasGraphs
 from dovetail.pipeline.options import Options, decompositions
 
@@ -38,21 +39,55 @@ FunctionVariant: TypeAlias = Variant[CallGuard, FunctionRunner]
 
 
 class FunctionCaptures:
-    """Captures programs of one function, and keeps in mind what captures have shown."""
+    """Finds and captures programs of one function, and keeps in mind what captures have shown."""
 
-    def __init__(self, target: Callable[..., Any], name: str, options: Options, donation: Donation) -> None:
+    def __init__(
+        self, target: Callable[..., Any], cache: VariantCache[FunctionVariant], options: Options, donation: Donation
+    ) -> None:
         self._target = target
-        self._name = name
+        self._cache = cache
         self._options = options
         self._donation = donation
         self._found_modules: list[tuple[str, weakref.ref[torch.nn.Module]]] = []
         self._numbers = ChangingNumbers()
 
-    def learn(self, variants: Iterable[FunctionVariant], leaves: Sequence[Any], structure: Structure) -> None:
-        """Note which numbers differ in a call from those that there are programs for."""
-        self._numbers.learn([variant.guard for variant in variants], leaves, structure)
+    def chosen(self, leaves: list[Any], structure: Structure) -> tuple[CompiledGraph, Sequence[Any], Structure] | None:
+        """The graph for a call, compiled when it is new, its inputs, and how results are put together.
 
-    def compiled(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]]:
+        None when no more programs may be made. Raises: DovetailError.
+        """
+        cache = self._cache
+        found = cache.find(leaves, structure)
+        if found is None:
+            cache.counts.misses += 1
+            found = self.added(leaves, structure)
+        if found is None:
+            return None
+        variant, inputs = found
+        guard, graphs, known = variant.guard, variant.runner.graphs, variant.guard.fact_count
+        chosen = graphs.select(inputs)
+        if guard.fact_count != known and guard.inputs(leaves, structure) is None:
+            return self.chosen(leaves, structure)  # another way of sharing memory has shown more about the numbers
+        if chosen is None:
+            cache.refuse(lambda: "inputs share memory in a new way", stacklevel=3)
+            return None
+        cache.patience.found()
+        variant.calls += 1
+        return *chosen, variant.runner.output_spec
+
+    def added(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]] | None:
+        """A new variant with its graph for a call, and its inputs; None when no more may be made."""
+
+        def capture() -> tuple[FunctionVariant, list[Any]]:
+            self._numbers.learn([variant.guard for variant in self._cache.variants], leaves, structure)
+            return self._compiled(leaves, structure)
+
+        def why() -> str:
+            return self._cache.why(lambda variant: variant.guard.why(leaves, structure))
+
+        return self._cache.captured(why, capture, stacklevel=4)
+
+    def _compiled(self, leaves: list[Any], structure: Structure) -> tuple[FunctionVariant, list[Any]]:
         """A program with its graph for a call, and its inputs in this call. Raises: DovetailError."""
         call, lifted = self._described(leaves, structure), self._numbers.lifted(leaves)
         try:
@@ -105,7 +140,7 @@ class FunctionCaptures:
         donated = {recorder.sources.index(place): name for place, name in given.items()}
         hints = size_hints(recording.specs)
         again = partial(recorder.record, unknown_sizes=unknown_sizes)
-        graphs = AliasGraphs(recording, again, self._name, self._options, hints, recorder.run, donated)
+        graphs = AliasGraphs(recording, again, self._cache.name, self._options, hints, recorder.run, donated)
         declared = [stand_in.declared for stand_in in recording.stand_ins]
         sizes = SizeGuard.of(declared, recording.size_conditions) if self._options.dynamic else None
         numbers = NumberGuard(lifted, recorder.facts.values()) if lifted else None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from dovetail.capture.exclusive import replacing
 from dovetail.errors import DovetailWarning
 from dovetail.frontends.patience import Patience
 from dovetail.frontends.statistics import Counts, Stats, VariantStats
@@ -108,14 +108,29 @@ class VariantCache(Generic[V]):
         """The reason for a new program. tell: compares a call with the one that was used last."""
         return tell(self.recent[0]) if self.recent else "it is the first"
 
-    @contextlib.contextmanager
-    def timed(self) -> Iterator[None]:
-        """While active, a program is captured."""
-        start = time.process_time()
-        try:
-            yield
-        finally:
-            self.counts.seconds += time.process_time() - start
+    def captured(
+        self, why: Callable[[], str], capture: Callable[[], tuple[V, list[Any]] | None], stacklevel: int
+    ) -> tuple[V, list[Any]] | None:
+        """A new program, kept, and its inputs; None when no more may be made, which is told.
+
+        None, too, while another thread watches or records. why: the reason for it. capture: makes it; None where the call is to run in eager mode.
+        """
+        self.drop_dead()
+        if self.is_full:
+            self.refuse(why, stacklevel + 1)
+            return None
+        with replacing() as is_alone:
+            if not is_alone:
+                return None
+            start = time.process_time()
+            try:
+                made = capture()
+            finally:
+                self.counts.seconds += time.process_time() - start
+        if made is not None:
+            made[0].reason = why()
+            self.add(made[0])
+        return made
 
     def refuse(self, why: Callable[[], str], stacklevel: int) -> None:
         """A call fits no program, and none may be made for it. why: what is to be said of it."""

@@ -37,7 +37,7 @@ class Attempts:
         self._name = name
         self._calls_hooks = False
 
-    def captured(self, reachable: ReachableState, call: StepCall, reason: str, clears: bool) -> StepVariant:
+    def captured(self, reachable: ReachableState, call: StepCall, clears: bool) -> StepVariant:
         """A program for a call. clears: programs of the step drop gradients from before.
 
         Raises: DovetailError; StateToMake.
@@ -50,7 +50,7 @@ class Attempts:
             hints, hooks = self._eager.hints, self._calls_hooks
             try:
                 with interrupts_wait():
-                    variant = capture.variant(reason, self._name, hints, assume_cleared=clears, calls_hooks=hooks)
+                    variant = capture.variant(self._name, hints, assume_cleared=clears, calls_hooks=hooks)
                 self._lifting.guarded |= left_out
                 return variant
             except GradientsNotCleared:

@@ -151,7 +151,7 @@ class StepCapture:
         return any(map(any, tables)) or any(global_step_hook_tables())
 
     def variant(
-        self, reason: str, name: str, hints: ItemHints, *, assume_cleared: bool = False, calls_hooks: bool = False
+        self, name: str, hints: ItemHints, *, assume_cleared: bool = False, calls_hooks: bool = False
     ) -> StepVariant:
         """Record, compile and bind.
 
@@ -160,11 +160,9 @@ class StepCapture:
         state, which eager mode does better; DovetailError for what cannot be captured. All is as before then.
         """
         with collection_paused():  # nearly all that a capture makes stays
-            return self._variant(reason, name, hints, assume_cleared, calls_hooks)
+            return self._variant(name, hints, assume_cleared, calls_hooks)
 
-    def _variant(
-        self, reason: str, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool
-    ) -> StepVariant:
+    def _variant(self, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> StepVariant:
         found = self._tensors()
         tensors, sources = found.tensors, found.sources
         leaves = self._call.leaves
@@ -212,7 +210,7 @@ class StepCapture:
         host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         sources += [Source("gradient", index) for index in recording.held]
-        return self._variant_of(recording, programs, sources, reason, name, writes, host_calls, reads)
+        return self._variant_of(recording, programs, sources, name, writes, host_calls, reads)
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
@@ -311,7 +309,6 @@ class StepCapture:
         recording: StepRecording,
         programs: StepPrograms,
         sources: list[Source],
-        reason: str,
         name: str,
         writes: list[tuple[NumberSlot, int]],
         host_calls: tuple[HostCall, ...],
@@ -374,7 +371,7 @@ class StepCapture:
         )
         kinds.learn(tensors)
         guard.bindings = bindings_to(reachable, guard, runner)
-        return Variant(guard, runner, reason)
+        return Variant(guard, runner)
 
     @property
     def drawing_functions(self) -> tuple[list[FunctionType], list[FunctionType]]:
