@@ -113,7 +113,8 @@ class VariantCache(Generic[V]):
     ) -> tuple[V, list[Any]] | None:
         """A new program, kept, and its inputs; None when no more may be made, which is told.
 
-        None, too, while another thread watches or records. why: the reason for it. capture: makes it; None where the call is to run in eager mode.
+        None, too, while another thread watches or records. why: the reason for it. capture: makes it; None where the
+        call is to run in eager mode.
         """
         self.drop_dead()
         if self.is_full:
