@@ -255,7 +255,7 @@ def test_tensors_of_other_kinds_are_refused() -> None:
     compiled = dovetail.compile(lambda x: x * 2)
     with pytest.raises(UnsupportedTensor, match="to_dense"):
         compiled(torch.eye(2).to_sparse())
-    with pytest.raises(UnsupportedTensor, match=r"arg_0 is a torch\.sparse_csr"):
+    with pytest.raises(UnsupportedTensor, match="arg_0 is a sparse matrix, used for more than products"):
         compiled(torch.eye(2).to_sparse_csr())
     with pytest.raises(UnsupportedDevice, match="meta"):
         compiled(torch.ones(2, device="meta"))

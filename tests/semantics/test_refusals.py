@@ -36,8 +36,8 @@ MATRIX = torch.arange(4.0).reshape(2, 2)
 
 # A program, its arguments, and what the message says.
 KINDS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], str]] = {
-    "sparse argument": (lambda s, x: s @ x, lambda: (_sparse(), MATRIX), "torch.sparse_coo tensor"),
-    "csr argument": (lambda s, x: s @ x, lambda: (_sparse().to_sparse_csr(), MATRIX), "torch.sparse_csr tensor"),
+    "sparse argument": (lambda s, x: s * x, lambda: (_sparse(), MATRIX), "sparse matrix"),
+    "csr argument": (lambda s, x: s * x, lambda: (_sparse().to_sparse_csr(), MATRIX), "sparse matrix"),
     "sparse inside": (lambda x: torch.sparse.mm(x.to_sparse(), x), lambda: (MATRIX,), "torch.sparse_coo tensor"),
     "sparse result": (lambda x: x.to_sparse(), lambda: (MATRIX,), "torch.sparse_coo tensor"),
     "jagged argument": (lambda n: (n * 2).values(), lambda: (_jagged(),), "nested tensor"),

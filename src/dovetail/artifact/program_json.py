@@ -67,7 +67,7 @@ VERSION = 1
 _MAX_SIZE = 1 << 63
 _MAX_LABEL = 1000
 _PROGRAM_NAME = re.compile(r"[\w .<>-]{0,300}")
-_FIELDS: Mapping[str, Coding] = {**PLAIN, "WrapperLayout | None": optional(refused("wrappers of tensors"))}
+_FIELDS: Mapping[str, Coding] = {**PLAIN, "AnyLayout | None": optional(refused("wrappers of tensors"))}
 _INPUT_ROLES = Records(
     "role",
     (

@@ -66,7 +66,7 @@ class InputChanges:
         touched = {
             index: _followed_kind(stand_in) or WriteKind.UNTRACKED
             for index, stand_in in enumerate(stand_ins)
-            if stand_in.is_wrapper and version_of(stand_in.seen) != stand_in.version
+            if stand_in.is_wrapper and not stand_in.is_matrix and version_of(stand_in.seen) != stand_in.version
         }
         views = tuple(
             (index, view, own.kind(stand_ins[index], view))
@@ -174,7 +174,7 @@ def _metadata_changes(stand_ins: Sequence[StandIn], recorder: Recorder) -> tuple
     ]
     changed = {change.input for change in changes}
     for index, stand_in in enumerate(stand_ins):
-        if not isinstance(stand_in.seen, torch.Tensor) or stand_in.rule is not None:
+        if not isinstance(stand_in.seen, torch.Tensor) or stand_in.rule is not None or stand_in.is_matrix:
             continue
         if not stand_in.is_wrapper and stand_in.seen.untyped_storage().nbytes() != stand_in.storage_bytes:
             raise UnsupportedInputMutation(what="the size of the storage", name=stand_in.declared.name)

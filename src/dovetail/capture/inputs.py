@@ -22,7 +22,8 @@ from dovetail.ir.signature import Constant, GradientBase, InputRole, SharedBytes
 from dovetail.ops.grafting import graft
 from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.fakes import FakeMode, keep_number
-from dovetail.torch_compat.subclasses import WrapperLayout, as_parameter, is_wrapper, put_together, take_apart
+from dovetail.torch_compat.sparse import Form
+from dovetail.torch_compat.subclasses import AnyLayout, as_parameter, is_wrapper, put_together, take_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class InputSpec:
     """One input of the function to record.
 
     value: a fake tensor, or a number (symbolic or not); None for a wrapper of tensors, which is put together by
-    `layout` from the inputs `parts`.
+    `layout` from the inputs `parts`. Of a sparse matrix, `parts` are what a program reads.
     """
 
     name: str
@@ -39,7 +40,7 @@ class InputSpec:
     requires_grad: bool = False
     is_leaf: bool = True
     is_parameter: bool = False
-    layout: WrapperLayout | None = None
+    layout: AnyLayout | None = None
     parts: tuple[int, ...] = ()
 
 
@@ -55,7 +56,7 @@ class StandIn:
     seen: what the function sees. value: the recorded value of it. declared: the program's input; another value when the
     input is a view of shared bytes. leaf: the tensor whose gradient is taken. followed: the tensor whose gradient
     function a write changes when autograd follows it. rule: how the wrapper finds it, None for an input of the call or
-    a constant.
+    a constant. is_matrix: it is a sparse matrix, of which the program reads the parts.
     """
 
     seen: Any
@@ -71,6 +72,7 @@ class StandIn:
     rule: InputRule | None = None
     is_wrapper: bool = False
     is_part: bool = False
+    is_matrix: bool = False
     storage_bytes: object = 0
 
 
@@ -134,10 +136,14 @@ class InputMaker:
         value = self.recorder.add_tensor(seen, spec.name)
         return _stand_in(seen, value, value, spec.role, leaf)
 
-    def _wrapper(self, spec: InputSpec, layout: WrapperLayout) -> StandIn:
+    def _wrapper(self, spec: InputSpec, layout: AnyLayout) -> StandIn:
         parts = [self.made[part] for part in spec.parts]
         for part in parts:
             part.is_part = True
+        if isinstance(layout, Form):
+            fake = spec.value.detach()  # each recording has its own
+            value = self.recorder.add_matrix(fake, spec.name, layout, [part.seen for part in parts])
+            return StandIn(fake, value, value, spec.role, is_wrapper=True, is_matrix=True)
         fake = put_together(layout, [part.seen for part in parts])
         seen, leaf = _as_input(fake, spec.requires_grad, spec.is_leaf, spec.is_parameter)
         value = self.recorder.add_tensor(seen, spec.name)

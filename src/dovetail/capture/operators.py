@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
+from dovetail.capture.origins import OriginTracker
+from dovetail.errors import UnsupportedTensor
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Target
 from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.fakes import is_fake
+from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 
 
 def short_name(target: Target) -> str:
@@ -28,3 +32,20 @@ def must_be_kept(target: Target) -> bool:
     if isinstance(target, Prim):
         return target.effect
     return isinstance(target, Overload) and (schema_of(target).is_mutable or not schema_of(target).returns)
+
+
+def refuse_leaves(args: Sequence[object], known: Collection[int], origins: OriginTracker) -> None:
+    """A wrapper that the function closes over gets no gradient: only its parts are met. known: tensors, by identity.
+
+    Raises: UnsupportedTensor.
+    """
+    for arg in args:
+        if not isinstance(arg, torch.Tensor) or id(arg) in known or not (arg.requires_grad and arg.is_leaf):
+            continue
+        if is_wrapper(arg) and not any(map(is_fake, take_apart(arg)[0])):
+            raise UnsupportedTensor(
+                name="a tensor that the function closes over",
+                kind=f"a {type(arg).__name__} that requires a gradient",
+                hint="make it an argument, or a parameter of the module that is compiled",
+                origin=origins.here(),
+            )

@@ -92,8 +92,7 @@ class _Builder:
 
     def add_pack(self, wrapper: torch.Tensor) -> int:
         """Let autograd see the parts of a wrapper as one output; its number among the packs."""
-        parts, layout = take_apart(wrapper)
-        _refuse_symbolic(layout)
+        parts, layout = _take_apart(wrapper)
         slots = tuple(self.add_user(self.recorder.value_of(part), part, True) for part in parts)
         self.packs.append((Pack(layout, slots), wrapper))
         return len(self.packs) - 1
@@ -172,9 +171,12 @@ def _numbered(rule: OutputRule, outputs: int) -> OutputRule:
     return replace(rule, of=_numbered(rule.of, outputs)) if isinstance(rule, AsLeaf) else rule
 
 
-def _refuse_symbolic(layout: WrapperLayout) -> None:
+def _take_apart(wrapper: torch.Tensor) -> tuple[list[torch.Tensor], WrapperLayout]:
+    parts, layout = take_apart(wrapper)
+    assert isinstance(layout, WrapperLayout), "the recording has refused sparse matrices as results"
     if not all(isinstance(number, int) for number in (*layout.size, *layout.stride)):
         raise UnsupportedOutput(what=f"a {layout.cls.__name__} of symbolic size")
+    return parts, layout
 
 
 def _own_memory(builder: _Builder) -> None:
@@ -212,6 +214,8 @@ def _chains_by_storage(results: Sequence[object], builder: _Builder) -> dict[int
 def _plain_tensors(results: Sequence[object], builder: _Builder) -> Iterator[torch.Tensor]:
     """The tensors among the results, each once, and the parts of those that are wrappers and no inputs."""
     for result in {id(r): r for r in results if isinstance(r, torch.Tensor)}.values():
+        if result.layout is not torch.strided and id(result) in builder.input_of:
+            continue
         if not is_wrapper(result):
             yield result
         elif id(result) not in builder.input_of:
@@ -220,8 +224,7 @@ def _plain_tensors(results: Sequence[object], builder: _Builder) -> Iterator[tor
 
 def _wrapper_rule(result: torch.Tensor, shared: Mapping[int, list[list[Value]]], builder: _Builder) -> OutputRule:
     """Where a wrapper comes from. One that carries a gradient is an output of its own, as autograd sees it as one."""
-    parts, layout = take_apart(result)
-    _refuse_symbolic(layout)
+    parts, layout = _take_apart(result)
     has_gradient = _has_gradient(result, builder)
     values = [builder.recorder.value_of(part) for part in parts]
     fresh = all(

@@ -19,12 +19,13 @@ import torch
 
 from dovetail.capture.cuts import Cuts
 from dovetail.capture.left_modes import refuse_switched
-from dovetail.capture.moved_tensors import MovesTensors
-from dovetail.capture.operators import device_type, must_be_kept, short_name
+from dovetail.capture.operators import device_type, must_be_kept, refuse_leaves, short_name
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
+from dovetail.capture.records_sparse import RecordsSparse
 from dovetail.capture.recurrent import as_recorded, result_of, stays_whole
 from dovetail.capture.resizing import note_outs
+from dovetail.capture.sparse_gradients import SparseGradients
 from dovetail.capture.traced_operands import concrete, settled
 from dovetail.errors import (
     DataDependentControlFlow,
@@ -71,7 +72,7 @@ from dovetail.torch_compat.fakes import (
     is_fake,
     kernels_for_symbolic_sizes,
 )
-from dovetail.torch_compat.subclasses import is_wrapper, is_wrapper_type, take_apart
+from dovetail.torch_compat.subclasses import is_wrapper_type
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, symbol_name
 from dovetail.torch_compat.traced_numbers import is_traced
 
@@ -80,7 +81,7 @@ aten = torch.ops.aten
 _RENAMES = frozenset({aten.detach.default, aten.alias.default})
 
 
-class Recorder(MovesTensors, DispatchMode):
+class Recorder(RecordsSparse, DispatchMode):
     """A dispatch mode that appends one `Node` per operator; enter it innermost, over a fake mode.
 
     Real tensors that nobody declared are constants of the program: the recorded operators get a fake in their place, so
@@ -106,6 +107,8 @@ class Recorder(MovesTensors, DispatchMode):
         super().__init__()
         self._takes_numbers = takes_numbers
         self._fake_of = fake_of
+        self.meets = True
+        self.sparse = SparseGradients(self)
         self.nodes: list[Node] = []
         self.constants: list[tuple[torch.Tensor, Value]] = []
         self.met: dict[Value, tuple[int, object]] = {}
@@ -153,6 +156,7 @@ class Recorder(MovesTensors, DispatchMode):
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """The value that a tensor seen while recording stands for; unseen real tensors become constants."""
+        self.sparse.operands.refuse(tensor)
         value = self._values.get(id(tensor))
         if value is not None:
             if value.is_tensor and self._storages.get(storage_key(tensor)) != value.tensor.storage:
@@ -208,11 +212,13 @@ class Recorder(MovesTensors, DispatchMode):
         if self._takes_numbers and isinstance(func, Overload):
             args, kwargs = settled(func, args, kwargs or {})
         with nullcontext() if isinstance(func, HigherOrder) else unfollowed():  # sub-programs run the user's code
+            if (sparse := self.run_sparse(func, args, kwargs or {})) is not None:
+                return sparse[0]
             return self._record(func, types, args, kwargs)
 
     def _record(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         if isinstance(types, Sequence) and any(map(is_wrapper_type, types)):
-            self._refuse_leaves(args)
+            refuse_leaves(args, self._values, self._origins)
             return NotImplemented  # the wrapper's own class takes the operator apart; its parts come here
         keywords = dict(kwargs or {})
         if isinstance(func, HigherOrder):
@@ -284,18 +290,6 @@ class Recorder(MovesTensors, DispatchMode):
                     if counts_writes_in_its_kernel(func):
                         torch.autograd.graph.increment_version(tensor)
                     self.written.append((self.value_of(tensor), tensor, torch.is_grad_enabled()))
-
-    def _refuse_leaves(self, args: Sequence[Any]) -> None:
-        """A wrapper that the function closes over gets no gradient: only its parts are met here."""
-        for arg in args:
-            is_leaf = is_wrapper(arg) and id(arg) not in self._values and arg.requires_grad and arg.is_leaf
-            if is_leaf and not any(map(is_fake, take_apart(arg)[0])):
-                raise UnsupportedTensor(
-                    name="a tensor that the function closes over",
-                    kind=f"a {type(arg).__name__} that requires a gradient",
-                    hint="make it an argument, or a parameter of the module that is compiled",
-                    origin=self._origins.here(),
-                )
 
     def expect(self, facts: Sequence[Scalar]) -> None:
         """Let the program check facts about its sizes that are only known when it runs; each once."""
@@ -375,6 +369,8 @@ class Recorder(MovesTensors, DispatchMode):
         return value
 
     def _describe(self, tensor: torch.Tensor, name: str) -> Meta:
+        if self.sparse.is_known(tensor):
+            self.refuse_sparse(name)
         refused = unsupported_kind(tensor)
         if refused is not None:
             raise UnsupportedTensor(name=name, kind=refused[0], hint=refused[1], origin=self._origins.here())

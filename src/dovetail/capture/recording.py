@@ -49,7 +49,7 @@ from dovetail.torch_compat.autograd import set_version, version_of
 from dovetail.torch_compat.decompositions import Decompositions, TakenApart
 from dovetail.torch_compat.fakes import FakeMode, fake_apart, is_fake
 from dovetail.torch_compat.modes import unnoticed_mode
-from dovetail.torch_compat.subclasses import WrapperLayout, is_wrapper, put_together, take_apart
+from dovetail.torch_compat.subclasses import AnyLayout, is_wrapper, put_together, take_apart
 from dovetail.torch_compat.symbols import expected_trees, guard_count, guard_trees
 from dovetail.torch_compat.traced_maths import traced_maths
 from dovetail.torch_compat.traced_numbers import is_traced, number_now
@@ -137,8 +137,9 @@ class Recording:
 
     def _note_constants(self, results: list[object]) -> None:
         """Real tensors that the program closed over, or returns, become inputs."""
+        own = {id(stand_in.seen) for stand_in in self.stand_ins if stand_in.is_matrix}
         for result in results:
-            if isinstance(result, torch.Tensor):
+            if isinstance(result, torch.Tensor) and id(result) not in own:
                 for tensor in take_apart(result)[0] if is_wrapper(result) else [result]:
                     self.recorder.value_of(tensor)
         known = len(self.stand_ins) - len(self.specs) - self._extras
@@ -253,7 +254,7 @@ class Recording:
 
     def _record_backward(
         self, pattern: Pattern, functional: Functionalizer
-    ) -> tuple[list[tuple[int, Value]], list[tuple[int, WrapperLayout | None, Value | None]]]:
+    ) -> tuple[list[tuple[int, Value]], list[tuple[int, AnyLayout | None, Value | None]]]:
         differentiable = [(i, s.leaf) for i, s in enumerate(self.stand_ins) if s.leaf is not None]
         wanted = [i for i, strides in enumerate(pattern) if strides is not None]
         if not wanted or not differentiable:
@@ -273,7 +274,7 @@ class Recording:
             gradients = [
                 (index, layout, tensor)
                 for (index, _), gradient in zip(differentiable, found, strict=True)
-                for layout, tensor in _parts_of(gradient)
+                for layout, tensor in self._parts_of(gradient)
             ]
             self.note_checks()
         for _, constant in self.recorder.constants[self._forward_constants :]:
@@ -283,6 +284,15 @@ class Recording:
                 functional.consume(node)
             functional.at_phase(Phase.BACKWARD)
         return tangents, [(i, layout, None if g is None else self.recorder.value_of(g)) for i, layout, g in gradients]
+
+    def _parts_of(self, gradient: torch.Tensor | None) -> list[tuple[AnyLayout | None, torch.Tensor | None]]:
+        if gradient is not None and self.recorder.sparse.is_known(gradient):
+            form, pairs = self.recorder.sparse.taken_apart(gradient)
+            return [(form, part) for part in pairs]
+        if gradient is None or not is_wrapper(gradient):
+            return [(None, gradient)]
+        parts, layout = take_apart(gradient)
+        return [(layout, part) for part in parts]
 
     def _ends(self, arriving: Mapping[int, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Where gradients arrive, as autograd sees it: at outputs, and at wrappers of outputs."""
@@ -386,10 +396,3 @@ def _numbers_traced(around: contextlib.AbstractContextManager[None]) -> Iterator
     """While active, what code does with traced numbers is noted."""
     with around, traced_maths(), NumberFunctions(), unnoticed_mode():
         yield
-
-
-def _parts_of(gradient: torch.Tensor | None) -> list[tuple[WrapperLayout | None, torch.Tensor | None]]:
-    if gradient is None or not is_wrapper(gradient):
-        return [(None, gradient)]
-    parts, layout = take_apart(gradient)
-    return [(layout, part) for part in parts]

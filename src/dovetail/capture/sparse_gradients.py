@@ -1,4 +1,4 @@
-"""Sparse gradients while a step is recorded: the parts that they consist of, and operators on those.
+"""Sparse gradients while a call is recorded: the parts that they consist of, and operators on those.
 
 A sparse fake passes through autograd and the optimizer; what it stands for is kept here: pairs of indices and values,
 which are values of the program. The operators of `ops.sparse` take them; other operators on a sparse tensor are refused
@@ -16,9 +16,9 @@ import torch
 
 from dovetail.capture.item_log import Results, Seen
 from dovetail.capture.sparse_operands import SparseOperands
-from dovetail.ir.program import Origin
 from dovetail.ops.sparse import MASKED_VALUES, SORTED_PARTS, SPARSE_ADD
 from dovetail.torch_compat.dispatch import decompose, is_question
+from dovetail.torch_compat.sparse import PairsForm
 from dovetail.torch_compat.symbols import hint_of
 
 aten = torch.ops.aten
@@ -42,16 +42,18 @@ class Matrix:
 
 
 class Dispatcher(Protocol):
-    """The recorder, as this module sees it."""
+    """The recorder, as this module sees it. meets: see `SparseOperands`."""
+
+    meets: bool
 
     def refuse_sparse(self, func: Any) -> NoReturn:
-        """Raise UnsupportedStep."""
+        """Raise the door's error."""
 
     def recorded(self, make: Callable[[], Any]) -> Any:
         """What is made by operators that are recorded."""
 
-    def here(self) -> Origin:
-        """The user's line that runs."""
+    def refuse_matrix(self, label: str, what: str) -> NoReturn:
+        """Raise the door's error."""
 
 
 def guessed_results(func: Any, args: Sequence[Any]) -> Results:
@@ -67,7 +69,7 @@ def guessed_results(func: Any, args: Sequence[Any]) -> Results:
 
 
 class SparseGradients:
-    """See the module docstring. Attributes: operands, matrices that are there before the step."""
+    """See the module docstring. Attributes: operands, matrices that are there before the call."""
 
     def __init__(self, recorder: Dispatcher) -> None:
         self._recorder: Dispatcher = weakref.proxy(recorder)  # which holds this
@@ -98,7 +100,7 @@ class SparseGradients:
         )
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Record it. Raises: UnsupportedStep for one that has no counterpart."""
+        """Record it. Raises: DovetailError for one that has no counterpart."""
         if self.operands.takes(args):
             return self.operands.run(func, args, kwargs)
         if func is _OF_BAGS:
@@ -117,6 +119,11 @@ class SparseGradients:
     def is_known(self, tensor: torch.Tensor) -> bool:
         """Whether it is a sparse tensor that was made while recording."""
         return id(tensor) in self._known
+
+    def taken_apart(self, tensor: torch.Tensor) -> tuple[PairsForm, tuple[torch.Tensor, ...]]:
+        """The pairs that such a tensor stands for, and how they make it."""
+        known = self._known[id(tensor)]
+        return PairsForm(known.size, known.is_sorted), known.pairs
 
     def _stands_for(self, matrix: Matrix) -> torch.Tensor:
         """A sparse fake for a matrix. How many elements it seems to have means nothing."""

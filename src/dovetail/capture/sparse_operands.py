@@ -1,9 +1,9 @@
-"""Sparse matrices that exist before a step: the step is recorded with their parts, and multiplies by them.
+"""Sparse matrices that exist before a call: it is recorded with their parts, and multiplies by them.
 
     y = torch.spmm(adjacency, x)   ->   sparse_product([indices, values], [100, 100], "coo", False, x)
 
-Whoever holds such a matrix holds a sparse fake meanwhile. What backward needs of it is its transposed. All else that a
-step may do to one is refused by name.
+Whoever holds such a matrix holds a sparse fake meanwhile; one that nobody declared is met like other constants, and so
+are its parts. What backward needs of it is its transposed. All else that is done to one is refused by name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from dovetail.errors import UnsupportedStep
-from dovetail.ir.program import Origin
-from dovetail.ops.sparse import SPARSE_ADDMM, SPARSE_PRODUCT, Form
-from dovetail.torch_compat.fakes import FakeMode, sparse_fake
+from dovetail.ops.sparse import PRODUCT_BY_SPARSE, SPARSE_ADDMM, SPARSE_PRODUCT
+from dovetail.torch_compat.fakes import FakeMode, is_fake, sparse_fake
+from dovetail.torch_compat.sparse import Form, form_of, parts_of, same_matrix, turned
 from dovetail.torch_compat.swapping import exchange_back, exchange_tensors
 
 aten = torch.ops.aten
@@ -30,8 +29,8 @@ _SAME = frozenset({aten.detach.default, aten.alias.default})
 
 
 @dataclass(frozen=True, slots=True)
-class StepMatrix:
-    """A sparse matrix that the step can reach. parts: strided tensors, with which the step is recorded."""
+class KnownMatrix:
+    """A sparse matrix that was there before. parts: strided tensors, with which the call is recorded."""
 
     label: str
     matrix: torch.Tensor
@@ -46,13 +45,15 @@ class StepMatrix:
 
 
 class Dispatcher(Protocol):
-    """The recorder, as this module sees it."""
+    """The recorder, as this module sees it. meets: real matrices may be constants."""
+
+    meets: bool
 
     def recorded(self, make: Callable[[], Any]) -> Any:
         """What is made by operators that are recorded."""
 
-    def here(self) -> Origin:
-        """The user's line that runs."""
+    def refuse_matrix(self, label: str, what: str) -> NoReturn:
+        """Raise the door's error."""
 
 
 class SparseOperands:
@@ -60,14 +61,14 @@ class SparseOperands:
 
     def __init__(self, recorder: Dispatcher) -> None:
         self._recorder: Dispatcher = weakref.proxy(recorder)  # which holds this
-        self._known: dict[int, StepMatrix] = {}
+        self._known: dict[int, KnownMatrix] = {}
         self._alive: list[torch.Tensor] = []
 
     @contextlib.contextmanager
-    def exchanged(self, mode: FakeMode, matrices: Sequence[StepMatrix]) -> Iterator[None]:
+    def exchanged(self, mode: FakeMode, matrices: Sequence[KnownMatrix]) -> Iterator[None]:
         """While active, the matrices are fakes, as their parts are already.
 
-        Raises: UnsupportedStep where one requires a gradient in the end.
+        Raises: DovetailError where one requires a gradient in the end.
         """
         fakes = [sparse_fake(mode, item.matrix) for item in matrices]
         done: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -85,24 +86,39 @@ class SparseOperands:
                 self._known.pop(id(matrix), None)
                 exchange_back(matrix, fake)
 
+    def add(self, fake: torch.Tensor, item: KnownMatrix) -> None:
+        """Declare a matrix, which `fake` stands for."""
+        self._stands_for(fake, item)
+
     def takes(self, args: Sequence[Any]) -> bool:
         """Whether an operator is given such a matrix."""
+        for argument in args if self._recorder.meets else ():
+            if isinstance(argument, torch.Tensor) and argument.layout is not torch.strided:
+                self._meet(argument)
         return bool(self._known) and any(id(argument) in self._known for argument in args)
 
+    def _meet(self, matrix: torch.Tensor) -> None:
+        form = None if is_fake(matrix) or id(matrix) in self._known else form_of(matrix)
+        if form is not None:
+            parts = tuple(parts_of(matrix).values())
+            self._stands_for(matrix, KnownMatrix("a matrix that it closes over", matrix, form, parts))
+
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Record it. Raises: UnsupportedStep for one that has no counterpart."""
+        """Record it. Raises: DovetailError for one that has no counterpart."""
         place = next(place for place, argument in enumerate(args) if id(argument) in self._known)
         item = self._known[id(args[place])]
         if sum(id(argument) in self._known for argument in args) == 1:
             if func in _PRODUCTS and place == 0 and not kwargs:
                 return self._recorder.recorded(lambda: SPARSE_PRODUCT(*item.operands, args[1]))
+            if func is aten.mm.default and place == 1 and not kwargs:
+                return self._recorder.recorded(lambda: PRODUCT_BY_SPARSE(*item.operands, args[0]))
             if func in _SUMS and place == 1 and kwargs.keys() <= {"beta", "alpha"}:
                 return self._recorder.recorded(lambda: SPARSE_ADDMM(args[0], *item.operands, args[2], **kwargs))
             if func in (aten.t.default, aten.transpose.int) and (len(args) == 1 or {x % 2 for x in args[1:]} == {0, 1}):
-                return self._stands_for(args[0].t(), replace(item, is_turned=not item.is_turned))
+                return self._stands_for(turned(args[0]), replace(item, is_turned=not item.is_turned))
             if func in _SAME:
-                return self._stands_for(args[0].detach(), item)
-        if func is aten.is_coalesced.default and item.form.layout != "csr" and not item.is_turned:
+                return self._stands_for(same_matrix(args[0]), item)
+        if func is aten.is_coalesced.default and item.form.layout in ("coo", "coalesced") and not item.is_turned:
             return item.form.layout == "coalesced"
         if func is aten._nnz.default:
             return item.parts[-1].shape[0]
@@ -110,20 +126,15 @@ class SparseOperands:
             return _DIMS[func]
         self._refuse(item, str(func))
 
-    def _stands_for(self, fake: torch.Tensor, item: StepMatrix) -> torch.Tensor:
+    def _stands_for(self, fake: torch.Tensor, item: KnownMatrix) -> torch.Tensor:
         self._known[id(fake)] = item
         self._alive.append(fake)
         return fake
 
     def refuse(self, tensor: torch.Tensor) -> None:
-        """Raises: UnsupportedStep where a tensor that is to be a value is such a matrix."""
+        """Raises: DovetailError where a tensor that is to be a value is such a matrix."""
         if id(tensor) in self._known:
             self._refuse(self._known[id(tensor)], "as a whole")
 
-    def _refuse(self, item: StepMatrix, what: str) -> NoReturn:
-        raise UnsupportedStep(
-            what=f"uses {item.label}, a sparse matrix, for more than products with dense matrices ({what})",
-            why="a program knows such a matrix by its indices and values",
-            hint="compute it before the step, or convert it with .to_dense()",
-            origin=self._recorder.here(),
-        )
+    def _refuse(self, item: KnownMatrix, what: str) -> NoReturn:
+        self._recorder.refuse_matrix(item.label, what)

@@ -26,7 +26,7 @@ from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.capture.resizing import lie_on
-from dovetail.capture.sparse_gradients import SparseGradients, guessed_results
+from dovetail.capture.sparse_gradients import guessed_results
 from dovetail.capture.step_tensors import of_graph_from_before
 from dovetail.capture.step_texts import Texts
 from dovetail.capture.traced_operands import concrete, settled
@@ -70,6 +70,7 @@ class StepRecorder(Recorder):
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
         super().__init__(origins, partial(fake_apart, mode), mode)
+        self.meets = False  # those that a step reaches are declared before
         self.questions: list[Question] = []
         self.numbers_now: dict[str, Plain] = {}
         self.renamed: dict[int, Origin] = {}
@@ -83,7 +84,6 @@ class StepRecorder(Recorder):
         self._computed: dict[object, Value] = {}
         self._roots: dict[Value, frozenset[str]] = {}
         self.blamed: frozenset[str] = frozenset()
-        self.sparse = SparseGradients(self)
         self.sizes = DataSizes(mode, self, self.symbols)
         self.texts = Texts()
         self.moved: set[Value] = set()
@@ -94,7 +94,6 @@ class StepRecorder(Recorder):
     def value_of(self, tensor: torch.Tensor) -> Value:
         """See `Recorder`."""
         known = len(self.constants)
-        self.sparse.operands.refuse(tensor)
         self.refuse_of_graphs([tensor])
         value = super().value_of(tensor)
         if len(self.constants) > known:
@@ -190,8 +189,6 @@ class StepRecorder(Recorder):
             kwargs = {name: self._meant(argument) for name, argument in (kwargs or {}).items()}
         if isinstance(func, Overload):
             args, kwargs = settled(func, args, kwargs or {}, self._as_size, set(map(id, self._tokens.values())))
-            if self.sparse.takes(func, args):
-                return self.sparse.run(func, args, kwargs)
         result = super().__torch_dispatch__(func, types, args, kwargs)
         self.sizes.ask()
         if func in _RENAMES:
@@ -212,10 +209,14 @@ class StepRecorder(Recorder):
             origin=self._tracker.here(),
         )
 
-    def recorded(self, make: Callable[[], Any]) -> Any:
-        """See `SparseGradients`."""
-        with self:
-            return make()
+    def refuse_matrix(self, label: str, what: str) -> NoReturn:
+        """See `SparseOperands`."""
+        raise UnsupportedStep(
+            what=f"uses {label}, a sparse matrix, for more than products with dense matrices ({what})",
+            why="a program knows such a matrix by its indices and values",
+            hint="compute it before the step, or convert it with .to_dense()",
+            origin=self._tracker.here(),
+        )
 
     def _meant(self, argument: Any) -> Any:
         return self._tokens.get(argument, argument) if type(argument) is float else argument
@@ -374,10 +375,6 @@ class StepRecorder(Recorder):
                 "dovetail.host_call",
             )
         return made
-
-    def here(self) -> Origin:
-        """The user's line that runs."""
-        return self._tracker.here()
 
     def blame_texts(self, handles: Iterable[Any] = ()) -> None:
         """The step is refused for a text of these numbers, or for some text."""

@@ -65,7 +65,7 @@ def visible_effects(inputs: Sequence[object], versions: Sequence[int], outputs: 
     homes: dict[int, list[int]] = {}
     found: list[VisibleTensor | None] = []
     for place, tensor in enumerate([*inputs, *outputs]):
-        if not isinstance(tensor, torch.Tensor):
+        if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
             found.append(None)
             continue
         home = [] if is_wrapper(tensor) else homes.setdefault(storage_key(tensor), [])

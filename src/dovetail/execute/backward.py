@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dovetail.execute.protocol import RunnableProgram
 from dovetail.ir.signature import Constant, Gradient, InputMutation, Residual, Signature
-from dovetail.torch_compat.subclasses import WrapperLayout
+from dovetail.torch_compat.subclasses import AnyLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class CompiledBackward:
     constants: tuple[str, ...]
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
-    wrapped: tuple[tuple[int, WrapperLayout, tuple[int, ...]], ...]
+    wrapped: tuple[tuple[int, AnyLayout, tuple[int, ...]], ...]
     writes: tuple[tuple[int, InputMutation], ...]
 
     @staticmethod
@@ -51,9 +51,9 @@ class CompiledBackward:
         )
 
 
-def _wrapped(signature: Signature) -> tuple[tuple[int, WrapperLayout, tuple[int, ...]], ...]:
+def _wrapped(signature: Signature) -> tuple[tuple[int, AnyLayout, tuple[int, ...]], ...]:
     """Gradients that are wrappers: of which input, how they are put together, and places of their parts."""
-    found: dict[int, tuple[WrapperLayout, list[int]]] = {}
+    found: dict[int, tuple[AnyLayout, list[int]]] = {}
     for place, role in enumerate(signature.outputs):
         if isinstance(role, Gradient) and role.wrapper is not None:
             found.setdefault(role.input, (role.wrapper, []))[1].append(place)

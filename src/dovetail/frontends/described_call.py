@@ -13,6 +13,7 @@ from dovetail.frontends.held_modules import Named, held_modules
 from dovetail.frontends.inputs import check_tensor
 from dovetail.frontends.structure import Structure
 from dovetail.ir.text import identifier
+from dovetail.torch_compat.sparse import form_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +28,27 @@ class Call:
     tensors: list[torch.Tensor]
     leaves: list[Any]
     structure: Structure
+    has_matrices: bool = True
 
     @staticmethod
-    def of(target: Callable[..., Any], leaves: list[Any], structure: Structure, more: Sequence[Named] = ()) -> Call:
-        """Describe a call. more: modules that `held_modules` does not find. Raises: UnsupportedTensor."""
+    def of(
+        target: Callable[..., Any],
+        leaves: list[Any],
+        structure: Structure,
+        more: Sequence[Named] = (),
+        *,
+        has_matrices: bool = True,
+    ) -> Call:
+        """Describe a call.
+
+        more: modules that `held_modules` does not find. has_matrices: sparse matrices in modules count as tensors.
+        Raises: UnsupportedTensor.
+        """
         modules = held_modules(target, [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)])
         known = {id(child) for _, module in modules for child in module.modules()}
         modules += [(name, module) for name, module in more if id(module) not in known]
-        slots = tensor_slots(modules)
-        return Call(modules, slots, [slot.read() for slot in slots], leaves, structure)
+        slots = [slot for slot in tensor_slots(modules) if has_matrices or form_of(slot.read()) is None]
+        return Call(modules, slots, [slot.read() for slot in slots], leaves, structure, has_matrices)
 
     @property
     def everything(self) -> list[Any]:

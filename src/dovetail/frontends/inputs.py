@@ -13,6 +13,7 @@ from dovetail.errors import UnsupportedDevice, UnsupportedTensor
 from dovetail.frontends.untested_devices import tell_if_untested
 from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.sizes import Number
+from dovetail.torch_compat.sparse import form_of
 from dovetail.torch_compat.subclasses import is_wrapper, take_apart
 from dovetail.torch_compat.symbols import SYMBOLIC_TYPES, hint_of, symbol_name_at_first
 from dovetail.torch_compat.traced_numbers import handle_of, is_traced, number_now
@@ -23,7 +24,7 @@ _DEVICES = ("cpu", "cuda")
 def check_tensor(name: str, tensor: torch.Tensor) -> None:
     """Raise unless dovetail supports the tensor's layout, class and device; warn where it was never run."""
     refused = unsupported_kind(tensor)
-    if refused is not None:
+    if refused is not None and form_of(tensor) is None:
         raise UnsupportedTensor(name=name, kind=refused[0], hint=refused[1])
     if is_wrapper(tensor):
         for place, part in enumerate(take_apart(tensor)[0]):
@@ -43,8 +44,10 @@ def specs_with_parts(
         if is_wrapper(tensor):
             parts, layout = take_apart(tensor)
             first = len(found)
-            found[place] = replace(spec, value=None, layout=layout, parts=tuple(range(first, first + len(parts))))
-            found += [InputSpec(f"{spec.name}_part_{k}", spec.role, fake(part)) for k, part in enumerate(parts)]
+            value = fake(tensor) if tensor.layout is not torch.strided else None
+            found[place] = replace(spec, value=value, layout=layout, parts=tuple(range(first, first + len(parts))))
+            seen = parts if value is None else [part.data for part in parts]  # no views of what is not strided
+            found += [InputSpec(f"{spec.name}_part_{k}", spec.role, fake(part)) for k, part in enumerate(seen)]
     return found
 
 
@@ -52,6 +55,8 @@ def size_hints(specs: Sequence[InputSpec]) -> dict[str, Number]:
     """A number for each symbol among the inputs."""
     hints: dict[str, Number] = {}
     for spec in specs:
+        if spec.parts:  # which are among the specs
+            continue
         numbers = (
             [spec.value] if not isinstance(spec.value, torch.Tensor) else [*spec.value.shape, *spec.value.stride()]
         )

@@ -290,7 +290,8 @@ def recorded(
         recording = recorder.record(inputs, dims=dims, unknown_sizes=unknown_sizes)
         if not recorder.more_modules:
             return call, recorder, recording
-        call = Call.of(target, call.leaves, call.structure, [*call.modules, *recorder.more_modules])
+        modules = [*call.modules, *recorder.more_modules]
+        call = Call.of(target, call.leaves, call.structure, modules, has_matrices=call.has_matrices)
 
 
 def _has_gradient(item: Any) -> bool:

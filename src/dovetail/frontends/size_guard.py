@@ -61,7 +61,8 @@ class SizeGuard:
         return f"the program relies on {broken}" + _text(sizes) if broken is not None else "nothing is wrong"
 
     def _pairs(self, tensors: Sequence[Any]) -> list[tuple[TensorMeta, torch.Tensor]]:
-        return [(m, t) for m, t in zip(self.inputs, tensors, strict=False) if m is not None]
+        pairs = zip(self.inputs, tensors, strict=False)
+        return [(m, t) for m, t in pairs if m is not None and t.layout is torch.strided]
 
 
 def strides_of(meta: TensorMeta, sizes: Mapping[str, Number]) -> tuple[int, ...]:

@@ -49,8 +49,8 @@ _CPU = torch.device("cpu")
 QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 _INSTEAD_OF_SPARSE = (
     "convert it with .to_dense(); add up rows by its indices and values (x.index_add); or multiply by it outside. "
-    "Products with a COO or CSR matrix that requires no gradient, and sparse gradients of embeddings, are taken by "
-    "compile_step; embeddings have sparse=False"
+    "Products with sparse matrices that require no gradient, and sparse gradients of embeddings, are taken by compile "
+    "and compile_step; embeddings have sparse=False"
 )
 
 

@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from dovetail.torch_compat.subclasses import WrapperLayout
+from dovetail.torch_compat.subclasses import AnyLayout
 
 
 class WriteKind(enum.Enum):
@@ -147,7 +147,7 @@ class Gradient:
     """The gradient of an input; with `wrapper`, the next part of it, which is put together by that layout."""
 
     input: int
-    wrapper: WrapperLayout | None = None
+    wrapper: AnyLayout | None = None
 
 
 @dataclass(frozen=True, slots=True)

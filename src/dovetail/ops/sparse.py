@@ -9,37 +9,14 @@ tensors again, which copies nothing, and runs eager's kernel on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from dovetail.torch_compat.sparse import Form, sum_of_pairs
+
 _LIBRARY = torch.library.Library("dovetail", "DEF")
 _MATRIX = "Tensor[] parts, SymInt[] size, int[] sorted"
-_FLAGS = {0: None, 1: True, 2: False}
-"""What is known of whether the indices of a pair are sorted and differ; 0: whoever made it did not say."""
-
-
-def matrix_of(parts: Sequence[torch.Tensor], size: Sequence[int], is_sorted: Sequence[int]) -> torch.Tensor:
-    """The sparse matrix of pairs of indices and values, added up from the first one on."""
-    made: list[torch.Tensor] = [
-        torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default(
-            indices.shape[0],
-            values.dim() - 1,
-            list(size),
-            indices,
-            values,
-            dtype=values.dtype,
-            layout=torch.sparse_coo,
-            device=values.device,
-            is_coalesced=_FLAGS[flag],
-        )
-        for indices, values, flag in zip(parts[::2], parts[1::2], is_sorted, strict=True)
-    ]
-    total = made[0]
-    for matrix in made[1:]:
-        total = total.add(matrix)
-    return total
 
 
 def _define(name: str, schema: str, run: Any, fake: Any) -> Any:
@@ -54,11 +31,11 @@ def _added(self: torch.Tensor, parts: Any, size: Any, is_sorted: Any, alpha: Any
 
 
 def _add(self: torch.Tensor, parts: Any, size: Any, is_sorted: Any, alpha: Any = 1) -> torch.Tensor:
-    return self.add_(matrix_of(parts, size, is_sorted), alpha=alpha)
+    return self.add_(sum_of_pairs(parts, size, is_sorted), alpha=alpha)
 
 
 def _sorted_parts(parts: Any, size: Any, is_sorted: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    made = matrix_of(parts, size, is_sorted).coalesce()
+    made = sum_of_pairs(parts, size, is_sorted).coalesce()
     return made.indices().clone(), made.values().clone()
 
 
@@ -69,7 +46,7 @@ def _sorted_like(parts: Any, size: Any, is_sorted: Any) -> tuple[torch.Tensor, t
 
 
 def _masked(self: torch.Tensor, parts: Any, size: Any, is_sorted: Any) -> torch.Tensor:
-    masked = self.sparse_mask(matrix_of(parts, size, is_sorted))
+    masked = self.sparse_mask(sum_of_pairs(parts, size, is_sorted))
     values: torch.Tensor = torch.ops.aten._values.default(masked)
     return values.clone()
 
@@ -97,42 +74,9 @@ MASKED_VALUES: Any = _define("masked_values", f"(Tensor self, {_MATRIX}) -> Tens
 # --- matrices that are there before a program -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a sparse matrix is besides its parts. layout: "coo", "coalesced" (COO as well) or "csr"."""
-
-    layout: str
-    size: tuple[int, int]
-
-
-def form_of(tensor: torch.Tensor) -> Form | None:
-    """The form of a sparse matrix whose products a program can hold: COO or CSR, without a gradient; else None."""
-    if type(tensor) is not torch.Tensor or tensor.requires_grad or tensor.dim() != 2 or tensor.device.type == "meta":
-        return None
-    if tensor.layout is torch.sparse_coo and tensor.sparse_dim() == 2:
-        layout = "coalesced" if tensor.is_coalesced() else "coo"
-    elif tensor.layout is torch.sparse_csr and tensor.dense_dim() == 0:
-        layout = "csr"
-    else:
-        return None
-    return Form(layout, (tensor.shape[0], tensor.shape[1]))
-
-
-def parts_of(matrix: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The strided tensors that a COO or CSR matrix consists of, by name; they share its memory."""
-    names = ("crow_indices", "col_indices", "values") if matrix.layout is torch.sparse_csr else ("_indices", "_values")
-    return {name.lstrip("_"): getattr(torch.ops.aten, name).default(matrix) for name in names}
-
-
 def _put_together(parts: Sequence[torch.Tensor], size: Sequence[int], layout: str, is_turned: bool) -> torch.Tensor:
-    if layout == "csr":
-        made = torch.ops.aten._sparse_compressed_tensor_unsafe.default(
-            *parts, list(size), dtype=parts[-1].dtype, layout=torch.sparse_csr, device=parts[-1].device
-        )
-    else:
-        made = matrix_of(parts, size, [1 if layout == "coalesced" else 2])
-    matrix: torch.Tensor = made.t() if is_turned else made
-    return matrix
+    made = Form(layout, (size[0], size[1])).made_of(parts)
+    return made.t() if is_turned else made
 
 
 def _product(parts: Any, size: Any, layout: str, is_turned: bool, dense: torch.Tensor) -> torch.Tensor:
@@ -145,6 +89,16 @@ def _product_like(parts: Any, size: Any, layout: str, is_turned: bool, dense: to
     return matrix.mv(dense) if dense.dim() == 1 else matrix.mm(dense)
 
 
+def _after(parts: Any, size: Any, layout: str, is_turned: bool, dense: torch.Tensor) -> torch.Tensor:
+    return dense.mm(_put_together(parts, size, layout, is_turned))
+
+
+def _after_like(parts: Any, size: Any, layout: str, is_turned: bool, dense: torch.Tensor) -> torch.Tensor:
+    made = dense.mm(dense.new_empty(list(reversed(size)) if is_turned else list(size)))
+    is_coo = layout in ("coo", "coalesced")
+    return made.new_empty((made.shape[1], made.shape[0])).t() if is_coo else made
+
+
 def _sum(
     self: torch.Tensor, parts: Any, size: Any, layout: str, is_turned: bool, dense: Any, beta: Any = 1, alpha: Any = 1
 ) -> torch.Tensor:
@@ -152,8 +106,9 @@ def _sum(
 
 
 _FORM = "Tensor[] parts, SymInt[] size, str layout, bool is_turned, Tensor dense"
-# A matrix, or the transposed one, times a dense matrix or vector; the second one adds a dense matrix.
+# A matrix, or the transposed one, times a dense matrix or vector; a dense matrix times one; a dense matrix is added.
 SPARSE_PRODUCT: Any = _define("sparse_product", f"({_FORM}) -> Tensor", _product, _product_like)
+PRODUCT_BY_SPARSE: Any = _define("product_by_sparse", f"({_FORM}) -> Tensor", _after, _after_like)
 SPARSE_ADDMM: Any = _define(
     "sparse_addmm",
     f"(Tensor self, {_FORM}, Scalar beta=1, Scalar alpha=1) -> Tensor",

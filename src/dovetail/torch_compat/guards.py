@@ -10,6 +10,8 @@ import torch
 from torch._C._dynamo import guards
 from torch._C._dynamo.guards import TensorGuards
 
+from dovetail.torch_compat.sparse import form_of, parts_of
+
 # A number that changes whenever another object is put into a dictionary, or one is taken out. None from Python 3.12 on,
 # which does not keep one.
 version_of_dict: Callable[[dict[str, Any]], int] | None = guards.dict_version if sys.version_info < (3, 12) else None
@@ -19,6 +21,7 @@ class SameTensors:
     """Recognises tensors of the same classes, dtypes, devices, sizes, strides, requires_grad and conjugate bits.
 
     Those that were the same object must still be; whether others are now is not asked, nor whether a tensor is a leaf.
+    Sparse matrices must still be made of the same memory.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -26,6 +29,8 @@ class SameTensors:
         places = {id(tensor): place for place, tensor in reversed(list(enumerate(tensors)))}
         self._first = [places[id(tensor)] for tensor in tensors] if len(places) < len(tensors) else None
         tensors = [tensors[place] for place in sorted(places.values())]
+        self._matrices = {n: _kind_of_matrix(x) for n, x in enumerate(tensors) if x.layout is not torch.strided}
+        tensors = self._strided(tensors)
         self._kinds = list(map(_kind, tensors))
         sizes: list[Any] = [list(tensor.shape) for tensor in tensors]
         strides: list[Any] = [list(tensor.stride()) for tensor in tensors]
@@ -37,12 +42,28 @@ class SameTensors:
             if any(tensors[first] is not tensor for first, tensor in zip(self._first, tensors, strict=True)):
                 return False
             tensors = [tensors[place] for place in sorted(set(self._first))]
+        if self._matrices:
+            if any(_kind_of_matrix(tensors[place]) != kind for place, kind in self._matrices.items()):
+                return False
+            tensors = self._strided(tensors)
         same: bool = self._check(*tensors)
         if (
             not same and torch._C._len_torch_dispatch_stack()
         ):  # for which every tensor is another one, to torch's guards
             return list(map(_kind, tensors)) == self._kinds
         return same
+
+    def _strided(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        return [x for n, x in enumerate(tensors) if n not in self._matrices] if self._matrices else tensors
+
+
+def _kind_of_matrix(tensor: Any) -> tuple[Any, ...]:
+    """What a tensor that is not strided is like, and which memory its parts are in."""
+    if not isinstance(tensor, torch.Tensor):
+        return (type(tensor),)
+    form = form_of(tensor)
+    parts = [(x.data_ptr(), x.shape, x.stride()) for x in parts_of(tensor).values()] if form is not None else []
+    return (type(tensor), tensor.requires_grad, tensor.layout, tensor.shape, tensor.dtype, tensor.device, form, parts)
 
 
 def _kind(tensor: Any) -> tuple[Any, ...]:

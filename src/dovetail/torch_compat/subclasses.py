@@ -1,13 +1,15 @@
-"""Tensor subclasses that wrap other tensors, taken apart and put together again."""
+"""Tensors that are made of others (wrappers: subclasses; sparse matrices), taken apart and put together again."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from dovetail.torch_compat.sparse import Form, PairsForm, form_of, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,13 @@ class WrapperLayout:
         return (self.cls, inner, context, self.size, self.stride)
 
 
+AnyLayout: TypeAlias = WrapperLayout | Form | PairsForm
+"""How a tensor is made of others."""
+
+
 def is_wrapper(tensor: object) -> bool:
-    """Whether a tensor is made of others that it can be taken apart into (`__tensor_flatten__`)."""
-    return is_traceable_wrapper_subclass(tensor)
+    """Whether a tensor is made of others that it can be taken apart into (`__tensor_flatten__`, a sparse matrix)."""
+    return is_traceable_wrapper_subclass(tensor) or form_of(tensor) is not None
 
 
 def is_wrapper_type(cls: type) -> bool:
@@ -51,8 +57,13 @@ def is_wrapper_type(cls: type) -> bool:
     return hasattr(cls, "__tensor_flatten__") and hasattr(cls, "__tensor_unflatten__")
 
 
-def take_apart(tensor: torch.Tensor) -> tuple[list[torch.Tensor], WrapperLayout]:
-    """The plain tensors that a wrapper is made of, depth first, and how."""
+def take_apart(tensor: torch.Tensor) -> tuple[list[torch.Tensor], AnyLayout]:
+    """The plain tensors that a tensor is made of, depth first, and how."""
+    form = form_of(tensor)
+    return _take_apart(tensor) if form is None else (list(parts_of(tensor).values()), form)
+
+
+def _take_apart(tensor: torch.Tensor) -> tuple[list[torch.Tensor], WrapperLayout]:
     wrapper: Any = tensor
     attributes, context = wrapper.__tensor_flatten__()
     tensors: list[torch.Tensor] = []
@@ -60,8 +71,8 @@ def take_apart(tensor: torch.Tensor) -> tuple[list[torch.Tensor], WrapperLayout]
     for name in attributes:
         inner = getattr(wrapper, name)
         part: WrapperLayout | Held | None = None
-        if is_wrapper(inner):
-            found, part = take_apart(inner)
+        if isinstance(inner, torch.Tensor) and is_traceable_wrapper_subclass(inner):
+            found, part = _take_apart(inner)
             tensors += found
         elif isinstance(inner, torch.Tensor):
             tensors.append(inner)
@@ -71,8 +82,11 @@ def take_apart(tensor: torch.Tensor) -> tuple[list[torch.Tensor], WrapperLayout]
     return tensors, WrapperLayout(type(tensor), tuple(parts), context, tuple(tensor.shape), tuple(tensor.stride()))
 
 
-def put_together(layout: WrapperLayout, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A wrapper over other plain tensors, in the order of `take_apart`; it requires no gradient."""
+def put_together(layout: AnyLayout, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor made of other plain tensors, in the order of `take_apart`; it requires no gradient."""
+    if not isinstance(layout, WrapperLayout):
+        with torch.no_grad():
+            return layout.made_of(tensors)
     remaining = list(tensors)
     made = _put_together(layout, remaining)
     assert not remaining, "as many tensors as the layout has"

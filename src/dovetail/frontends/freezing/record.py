@@ -32,6 +32,7 @@ from dovetail.ir.plan_inputs import inputs_touched, with_inputs, without_gradien
 from dovetail.ir.program import Program, Value
 from dovetail.ir.signature import Constant, Signature, UserInput
 from dovetail.ir.sizes import Number
+from dovetail.torch_compat.sparse import form_of
 from dovetail.torch_compat.subclasses import is_wrapper
 
 
@@ -95,7 +96,7 @@ class MethodRecorder:
         leaves, spec = flatten((tuple(args), dict(kwargs)))
         detached = {id(item): item.detach() for item in leaves if isinstance(item, torch.Tensor)}  # one stays one
         leaves = [detached.get(id(item), item) for item in leaves]
-        described = Call.of(self._target, leaves, spec)
+        described = Call.of(self._target, leaves, spec, has_matrices=False)  # they are constants, by their parts
         self._refuse_wrappers(described)
         return described
 
@@ -104,9 +105,10 @@ class MethodRecorder:
             name = checked_name(described.slots, place, tensor)
             if isinstance(tensor, torch.Tensor) and is_wrapper(tensor):
                 reason = f"{name} is a {type(tensor).__name__}, which wraps other tensors"
-                raise NotFreezable(
-                    what=self._method, reason=reason, hint="compile it with torch.compile or dovetail.compile"
-                )
+                hint = "compile it with torch.compile or dovetail.compile"
+                if form_of(tensor) is not None:
+                    reason, hint = f"{name} is a sparse matrix", f"let the model hold the matrix; or {hint}"
+                raise NotFreezable(what=self._method, reason=reason, hint=hint)
 
     def _refuse_sharing(self, recording: Recording, inputs: Sequence[Any]) -> None:
         """The program must be right for any arguments that share no memory: other sharing is not looked for."""

@@ -15,7 +15,7 @@ import torch
 
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
-from dovetail.capture.sparse_operands import StepMatrix
+from dovetail.capture.sparse_operands import KnownMatrix
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber
@@ -257,7 +257,7 @@ class StepCapture:
 
     @contextlib.contextmanager
     def _around(
-        self, recording: StepRecording, matrices: Sequence[StepMatrix], hosts: HostCalls, outside: Outside
+        self, recording: StepRecording, matrices: Sequence[KnownMatrix], hosts: HostCalls, outside: Outside
     ) -> Iterator[None]:
         with (
             recording.recorder.sparse.operands.exchanged(recording.mode, matrices),

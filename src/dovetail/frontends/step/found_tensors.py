@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import torch
 
-from dovetail.capture.sparse_operands import StepMatrix
+from dovetail.capture.sparse_operands import KnownMatrix
 from dovetail.capture.step_tensors import StepTensor
 from dovetail.errors import UnsupportedTensor
 from dovetail.frontends.step.tensor_kinds import Source
 from dovetail.ir.signature import InputRole, Parameter, StateTensor, UserInput
 from dovetail.ir.text import identifier
-from dovetail.ops.sparse import form_of, parts_of
+from dovetail.torch_compat.sparse import form_of, parts_of
 
 
 class FoundTensors:
@@ -25,7 +25,7 @@ class FoundTensors:
         """name: makes a name of a wish that no other has."""
         self.tensors: list[StepTensor] = []
         self.sources: list[Source] = []
-        self.matrices: list[StepMatrix] = []
+        self.matrices: list[KnownMatrix] = []
         self._name = name
         self._known: set[int] = set()
 
@@ -58,4 +58,4 @@ class FoundTensors:
             wanted = f"{label}.{name}"
             self.tensors.append(StepTensor(self._name(f"{wish}_{name}"), wanted, StateTensor(wanted), part))
             self.sources.append(Source(f"{source.kind} matrix", source.index, name, form))
-        self.matrices.append(StepMatrix(label, tensor, form, tuple(parts.values())))
+        self.matrices.append(KnownMatrix(label, tensor, form, tuple(parts.values())))

@@ -13,8 +13,8 @@ from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.step.memory import Accesses, Memory, extent
 from dovetail.frontends.tensor_kind import TensorKind, difference, kind_of
 from dovetail.ir.calling import CallPlan
-from dovetail.ops.sparse import Form, form_of, parts_of
 from dovetail.torch_compat.guards import SameTensors
+from dovetail.torch_compat.sparse import Form, form_of, parts_of
 from dovetail.torch_compat.swapping import hook_tables
 
 
