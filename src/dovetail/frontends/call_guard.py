@@ -11,7 +11,7 @@ from dovetail.capture.ambient_modes import ambient_modes
 from dovetail.capture.module_state import TensorSlot
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.described_call import Call
-from dovetail.frontends.number_guard import NumberGuard
+from dovetail.frontends.lifted_numbers import NumberGuard
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure
 from dovetail.frontends.tensor_kind import difference, kind_of

@@ -14,11 +14,10 @@ from dovetail.capture.recording import Recording
 from dovetail.errors import DataDependentControlFlow, DovetailError
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_guard import CallGuard
-from dovetail.frontends.changing_numbers import ChangingNumbers
 from dovetail.frontends.described_call import Call
 from dovetail.frontends.donation import Donation
 from dovetail.frontends.inputs import size_hints
-from dovetail.frontends.number_guard import PLAIN_NUMBERS, LiftedNumbers, NumberGuard
+from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, ChangingNumbers, LiftedNumbers, NumberGuard
 from dovetail.frontends.recorded_call import all_dims, recorded
 from dovetail.frontends.size_guard import SizeGuard
 from dovetail.frontends.structure import Structure, unflatten
@@ -79,7 +78,7 @@ class FunctionCaptures:
         """A new variant with its graph for a call, and its inputs; None when no more may be made."""
 
         def capture() -> tuple[FunctionVariant, list[Any]]:
-            self._numbers.learn([variant.guard for variant in self._cache.variants], leaves, structure)
+            self._numbers.learn(v.guard.changed_numbers(leaves, structure) for v in self._cache.variants)
             return self._compiled(leaves, structure)
 
         def why() -> str:

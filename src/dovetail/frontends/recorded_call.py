@@ -34,7 +34,7 @@ from dovetail.execute.second_order import HINT
 from dovetail.frontends.described_call import Call, checked_name
 from dovetail.frontends.held_modules import Named, modules_read
 from dovetail.frontends.inputs import specs_with_parts
-from dovetail.frontends.number_guard import PLAIN_NUMBERS, LiftedNumbers
+from dovetail.frontends.lifted_numbers import PLAIN_NUMBERS, LiftedNumbers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.contents import identified

@@ -1,11 +1,13 @@
 """The Python numbers that a program takes as inputs: any that lead the code the way that was recorded.
 
 They are among the arguments, or in slots that the code reads. Each has a name, by which it is a symbol of the program.
+A number is a constant of programs until it differs between two calls; then it is an input. Code that has no use for a
+traced number (it asks for its type, say) gets plain ones from then on, whatever they do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +44,7 @@ class LiftedNumbers:
 
 
 PLAIN_NUMBERS = LiftedNumbers()
+_NUMBERS = (int, float)
 
 
 class NumberGuard:
@@ -77,3 +80,31 @@ class NumberGuard:
             return ""
         used = ", ".join(f"{label} is {x!r}" for label, x in zip(self.lifted.labels, numbers, strict=True))
         return f"the program relies on {fact}, and {used}"
+
+
+class ChangingNumbers:
+    """Which numbers are inputs of the next program, by what the calls of one function have shown so far."""
+
+    def __init__(self) -> None:
+        self._leaves: set[int] = set()
+        self._slots: dict[tuple[int, str], ReadNumber] = {}
+        self._plain: set[int | tuple[int, str]] = set()
+
+    def learn(self, changes: Iterable[tuple[frozenset[int], Sequence[ReadNumber]]]) -> None:
+        """Note what differs in a call from those that there are programs for: leaves, and slots."""
+        for leaves, slots in changes:
+            self._leaves |= leaves
+            self._slots.update((slot.key, slot) for slot in slots)
+
+    def lifted(self, leaves: Sequence[Any]) -> LiftedNumbers:
+        """What are inputs of a program for this call."""
+        self._slots = {key: slot for key, slot in self._slots.items() if type(slot.read()) is slot.kind}
+        wanted = sorted(self._leaves - self._plain)
+        return LiftedNumbers(
+            tuple(leaf for leaf in wanted if leaf < len(leaves) and type(leaves[leaf]) in _NUMBERS),
+            tuple(slot for key, slot in self._slots.items() if key not in self._plain),
+        )
+
+    def keep_plain(self, numbers: LiftedNumbers) -> None:
+        """Code cannot take these as inputs."""
+        self._plain.update(numbers.leaves, (slot.key for slot in numbers.slots))
