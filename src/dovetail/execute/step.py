@@ -43,7 +43,8 @@ class LastCheck:
 
 @dataclass(frozen=True)
 class CompiledStepProgram:
-    """code: of the program that works in place. plan: what is done around it, by wrapper. labels: of its inputs.
+    """code: of the program that works in place. plan: what is done around it, by wrapper. names: of the
+    plan's inputs. labels: of the program's.
 
     reports: what each pass says of itself, by name. hints: a number for each size symbol. recorded_peak_bytes: the
     simulated peak of the program as it was recorded. run: runs the code, and notes something besides; the code itself
@@ -53,6 +54,7 @@ class CompiledStepProgram:
     code: CompiledProgram
     plan: CallPlan
     wrapper: Wrapper
+    names: tuple[str, ...]
     labels: tuple[str, ...]
     reports: tuple[tuple[str, str], ...] = ()
     hints: Mapping[str, Number] = field(default_factory=dict)

@@ -12,19 +12,8 @@ from dovetail.analysis.alias_pattern import AliasPattern
 from dovetail.capture.recording import Recording
 from dovetail.frontends.function import CompiledFunction
 from dovetail.frontends.targets import as_callable
-from dovetail.ir.calling import (
-    AsLeaf,
-    FromConstant,
-    FromInput,
-    FromOutput,
-    FromSlot,
-    FromView,
-    OutputRule,
-    Rebuilt,
-    ReplayStep,
-    Rewritten,
-)
 from dovetail.ir.graph_signature import GraphSignature
+from dovetail.ir.plan_text import ResultOrigin, origin_of
 from dovetail.ir.program import TensorMeta
 from dovetail.ir.signature import InputRole, WriteKind
 from dovetail.pipeline.driver import PASS_NAMES
@@ -81,8 +70,7 @@ class OutputReport:
     shape: tuple[object, ...] | None
 
     def __str__(self) -> str:
-        text = " ".join(filter(None, [self.kind, self.base]))
-        text += f" by {', '.join(self.views)}" if self.views else ""
+        text = str(ResultOrigin(self.kind, self.base, self.views))
         text += f": [{', '.join(map(str, self.shape))}]" if self.shape is not None else ""
         return f"{text}; requires grad" if self.requires_grad else text
 
@@ -165,34 +153,10 @@ def _input_reports(recording: Recording, places: tuple[int, ...]) -> tuple[Input
 
 def _output_reports(recording: Recording) -> tuple[OutputReport, ...]:
     reports = []
+    names, made = [s.declared.name for s in recording.stand_ins], list(map(str, recording.outputs.recorded))
     for rule, visible in zip(recording.outputs.plan.outputs, recording.visible.outputs, strict=True):
-        kind, base, steps = _origin_of(rule, recording)
+        origin = origin_of(rule, names, made)
         shape = None if visible is None else visible.shape
         requires_grad = visible is not None and visible.requires_grad
-        reports.append(OutputReport(kind, base, tuple(map(_named, steps)), requires_grad, shape))
+        reports.append(OutputReport(origin.kind, origin.base, origin.views, requires_grad, shape))
     return tuple(reports)
-
-
-def _origin_of(rule: OutputRule, recording: Recording) -> tuple[str, str, tuple[ReplayStep, ...]]:
-    if isinstance(rule, AsLeaf):
-        return _origin_of(rule.of, recording)
-    if isinstance(rule, Rewritten):
-        return _origin_of(rule.view, recording)
-    if isinstance(rule, FromView) and rule.of_input:
-        return "view of input", recording.stand_ins[rule.base].declared.name, rule.steps
-    if isinstance(rule, FromView):
-        return "view of intermediate", str(recording.outputs.recorded[rule.base]), rule.steps
-    if isinstance(rule, FromInput):
-        return "input", recording.stand_ins[rule.input].declared.name, ()
-    if isinstance(rule, FromOutput):
-        return "same as output", str(rule.output), ()
-    if isinstance(rule, FromConstant):
-        return "constant", repr(rule.value), ()
-    if isinstance(rule, Rebuilt):
-        return "wrapper", rule.layout.cls.__name__, ()
-    assert isinstance(rule, FromSlot), "every rule is known"
-    return ("fresh", "", ())
-
-
-def _named(step: ReplayStep) -> str:
-    return str(step.target) if step.index is None else f"{step.target}[{step.index}]"

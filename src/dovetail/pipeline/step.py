@@ -65,7 +65,9 @@ def compile_step_programs(
     eager = simulate_peak(programs.recorded, hints).peak_bytes
     run = dump.watched(code, JOINT)
     wrapper = build_wrapper(plan, program, names)
-    compiled = CompiledStepProgram(code, plan, wrapper, labels, tuple(reports), dict(hints), eager, run, last_check)
+    compiled = CompiledStepProgram(
+        code, plan, wrapper, tuple(names), labels, tuple(reports), dict(hints), eager, run, last_check
+    )
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)

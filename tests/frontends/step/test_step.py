@@ -337,7 +337,23 @@ def test_what_a_program_does_is_explained() -> None:
     assert found.peak_bytes > 0
     assert found.dropped == 6
     assert found.questions
+    assert found.results == ("fresh",)
     assert "checked before the first write" in str(found)
+
+
+def test_where_results_come_from_is_explained() -> None:
+    net = torch.nn.Linear(2, 1)
+
+    def step(x: torch.Tensor) -> tuple[Any, ...]:
+        loss = net(x).sum()
+        return loss, x, net.weight, loss, 3, f"{loss.item():.1f}"
+
+    compiled = dovetail.compile_step(step)
+    for _ in range(2):
+        compiled(torch.ones(1, 2))
+    fresh, given, weight, again, three, text = compiled.explain().results
+    assert (fresh, given, again, three, text) == ("fresh", "input argument 0", "same as output 0", "constant 3", "text")
+    assert weight.endswith("net.weight")
 
 
 @pytest.mark.parametrize(

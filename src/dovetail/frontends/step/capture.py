@@ -333,7 +333,7 @@ class StepCapture:
             *("a tensor found while recording" for _ in programs.constants),
             *(number_label(i, self._numbers, self._lifted_leaves) for i in programs.numbers),
         )
-        names = [recording.tensors[i].name for i in kept]
+        names = [recording.tensors[i].label for i in kept]
         program = compile_step_programs(programs, plan, names, labels, name, self._options, recording.size_hints)
         assert self._result_structure is not None, "the step was recorded"
         leaf_of = dict(enumerate(sorted(self._lifted_leaves), len(self._numbers)))

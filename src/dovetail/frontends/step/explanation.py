@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.frontends.step.variant import StepVariant
 from dovetail.ir.calling import GradientExit
+from dovetail.ir.plan_text import origin_of
 from dovetail.ir.signature import Constant, HeldGradient, NumberInput, UserInput
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 
@@ -21,9 +22,9 @@ class StepExplanation:
     reason: why it was captured. nodes: how many operators it runs. peak_bytes: of the simulation, above state and
     arguments. state, arguments, gradients, numbers, passing: what it takes, by what a user would call it; passing: how
     many tensors it met that nothing holds. written: what it writes in place. questions: what is asked before the first
-    write, and the answers that it was captured for. first_write: how many operators run before it. left: what is put
-    into Python objects afterwards. host_calls: what is really called, in order. dropped, kept: of how many tensors the
-    gradients of this step are not left, and are. passes: what each pass says of itself.
+    write, and the answers that it was captured for. first_write: how many operators run before it. results: where each
+    comes from. left: what is put into Python objects afterwards. host_calls: what is really called, in order. dropped,
+    kept: of how many tensors the gradients of this step are not left, and are. passes: what each pass says of itself.
     """
 
     name: str
@@ -38,6 +39,7 @@ class StepExplanation:
     written: tuple[str, ...]
     questions: tuple[str, ...]
     first_write: int
+    results: tuple[str, ...]
     left: tuple[str, ...]
     host_calls: tuple[str, ...]
     dropped: int
@@ -56,6 +58,7 @@ class StepExplanation:
             ("gradients from before", self.gradients),
             ("numbers, read in each call", self.numbers),
             ("written in place", self.written),
+            ("results", self.results),
             ("numbers left in Python objects", self.left),
             ("called in Python", self.host_calls),
             (f"checked before the first write (operator {self.first_write})", self.questions),
@@ -100,6 +103,7 @@ def explain_variant(name: str, variant: StepVariant) -> StepExplanation:
         written=compiled.written,
         questions=tuple(str(q) for number, q in enumerate(guard.questions) if number in asked),
         first_write=compiled.first_write,
+        results=tuple(str(origin_of(rule, compiled.names)) for rule in plan.outputs[: runner.count]),
         left=tuple(guard.record.labels.get(path, str(path)) for path, _ in runner.writes),
         host_calls=tuple(str(call) for call in runner.host_calls),
         dropped=sum(1 for e in exits if e is GradientExit.NONE),
