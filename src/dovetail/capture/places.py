@@ -2,7 +2,7 @@
 
 Torch's C++ turns such places into plain numbers. Eager mode reads a tensor of one whole number as `.item()` does, and
 takes `x[n]` as a `select`; so the same operators run here, with numbers that are followed. Truth values that C++ takes
-off tensors (`torch.equal`, `torch.allclose`) are followed as well, and where only one way of a branch does not raise,
+off tensors (`torch.equal`, `torch.allclose`), and places of `narrow` and `tensor_split`, are followed as well, and where only one way of a branch does not raise,
 that one is taken, and checked.
 """
 
@@ -18,10 +18,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.checked_branches import answer_that_does_not_raise, has_checks
+from dovetail.errors import DataDependentControlFlow
 from dovetail.torch_compat.data_sizes import asked_truths, assume, without_hint
 from dovetail.torch_compat.modes import unnoticed_mode
 
 INDEXING = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
+_NARROW = frozenset({torch.narrow, torch.Tensor.narrow})
+_SPLIT = frozenset({torch.tensor_split, torch.Tensor.tensor_split})
+_ENDS = "tensor_indices_or_sections"
 _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
 _EQUAL = frozenset({torch.equal, torch.Tensor.equal})
 _CLOSE = frozenset({torch.allclose, torch.Tensor.allclose})
@@ -69,16 +73,21 @@ class UnknownPlaces(TorchFunctionMode):
         keywords = kwargs or {}
         if func in INDEXING and isinstance(args[0], torch.Tensor):
             return _indexed(func, args)
+        if func in _NARROW and _is_place(start := _argument(args, keywords, 2, "start")):
+            dim, length = (_argument(args, keywords, place, name) for place, name in ((1, "dim"), (3, "length")))
+            return self._narrowed(args[0], dim, start, length)
+        if func in _SPLIT and isinstance(ends := _argument(args, keywords, 1, _ENDS), torch.Tensor):
+            return _split(args[0], ends, _argument(args, keywords, 2, "dim"))
         if func == torch.Tensor.item and args[0].dtype == torch.bool:
-            return _truth(args[0])
+            return truth_of(args[0])
         if func in _CLOSE:
-            return _truth(torch.isclose(*args, **keywords).all())
+            return truth_of(torch.isclose(*args, **keywords).all())
         if func in _EQUAL and not keywords and _are_alike(*args):
             first, second = args
-            return first.shape == second.shape and _truth((first == second).all())
+            return first.shape == second.shape and truth_of((first == second).all())
         answer = answer_that_does_not_raise(sys._getframe(1)) if func in _TRUTH else None
         if answer is not None and args[0].numel() == 1:
-            number = _truth(args[0].detach() != 0)
+            number = truth_of(args[0].detach() != 0)
             assume(number if answer else torch.sym_not(number))
             self._note_checks()
             return answer
@@ -86,6 +95,16 @@ class UnknownPlaces(TorchFunctionMode):
             with self:
                 return _without_modes_asked(func)(*args, **keywords)
         return func(*args, **keywords)
+
+    def _narrowed(self, tensor: torch.Tensor, dim: int, start: Any, length: Any) -> torch.Tensor:
+        """`narrow` at a place that leaves room for the length: that is checked. A number is no place from the end."""
+        if isinstance(start, torch.Tensor):
+            start = torch.where(start < 0, start + tensor.shape[dim], start).item()
+        assume(start >= 0)
+        assume(start + length <= tensor.shape[dim])
+        self._note_checks()
+        narrowed: torch.Tensor = torch.ops.aten.slice.Tensor(tensor, dim, start, start + length)
+        return narrowed
 
 
 def _without_modes_asked(func: FunctionType) -> FunctionType:
@@ -113,7 +132,26 @@ def _indexed(func: Any, args: Sequence[Any]) -> Any:
     return func(tensor, tuple(places) if isinstance(index, tuple) else places[0] if places else ..., *value)
 
 
-def _truth(tensor: torch.Tensor) -> Any:
+def _is_place(start: Any) -> bool:
+    return isinstance(start, torch.Tensor) or without_hint(start)
+
+
+def _argument(args: Sequence[Any], keywords: Mapping[str, Any], place: int, name: str) -> Any:
+    return args[place] if len(args) > place else keywords.get(name)
+
+
+def _split(tensor: torch.Tensor, ends: torch.Tensor, dim: int | None) -> Any:
+    """`tensor_split` at places in a tensor.
+
+    Raises: DataDependentControlFlow where data decide how many parts there are.
+    """
+    if ends.dim() == 0:
+        raise DataDependentControlFlow(operator="torch.tensor_split(tensor, number of parts)")
+    numbers: list[Any] = [end.item() for end in ends.unbind()]
+    return torch.tensor_split(tensor, numbers, dim or 0)
+
+
+def truth_of(tensor: torch.Tensor) -> Any:
     """The truth value of a tensor of one, in a symbol for a whole number: programs have symbols for those only."""
     number: Any = tensor.to(torch.int64).item()
     return number == 1 if isinstance(number, torch.SymInt) else bool(number)

@@ -24,7 +24,7 @@ from dovetail.errors import (
 from dovetail.torch_compat.autograd import without_saved_tensor_hooks
 from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
 from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
-from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs
+from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, reads_data
 from dovetail.torch_compat.modes import kernel_switches
 from dovetail.torch_compat.recurrent import runs_packed
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
@@ -84,6 +84,8 @@ def named_errors(origins: OriginTracker) -> Iterator[None]:
     except DATA_DEPENDENT_ERRORS as error:
         raise DataDependentControlFlow(origin=origins.of_error(error)) from error
     except Exception as error:
+        if reads_data(error):
+            raise DataDependentControlFlow(origin=origins.of_error(error)) from error
         is_refusal = isinstance(error, AssertionError | NotImplementedError)
         operator = origins.higher_order_operator(error) if is_refusal else ""
         if operator:

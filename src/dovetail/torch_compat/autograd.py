@@ -58,6 +58,12 @@ def running_sequence_number() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
+def running_node_name() -> str | None:
+    """The name of the autograd node that runs right now in this thread; None outside a backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else str(node.name())
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often the data of the tensor was written in a way that autograd knows of; 0 where nobody counts."""
     return 0 if tensor.is_inference() else tensor._version

@@ -52,6 +52,8 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return torch.empty_like(args[1], memory_format=torch.contiguous_format)
     if op is _aten._ctc_loss.default:
         return _ctc_loss(*args)
+    if op is _aten._ctc_loss.Tensor:
+        return _ctc_loss_of_unknown_lengths(*args)
     if op is _aten.linalg_lstsq.default and (made := _least_squares(*args, **kwargs)) is not None:
         return made
     return op(*args, **kwargs)
@@ -61,6 +63,13 @@ def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, _: Any, target_len
     """Torch's fakes take the sizes for unknown, even where the lengths are numbers."""
     length, batch = log_probs.shape[:2]
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, 2 * max(target_lengths, default=0) + 1))
+
+
+def _ctc_loss_of_unknown_lengths(log_probs: Any, *_: Any) -> Any:
+    """As above, where the lengths are data: torch's fakes have no symbol for the size. Raises: as `nonzero` does."""
+    length, batch = log_probs.shape[:2]
+    width = _aten.nonzero.default(log_probs.new_empty((2 * length + 1,))).shape[0]
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, width))
 
 
 def _least_squares(a: torch.Tensor, b: torch.Tensor, _: Any = None, *, driver: str | None = None) -> Any:

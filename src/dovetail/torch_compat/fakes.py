@@ -149,6 +149,11 @@ def fake_apart(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return fakes_apart(mode, [tensor])[0]
 
 
+def reads_data(error: BaseException) -> bool:
+    """Whether C++ has raised because it was about to read numbers of a fake."""
+    return isinstance(error, RuntimeError) and "its data is not allocated yet" in str(error)
+
+
 def sparse_fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     """A fake for a sparse tensor. How many values it seems to have means nothing."""
     with _disable_current_modes(), torch.no_grad():

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.torch_compat import autograd, profiler
 from dovetail.torch_compat.checks.difference import first_difference
@@ -110,6 +111,23 @@ def check_running_sequence_number() -> str | None:
     return first_difference(
         ("the number inside backward", seen[0][1], number),
         ("the number outside backward", autograd.running_sequence_number(), None),
+    )
+
+
+def check_running_node_name() -> str | None:
+    """Code that runs in the backward of an operator hears the operator's name, and none outside."""
+    seen: list[str | None] = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(autograd.running_node_name())
+            return func(*args, **(kwargs or {}))
+
+    product = _leaf().sin()
+    with Look():
+        product.backward(torch.ones_like(product))
+    return first_difference(
+        ("the names", "SinBackward0" in seen, True), ("outside", autograd.running_node_name(), None)
     )
 
 
@@ -306,6 +324,7 @@ CHECKS = (
     check_drop_saved_tensors,
     check_without_saved_tensor_hooks,
     check_next_sequence_number,
+    check_running_node_name,
     check_running_sequence_number,
     check_version_of,
     check_asks_where_or_how_often,

@@ -150,6 +150,17 @@ def check_fakes_apart() -> str | None:
     )
 
 
+def check_reads_data() -> str | None:
+    """C++ that reads a fake says so; another error is another one."""
+    mode = fakes.new_fake_mode()
+    try:
+        torch.tensor_split(fakes.fake_of(mode, torch.ones(3)), fakes.fake_of(mode, torch.tensor([1, 2])))
+    except RuntimeError as error:
+        found = (fakes.reads_data(error), fakes.reads_data(RuntimeError("shapes differ")))
+        return first_difference(("what the errors are", found, (True, False)))
+    return "fakes are not read any more"
+
+
 def check_sparse_fake() -> str | None:
     """The fake has the layout and size of the matrix, also while modes are active; transposed, CSR is CSC."""
     mode = fakes.new_fake_mode()
@@ -273,6 +284,7 @@ CHECKS = (
     check_fake_like,
     check_kernels_for_symbolic_sizes,
     check_fake_apart,
+    check_reads_data,
     check_sparse_fake,
     check_holds_numbers,
     check_has_plain_bytes,

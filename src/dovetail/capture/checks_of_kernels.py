@@ -1,0 +1,75 @@
+"""Checks that torch's C++ makes of data while a program is recorded: of `torch.cov`, and of gradients of eigenvectors.
+
+    norm_factor <= 0 (is it?)             ->    truth = item(le(norm_factor, 0)); expect(not truth)
+    LinalgEigBackward0 of fakes: nothing  ->    _assert_async(all(isclose(imag(diagonal), 0)), "linalg_eig_backward: ")
+
+C++ asks some questions of real tensors only, and branches on the answers of others. In each case all but one way raises
+or warns: that way is recorded, and the program checks that the data take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from dovetail.capture.places import truth_of
+from dovetail.ir.program import Node, Value
+from dovetail.torch_compat.autograd import running_node_name
+from dovetail.torch_compat.data_sizes import assume
+
+aten = torch.ops.aten
+# The answers of `is_scalar_tensor_true` in ATen, by what it asks, that neither raise nor warn.
+_ANSWERS = {aten.le.Scalar: False, aten.ge.Scalar: True, aten.ne.Scalar: True}
+_OF_EIGENVECTORS = {"LinalgEigBackward0": "linalg_eig_backward", "LinalgEighBackward0": "linalg_eigh_backward"}
+_ILL_DEFINED = (
+    "{}: The eigenvectors in the complex case are specified up to multiplication by e^{{i phi}}. The specified loss "
+    "function depends on this quantity, so it is ill-defined."
+)
+
+
+class Dispatcher(Protocol):
+    """The recorder, as this module sees it."""
+
+    nodes: list[Node]
+
+    def value_of(self, tensor: torch.Tensor) -> Value:
+        """The value that a tensor stands for."""
+
+    def recorded(self, make: Any) -> Any:
+        """What is made by operators that are recorded."""
+
+
+def answer_of_check(recorder: Dispatcher, args: Sequence[Any]) -> bool | None:
+    """What `equal` answers where it asks for the truth of one number, the program checks it; else None.
+
+    Raises: DataDependentControlFlow where symbols for what depends on data are not allowed.
+    """
+    asked, truth = (_maker(recorder, tensor) for tensor in args)
+    if asked not in _ANSWERS or truth is not aten.new_ones.default or args[0].dim() or args[1].dim():
+        return None
+    wanted = _ANSWERS[asked]
+    found = recorder.recorded(lambda: truth_of(args[0]))
+    assume(found if wanted else torch.sym_not(found))
+    return wanted
+
+
+def _maker(recorder: Dispatcher, tensor: torch.Tensor) -> Any:
+    value = recorder.value_of(tensor)
+    return next((node.target for node in reversed(recorder.nodes) if value in node.outputs), None)
+
+
+def check_phases(recorder: Dispatcher, func: Any, result: torch.Tensor) -> None:
+    """Let the program check what C++ checks of real tensors: that a loss does not depend on phases of eigenvectors."""
+    if func is not aten.diagonal.default or not result.is_complex():
+        return
+    name = _OF_EIGENVECTORS.get(running_node_name() or "")
+    if name is not None:
+        recorder.recorded(lambda: _assert_real(result, _ILL_DEFINED.format(name)))
+
+
+def _assert_real(diagonal: torch.Tensor, message: str) -> None:
+    parts = torch.imag(diagonal)
+    is_real = torch.isclose(parts, torch.zeros_like(parts), rtol=1e-2, atol=1e-2).all()
+    aten._assert_async.msg(is_real, message)
