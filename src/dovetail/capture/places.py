@@ -2,8 +2,8 @@
 
 Torch's C++ turns such places into plain numbers. Eager mode reads a tensor of one whole number as `.item()` does, and
 takes `x[n]` as a `select`; so the same operators run here, with numbers that are followed. Truth values that C++ takes
-off tensors (`torch.equal`, `torch.allclose`), and places of `narrow` and `tensor_split`, are followed as well, and where only one way of a branch does not raise,
-that one is taken, and checked.
+off tensors (`torch.equal`, `torch.allclose`) and places of `narrow` and `tensor_split` are followed as well, and where
+only one way of a branch does not raise, that one is taken, and checked.
 """
 
 from __future__ import annotations
