@@ -16,8 +16,8 @@ import dovetail
 Use = Callable[[nn.Module], Callable[[torch.Tensor], Any]]
 
 
-def _step(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+def _step(net: nn.Module, kind: Any = torch.optim.SGD) -> Callable[[torch.Tensor], torch.Tensor]:
+    optimizer = kind(net.parameters(), lr=0.1)
 
     def step(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
@@ -42,6 +42,7 @@ USES: dict[str, Use] = {
     "compile": lambda net: _trained(dovetail.compile(net)),
     "backend": lambda net: _trained(torch.compile(net, backend="dovetail")),
     "step": _step,
+    "step with numbers": lambda net: _step(net, torch.optim.Adam),
     "freeze": _frozen,
 }
 

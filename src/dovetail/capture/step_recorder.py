@@ -167,6 +167,10 @@ class StepRecorder(Recorder):
         self._tokens[token] = number
         return float(token)
 
+    def end(self) -> None:
+        """Nothing is recorded any more: numbers, which know the recorder, are let go."""
+        self._tokens.clear()
+
     # --- operators ------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(

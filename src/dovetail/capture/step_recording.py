@@ -129,6 +129,7 @@ class StepRecording:
         torch.clear_autocast_cache()  # it knows parameters by what is exchanged
         with contextlib.ExitStack() as stack, self._exchanged():
             stack.callback(self._functions.end)  # which knows the recording
+            stack.callback(self.recorder.end)
             self._put_numbers()
             with recording_on_fakes(
                 self.recorder, self.mode, self.origins, self._watched(around), contextlib.nullcontext()

@@ -40,8 +40,9 @@ class DovetailError(Exception):
         cls = type(self)
         lines = [f"{cls.code} {cls.__name__}: {_fill(cls.summary, self.facts)}"]
         for row in cls.rows:
-            if self.facts.get(row):
-                lines.append(_row("from" if row == "origin" else row, str(self.facts[row])))
+            fact = self.facts.get(row)
+            if fact and str(fact):
+                lines.append(_row("from" if row == "origin" else row, str(fact)))
         for label, template in (("because", cls.because), ("try", cls.way_out)):
             if template:
                 more = self.facts.get("also") if label == "try" else None

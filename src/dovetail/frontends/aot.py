@@ -23,6 +23,7 @@ from dovetail.execute.foreign import Compiler, Compilers
 from dovetail.frontends.backend import compile_graph
 from dovetail.frontends.function import CompiledFunction
 from dovetail.frontends.function import compile as compile_function
+from dovetail.frontends.targets import arguments_of_call
 from dovetail.partition.problem import Problem
 from dovetail.pipeline.doors import AOT
 from dovetail.pipeline.driver import PASS_NAMES
@@ -140,6 +141,7 @@ def aot_module_simplified(
     joint = options.pop("joint", None)
     resolve_options(options, PASS_NAMES, AOT)
     chosen = _options(fw_compiler, bw_compiler, inference_compiler, partition, decompositions, donate, joint)
+    args = arguments_of_call("args", args)
     is_bare = isinstance(mod, fx.GraphModule) and not [*mod.parameters(), *mod.buffers()]
     if isinstance(mod, fx.GraphModule) and is_bare:  # what Dynamo makes: everything is an argument
         return compile_graph(mod, args, resolve_options({**options, **chosen}, PASS_NAMES))

@@ -23,7 +23,7 @@ from dovetail.frontends.donation import Donation
 from dovetail.frontends.function_captures import FunctionCaptures, FunctionVariant
 from dovetail.frontends.statistics import Stats
 from dovetail.frontends.structure import flatten_call, unflatten
-from dovetail.frontends.targets import as_callable, default_options
+from dovetail.frontends.targets import arguments_of_call, as_callable, default_options
 from dovetail.frontends.variant_cache import VariantCache
 from dovetail.ir.text import identifier
 from dovetail.pipeline.doors import COMPILE
@@ -58,7 +58,7 @@ def compile(
     resolved = resolve_options({**default_options(target), **options}, PASS_NAMES, COMPILE)
     compiled = CompiledFunction(as_callable(target), resolved)
     if example_inputs is not None:
-        compiled.prepare(*example_inputs)
+        compiled.prepare(*arguments_of_call("example_inputs", example_inputs))
     return compiled
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,14 @@ def as_callable(target: Any) -> Callable[..., Any]:
         raise BadOptionValue(option="target", value=target, reason="it is called", expected=expected)
     called: Callable[..., Any] = target
     return called
+
+
+def arguments_of_call(name: str, given: object) -> Sequence[Any]:
+    """The arguments of an example call, by position. name: what it was given as. Raises: BadOptionValue."""
+    if not isinstance(given, list | tuple):
+        expected = "a tuple or list with the arguments of one call, by position: (x,)"
+        raise BadOptionValue(option=name, value=f"a {type(given).__name__}", reason="it is a call", expected=expected)
+    return given
 
 
 def default_options(target: Any) -> Mapping[str, object]:

@@ -16,13 +16,14 @@ class Door:
     """One way in.
 
     name: as a user writes it. reads: options that have an effect there. reasons: why others have none, where there is
-    more to say than that. instead: what to give in their place.
+    more to say than that. instead: what to give in their place. parameters: what else it takes by name.
     """
 
     name: str
     reads: frozenset[str]
     reasons: Mapping[str, str] = field(default_factory=dict)
     instead: Mapping[str, str] = field(default_factory=dict)
+    parameters: frozenset[str] = frozenset()
 
     def refuse_unread(self, given: Mapping[str, object]) -> None:
         """Raises: BadOptionValue for an option that has no effect here, with the doors where it has one."""
@@ -40,6 +41,9 @@ def _either(names: Iterable[str]) -> str:
 
 
 _EVERYWHERE = frozenset({"dump", "dump_calls", "verify", "skip", "stop_after", "executors", "compile_trace"})
+_PARAMETERS_OF_FREEZE = frozenset(
+    {"dynamic_shapes", "discard_originals", "keep_sources", "passes", "on_stale", "on_grad", "measure"}
+)
 _GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward"})
 
 COMPILE = Door("dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"})
@@ -60,6 +64,7 @@ COMPILE_STEP = Door(
         **dict.fromkeys(("partition", "recompute"), "a step's program runs forward and backward: it is not split"),
         "double_backward": "backward runs within the step",
     },
+    parameters=frozenset({"state", "on_unsupported"}),
 )
 FREEZE = Door(
     "dovetail.freeze",
@@ -69,7 +74,11 @@ FREEZE = Door(
         **dict.fromkeys(("partition", "recompute", "double_backward"), "a frozen program has no backward"),
         "max_variants": "a frozen module has the programs that its example needs, and gets no others",
     },
-    instead={"dynamic": "dynamic_shapes=, by which sizes are symbolic"},
+    instead={
+        "dynamic": "dynamic_shapes=, by which sizes are symbolic",
+        "example_kwargs": 'them as part of example_inputs: {"forward": ((argument, ...), {"name": argument})}',
+    },
+    parameters=_PARAMETERS_OF_FREEZE,
 )
 LOAD = Door("dovetail.load", frozenset({"executors", "skip", "stop_after"}))
 AOT = Door(

@@ -89,9 +89,12 @@ def resolve_options(
             feature, reason, hint = _LATER[name]
             raise NotYetSupported(feature=feature, reason=reason, hint=hint)
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+            offered = known if door is None else door.reads | door.parameters
+            close = difflib.get_close_matches(name, offered, n=1)
             suggestion = f"did you mean {close[0]!r}?" if close else "remove it"
-            raise UnknownOption(option=name, known=", ".join(sorted(known)), suggestion=suggestion)
+            if door is not None and name in door.instead:
+                suggestion = f"give {door.instead[name]}"
+            raise UnknownOption(option=name, known=", ".join(sorted(offered)), suggestion=suggestion)
     if door is not None:
         door.refuse_unread(given or {})
     values: dict[str, object] = {**_from_environment(), **(given or {})}

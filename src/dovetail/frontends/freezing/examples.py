@@ -72,7 +72,7 @@ def examples_of(model: torch.nn.Module, given: Any, taken: type) -> dict[str, Ex
     for method, call in calls.items():
         function = getattr(model, str(method), None)
         if not callable(function):
-            hint = "name methods of the model, or give its arguments as a tuple"
+            hint = "name methods of the model, or give the arguments of its forward as a tuple"
             raise NotFreezable(what=f"{method!r}", reason=f"{type(model).__name__} has no such method", hint=hint)
         is_pair = isinstance(call, tuple | list) and len(call) == 2
         if not is_pair or not isinstance(call[0], tuple | list) or not isinstance(call[1], Mapping):
@@ -81,13 +81,17 @@ def examples_of(model: torch.nn.Module, given: Any, taken: type) -> dict[str, Ex
             hint = "give the method another name"
             raise NotFreezable(what=f"{method!r}", reason="frozen modules have a method of that name", hint=hint)
         signature = signature_of(method, function)
-        args, kwargs = bound(signature, call[0], dict(call[1]))
+        try:
+            args, kwargs = bound(signature, call[0], dict(call[1]))
+        except TypeError as error:
+            expected = f"the arguments of {method}{signature}"
+            raise _bad_example(call, expected, f"{method} cannot be called so: {error}") from None
         form = call_form(method, signature, args, kwargs)
         leaves = tuple(flatten((args, kwargs))[0])
         found[str(method)] = Example(form, leaves, len(call[0]), tuple(call[1]))
     return found
 
 
-def _bad_example(given: object, expected: str) -> BadOptionValue:
+def _bad_example(given: object, expected: str, reason: str = "it is a call") -> BadOptionValue:
     kind = f"a {type(given).__name__}"
-    return BadOptionValue(option="example_inputs", value=kind, reason="it is a call", expected=expected)
+    return BadOptionValue(option="example_inputs", value=kind, reason=reason, expected=expected)

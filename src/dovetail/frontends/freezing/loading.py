@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,6 +101,7 @@ def load(
     """
     ensure_supported_torch()
     resolved = resolve_options(options, PASS_NAMES, LOAD)
+    _check_path(path)
     if not isinstance(prepack, bool):
         raise BadOptionValue(option="prepack", value=prepack, reason="it is a flag", expected="True or False")
     container = open_container(path, verify=verify)
@@ -108,6 +110,12 @@ def load(
     reader = _Reader(container, dict(containers or {}), any_torch, prepack, allowed, resolved)
     with torch.inference_mode(False):
         return container.decode(INDEX, reader.module)
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | PathLike):
+        kind, expected = f"a {type(path).__name__}", "the path of a file that FrozenModule.save wrote: str or Path"
+        raise BadOptionValue(option="path", value=kind, reason="files are mapped by their path", expected=expected)
 
 
 class _Reader:
