@@ -299,11 +299,12 @@ class CallPlan:
 
     def is_followed_outside(self) -> bool:
         """Whether autograd follows something that is done to arguments outside the program: a view or a write."""
-        views = [rule for rule in map(_innermost, self.outputs) if isinstance(rule, FromView)]
+        views = [rule for rule in map(innermost, self.outputs) if isinstance(rule, FromView)]
         return any(not view.detach for view in views) or any(w.kind is WriteKind.TRACKED for w in self.writes)
 
 
-def _innermost(rule: OutputRule) -> OutputRule:
+def innermost(rule: OutputRule) -> OutputRule:
+    """The rule that says where the memory of a result comes from."""
     while isinstance(rule, AsLeaf | Rewritten):
         rule = rule.of if isinstance(rule, AsLeaf) else rule.view
     return rule

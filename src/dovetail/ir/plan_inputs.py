@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dovetail.ir.calling import AsLeaf, CallPlan, FromInput, FromOutput, FromView, OutputRule, Rebuilt, Rewritten
@@ -25,7 +25,7 @@ def inputs_touched(program: Program, plan: CallPlan) -> Touched:
     """What a call does to the inputs of a functional program."""
     written = {write.input for write in plan.writes} | {change.input for change in plan.metadata}
     written |= {flag.input for flag in plan.flags} | set(plan.touched)
-    handed_out = {number for number in map(_input_of, _rules(plan.outputs)) if number is not None}
+    handed_out = set(plan.returned_inputs())
     storages = {v.tensor.storage: k for k, v in enumerate(program.inputs) if v.is_tensor}
     carried = {write.slot for write in plan.writes}
     for slot, operand in enumerate(program.outputs):
@@ -76,24 +76,6 @@ def without_gradients(plan: CallPlan) -> CallPlan:
         return cut(rule.of) if isinstance(rule, AsLeaf) else rule
 
     return replace(plan, outputs=tuple(map(cut, plan.outputs)))
-
-
-def _rules(outputs: Sequence[OutputRule]) -> Iterator[OutputRule]:
-    for rule in outputs:
-        if isinstance(rule, Rebuilt):
-            yield from _rules(rule.parts)
-        elif isinstance(rule, AsLeaf):
-            yield from _rules([rule.of])
-        elif isinstance(rule, Rewritten):
-            yield from _rules([rule.view])
-        else:
-            yield rule
-
-
-def _input_of(rule: OutputRule) -> int | None:
-    if isinstance(rule, FromInput):
-        return rule.input
-    return rule.base if isinstance(rule, FromView) and rule.of_input else None
 
 
 def _of_input(rule: FromInput | FromOutput, place: Mapping[int, int]) -> FromInput | FromOutput:

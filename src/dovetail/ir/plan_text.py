@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dovetail.ir.calling import (
-    AsLeaf,
     Formatted,
     FromConstant,
     FromInput,
@@ -15,7 +14,7 @@ from dovetail.ir.calling import (
     OutputRule,
     Rebuilt,
     ReplayStep,
-    Rewritten,
+    innermost,
 )
 
 
@@ -38,8 +37,7 @@ class ResultOrigin:
 
 def origin_of(rule: OutputRule, inputs: Sequence[str], outputs: Sequence[str] = ()) -> ResultOrigin:
     """Where the result of a rule comes from. inputs, outputs: what to call those of the plan."""
-    while isinstance(rule, AsLeaf | Rewritten):
-        rule = rule.of if isinstance(rule, AsLeaf) else rule.view
+    rule = innermost(rule)
     if isinstance(rule, FromView):
         names, what = (inputs, "input") if rule.of_input else (outputs, "intermediate")
         return ResultOrigin(f"view of {what}", names[rule.base], tuple(map(_named, rule.steps)))

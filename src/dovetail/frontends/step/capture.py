@@ -25,7 +25,6 @@ from dovetail.frontends.step.captured_memory import refuse_set, refuse_sharing, 
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
-from dovetail.frontends.step.found_tensors import FoundTensors
 from dovetail.frontends.step.guard import UNBOUND, StepCall, StepGuard
 from dovetail.frontends.step.host_calls import HostCall, HostCalls
 from dovetail.frontends.step.kept import Tree, Trees, slots_of_graphs
@@ -40,10 +39,17 @@ from dovetail.frontends.step.left_behind import (
 )
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.memory import Accesses
-from dovetail.frontends.step.number_inputs import changing, groups_of, number_inputs, number_label, sources_of_numbers
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, refuse_new_objects
+from dovetail.frontends.step.program_inputs import (
+    FoundTensors,
+    changing,
+    groups_of,
+    number_inputs,
+    number_label,
+    sources_of_numbers,
+)
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.runner import StepRunner
 from dovetail.frontends.step.searches import SearchCalled

@@ -8,14 +8,25 @@ from typing import Any, TypeAlias
 
 import torch
 
+from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_recorder import Question
-from dovetail.errors import CaptureFailed, DovetailError, GuardMiss
+from dovetail.errors import CaptureFailed, DovetailError, GuardMiss, StateChangedOtherwise
 from dovetail.frontends.patience import Walks
-from dovetail.frontends.step.attempts import Attempts
+from dovetail.frontends.step.capture import StepCapture
+from dovetail.frontends.step.drawing_functions import NotBeforeRuns
 from dovetail.frontends.step.eager_run import EagerRuns, leads_on
 from dovetail.frontends.step.guard import NOTHING, UNBOUND, StepCall
-from dovetail.frontends.step.left_behind import StateToMake
-from dovetail.frontends.step.lifting import Lifting
+from dovetail.frontends.step.interrupts import interrupts_wait
+from dovetail.frontends.step.left_behind import (
+    ContainersRead,
+    ContainersWritten,
+    FlagsTurned,
+    MoreIsRead,
+    NumbersToLift,
+    StateToMake,
+    TensorsToKeep,
+)
+from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.variant import StepVariant, bindings_to
@@ -24,6 +35,7 @@ from dovetail.pipeline.options import Options
 
 Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
 
+_MOST_ATTEMPTS = 50
 _MOST_ROUNDS = 3  # calls in eager mode, one after the other, that make state for the next one
 
 
@@ -42,7 +54,8 @@ class StepCaptures:
         self._falls_back = falls_back
         self._lifting = Lifting()
         self._eager = EagerRuns()
-        self._attempts = Attempts(self._lifting, self._eager, options, cache.name)
+        self._options = options
+        self._calls_hooks = False
         self._missed = self._failed = False
         self._rounds = 0
         self._last_miss: Question | None = None
@@ -141,9 +154,8 @@ class StepCaptures:
         """A new program; None when the call is left to eager mode. Raises: DovetailError."""
         guards = [variant.guard for variant in self._cache.variants if variant not in tried]
         self._lifting.learn(call.leaves, call.structure, reachable, guards)
-        clears = any(g.is_cleared for v in self._cache.variants for g in v.runner.program.plan.gradients)
         try:
-            variant = self._attempts.captured(reachable, call, clears)
+            variant = self._attempted(reachable, call)
         except SearchCalled:
             self.searching = [optimizer for _, optimizer in reachable.optimizers]
             return None
@@ -162,6 +174,58 @@ class StepCaptures:
         self._failed, self._rounds = False, 0
         self._let_go(reachable)
         return variant, variant.guard.expected(call.leaves)
+
+    def _attempted(self, reachable: ReachableState, call: StepCall) -> StepVariant:
+        """A program for a call; attempts show which numbers, tensors and containers are inputs.
+
+        Raises: DovetailError; StateToMake.
+        """
+        clears = any(g.is_cleared for v in self._cache.variants for g in v.runner.program.plan.gradients)
+        left_out, first = Numbers(), None
+        for _ in range(_MOST_ATTEMPTS):
+            lifted = self._lifting.numbers(call.leaves, reachable) - left_out
+            guarded = (self._lifting.guarded | left_out).slots
+            capture = StepCapture(call, reachable, lifted, self._options, guarded, self._lifting)
+            hints, hooks = self._eager.hints, self._calls_hooks
+            try:
+                with interrupts_wait():
+                    variant = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
+                self._lifting.guarded |= left_out
+                return variant
+            except GradientsNotCleared:
+                clears = False
+            except MoreIsRead:
+                continue
+            except ContainersWritten as error:
+                is_read = isinstance(error, ContainersRead)
+                self._lifting.takes_for_write_only(error.paths, error.paths if is_read else frozenset())
+                self._eager.read.unread = set(self._lifting.write_only)
+                reachable.refresh()
+            except TensorsToKeep as error:
+                self._lifting.keeps(error.paths)
+            except NumbersToLift as error:
+                if first is not None and error.paths & left_out.slots:
+                    raise first from first.__cause__
+                self._lifting.writes(error.paths)
+            except FlagsTurned as error:
+                self._lifting.turned |= error.paths
+                raise
+            except (DovetailError, StateToMake, NotBeforeRuns) as error:
+                wanted, useless = capture.drawing_functions
+                fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
+                may_be_numbers = bool(useless) and fewer is not None  # that are inputs, and read by such a function
+                if not may_be_numbers and self._lifting.draws_in(wanted, useless):
+                    continue
+                if isinstance(error, StateChangedOtherwise) and not hooks and capture.has_hooks:
+                    self._calls_hooks = True  # it may be a hook that does what cannot be recorded
+                    continue
+                if not isinstance(error, NotBeforeRuns):
+                    first = first or error
+                if fewer is None:  # it is not because of numbers that are inputs
+                    assert first is not None, "only one of the user's functions could not be called"
+                    raise first from first.__cause__
+                left_out |= fewer
+        raise CaptureFailed(error="each attempt shows more that it reads or changes")
 
     def _give_up(self, error: DovetailError) -> None:
         """Raise the error, or run in eager mode from now on."""
