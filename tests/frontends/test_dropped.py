@@ -29,6 +29,21 @@ def _step(net: nn.Module, kind: Any = torch.optim.SGD) -> Callable[[torch.Tensor
     return dovetail.compile_step(step)
 
 
+def _search(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    optimizer = torch.optim.LBFGS(net.parameters(), max_iter=3)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = net(x).square().mean()
+            loss.backward()
+            return loss
+
+        return optimizer.step(closure).detach()  # type: ignore[no-any-return]
+
+    return dovetail.compile_step(step)
+
+
 def _trained(call: Callable[..., Any]) -> Callable[[torch.Tensor], Any]:
     return lambda x: call(x).square().mean().backward()
 
@@ -42,6 +57,7 @@ USES: dict[str, Use] = {
     "compile": lambda net: _trained(dovetail.compile(net)),
     "backend": lambda net: _trained(torch.compile(net, backend="dovetail")),
     "step": _step,
+    "step that searches": _search,
     "step with numbers": lambda net: _step(net, torch.optim.Adam),
     "freeze": _frozen,
 }

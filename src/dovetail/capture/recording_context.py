@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,6 +19,7 @@ from dovetail.errors import (
     DataDependentControlFlow,
     DovetailError,
     GeneratorMadeInside,
+    NoFakeKernel,
     UnsupportedHigherOrderOperator,
     UnsupportedTensor,
 )
@@ -29,6 +31,8 @@ from dovetail.torch_compat.modes import kernel_switches
 from dovetail.torch_compat.recurrent import runs_packed
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.symbols import data_dependent_sizes
+
+_NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((\S+)\)>")
 
 
 @contextlib.contextmanager
@@ -96,6 +100,17 @@ def named_errors(origins: OriginTracker) -> Iterator[None]:
                 kind="a packed sequence",
                 hint="give the layer the padded batch, and mask what lies behind the lengths; or compile the model by "
                 "torch.compile(model, backend='dovetail'), which leaves the layer to eager mode",
+                origin=origins.of_error(error),
+            ) from error
+        unregistered = _NO_FAKE.search(str(error))
+        if unregistered is not None:
+            raise NoFakeKernel(operator=unregistered[1], origin=origins.of_error(error)) from error
+        if "NestedTensorImpl" in str(error):
+            raise UnsupportedTensor(
+                name="a batch with its padding left out",
+                kind="a nested tensor",
+                hint="make the encoder with nn.TransformerEncoder(..., enable_nested_tensor=False), or set its "
+                "use_nested_tensor = False; or make nested tensors outside of the compiled function",
                 origin=origins.of_error(error),
             ) from error
         raise CaptureFailed(error=f"{type(error).__name__}: {error}", origin=origins.of_error(error)) from error

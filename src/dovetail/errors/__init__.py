@@ -110,7 +110,10 @@ class DataDependentControlFlow(DovetailError):
     code = "DT-CAPTURE-002"
     summary = "control flow or a shape depends on tensor data, which is known only at run time."
     because = "`.item()`, `bool(tensor)`, `nonzero` and the like need the data, and capture has only shapes"
-    way_out = "use torch.where or a fixed size, or move this part out of the compiled function"
+    way_out = (
+        "use torch.where, torch.cond or a fixed size, or move this part out of the compiled function; "
+        'torch.compile(model, backend="dovetail") breaks its graph there, and runs this part in eager mode'
+    )
 
 
 class NoFakeKernel(DovetailError):

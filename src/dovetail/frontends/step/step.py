@@ -149,9 +149,8 @@ class CompiledStep:
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
         if self._captures.searching is None:
             return self._captures.run_eager(self._step, args, kwargs)
-        self._searches = Searches(
-            self._captures.searching, lambda closure: CompiledStep(closure, self._state, True, self._options)
-        )
+        state, options = self._state, self._options  # the searches must not hold this step, which holds them
+        self._searches = Searches(self._captures.searching, lambda closure: CompiledStep(closure, state, True, options))
         return self._searches.call(self._step, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
