@@ -86,3 +86,33 @@ def test_a_branch_on_data() -> None:
         _agree(dovetail.compile, select, x)
         _agree(dovetail.compile, cond, x)
         _agree(lambda function: torch.compile(function, backend="dovetail"), branch, x)
+
+
+@pytest.mark.parametrize("kind", ["a format that is computed", "an array"])
+def test_what_needs_real_numbers_is_called_after_the_program(kind: str) -> None:
+    told: list[Any] = []
+
+    def tell(x: Tensor) -> None:
+        told.append(("%.3f " * 2) % (x.item(), x.item()) if kind == "a format that is computed" else x.numpy().copy())
+
+    after = dovetail.host_call(tell)
+
+    def inside(x: Tensor) -> Tensor:
+        tell(x.sum())
+        return x + 1
+
+    def outside(x: Tensor) -> Tensor:
+        after(x.sum())
+        return x + 1
+
+    error = _refused(dovetail.compile_step, inside, torch.ones(3))
+    assert "dovetail.host_call" in str(error)
+    told.clear()
+    step = dovetail.compile_step(outside)
+    for number in range(4):
+        step(torch.full((3,), float(number)))
+    found = [*told]
+    told.clear()
+    for number in range(4):
+        tell(torch.full((3,), float(number)).sum())
+    assert found == told

@@ -113,7 +113,8 @@ class StepFunctions(TorchFunctionMode):
         ):
             return _listed(args[0])
         if func in _AS_PYTHON:
-            self._refuse("turns a tensor into Python objects", "return the tensor and convert it after the step")
+            hint = "return the tensor and convert it after the step, or do so in a dovetail.host_call"
+            self._refuse("turns a tensor into Python objects", hint)
         if func in _AS_TEXT:
             return self._as_text(func, args)
         if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):

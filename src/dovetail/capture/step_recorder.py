@@ -359,7 +359,7 @@ class StepRecorder(Recorder):
             self._refuse(
                 what="turns a number that it computes into a plain Python number",
                 why="the number differs in each call, and a program cannot track plain Python numbers",
-                hint="use .item() and arithmetic, compare it, or return the tensor and convert it after the step",
+                hint="use .item() and arithmetic, or compare it; or do it after the step, or in a dovetail.host_call",
             )
         self._ask(GUARD_NUMBER, handle, number)
         return number
