@@ -110,7 +110,7 @@ def named_errors(origins: OriginTracker) -> Iterator[None]:
                 name="a batch with its padding left out",
                 kind="a nested tensor",
                 hint="make the encoder with nn.TransformerEncoder(..., enable_nested_tensor=False), or set its "
-                "use_nested_tensor = False; or make nested tensors outside of the compiled function",
+                "use_nested_tensor = False; or make nested tensors outside the compiled function",
                 origin=origins.of_error(error),
             ) from error
         raise CaptureFailed(error=f"{type(error).__name__}: {error}", origin=origins.of_error(error)) from error
