@@ -14,11 +14,13 @@ import torch
 
 from dovetail.capture.origins import OriginTracker
 from dovetail.ir.program import Origin
+from dovetail.ops.packed_sequences import PACK
 from dovetail.ops.sparse import SORTED_PARTS
 from dovetail.torch_compat.dispatch import DispatchMode, Overload, tags_of
 from dovetail.torch_compat.traced_numbers import Plain
 
 _COALESCE = torch.ops.aten._coalesce.default
+_PACK = torch.ops.aten._pack_padded_sequence.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 FEW = 256  # elements of a tensor that is turned into a list of traced numbers
 _TO_LIST: Any = torch.Tensor.tolist
@@ -62,6 +64,8 @@ class ItemLog(DispatchMode):
             self.note_number(self._origins.here(), result)
         elif func is _COALESCE:
             self._note_results(SORTED_PARTS, (result.indices(), result.values()))
+        elif func is _PACK:
+            self._note_results(PACK, result)
         elif isinstance(func, Overload) and _sizes_depend_on_data(func, args):
             self._note_results(func, result)
         return result

@@ -28,6 +28,11 @@ class KnownNumbers:
             with without_modes(), torch.no_grad():
                 self._twins[id(fake)] = number.detach().cpu().clone()
 
+    def learn_number(self, fake: torch.Tensor, number: int) -> None:
+        """A fake of one element stands for this number."""
+        with without_modes():
+            self._twins[id(fake)] = torch.tensor(number)
+
     def number(self, fake: torch.Tensor) -> bool | int | float | None:
         """The number that a fake holds now; None where it is not known."""
         twin = self._twins.get(id(fake))

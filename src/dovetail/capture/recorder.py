@@ -23,6 +23,8 @@ from dovetail.capture.left_modes import refuse_switched
 from dovetail.capture.operators import device_type, must_be_kept, refuse_leaves, short_name
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
+from dovetail.capture.packed_sequences import PackedValues
+from dovetail.capture.records_facts import RecordsFacts
 from dovetail.capture.records_sparse import RecordsSparse
 from dovetail.capture.recurrent import as_recorded, result_of, stays_whole
 from dovetail.capture.resizing import note_outs
@@ -37,9 +39,8 @@ from dovetail.errors import (
 )
 from dovetail.ir.convert import QUANTIZED, describe, scalar_of, unsupported_kind
 from dovetail.ir.known_results import KnownResults
-from dovetail.ir.prim import Prim
 from dovetail.ir.program import Meta, Node, Operand, Phase, ScalarMeta, Target, Value
-from dovetail.ir.sizes import Scalar, SizeExpr
+from dovetail.ir.sizes import Scalar
 from dovetail.ops.facts import (
     counts_writes_in_its_kernel,
     counts_writes_one_by_one,
@@ -47,7 +48,6 @@ from dovetail.ops.facts import (
     may_resize,
     resizes_storage,
 )
-from dovetail.ops.prims import EXPECT
 from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.reach.frames import unfollowed
 from dovetail.torch_compat.autograd import version_of
@@ -82,7 +82,7 @@ aten = torch.ops.aten
 _RENAMES = frozenset({aten.detach.default, aten.alias.default})
 
 
-class Recorder(RecordsSparse, DispatchMode):
+class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
     """A dispatch mode that appends one `Node` per operator; enter it innermost, over a fake mode.
 
     Real tensors that nobody declared are constants of the program: the recorded operators get a fake in their place, so
@@ -122,6 +122,7 @@ class Recorder(RecordsSparse, DispatchMode):
         self.written: list[tuple[Value, torch.Tensor, bool]] = []
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
+        self.packed = PackedValues(self)
         self._values: dict[int, Value] = {}
         self._known_results = KnownResults(mode, self._values)
         self._tensors: dict[Value, list[torch.Tensor]] = {}
@@ -212,6 +213,9 @@ class Recorder(RecordsSparse, DispatchMode):
             return device_of_fake(args[0])
         if self._takes_numbers and isinstance(func, Overload):
             args, kwargs = settled(func, args, kwargs or {})
+        func, args, made = self.packed.instead(func, args)
+        if made is not None:
+            return made
         with nullcontext() if isinstance(func, HigherOrder) else unfollowed():  # sub-programs run the user's code
             if (sparse := self.run_sparse(func, args, kwargs or {})) is not None:
                 return sparse[0]
@@ -248,6 +252,7 @@ class Recorder(RecordsSparse, DispatchMode):
             raise NoFakeKernel(operator=str(func), origin=self._origins.here()) from error
         except DATA_DEPENDENT_ERRORS as error:
             raise DataDependentControlFlow(operator=str(func), origin=self._origins.here()) from error
+        self.packed.follow(func, args, result)
         if func in _RENAMES:
             self.add_alias(result, self.value_of(args[0]))
             return result
@@ -294,26 +299,6 @@ class Recorder(RecordsSparse, DispatchMode):
                     if counts_writes_in_its_kernel(func):
                         torch.autograd.graph.increment_version(tensor)
                     self.written.append((self.value_of(tensor), tensor, torch.is_grad_enabled()))
-
-    def expect(self, facts: Sequence[Scalar]) -> None:
-        """Let the program check facts about its sizes that are only known when it runs; each once."""
-        for fact in facts:
-            is_own = isinstance(fact, SizeExpr) and all(name in self.symbols for name in fact.symbols())
-            if is_own and fact not in self._expected:
-                self._expected.add(fact)
-                self._append(EXPECT, (fact, str(fact)), (), None)
-
-    def record_prim(self, prim: Prim, args: Sequence[object], result: torch.Tensor | None) -> None:
-        """Append the application of one of dovetail's own primitives, with the (unrecorded) fake tensor it gives."""
-        self._append(prim, tuple(map(self.operand_of, args)), (), result)
-
-    def unrecorded(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The fake tensor that `make` builds, without a trace of how."""
-        count = len(self.nodes)
-        tensor = make()
-        del self.nodes[count:]
-        self._values.pop(id(tensor), None)
-        return tensor
 
     def _append(
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...], result: object

@@ -13,6 +13,7 @@ import torch
 from dovetail.capture.exclusive import recording_is_active
 from dovetail.capture.generator import RecordedGenerator
 from dovetail.capture.origins import OriginTracker
+from dovetail.capture.packed_sequences import PackedSequences
 from dovetail.capture.recorder import Recorder
 from dovetail.errors import (
     CaptureFailed,
@@ -69,6 +70,7 @@ def recording_on_fakes(
             mode,
             replaced_default_generator(RecordedGenerator(recorder)),
             refused_generators(refuse_generator),
+            PackedSequences(recorder.packed, origins).recorded(),
             around,
             recorder,
             taken_apart,

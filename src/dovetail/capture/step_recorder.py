@@ -24,6 +24,7 @@ from dovetail.capture.data_sizes import DataSizes, UnknownSize
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
+from dovetail.capture.packed_sequences import PackedValues
 from dovetail.capture.recorder import Recorder
 from dovetail.capture.resizing import lie_on
 from dovetail.capture.sparse_gradients import guessed_results
@@ -75,6 +76,7 @@ class StepRecorder(Recorder):
         self.numbers_now: dict[str, Plain] = {}
         self.renamed: dict[int, Origin] = {}
         self.known = KnownNumbers()
+        self.packed = PackedValues(self, self.known.learn_number)
         self.refusals: list[DovetailError] = []
         self._hints = hints
         self._tracker = origins

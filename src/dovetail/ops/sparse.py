@@ -13,17 +13,10 @@ from typing import Any
 
 import torch
 
+from dovetail.ops.custom import define
 from dovetail.torch_compat.sparse import Form, sum_of_pairs
 
-_LIBRARY = torch.library.Library("dovetail", "DEF")
 _MATRIX = "Tensor[] parts, SymInt[] size, int[] sorted"
-
-
-def _define(name: str, schema: str, run: Any, fake: Any) -> Any:
-    _LIBRARY.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"dovetail::{name}", fake, lib=_LIBRARY)
-    return getattr(torch.ops.dovetail, name).default
 
 
 def _added(self: torch.Tensor, parts: Any, size: Any, is_sorted: Any, alpha: Any = 1) -> torch.Tensor:
@@ -56,19 +49,19 @@ def _masked_like(self: torch.Tensor, parts: Any, size: Any, is_sorted: Any) -> t
 
 
 # The dense tensor plus the matrix; written in place by the second one.
-SPARSE_ADDED: Any = _define(
+SPARSE_ADDED: Any = define(
     "sparse_added",
     f"(Tensor self, {_MATRIX}, Scalar alpha=1) -> Tensor",
     _added,
     lambda self, *_, **__: torch.empty_like(self),
 )
-SPARSE_ADD: Any = _define(
+SPARSE_ADD: Any = define(
     "sparse_added_", f"(Tensor(a!) self, {_MATRIX}, Scalar alpha=1) -> Tensor(a!)", _add, lambda self, *_, **__: self
 )
 # Indices, each once and in order, and values.
-SORTED_PARTS: Any = _define("sorted_parts", f"({_MATRIX}) -> (Tensor, Tensor)", _sorted_parts, _sorted_like)
+SORTED_PARTS: Any = define("sorted_parts", f"({_MATRIX}) -> (Tensor, Tensor)", _sorted_parts, _sorted_like)
 # The values of the dense tensor where the matrix has any.
-MASKED_VALUES: Any = _define("masked_values", f"(Tensor self, {_MATRIX}) -> Tensor", _masked, _masked_like)
+MASKED_VALUES: Any = define("masked_values", f"(Tensor self, {_MATRIX}) -> Tensor", _masked, _masked_like)
 
 
 # --- matrices that are there before a program -------------------------------------------------------------------------
@@ -107,9 +100,9 @@ def _sum(
 
 _FORM = "Tensor[] parts, SymInt[] size, str layout, bool is_turned, Tensor dense"
 # A matrix, or the transposed one, times a dense matrix or vector; a dense matrix times one; a dense matrix is added.
-SPARSE_PRODUCT: Any = _define("sparse_product", f"({_FORM}) -> Tensor", _product, _product_like)
-PRODUCT_BY_SPARSE: Any = _define("product_by_sparse", f"({_FORM}) -> Tensor", _after, _after_like)
-SPARSE_ADDMM: Any = _define(
+SPARSE_PRODUCT: Any = define("sparse_product", f"({_FORM}) -> Tensor", _product, _product_like)
+PRODUCT_BY_SPARSE: Any = define("product_by_sparse", f"({_FORM}) -> Tensor", _after, _after_like)
+SPARSE_ADDMM: Any = define(
     "sparse_addmm",
     f"(Tensor self, {_FORM}, Scalar beta=1, Scalar alpha=1) -> Tensor",
     _sum,

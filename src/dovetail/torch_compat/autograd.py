@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -62,6 +63,32 @@ def running_node_name() -> str | None:
     """The name of the autograd node that runs right now in this thread; None outside a backward."""
     node = torch._C._current_autograd_node()
     return None if node is None else str(node.name())
+
+
+def engine_adds_after(node: object) -> bool:
+    """Asked by a dispatch mode: whether autograd adds what this node has just given to what was there before.
+
+    node: the context of a `torch.autograd.Function`. No node has run since, and no Python code has called the operator.
+    """
+    if torch._C._current_autograd_node() is not node:
+        return False
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_DISPATCHING):
+        if frame.f_code is _RUN_BACKWARD:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_DISPATCHING = (
+    "dovetail.",
+    "torch.utils._python_dispatch",
+    "torch._ops",
+    "torch._compile",
+    "torch._dynamo",
+    "torch.autograd.graph",
+)
+_RUN_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -102,6 +102,11 @@ class Layout:
         return self.offset == 0 and size_bytes == _own_length(tensor) * self.dtype.itemsize
 
 
+def hold_number(fake: torch.Tensor, number: int) -> None:
+    """Let a fake of one element give this number when it is asked for it, until it is written."""
+    fake.item_memo = number
+
+
 def holds_numbers(fake: torch.Tensor) -> bool:
     """Whether torch knows the numbers of a fake (of `torch.tensor([...])`, or zeros of autograd's): it uses them."""
     return isinstance(fake, FakeTensor) and (fake.constant is not None or fake._is_zerotensor())

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.torch_compat import autograd, profiler
 from dovetail.torch_compat.checks.difference import first_difference
+from dovetail.torch_compat.dispatch import DispatchMode
 
 
 class _Probe(torch.autograd.Function):
@@ -315,8 +316,44 @@ def check_call_node() -> str | None:
     return first_difference(("the text", shown, "tensor([1.], grad_fn=<OtherBackward0>)"))
 
 
+class _Watch(DispatchMode):
+    """Notes for each sum whether the engine makes it after a node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node: object = None
+        self.seen: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.add.Tensor:
+            self.seen.append(autograd.engine_adds_after(self.node))
+        return func(*args, **(kwargs or {}))
+
+
+def check_engine_adds_after() -> str | None:
+    """Sums of what a function gave are the engine's; those that its backward makes itself are not."""
+    watch = _Watch()
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            watch.node = ctx
+            return grads[0] + grads[0]
+
+    x = torch.ones(2, requires_grad=True)
+    made = Doubled.apply(x) * x.sin()
+    with watch:
+        torch.autograd.grad(made.sum(), x)
+    return first_difference(("whether sums are the engine's", watch.seen, [False, True]))
+
+
 CHECKS = (
     check_call_node,
+    check_engine_adds_after,
     check_frees_arriving_gradients,
     check_backward_within,
     check_refused_backward,

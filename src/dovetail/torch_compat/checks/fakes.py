@@ -207,6 +207,20 @@ def check_holds_numbers() -> str | None:
     return first_difference(("answers", found, (True, False)))
 
 
+def check_hold_number() -> str | None:
+    """A fake gives the number that it was told, and none any more once it was written."""
+    with fakes.new_fake_mode(symbols.new_shape_env()):
+        fake = torch.empty((), dtype=torch.int64)
+        fakes.hold_number(fake, 3)
+        found: list[object] = [fake.item(), int(fake)]
+        fake.add_(1)
+        try:
+            found.append(type(fake.item()) is int)
+        except fakes.DATA_DEPENDENT_ERRORS:
+            found.append(False)
+    return first_difference(("the numbers, and whether it is known later", found, [3, 3, False]))
+
+
 def check_blank_fake() -> str | None:
     """New fakes look as they are told to, lie apart, and fill their memory."""
     mode = fakes.new_fake_mode()
@@ -287,6 +301,7 @@ CHECKS = (
     check_reads_data,
     check_sparse_fake,
     check_holds_numbers,
+    check_hold_number,
     check_has_plain_bytes,
     check_blank_fake,
     check_view_of_fake,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from dovetail.torch_compat import dispatch, recurrent
+from dovetail.torch_compat.autograd import below_autograd
 from dovetail.torch_compat.checks.difference import first_difference
 
 
@@ -53,4 +54,27 @@ def check_runs_packed() -> str | None:
     return first_difference(("which of two errors are of packed sequences", found, [True, False]))
 
 
-CHECKS = (check_functions_below_autograd, check_runs_packed)
+def check_functions_replaced() -> str | None:
+    """Another function runs in the place of one of torch, where it is meant to, and is gone afterwards."""
+    before = [dict(vars(torch)), dict(vars(torch._VF))]
+    x = torch.ones(2)
+    with recurrent.functions_replaced({"sin": (lambda args, _: args[0] is x, lambda _: "instead")}):
+        found = [torch.sin(x), torch._VF.sin(x), torch.equal(torch.sin(-x), -x.sin())]
+    return first_difference(
+        ("what the functions give", found, ["instead", "instead", True]),
+        ("the claim that all is as before", before == [vars(torch), vars(torch._VF)], True),
+    )
+
+
+def check_above_autograd() -> str | None:
+    """Below autograd, and within this again above, operators have gradients."""
+    x = torch.ones(2, requires_grad=True)
+    with below_autograd():
+        below = x.sin().requires_grad
+        with recurrent.above_autograd():
+            above = x.sin().requires_grad
+        again = x.sin().requires_grad
+    return first_difference(("whether results require gradients", [below, above, again], [False, True, False]))
+
+
+CHECKS = (check_functions_below_autograd, check_functions_replaced, check_above_autograd, check_runs_packed)
