@@ -179,6 +179,42 @@ def test_a_matrix_that_is_handed_back_is_the_same_object() -> None:
     assert torch.equal(compiled(matrix, x)[1], matrix @ x)
 
 
+CASTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "double": lambda a, x: a.double() @ x.double(),
+    "@": lambda a, x: a @ x,
+    "addmm": lambda a, x: torch.addmm(x, a, x),
+    "vector": lambda a, x: a.t() @ x[:, 0],
+    "without autocast": torch.sparse.mm,
+}
+
+
+@pytest.mark.parametrize("layout", ["coo", "coo with duplicates", "csr"])
+@pytest.mark.parametrize("name", CASTS)
+def test_casts(name: str, layout: str) -> None:
+    """Eager mode has no kernel for CSR in bfloat16, and says so."""
+    matrix, is_cast = LAYOUTS[layout](_links(0)), name != "without autocast"
+
+    def function(a: Tensor, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_cast and name != "double"):
+            return CASTS[name](a, x)
+
+    found, expected = (_results(call, matrix, _weight(0)) for call in (dovetail.compile(function), function))
+    assert _are_same(found, expected), (found, expected)
+
+
+def test_sparse_mm_under_autocast_is_refused() -> None:
+    """Its kernel calls an operator that autocast casts, which a program would not see."""
+    compiled = dovetail.compile(torch.sparse.mm)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(UnsupportedTensor, match="under autocast"):
+        compiled(_links(0).to_sparse(), _weight(0))
+
+
+def test_a_compiler_of_the_users_gets_the_parts() -> None:
+    matrix, x = _links(0).to_sparse(), _weight(0)
+    compiled = dovetail.aot_function(torch.sparse.mm, fw_compiler=lambda graph, inputs: graph)
+    assert _are_same(_results(compiled, matrix, x), _results(torch.sparse.mm, matrix, x))
+
+
 OTHERWISE: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "to_dense": lambda a, x: a.to_dense() @ x,
     "sparse times sparse": lambda a, x: (a @ a) @ x,
@@ -187,7 +223,6 @@ OTHERWISE: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "transposed, returned": lambda a, x: a.t(),
     "in a list": lambda a, x: torch.cat([a, a]).to_dense(),
     "out=": lambda a, x: torch.mm(a, x, out=torch.empty(NODES, 3)),
-    "cast": lambda a, x: a.double() @ x.double(),
     "made inside": lambda a, x: torch.sparse.mm(x.relu().to_sparse(), x.t()),
 }
 

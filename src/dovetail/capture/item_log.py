@@ -17,8 +17,10 @@ from dovetail.ir.program import Origin
 from dovetail.ops.packed_sequences import PACK
 from dovetail.ops.sparse import SORTED_PARTS
 from dovetail.torch_compat.dispatch import DispatchMode, Overload, tags_of
+from dovetail.torch_compat.modes import autocast_is_active_above
 from dovetail.torch_compat.traced_numbers import Plain
 
+_SPARSE_SUM = torch.ops.aten._sparse_addmm.default
 _COALESCE = torch.ops.aten._coalesce.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -59,6 +61,8 @@ class ItemLog(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is _SPARSE_SUM and autocast_is_active_above():
+            args = list(map(_as_autocast_does, args))  # its kernel calls what autocast casts, above dispatch modes only
         result = func(*args, **(kwargs or {}))
         if func is _ITEM and isinstance(result, bool | int | float):
             self.note_number(self._origins.here(), result)
@@ -142,6 +146,12 @@ def results_seen(result: object) -> Results:
         Seen(tuple(x.shape), x.is_contiguous(), x.dtype, x.device) if isinstance(x, torch.Tensor) else None
         for x in items
     )
+
+
+def _as_autocast_does(argument: Any) -> Any:
+    if not isinstance(argument, torch.Tensor) or argument.dtype in (torch.float64, torch.complex64, torch.complex128):
+        return argument
+    return argument.to(torch.get_autocast_dtype(argument.device.type))
 
 
 def _sizes_depend_on_data(func: Overload, args: Sequence[Any]) -> bool:

@@ -12,13 +12,15 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import torch
 
 from dovetail.ops.sparse import PRODUCT_BY_SPARSE, SPARSE_ADDMM, SPARSE_PRODUCT
 from dovetail.torch_compat.fakes import FakeMode, is_fake, sparse_fake
-from dovetail.torch_compat.sparse import Form, form_of, parts_of, same_matrix, turned
+from dovetail.torch_compat.modes import autocast_is_active_above
+from dovetail.torch_compat.sparse import Form, cast_matrix, form_of, parts_of, same_matrix, turned
 from dovetail.torch_compat.swapping import exchange_back, exchange_tensors
 
 aten = torch.ops.aten
@@ -107,17 +109,13 @@ class SparseOperands:
         """Record it. Raises: DovetailError for one that has no counterpart."""
         place = next(place for place, argument in enumerate(args) if id(argument) in self._known)
         item = self._known[id(args[place])]
+        if func is aten._sparse_addmm.default and autocast_is_active_above():  # its kernel calls what autocast casts
+            self._refuse(item, "torch.sparse.mm under autocast: write matrix @ dense, or switch autocast off for it")
         if sum(id(argument) in self._known for argument in args) == 1:
-            if func in _PRODUCTS and place == 0 and not kwargs:
-                return self._recorder.recorded(lambda: SPARSE_PRODUCT(*item.operands, args[1]))
-            if func is aten.mm.default and place == 1 and not kwargs:
-                return self._recorder.recorded(lambda: PRODUCT_BY_SPARSE(*item.operands, args[0]))
-            if func in _SUMS and place == 1 and kwargs.keys() <= {"beta", "alpha"}:
-                return self._recorder.recorded(lambda: SPARSE_ADDMM(args[0], *item.operands, args[2], **kwargs))
-            if func in (aten.t.default, aten.transpose.int) and (len(args) == 1 or {x % 2 for x in args[1:]} == {0, 1}):
-                return self._stands_for(turned(args[0]), replace(item, is_turned=not item.is_turned))
-            if func in _SAME:
-                return self._stands_for(same_matrix(args[0]), item)
+            made = self._product(func, place, item, args, kwargs)
+            made = self._other_form(func, item, args, kwargs) if made is None else made
+            if made is not None:
+                return made
         if func is aten.is_coalesced.default and item.form.layout in ("coo", "coalesced") and not item.is_turned:
             return item.form.layout == "coalesced"
         if func is aten._nnz.default:
@@ -125,6 +123,31 @@ class SparseOperands:
         if func in _DIMS:
             return _DIMS[func]
         self._refuse(item, str(func))
+
+    def _product(
+        self, func: Any, place: int, item: KnownMatrix, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> torch.Tensor | None:
+        make: Callable[[], torch.Tensor] | None = None
+        if func in _PRODUCTS and place == 0 and not kwargs:
+            make = partial(SPARSE_PRODUCT, *item.operands, args[1])
+        if func is aten.mm.default and place == 1 and not kwargs:
+            make = partial(PRODUCT_BY_SPARSE, *item.operands, args[0])
+        if func in _SUMS and place == 1 and kwargs.keys() <= {"beta", "alpha"}:
+            make = partial(SPARSE_ADDMM, args[0], *item.operands, args[2], **kwargs)
+        return None if make is None else self._recorder.recorded(make)
+
+    def _other_form(
+        self, func: Any, item: KnownMatrix, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> torch.Tensor | None:
+        if func in (aten.t.default, aten.transpose.int) and (len(args) == 1 or {x % 2 for x in args[1:]} == {0, 1}):
+            return self._stands_for(turned(args[0]), replace(item, is_turned=not item.is_turned))
+        if func is aten._to_copy.default and kwargs.keys() == {"dtype"}:
+            return self._cast(args[0], item, kwargs["dtype"])
+        return self._stands_for(same_matrix(args[0]), item) if func in _SAME else None
+
+    def _cast(self, matrix: torch.Tensor, item: KnownMatrix, dtype: torch.dtype) -> torch.Tensor:
+        values = self._recorder.recorded(lambda: aten._to_copy.default(item.parts[-1], dtype=dtype))
+        return self._stands_for(cast_matrix(matrix, dtype), replace(item, parts=(*item.parts[:-1], values)))
 
     def _stands_for(self, fake: torch.Tensor, item: KnownMatrix) -> torch.Tensor:
         self._known[id(fake)] = item

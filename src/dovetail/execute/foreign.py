@@ -91,8 +91,9 @@ class ForeignProgram:
     def __call__(self, inputs: list[Any]) -> list[Any]:
         """Run. inputs: one per program input, in order; emptied."""
         kept = (item for index, item in enumerate(inputs) if index not in self._donated)
-        taken = {item.untyped_storage().data_ptr() for item in kept if isinstance(item, torch.Tensor)} - {0}
-        del kept
+        strided = (item for item in kept if isinstance(item, torch.Tensor) and item.layout is torch.strided)
+        taken = {item.untyped_storage().data_ptr() for item in strided} - {0}
+        del kept, strided
         with autocast_off() if autocast_is_active() else nullcontext():  # casts are nodes of the program
             if self._is_boxed:
                 results = self._run(inputs)

@@ -32,6 +32,12 @@ def autocast_is_active() -> bool:
     return torch._C._is_any_autocast_enabled()
 
 
+def autocast_is_active_above() -> bool:
+    """Whether autocast is on for the code that called the operator which a dispatch mode is told of."""
+    with torch._C._RestorePythonTLSSnapshot():
+        return torch._C._is_any_autocast_enabled()
+
+
 def casts_in_force() -> tuple[tuple[str, torch.dtype], ...]:
     """The kinds of devices for which autocast is on, each with what it casts to."""
     if not autocast_is_active():

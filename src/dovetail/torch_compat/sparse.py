@@ -99,6 +99,12 @@ def same_matrix(matrix: torch.Tensor) -> torch.Tensor:
         return matrix.detach()
 
 
+def cast_matrix(matrix: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The matrix with values of another dtype, as `turned` makes one."""
+    with _disable_current_modes(), torch.no_grad():
+        return matrix.to(dtype)
+
+
 def sum_of_pairs(parts: Sequence[torch.Tensor], size: Sequence[int], is_sorted: Sequence[int]) -> torch.Tensor:
     """The sparse matrix of pairs of indices and values, added up from the first one on."""
     made: list[torch.Tensor] = [

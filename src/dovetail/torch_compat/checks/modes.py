@@ -9,6 +9,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.torch_compat import modes
 from dovetail.torch_compat.checks.difference import first_difference
@@ -54,6 +55,23 @@ def check_autocast_off() -> str | None:
         ("inside", inside, (False, torch.float32)),
         ("after it", after, (True, torch.bfloat16)),
     )
+
+
+def check_autocast_is_active_above() -> str | None:
+    """A dispatch mode, for which autocast seems to be off, hears whether it is on above."""
+    seen: list[bool] = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(modes.autocast_is_active_above())
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2)
+    with Look():
+        x.sin()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            x.sin()
+    return first_difference(("off, on", seen, [False, True]))
 
 
 def check_casts_in_force() -> str | None:
@@ -143,6 +161,7 @@ def _without(found: dict[str, object], names: Collection[str]) -> dict[str, obje
 CHECKS = (
     check_kernel_switches,
     check_autocast_is_active,
+    check_autocast_is_active_above,
     check_autocast_off,
     check_casts_in_force,
     check_has_function_mode,

@@ -52,6 +52,14 @@ def check_same_matrix() -> str | None:
     return first_difference(("the matrix", found, [(False, b.to_dense().tolist()) for _, b in pairs]))
 
 
+def check_cast_matrix() -> str | None:
+    """The cast matrix has the layout, and whether its indices are sorted stays known."""
+    made = [(sparse.cast_matrix(x, torch.float64), x) for x in _matrices()]
+    found = [(a.dtype, a.layout, a.to_dense().tolist()) for a, _ in made]
+    known = [(torch.float64, b.layout, b.to_dense().tolist()) for _, b in made]
+    return first_difference(("cast", found, known), ("sorted", made[0][0].is_coalesced(), True))
+
+
 def check_sum_of_pairs() -> str | None:
     """Pairs are added up, and say whether their indices are sorted as they were told to."""
     place, one = torch.tensor([[0, 1]]), torch.tensor([1.0, 2.0])
@@ -60,4 +68,4 @@ def check_sum_of_pairs() -> str | None:
     return first_difference(("the sum", made.to_dense().tolist(), [2.0, 4.0, 0.0]), ("the flags", flags, [True, False]))
 
 
-CHECKS = (check_form_of, check_parts_of, check_turned, check_same_matrix, check_sum_of_pairs)
+CHECKS = (check_form_of, check_parts_of, check_turned, check_same_matrix, check_cast_matrix, check_sum_of_pairs)
