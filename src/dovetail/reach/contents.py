@@ -60,7 +60,7 @@ def _of_array(item: Any) -> Parts:
 
 def _of_set(item: Any) -> Parts:
     base: Any = set if is_a(item, set) else frozenset
-    return frozenset(map(_element, base.__iter__(item))), ()
+    return tuple(map(_element, base.__iter__(item))), ()  # in order: equal sets may give theirs in other ones
 
 
 def _of_function(function: Any) -> Parts:
@@ -224,7 +224,7 @@ def value_key(item: Any) -> Hashable:
     if type(item) in (tuple, torch.Size, frozenset, set, slice):
         parts = (item.start, item.stop, item.step) if type(item) is slice else item
         keys = map(value_key, parts)
-        return (type(item), frozenset(keys) if is_a(item, (set, frozenset)) else tuple(keys))
+        return (type(item), tuple(keys))  # of sets as well: code may go through them, in their order
     if type(item) is MethodType:
         return (MethodType, id(item.__self__), id(item.__func__))
     return (type(item), id(item))

@@ -77,7 +77,7 @@ class PythonGuard:
         self._empty: list[Any] = []
         for item, title in slots.containers:
             parts, held = slots.snapshot.held(item)
-            if type(item) in _BUILT_IN and not held and parts in (None, (frozenset(), ())):
+            if type(item) in _BUILT_IN and not held and parts in (None, ((), ())):
                 self._empty.append(item)
             elif held and shows_all(item):
                 half = len(held) // 2

@@ -171,7 +171,7 @@ def _shape(walk: ValueWalk, container: Container) -> Hashable:
     if isinstance(container, Sequential | Fixed):
         return (kind, len(container.keys), container.item.maxlen if is_a(container.item, deque) else None)
     if isinstance(container, Unordered):
-        return (kind, frozenset(_entry(walk, container, n, x) for n, x in enumerate(container.values)))
+        return (kind, tuple(_entry(walk, container, n, x) for n, x in enumerate(container.values)))
     if container.kind == "cell":
         return (kind, len(container.keys))
     if container.read_names is not None:
