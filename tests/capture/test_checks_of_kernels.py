@@ -49,6 +49,17 @@ def test_a_covariance_without_freedom_is_refused_when_it_runs() -> None:
         compiled(ROWS, torch.eye(6)[0])
 
 
+def test_spectra_turned_back_into_signals() -> None:
+    spectrum = torch.randn(5, 8, dtype=torch.complex64, generator=DRAWN)
+    compiled = dovetail.compile(lambda x, window: torch.istft(x, 8, window=window, center=False, length=8))
+    window = torch.ones(8)
+    for scale in (1, 2):
+        expected = torch.istft(spectrum * scale, 8, window=window, center=False, length=8)
+        assert torch.equal(compiled(spectrum * scale, window), expected)
+    with pytest.raises(UnexpectedSize):  # eager mode raises: the windows do not add up
+        compiled(spectrum, window * 0)
+
+
 SQUARE = torch.randn(3, 3, generator=DRAWN)
 
 
@@ -58,6 +69,7 @@ def _hermitian(x: Tensor) -> Tensor:
 
 
 VECTORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "svd": lambda x: torch.linalg.svd(torch.complex(x, x.t()), full_matrices=False)[0],
     "eig": lambda x: torch.linalg.eig(torch.complex(x, x.t()))[1],
     "eigh": lambda x: torch.linalg.eigh(_hermitian(x))[1],
 }

@@ -1,4 +1,4 @@
-"""Checks that torch's C++ makes of data while a program is recorded: of `torch.cov`, and of gradients of eigenvectors.
+"""Checks that torch's C++ makes of data while a program is recorded: of `cov`, `istft`, gradients of eigenvectors.
 
     norm_factor <= 0 (is it?)             ->    truth = item(le(norm_factor, 0)); expect(not truth)
     LinalgEigBackward0 of fakes: nothing  ->    _assert_async(all(isclose(imag(diagonal), 0)), "linalg_eig_backward: ")
@@ -21,12 +21,17 @@ from dovetail.torch_compat.data_sizes import assume
 
 aten = torch.ops.aten
 # The answers of `is_scalar_tensor_true` in ATen, by what it asks, that neither raise nor warn.
-_ANSWERS = {aten.le.Scalar: False, aten.ge.Scalar: True, aten.ne.Scalar: True}
+_ANSWERS = {aten.le.Scalar: False, aten.lt.Scalar: False, aten.ge.Scalar: True, aten.ne.Scalar: True}
 _OF_EIGENVECTORS = {"LinalgEigBackward0": "linalg_eig_backward", "LinalgEighBackward0": "linalg_eigh_backward"}
 _ILL_DEFINED = (
     "{}: The eigenvectors in the complex case are specified up to multiplication by e^{{i phi}}. The specified loss "
     "function depends on this quantity, so it is ill-defined."
 )
+_ILL_DEFINED_SVD = (
+    "svd_backward: The singular vectors in the complex case are specified up to multiplication by e^{i phi}. The "
+    "specified loss function depends on this phase term, making it ill-defined."
+)
+CHECKED_QUESTIONS = frozenset({aten.equal.default, aten.allclose.default})
 
 
 class Dispatcher(Protocol):
@@ -41,11 +46,16 @@ class Dispatcher(Protocol):
         """What is made by operators that are recorded."""
 
 
-def answer_of_check(recorder: Dispatcher, args: Sequence[Any]) -> bool | None:
-    """What `equal` answers where it asks for the truth of one number, the program checks it; else None.
+def answer_of_check(recorder: Dispatcher, func: Any, args: Sequence[Any]) -> bool | None:
+    """What `equal` answers where it asks for the truth of one number, and `allclose`, the program checks; else None.
 
     Raises: DataDependentControlFlow where symbols for what depends on data are not allowed.
     """
+    if func is aten.allclose.default:
+        if running_node_name() != "LinalgSvdBackward0":
+            return None
+        recorder.recorded(lambda: aten._assert_async.msg(torch.isclose(*args).all(), _ILL_DEFINED_SVD))
+        return True
     asked, truth = (_maker(recorder, tensor) for tensor in args)
     if asked not in _ANSWERS or truth is not aten.new_ones.default or args[0].dim() or args[1].dim():
         return None
