@@ -13,13 +13,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
-from dovetail.capture.origins import OriginTracker
 from dovetail.errors import UnsupportedTensor
-from dovetail.ir.program import Node, Value
+from dovetail.ir.program import Node, Origin, Value
 from dovetail.ops.facts import written_values
 from dovetail.ops.packed_sequences import (
     KINDS,
@@ -37,6 +36,10 @@ from dovetail.torch_compat.recurrent import Replacement, functions_replaced
 aten = torch.ops.aten
 _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})
 _BEGUN = 1  # the place of that argument
+_HINT = (
+    "give the layer the padded batch, and mask what lies behind the lengths; or compile the model by "
+    "torch.compile(model, backend='dovetail'), which leaves the layer to eager mode"
+)
 
 
 class Recording(Protocol):
@@ -46,6 +49,9 @@ class Recording(Protocol):
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """The value that a tensor stands for."""
+
+    def here(self) -> Origin:
+        """The user's line that runs."""
 
 
 class PackedValues:
@@ -79,7 +85,18 @@ class PackedValues:
             if type(batch) is int:
                 self._know(result, batch)
 
+    def refuse(self, kind: str) -> NoReturn:
+        """Raises: UnsupportedTensor for a packed sequence of which programs have none."""
+        raise UnsupportedTensor(
+            name="the input of a recurrent layer", kind=kind, hint=_HINT, origin=self._recorder.here()
+        )
+
     # --- gradients ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Backward runs. Raises: UnsupportedTensor where its results are to have gradients."""
+        if torch.is_grad_enabled():
+            self.refuse("a packed sequence, under backward(create_graph=True)")
 
     def note(self, node: object, gradients: Sequence[torch.Tensor]) -> None:
         """The last operator has given these to a node of autograd, the context of a function."""
@@ -113,7 +130,8 @@ class PackedValues:
 
 class _Pack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+    def forward(ctx: Any, known: PackedValues, x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> Any:
+        ctx.known = known
         data, sizes = PACK(x, lengths, batch_first)
         ctx.mark_non_differentiable(sizes)
         ctx.save_for_backward(sizes)
@@ -121,12 +139,12 @@ class _Pack(torch.autograd.Function):
         return data, sizes
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+        ctx.known.begin()
         first, second, *others = ctx.shape
         shape = (second, first, *others) if ctx.batch_first else ctx.shape
         made = PACK_BACKWARD(grad, *ctx.saved_tensors, list(shape))
-        return made.transpose(0, 1) if ctx.batch_first else made, None, None
+        return None, made.transpose(0, 1) if ctx.batch_first else made, None, None
 
 
 class _Padded(torch.autograd.Function):
@@ -139,8 +157,8 @@ class _Padded(torch.autograd.Function):
         return made, lengths
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+        ctx.known.begin()
         made = PADDED_BACKWARD(grad, None, *ctx.saved_tensors, *ctx.how)
         ctx.known.note(ctx, [made])
         return None, made, None, *(None for _ in ctx.how)
@@ -155,8 +173,8 @@ class _Layer(torch.autograd.Function):
         return tuple(PACKED_LAYER(data, sizes, list(held[:count]), list(held[count:]), *how))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        ctx.known.begin()
         data, sizes, *held = ctx.saved_tensors
         needs = ctx.needs_input_grad[3:]
         wanted = [needs[0], *needs[2:]]
@@ -174,8 +192,8 @@ class _Layer(torch.autograd.Function):
 class PackedSequences:
     """Torch's functions on packed sequences, as code calls them while it is recorded."""
 
-    def __init__(self, known: PackedValues, origins: OriginTracker) -> None:
-        self._known, self._origins = known, origins
+    def __init__(self, known: PackedValues) -> None:
+        self._known = known
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -189,7 +207,7 @@ class PackedSequences:
             yield
 
     def _pack(self, x: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        data, sizes = _Pack.apply(x, lengths, batch_first)
+        data, sizes = _Pack.apply(self._known, x, lengths, batch_first)
         self._known.packed(sizes, lengths.shape[0])
         return data, sizes
 
@@ -228,13 +246,7 @@ class PackedSequences:
         elif data.device.type != "cpu":
             why = f"a packed sequence on {data.device.type}"
         if why is not None:
-            raise UnsupportedTensor(
-                name="the input of a recurrent layer",
-                kind=why,
-                hint="give the layer the padded batch, and mask what lies behind the lengths; or compile the model by "
-                "torch.compile(model, backend='dovetail'), which leaves the layer to eager mode",
-                origin=self._origins.here(),
-            )
+            self._known.refuse(why)
 
 
 def _is_packed(args: Sequence[Any], _: Mapping[str, Any]) -> bool:

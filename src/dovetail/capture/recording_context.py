@@ -70,7 +70,7 @@ def recording_on_fakes(
             mode,
             replaced_default_generator(RecordedGenerator(recorder)),
             refused_generators(refuse_generator),
-            PackedSequences(recorder.packed, origins).recorded(),
+            PackedSequences(recorder.packed).recorded(),
             around,
             recorder,
             taken_apart,

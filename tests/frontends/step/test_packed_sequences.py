@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,22 @@ def test_a_weight_that_stands_twice_is_refused_by_name() -> None:
     step(*padded([6, 4, 2]))
     with pytest.raises(UnsupportedTensor, match="for a layer that has one weight twice"):
         step(*padded([6, 4, 2]))
+
+
+def test_second_derivatives_are_refused_by_name() -> None:
+    torch.manual_seed(0)
+    layer = nn.LSTM(4, 5)
+
+    def plain(x: Tensor, lengths: Tensor) -> None:
+        packed = pack_padded_sequence(x.sin().transpose(0, 1), lengths, enforce_sorted=False)
+        (gradient,) = torch.autograd.grad(layer(packed)[0].data.sum(), x, create_graph=True)
+        (gradient.square().sum() + x.square().sum()).backward()
+
+    step = dovetail.compile_step(plain)
+    x, lengths = padded([6, 4, 2])
+    x.requires_grad_()
+    for _ in range(2):  # the first makes `.grad`
+        with contextlib.suppress(UnsupportedTensor):
+            step(x, lengths)
+    with pytest.raises(UnsupportedTensor, match=r"under backward\(create_graph=True\)"):
+        step(x, lengths)
