@@ -19,7 +19,6 @@ from dovetail.errors import (
     DovetailWarning,
     GeneratorMadeInside,
     GradientAccess,
-    NotYetSupported,
     PythonSideEffect,
     UnknownOption,
     UnsupportedDevice,
@@ -232,7 +231,7 @@ def test_a_failure_leaves_module_generator_and_gradients_alone() -> None:
     ("options", "error"),
     [
         ({"dmup": "x"}, UnknownOption),
-        ({"memory_limit": "6GiB"}, NotYetSupported),
+        ({"memory_limit": "6GiB"}, BadOptionValue),
         ({"verify": 3}, BadOptionValue),
         ({"skip": ["nonsense"]}, BadOptionValue),
         ({"executors": ["warp"]}, BadOptionValue),

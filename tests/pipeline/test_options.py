@@ -110,7 +110,7 @@ def test_unknown_names(name: str, hint: str) -> None:
     assert "max_variants" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["memory_limit", "estimate"])
+@pytest.mark.parametrize("name", ["estimate"])
 def test_features_to_come(name: str) -> None:
     with pytest.raises(NotYetSupported):
         resolve_options({name: 1}, PASS_NAMES)

@@ -2,16 +2,17 @@
 
 A storage is alive from the node that makes it to the last node that reads any value on it; inputs are alive before the
 program starts and are not counted, outputs stay alive to the end. The simulated peak is the largest sum of live bytes
-over the nodes, operands and results of the running node included; scratch memory inside operators is not known here.
+over the nodes, operands and results of the running node included; what operators take besides is only counted if it is
+given (`execute.needs` measures it).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from dovetail.analysis.region import extent_bytes
-from dovetail.ir.program import Program, Value, values_in
+from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ir.sizes import Number, evaluate
 
 
@@ -21,6 +22,25 @@ class PeakReport:
 
     peak_bytes: int
     node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that an operator takes from the allocator besides those of operands and results.
+
+    scratch_bytes: while it runs. kept_bytes: for each of its outputs, that stay as long as this does, whose memory is
+    larger than its description says; none of them where it is empty.
+    """
+
+    scratch_bytes: int = 0
+    kept_bytes: tuple[int, ...] = ()
+
+    def kept_by(self, place: int) -> int:
+        """Of the output at a place."""
+        return self.kept_bytes[place] if self.kept_bytes else 0
+
+
+NOTHING = Need()
 
 
 def last_uses(program: Program) -> dict[int, tuple[Value, ...]]:
@@ -41,12 +61,15 @@ def last_uses(program: Program) -> dict[int, tuple[Value, ...]]:
 
 
 def simulate_peak(
-    program: Program, hints: Mapping[str, Number] | None = None, dying: Collection[int] = ()
+    program: Program,
+    hints: Mapping[str, Number] | None = None,
+    dying: Collection[int] = (),
+    need_of: Callable[[Node], Need] | None = None,
 ) -> PeakReport:
     """The peak of live bytes of a run in program order.
 
     hints: a number for each size symbol (default 1 each). dying: numbers of inputs that nobody else holds; they count,
-    and die at their last use.
+    and die at their last use. need_of: what operators take besides; nothing by default.
     """
     sizes = {**storage_bytes(program, hints or {}), **(input_bytes(program, hints or {}) if dying else {})}
     owners = _values_by_storage(program)
@@ -56,15 +79,20 @@ def simulate_peak(
     pending = {storage: len(values) for storage, values in owners.items()}
     dying = last_uses(program)
     live = peak = sum(sizes[storage] for storage in given)
-    place = -1
+    at = -1
     started = set(given)
     for index, node in enumerate(program.nodes):
-        for value in node.results():
-            if value.is_tensor and (storage := value.tensor.storage) not in outside and storage not in started:
+        need = NOTHING if need_of is None else need_of(node)
+        for place, value in enumerate(node.outputs):
+            if value is None or not value.is_tensor:
+                continue
+            storage = value.tensor.storage
+            if storage not in outside and storage not in started:
                 started.add(storage)
+                sizes[storage] += need.kept_by(place)
                 live += sizes[storage]
-        if live > peak:
-            peak, place = live, index
+        if live + need.scratch_bytes > peak:
+            peak, at = live + need.scratch_bytes, index
         for value in dying.get(index, ()):
             if not value.is_tensor:
                 continue
@@ -72,7 +100,7 @@ def simulate_peak(
             pending[storage] -= 1
             if not pending[storage] and storage in started and storage not in returned:
                 live -= sizes[storage]
-    return PeakReport(peak, place)
+    return PeakReport(peak, at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ from dovetail.errors.reports import NothingToExplain as NothingToExplain
 from dovetail.errors.reports import ReportNotWritten as ReportNotWritten
 from dovetail.errors.step import FreedGraph as FreedGraph
 from dovetail.errors.step import GuardMiss as GuardMiss
+from dovetail.errors.step import MemoryLimitTooLow as MemoryLimitTooLow
 from dovetail.errors.step import ReturnedState as ReturnedState
 from dovetail.errors.step import StateChangedOtherwise as StateChangedOtherwise
 from dovetail.errors.step import StepInterrupted as StepInterrupted

@@ -74,3 +74,13 @@ class GuardMiss(Exception):
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
+
+
+class MemoryLimitTooLow(DovetailError):
+    """No plan was found that keeps a program under the memory limit."""
+
+    code = "DT-MEMORY-001"
+    summary = "the step does not fit in {limit}."
+    because = "the lowest peak found is {floor} ({floor_bytes} bytes): {transient} above {state} of state and arguments"
+    way_out = "raise it to {least}, take a smaller batch, or clear gradients first thing in the step"
+    rows = ()

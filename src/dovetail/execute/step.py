@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from dovetail.analysis.liveness import simulate_peak
 from dovetail.errors import GuardMiss, StepInterrupted
 from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.needs import Needs
 from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.prim import Prim
@@ -48,7 +50,7 @@ class CompiledStepProgram:
 
     reports: what each pass says of itself, by name. hints: a number for each size symbol. recorded_peak_bytes: the
     simulated peak of the program as it was recorded. run: runs the code, and notes something besides; the code itself
-    if None. last_check: that the code passes.
+    if None. last_check: that the code passes. state_bytes: of what a call has before it begins.
     """
 
     code: CompiledProgram
@@ -61,11 +63,19 @@ class CompiledStepProgram:
     recorded_peak_bytes: int = -1
     run: Callable[[list[Any]], Sequence[Any]] | None = None
     last_check: LastCheck = field(default_factory=LastCheck)
+    state_bytes: int = 0
 
     @property
     def program(self) -> Program:
         """The program that works in place."""
         return self.code.program
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The peak of a call above what is there before: tensors, and what operators take besides."""
+        needs = Needs(self.hints)
+        needs.measure(self.program.nodes)
+        return simulate_peak(self.program, self.hints, need_of=needs.need_of).peak_bytes
 
     @cached_property
     def draws(self) -> bool:

@@ -16,7 +16,8 @@ class Door:
     """One way in.
 
     name: as a user writes it. reads: options that have an effect there. reasons: why others have none, where there is
-    more to say than that. instead: what to give in their place. parameters: what else it takes by name.
+    more to say than that. instead: what to give in their place. parameters: what else it takes by name. choices: of an
+    option, where they are fewer than elsewhere.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Door:
     reasons: Mapping[str, str] = field(default_factory=dict)
     instead: Mapping[str, str] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def refuse_unread(self, given: Mapping[str, object]) -> None:
         """Raises: BadOptionValue for an option that has no effect here, with the doors where it has one."""
@@ -33,6 +35,9 @@ class Door:
                 readers = [door.name for door in DOORS if option in door.reads]
                 expected = self.instead.get(option) or f"it to {_either(readers)}; leave it out here"
                 raise BadOptionValue(option=option, value=value, reason=reason, expected=expected)
+            if value not in self.choices.get(option, (value,)):
+                reason = self.reasons.get(option, "it must be one of the choices")
+                raise BadOptionValue(option=option, value=value, reason=reason, expected=_either(self.choices[option]))
 
 
 def _either(names: Iterable[str]) -> str:
@@ -58,13 +63,15 @@ BACKEND = Door(
 )
 COMPILE_STEP = Door(
     "dovetail.compile_step",
-    _EVERYWHERE | {"max_variants", "dynamic", "keep_grads"},
+    _EVERYWHERE | {"max_variants", "dynamic", "keep_grads", "memory_limit", "partition"},
     reasons={
         "donate": "a step does not overwrite its arguments",
-        **dict.fromkeys(("partition", "recompute"), "a step's program runs forward and backward: it is not split"),
+        "partition": "a step's program runs forward and backward: it is not split",
+        "recompute": "a step computes again what costs the least for the memory that it gives",
         "double_backward": "backward runs within the step",
     },
     parameters=frozenset({"state", "on_unsupported"}),
+    choices={"partition": ("auto", "default")},
 )
 FREEZE = Door(
     "dovetail.freeze",

@@ -7,8 +7,9 @@
 | verify | DOVETAIL_VERIFY | all but load | 1: stage rules and purity of every pass; 2: also run both sides of each |
 | skip | DOVETAIL_SKIP | all | names of passes to leave out, separated by commas |
 | stop_after | DOVETAIL_STOP_AFTER | all | name of the last pass to run |
-| partition | DOVETAIL_PARTITION | graphs | auto, min_cut: save least; default: save all; or a function |
+| partition | DOVETAIL_PARTITION | graphs, step | auto, min_cut: save least; default: save all; or a function |
 | recompute | DOVETAIL_RECOMPUTE | graphs | what may be recomputed: cheap (views, copies, pointwise) or all |
+| memory_limit | - | step | bytes that a call may need at most, with state, as "6GiB"; or above it, "transient:2GiB" |
 | max_variants | - | graphs, step | limit on kinds of calls of a function, and on programs of each kind; default: 8 |
 | dynamic | - | compile, step, aot | one program for all sizes above 1 of the arguments |
 | double_backward | - | graphs | keep the inputs of each call, so that backward works with create_graph=True |
@@ -36,10 +37,10 @@ from dovetail.execute.protocol import Executor
 from dovetail.partition.problem import Problem
 from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import Door
+from dovetail.pipeline.memory_limit import memory_limit
 from dovetail.torch_compat.decompositions import Decompositions
 
 _LATER = {
-    "memory_limit": ("a memory limit", "programs are not yet planned under a limit in bytes", "leave the option out"),
     "estimate": ("a memory estimate", "whole-program planning comes later", "measure with dovetail.inspect.memory"),
 }
 _VERIFY_LEVELS = (0, 1, 2)
@@ -66,6 +67,7 @@ class Options:
     stop_after: str | None = None
     partition: str | Callable[[Problem], Collection[int]] = "auto"
     recompute: str = "cheap"
+    memory_limit: str | int | None = None
     max_variants: int = 8
     dynamic: bool = False
     double_backward: bool = False
@@ -107,6 +109,8 @@ def resolve_options(
     values["donate"] = tuple(donate) if isinstance(donate, list | tuple | set | frozenset) else (donate,)
     options = Options(**values)  # type: ignore[arg-type]
     _check(options, pass_names)
+    if options.memory_limit is not None:
+        memory_limit(options.memory_limit)
     return options
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from dovetail.execute.needs import Needs
 from dovetail.ir.program import Program, Stage
 from dovetail.ir.sizes import Number
 from dovetail.passes.channels_last import channels_last
@@ -32,7 +33,9 @@ from dovetail.passes.prepack import prepack
 from dovetail.passes.remove_dropout import remove_dropout
 from dovetail.passes.sink import sink
 from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
+from dovetail.pipeline.memory_limit import memory_limit
 from dovetail.pipeline.options import Options
+from dovetail.pipeline.recompute import recompute
 
 Tier: TypeAlias = Literal["bitwise", "numerics"]
 
@@ -54,6 +57,8 @@ class Context:
     infer: Any = None
     contents: Mapping[str, torch.Tensor] = field(default_factory=dict)
     plans: PlanMemory = field(default_factory=PlanMemory)
+    needs: Needs | None = None
+    state_bytes: int = 0
 
 
 Run: TypeAlias = Callable[[Program, Context], tuple[Program, Any]]
@@ -118,6 +123,17 @@ _FOLD_BATCH_NORMS = PassSpec(
 )
 _HALF = (_EXPAND_FOREACH, _SINK, _REINPLACE)
 
+
+def _recompute(program: Program, given: Context) -> tuple[Program, object]:
+    options = given.options
+    limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
+    if limit is None and options.partition != "auto":
+        return program, "nothing runs again, as partition= says"
+    return recompute(program, given.hints, given.plans, given.needs or Needs(given.hints), limit, given.state_bytes)
+
+
+_RECOMPUTE = PassSpec("recompute", "bitwise", frozenset({Stage.IN_PLACE}), None, _recompute)
+
 PASSES: dict[str, PassList] = {
     "joint": PassList(
         (
@@ -129,7 +145,7 @@ PASSES: dict[str, PassList] = {
     ),
     "forward": PassList(_HALF, "joint", FORWARD, weighs=True),
     "backward": PassList(_HALF, "joint", BACKWARD, weighs=True),
-    "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _REINPLACE), "joint"),
+    "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _RECOMPUTE, _REINPLACE), "joint"),
     "frozen": PassList(
         (
             PassSpec("remove_dropout", "bitwise", _FUNCTIONAL, None, _over_constants(remove_dropout)),

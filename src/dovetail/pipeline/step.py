@@ -18,6 +18,7 @@ from dovetail.analysis.reads import can_fail
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.errors import UnsupportedStep
 from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.needs import Needs
 from dovetail.execute.step import CompiledStepProgram, LastCheck
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan
@@ -43,18 +44,19 @@ def compile_step_programs(
     name: str,
     options: Options,
     hints: Mapping[str, Number] = MappingProxyType({}),
+    state_bytes: int = 0,
 ) -> CompiledStepProgram:
     """The code of a recorded step.
 
     plan: what is done around it. names: of the plan's inputs. labels: of the inputs of its programs. hints: a number
-    for each size symbol.
+    for each size symbol. state_bytes: of what a call has before it begins.
 
-    Raises: UnsupportedStep where something would have to be checked after the first write.
+    Raises: UnsupportedStep where something would have to be checked after the first write; MemoryLimitTooLow.
     """
     dump = Dump(options.dump, name, hints, options.dump_calls, None, options.compile_trace)
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
-    context = Context(options, hints)
+    context = Context(options, hints, needs=Needs(hints), state_bytes=state_bytes)
     program, simplified = run_passes("joint", programs.functional, context, dump)
     program = with_copies(_with_late_writes(program))
     dump.step(STEP_STATE, program)
@@ -66,7 +68,7 @@ def compile_step_programs(
     run = dump.watched(code, JOINT)
     wrapper = build_wrapper(plan, program, names)
     compiled = CompiledStepProgram(
-        code, plan, wrapper, tuple(names), labels, tuple(reports), dict(hints), eager, run, last_check
+        code, plan, wrapper, tuple(names), labels, tuple(reports), dict(hints), eager, run, last_check, state_bytes
     )
     _refuse_late_checks(compiled)
     if options.dump is not None:

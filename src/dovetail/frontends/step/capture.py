@@ -21,7 +21,7 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.arguments import Arguments
-from dovetail.frontends.step.captured_memory import refuse_set, refuse_sharing, torch_generators
+from dovetail.frontends.step.captured_memory import bytes_before, refuse_set, refuse_sharing, torch_generators
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
@@ -333,14 +333,16 @@ class StepCapture:
             recording, sources, kept, self._given, plan, accesses, is_dynamic=self._options.dynamic
         )
         tensors = [recording.tensors[i].tensor for i in kept]
-        refuse_sharing(recording, [*tensors, *programs.constants], kept, accesses)
+        taken = [*tensors, *programs.constants]
+        refuse_sharing(recording, taken, kept, accesses)
         labels = (
             *(recording.tensors[i].label for i in programs.tensors),
             *("a tensor found while recording" for _ in programs.constants),
             *(number_label(i, self._numbers, self._lifted_leaves) for i in programs.numbers),
         )
         names = [recording.tensors[i].label for i in kept]
-        program = compile_step_programs(programs, plan, names, labels, name, self._options, recording.size_hints)
+        before, sizes = bytes_before(taken, plan), recording.size_hints
+        program = compile_step_programs(programs, plan, names, labels, name, self._options, sizes, before)
         assert self._result_structure is not None, "the step was recorded"
         leaf_of = dict(enumerate(sorted(self._lifted_leaves), len(self._numbers)))
         guard = StepGuard(

@@ -11,7 +11,9 @@ import torch
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
 from dovetail.frontends.step.memory import Accesses, shared_memory
+from dovetail.ir.calling import CallPlan
 from dovetail.ir.program import Origin
+from dovetail.torch_compat.dispatch import storage_key
 
 
 def torch_generators(values: Iterable[Any]) -> list[tuple[torch.Generator, torch.Tensor]]:
@@ -50,3 +52,14 @@ def refuse_sharing(
         written, other = (labels[index] for index in shared)
         reason = "a step's program does not track how such writes affect each other"
         raise OverlappingMutatedInputs(written=written, other=other, reason=reason)
+
+
+def bytes_before(tensors: Sequence[torch.Tensor], plan: CallPlan) -> int:
+    """Bytes of the memory in which tensors lie, and of gradients that are dropped only once checks have passed.
+
+    tensors: those that the plan numbers, and others.
+    """
+    held = [tensor for tensor in tensors if tensor.layout is torch.strided]
+    late = [tensors[g.input] for g in plan.gradients if g.is_cleared and not g.is_first]
+    storages = {storage_key(x): x.untyped_storage().nbytes() for x in held}
+    return sum(storages.values()) + sum(x.numel() * x.element_size() for x in late)

@@ -10,7 +10,7 @@ import torch
 
 from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_recorder import Question
-from dovetail.errors import CaptureFailed, DovetailError, GuardMiss, StateChangedOtherwise
+from dovetail.errors import CaptureFailed, DovetailError, GuardMiss, MemoryLimitTooLow, StateChangedOtherwise
 from dovetail.frontends.patience import Walks
 from dovetail.frontends.step.capture import StepCapture
 from dovetail.frontends.step.drawing_functions import NotBeforeRuns
@@ -165,6 +165,8 @@ class StepCaptures:
             else:
                 self._give_up(making.error)
             return None
+        except MemoryLimitTooLow:  # eager mode would not keep it either
+            raise
         except DovetailError as error:
             if isinstance(error, CaptureFailed) and not self._failed:
                 self._failed = True  # eager mode raises what is to be raised, or shows that it is our doing

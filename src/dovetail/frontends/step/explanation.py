@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dovetail.analysis.liveness import simulate_peak
 from dovetail.frontends.step.variant import StepVariant
 from dovetail.ir.calling import GradientExit
 from dovetail.ir.plan_text import origin_of
@@ -19,18 +18,20 @@ _SHOWN = 12
 class StepExplanation:
     """One program of a step.
 
-    reason: why it was captured. nodes: how many operators it runs. peak_bytes: of the simulation, above state and
-    arguments. state, arguments, gradients, numbers, passing: what it takes, by what a user would call it; passing: how
-    many tensors it met that nothing holds. written: what it writes in place. questions: what is asked before the first
-    write, and the answers that it was captured for. first_write: how many operators run before it. results: where each
-    comes from. left: what is put into Python objects afterwards. host_calls: what is really called, in order. dropped,
-    kept: of how many tensors the gradients of this step are not left, and are. passes: what each pass says of itself.
+    reason: why it was captured. nodes: how many operators it runs. peak_bytes: of a call, above state and arguments,
+    which have state_bytes. state, arguments, gradients, numbers, passing: what it takes, by what a user would call it;
+    passing: how many tensors it met that nothing holds. written: what it writes in place. questions: what is asked
+    before the first write, and the answers that it was captured for. first_write: how many operators run before it.
+    results: where each comes from. left: what is put into Python objects afterwards. host_calls: what is really called,
+    in order. dropped, kept: of how many tensors the gradients of this step are not left, and are. passes: what each
+    pass says of itself.
     """
 
     name: str
     reason: str
     nodes: int
     peak_bytes: int
+    state_bytes: int
     state: tuple[str, ...]
     arguments: tuple[str, ...]
     gradients: tuple[str, ...]
@@ -50,7 +51,8 @@ class StepExplanation:
         return "\n".join(self._locator())
 
     def _locator(self) -> Iterator[str]:
-        yield f"{self.name}: {self.nodes} operators, peak {self.peak_bytes:,} bytes above state and arguments"
+        above = f"above {self.state_bytes:,} of state and arguments"
+        yield f"{self.name}: {self.nodes} operators, peak {self.peak_bytes:,} bytes {above}"
         yield f"  captured because {self.reason}"
         for title, items in (
             ("state", self.state),
@@ -94,7 +96,8 @@ def explain_variant(name: str, variant: StepVariant) -> StepExplanation:
         name=name,
         reason=variant.reason,
         nodes=len(program.nodes),
-        peak_bytes=simulate_peak(program, compiled.hints).peak_bytes,
+        peak_bytes=compiled.peak_bytes,
+        state_bytes=compiled.state_bytes,
         state=tuple(label for role, label in roles if not isinstance(role, others)),
         arguments=of(UserInput),
         gradients=of(HeldGradient),

@@ -1,0 +1,317 @@
+"""Bytes that operators take from the allocator besides their results: copies, buffers, reordered weights.
+
+No description of an operator says what its kernel takes, so it is measured: each kind of call runs once, on tensors of
+the same shapes, strides and dtypes, while the allocator's events are recorded. One recording serves all calls that are
+asked for together. What was found is kept for the process. Views take nothing and are not run.
+
+Tensors of whole numbers that operators make of floats are made by these: kernels trust positions, pivots and the memory
+of libraries. All others are zeros, which are given only to operators that are known to take them (`ops.whole_numbers`);
+what cannot be run is named.
+
+Source: the allocator events of `torch.profiler` (`torch_compat.profiler`).
+Cost:   about 30 ms, and one run of each kind of call that was not met before.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dovetail.analysis.liveness import NOTHING, Need
+from dovetail.analysis.region import extent_bytes
+from dovetail.ir.prim import Prim
+from dovetail.ir.program import Node, Operand, ScalarMeta, TensorMeta, Value, map_operands
+from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
+from dovetail.ops.facts import facts_of
+from dovetail.ops.prims import InGradMode
+from dovetail.ops.whole_numbers import takes_zeros
+from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.torch_compat.profiler import AllocatorEvent, record_allocator_events
+from dovetail.torch_compat.rng import default_generator
+
+_BEGIN, _END = 1_000_003, 1_000_033  # bytes of blocks that are taken before and after each call, as marks
+_FOUND: dict[Hashable, Need | None] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the nodes of programs need besides operands and results.
+
+    hints: a number for each size symbol. unknown: nodes whose operators could not be run; they count as nothing.
+    """
+
+    hints: Mapping[str, Number]
+    unknown: list[Node] = field(default_factory=list)
+    _needs: dict[Node, Need] = field(default_factory=dict)
+
+    def measure(self, nodes: Iterable[Node]) -> None:
+        """Look at the nodes of a program, so that `need_of` knows them."""
+        all_nodes = list(nodes)
+        new = [node for node in dict.fromkeys(all_nodes) if node not in self._needs]
+        maker = _Maker(_Sizes(self.hints), {value: node for node in all_nodes for value in node.results()})
+        calls = {node: call for node in new if (call := maker.call_of(node)) is not None}
+        missing = {call.key: call for call in calls.values() if call.key not in _FOUND}
+        if missing:
+            safe = {key: call for key, call in missing.items() if call.is_safe}
+            _FOUND.update(dict.fromkeys(missing))
+            _FOUND.update(zip(safe, _measured(list(safe.values())), strict=True))
+        for node in new:
+            need = _FOUND[calls[node].key] if node in calls else NOTHING
+            self._needs[node] = need or NOTHING
+            if need is None:
+                self.unknown.append(node)
+
+    def need_of(self, node: Node) -> Need:
+        """What a node needs."""
+        if node not in self._needs:
+            self.measure([node])
+        return self._needs[node]
+
+
+class _Sizes(dict[str, Number]):
+    """A size symbol that nobody knows counts as 1, as it does in simulated peaks."""
+
+    def __missing__(self, key: str) -> Number:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A node as it can be run. result_bytes: of each output that lies in new memory; None for others. is_safe: no
+    kernel is given whole numbers that it may not expect.
+    """
+
+    node: Node
+    args: Sequence[Operand]
+    kwargs: Mapping[str, Operand]
+    result_bytes: tuple[int | None, ...]
+    is_safe: bool
+    key: Hashable
+
+    def run(self, *, marked: bool = False) -> object:
+        """Apply the operator to new tensors. marked: take a block before and after that."""
+        args = _with_tensors(list(self.args))
+        kwargs = {name: _with_tensors(operand) for name, operand in self.kwargs.items()}
+        assert isinstance(args, list), "arguments stay a list"
+        if not marked:
+            return self.node.target(*args, **kwargs)
+        torch.empty(_BEGIN, dtype=torch.uint8)
+        try:
+            return self.node.target(*args, **kwargs)
+        finally:
+            torch.empty(_END, dtype=torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A tensor to be made. made_by: what makes it, and which of its results it is; else it is filled with a number."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    is_made: bool = False
+    made_by: tuple[_Call, int] | None = field(default=None, compare=False)
+
+    def tensor(self) -> torch.Tensor:
+        """A new one."""
+        if self.made_by is not None:
+            call, place = self.made_by
+            results = call.run()
+            found = results[place] if isinstance(results, tuple | list) else results
+            assert isinstance(found, torch.Tensor), "a described value is a tensor"
+            return found
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu")
+        return made.fill_(0.5 if _is_fractional(self.dtype) else 0)
+
+
+class _Fresh(enum.Enum):
+    """What stands for an operand that is made anew for each run."""
+
+    GENERATOR = "a generator"
+
+
+class _Maker:
+    """Describes nodes as calls. known: a number for each size symbol. producers: of values."""
+
+    def __init__(self, known: Mapping[str, Number], producers: Mapping[Value, Node]) -> None:
+        self.known = known
+        self.producers = producers
+        self._described: dict[Value, _Described] = {}
+
+    def call_of(self, node: Node) -> _Call | None:
+        """What is to be run for a node; None where nothing is taken, or nothing can be run."""
+        if not _is_on_cpu(node):
+            return None
+        operands = {value.tensor.storage for value in node.operands() if value.is_tensor}
+        if operands and all(v.is_tensor and v.tensor.storage in operands for v in node.results()) and not _writes(node):
+            return None  # a view
+        return self._call(node)
+
+    def _call(self, node: Node) -> _Call:
+        args = [self._operand(operand) for operand in node.args]
+        kwargs = {name: self._operand(operand) for name, operand in node.kwargs}
+        key = (node.target, _frozen(args), _frozen(sorted(kwargs.items())), torch.get_num_threads())
+        old = {value.tensor.storage for value in node.operands() if value.is_tensor}
+        made = tuple(
+            None if v is None or not v.is_tensor or v.tensor.storage in old else _bytes(v.tensor, self.known)
+            for v in node.outputs
+        )
+        tensors = [self._tensor(value) for value in node.operands() if value.is_tensor]
+        is_safe = all(_is_fractional(x.dtype) or x.dtype is torch.bool or x.is_made for x in tensors)
+        return _Call(node, args, kwargs, made, is_safe or takes_zeros(node), key)
+
+    def _operand(self, operand: Operand) -> Operand:
+        """An operand with descriptions for tensors, and numbers for sizes."""
+
+        def describe(value: Value) -> Operand:
+            return self._tensor(value) if value.is_tensor else evaluate(_expr(value), self.known)
+
+        return _with_numbers(map_operands(operand, describe), self.known)
+
+    def _tensor(self, value: Value) -> _Described:
+        found = self._described.get(value)
+        if found is None:
+            found = self._described[value] = self._describe(value)
+        return found
+
+    def _describe(self, value: Value) -> _Described:
+        meta = value.tensor
+        shape, stride = _numbers(meta.shape, self.known), _numbers(meta.stride, self.known)
+        node = self.producers.get(value)
+        if _is_fractional(meta.dtype) or meta.dtype is torch.bool or node is None or not _is_on_cpu(node):
+            return _Described(shape, stride, meta.dtype)
+        call = self._call(node)
+        tensors = [self._tensor(v) for v in node.operands() if v.is_tensor]
+        if not all(_is_fractional(x.dtype) or x.dtype is torch.bool or x.is_made for x in tensors):
+            return _Described(shape, stride, meta.dtype)
+        return _Described(shape, stride, meta.dtype, True, (call, node.outputs.index(value)))
+
+
+def _is_on_cpu(node: Node) -> bool:
+    """Whether it is an operator of torch over tensors on the CPU."""
+    metas = [value.tensor for value in (*node.operands(), *node.results()) if value.is_tensor]
+    runs = node.target.run if isinstance(node.target, Prim) else node.target
+    op = runs.op if isinstance(runs, InGradMode) else runs
+    is_aten = isinstance(op, Overload) and schema_of(op).namespace == "aten"
+    return is_aten and bool(metas) and all(meta.device.type == "cpu" for meta in metas)
+
+
+def _is_fractional(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _expr(value: Value) -> Scalar:
+    assert isinstance(value.meta, ScalarMeta), "it is a number"
+    return value.meta.expr
+
+
+def _bytes(meta: TensorMeta, known: Mapping[str, Number]) -> int:
+    extent = extent_bytes(meta)
+    return extent[1] if extent is not None else int(evaluate(meta.size_bytes(), known))
+
+
+def _writes(node: Node) -> bool:
+    return bool(facts_of(node.target).writes)
+
+
+def _numbers(sizes: Collection[object], known: Mapping[str, Number]) -> tuple[int, ...]:
+    return tuple(int(evaluate(size, known)) for size in sizes)  # type: ignore[arg-type]
+
+
+def _with_numbers(operand: Operand, known: Mapping[str, Number]) -> Operand:
+    if isinstance(operand, SizeExpr):
+        return evaluate(operand, known)
+    if isinstance(operand, torch.Generator):
+        return _Fresh.GENERATOR
+    if isinstance(operand, list | tuple):
+        return [_with_numbers(item, known) for item in operand]
+    return operand
+
+
+def _with_tensors(operand: Operand) -> Operand:
+    """An operand with a new tensor for each description, and new generators."""
+    if isinstance(operand, _Described):
+        return operand.tensor()
+    if isinstance(operand, list | tuple):
+        return [_with_tensors(item) for item in operand]
+    return torch.Generator() if operand is _Fresh.GENERATOR else operand
+
+
+def _frozen(operand: object) -> Hashable:
+    if isinstance(operand, list | tuple):
+        return tuple(map(_frozen, operand))
+    if isinstance(operand, float):
+        return ("float", repr(operand))
+    return (type(operand), operand) if isinstance(operand, Hashable) else (type(operand), id(operand))
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _measured(calls: Sequence[_Call]) -> list[Need | None]:
+    """For each call, what it needs; None where it cannot be run. The default generator stays where it is."""
+    found: list[Need | None] = []
+
+    def run_all() -> None:
+        for call in calls:
+            try:
+                results = call.run(marked=True)
+            except Exception:  # zeros are not among its operands' values, say
+                found.append(None)
+            else:
+                found.append(_beyond_described(call, results))
+
+    generator = default_generator()
+    state = generator.get_state()
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            _, events = record_allocator_events(run_all)
+    finally:
+        generator.set_state(state)
+    scratch = [_scratch(window) for window in _windows(events)]
+    if len(scratch) != len(calls):
+        return [None] * len(calls)
+    return [n and Need(n.scratch_bytes + more, n.kept_bytes) for n, more in zip(found, scratch, strict=True)]
+
+
+def _beyond_described(call: _Call, results: object) -> Need:
+    """How much more memory results have than they are described with; results that have no name live while it runs."""
+    found = results if call.node.unpack and isinstance(results, tuple | list) else (results,)
+    outputs = list(zip(found, call.node.outputs, call.result_bytes, strict=False))
+    kept = [
+        max(0, result.untyped_storage().nbytes() - size) if isinstance(result, torch.Tensor) and size is not None else 0
+        for result, _, size in outputs
+    ]
+    unnamed = [x.untyped_storage().nbytes() for x, name, _ in outputs if name is None and isinstance(x, torch.Tensor)]
+    return Need(sum(unnamed), tuple(kept) if any(kept) else ())
+
+
+def _windows(events: Iterable[AllocatorEvent]) -> Iterator[list[AllocatorEvent]]:
+    """The events of each call."""
+    window: list[AllocatorEvent] | None = None
+    for event in events:
+        if event.size_bytes == _BEGIN:
+            window = []
+        elif event.size_bytes == _END:
+            if window is not None:
+                yield window
+            window = None
+        elif window is not None and event.size_bytes != -_BEGIN:
+            window.append(event)
+
+
+def _scratch(events: Iterable[AllocatorEvent]) -> int:
+    """The most that was live at once beyond what stayed."""
+    live = peak = 0
+    taken: dict[int, int] = {}
+    for event in events:
+        if event.size_bytes > 0:
+            taken[event.address] = event.size_bytes
+            live += event.size_bytes
+        else:
+            live -= taken.pop(event.address, 0)
+        peak = max(peak, live)
+    return peak - live

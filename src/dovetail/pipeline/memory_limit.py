@@ -1,0 +1,62 @@
+"""A limit in bytes, as users write it: `"6GiB"`, `"transient:512MB"`, or a number of bytes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dovetail.errors import BadOptionValue
+
+_UNITS = {
+    "B": 1,
+    **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)},
+    **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", 1)},
+}
+_TRANSIENT = "transient:"
+_FORM = re.compile(rf"(?P<transient>{_TRANSIENT})?\s*(?P<number>\d+(\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
+_EXPECTED = f'a text like "6GiB" or "{_TRANSIENT}512MB" (units {", ".join(_UNITS)}), or a number of bytes above 0'
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """bytes: how many. is_transient: they do not include state and arguments, which are there before and after."""
+
+    bytes: int
+    is_transient: bool = False
+
+    def above(self, state_bytes: int) -> int:
+        """What is left for the program beside state and arguments of so many bytes; negative if there is nothing."""
+        return self.bytes if self.is_transient else self.bytes - state_bytes
+
+    def __str__(self) -> str:
+        return f"{_TRANSIENT}{readable(self.bytes)}" if self.is_transient else readable(self.bytes)
+
+
+def memory_limit(given: object) -> MemoryLimit:
+    """The limit that was given for the option `memory_limit`. Raises: BadOptionValue."""
+
+    def refused(reason: str) -> BadOptionValue:
+        return BadOptionValue(option="memory_limit", value=given, reason=reason, expected=_EXPECTED)
+
+    if isinstance(given, int) and not isinstance(given, bool):
+        found = MemoryLimit(given)
+    elif isinstance(given, str):
+        match = _FORM.fullmatch(given.strip())
+        if match is None:
+            raise refused("it is not a number of bytes with a unit")
+        if match["unit"] not in _UNITS:
+            raise refused(f"{match['unit']!r} is not a unit")
+        found = MemoryLimit(int(float(match["number"]) * _UNITS[match["unit"]]), match["transient"] is not None)
+    else:
+        raise refused("it is a size")
+    if found.bytes <= 0:
+        raise refused("nothing fits in it")
+    return found
+
+
+def readable(size_bytes: int) -> str:
+    """A size in the largest unit that is not above it: 6.00 GiB."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if size_bytes >= _UNITS[unit]:
+            return f"{size_bytes / _UNITS[unit]:.2f} {unit}"
+    return f"{size_bytes} B"

@@ -1,0 +1,99 @@
+"""Let a whole program keep less and compute it again: as little as a limit asks for, or what costs next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dovetail.analysis.liveness import simulate_peak
+from dovetail.errors import MemoryLimitTooLow
+from dovetail.execute.needs import Needs
+from dovetail.ir.program import Program
+from dovetail.ir.sizes import Number
+from dovetail.partition.policy import Policy
+from dovetail.partition.whole.apply import apply_schedule
+from dovetail.partition.whole.check import verify_whole
+from dovetail.partition.whole.choose import Choice, Ladder
+from dovetail.partition.whole.problem import build_whole_problem
+from dovetail.partition.whole.solve import Schedule
+from dovetail.passes.inplace import PlanMemory
+from dovetail.pipeline.memory_limit import MemoryLimit, readable
+
+
+@dataclass(frozen=True, slots=True)
+class RecomputeReport:
+    """runs_again: how many nodes. peak_bytes, was_bytes: of the program once it works in place, and without them.
+    work: of what runs again, as a part of all. reason: why nothing does.
+    """
+
+    runs_again: int
+    peak_bytes: int
+    was_bytes: int
+    work: float = 0.0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if not self.runs_again:
+            return f"nothing runs again, {self.reason}"
+        peak = f"peak {self.peak_bytes}, not {self.was_bytes} bytes"
+        return f"{self.runs_again} nodes run again: {peak}, for {100 * self.work:.1f} % of work"
+
+
+def recompute(
+    program: Program,
+    hints: Mapping[str, Number],
+    plans: PlanMemory,
+    needs: Needs,
+    limit: MemoryLimit | None = None,
+    state_bytes: int = 0,
+) -> tuple[Program, RecomputeReport]:
+    """The program in which some nodes run again, so that their results need not be kept.
+
+    needs: of nodes. limit: for the peak; where there is none, as much as two percent of work give. state_bytes: of
+    inputs.
+    Raises: MemoryLimitTooLow.
+    """
+
+    def peak_of(changed: Program) -> int:
+        in_place = plans.in_place(changed)[1]
+        needs.measure(in_place.nodes)
+        return simulate_peak(in_place, hints, need_of=needs.need_of).peak_bytes
+
+    was = peak_of(program)
+    most = None if limit is None else limit.above(state_bytes)
+    if most is not None and was <= most:
+        return program, RecomputeReport(0, was, was, reason="FITS: the limit is kept as it is")
+    needs.measure(program.nodes)
+    plan = plans.in_place(program)[0]
+    places = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
+    problem = build_whole_problem(program, Policy(recompute="all"), hints, needs.need_of, places)
+    made: dict[int, Program] = {}
+
+    def weigh(schedule: Schedule) -> int:
+        made[id(schedule)] = apply_schedule(program, problem, schedule)
+        return peak_of(made[id(schedule)])
+
+    ladder = Ladder(problem, was, weigh)
+    choice = ladder.frugal() if most is None else ladder.under(most)
+    if choice.chosen is None:
+        if limit is not None:
+            raise _too_low(limit, choice, state_bytes)
+        return program, RecomputeReport(0, was, was, reason="NOT-WORTH-IT: it would cost more work than it is worth")
+    result = made[id(choice.chosen.schedule)]
+    verify_whole(program, result)
+    again = len(result.nodes) - len(program.nodes)
+    share = choice.chosen.schedule.work / problem.work
+    return result, RecomputeReport(again, choice.chosen.peak_bytes, was, share)
+
+
+def _too_low(limit: MemoryLimit, choice: Choice, state_bytes: int) -> MemoryLimitTooLow:
+    transient = choice.floor_bytes or 0
+    floor = transient if limit.is_transient else transient + state_bytes
+    return MemoryLimitTooLow(
+        limit=str(limit),
+        floor=readable(floor),
+        floor_bytes=floor,
+        least=f'memory_limit="transient:{floor}B"' if limit.is_transient else f"memory_limit={floor}",
+        state=readable(state_bytes),
+        transient=readable(transient),
+    )

@@ -1,0 +1,142 @@
+"""What operators take from the allocator besides operands and results, against what the allocator says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dovetail
+from dovetail.execute.needs import Needs
+from dovetail.inspect.memory import measure_peak
+from dovetail.ir.program import Node, TensorMeta, Value
+
+aten = torch.ops.aten
+
+
+def _value(name: str, tensor: Tensor, storage: int) -> Value:
+    meta = TensorMeta(tuple(tensor.shape), tensor.stride(), 0, tensor.dtype, tensor.device, storage)
+    return Value(name, meta)
+
+
+def _node(target: Any, *operands: Any) -> Node:
+    """A node that applies an operator to tensors like these, in new memory."""
+    result = target(*operands)
+    results = result if isinstance(result, tuple | list) else (result,)
+    values = [_value(f"x{k}", x, k) if isinstance(x, Tensor) else x for k, x in enumerate(operands)]
+    outputs = tuple(_value(f"y{k}", y, 100 + k) for k, y in enumerate(results))
+    return Node(target, tuple(values), outputs=outputs, unpack=isinstance(result, tuple | list))
+
+
+def test_a_loss_whose_memory_is_larger_than_it_is() -> None:
+    x, y = torch.randn(64, 16), torch.randn(64, 16)
+    need = Needs({}).need_of(_node(aten.mse_loss.default, x, y))
+    kept = aten.mse_loss(x, y).untyped_storage().nbytes()
+    assert need.kept_bytes == (kept - 4,)
+    report = measure_peak(aten.mse_loss.default, x, y)
+    assert need.scratch_bytes + kept == report.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("target", "operands"),
+    [
+        (
+            aten.convolution.default,
+            (torch.randn(2, 8, 12, 12), torch.randn(8, 8, 3, 3), None, *([1, 1], [1, 1], [1, 1]), False, [0, 0], 1),
+        ),
+        (aten.addmm.default, (torch.randn(8), torch.randn(4, 16), torch.randn(16, 8))),
+        (aten._softmax.default, (torch.randn(8, 8), -1, False)),
+        (aten.sort.default, (torch.randn(100),)),
+        (aten.cumsum.default, (torch.randn(100, 4), 0)),
+        (aten.index.Tensor, (torch.randn(10, 4), [torch.tensor([1, 2, 2])])),
+    ],
+    ids=lambda x: str(x) if not isinstance(x, tuple) else "",
+)
+def test_as_the_allocator_says(target: Any, operands: tuple[Any, ...]) -> None:
+    node = _node(target, *operands) if target is not aten.index.Tensor else None
+    if node is None:
+        x, index = operands[0], operands[1][0]
+        y = target(x, [index])
+        node = Node(target, (_value("x", x, 0), [_value("i", index, 1)]), outputs=(_value("y", y, 2),))
+    need = Needs({}).need_of(node)
+    report = measure_peak(target, *operands)
+    assert need.scratch_bytes == report.peak_bytes - report.end_bytes
+
+
+def test_views_and_numbers_need_nothing_and_are_not_run() -> None:
+    x = _value("x", torch.randn(4, 2), 0)
+    view = Node(aten.t.default, (x,), outputs=(_value("y", torch.randn(4, 2).t(), 0),))
+    needs = Needs({})
+    assert needs.need_of(view).scratch_bytes == 0
+    assert not needs.unknown
+
+
+def test_what_cannot_be_run_is_named() -> None:
+    square = torch.eye(4)
+    node = _node(aten.linalg_cholesky_ex.default, square)
+    strict = Node(
+        aten.linalg_inv_ex.default,
+        node.args,
+        (("check_errors", True),),
+        _node(aten.linalg_inv_ex.default, square).outputs,
+        True,
+    )
+    needs = Needs({})
+    assert needs.need_of(strict).scratch_bytes == 0
+    assert needs.unknown == [strict]  # a matrix of halves has no inverse
+
+
+def test_generators_stay_where_they_are() -> None:
+    mine = torch.Generator().manual_seed(3)
+    x = _value("x", torch.ones(10), 0)
+    drawn = [
+        Node(aten.bernoulli.default, (x,), (("generator", generator),), (_value("y", torch.ones(10), 1),))
+        for generator in (None, mine)
+    ]
+    torch.manual_seed(5)
+    before = torch.get_rng_state(), mine.get_state()
+    Needs({}).measure(drawn)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert torch.equal(mine.get_state(), before[1])
+
+
+def _classifier() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], tuple[Tensor, Tensor]]:
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(392, 5)
+    )
+    return net, F.cross_entropy, (torch.randn(4, 3, 16, 16), torch.arange(4))
+
+
+def _recurrent() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], tuple[Tensor, Tensor]]:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.rnn(x)[0][:, -1])
+
+    return Net(), F.mse_loss, (torch.randn(4, 6, 8), torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("make", [_classifier, _recurrent])
+def test_the_peak_of_a_step_is_known(make: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    net, criterion, batch = make()
+    optimizer = torch.optim.Adam(net.parameters())
+
+    @dovetail.compile_step(keep_grads=False)
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = criterion(net(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    for _ in range(3):
+        step(*batch)
+    assert step.explain().peak_bytes == pytest.approx(measure_peak(step, *batch).peak_bytes, rel=0.01)
