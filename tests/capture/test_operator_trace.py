@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dovetail
 from dovetail.capture.recording import Recording
 from dovetail.ir.program import Node, Value
-from dovetail.pipeline import variants
+from dovetail.pipeline import alias_graphs
 from tests.models.zoo import ZOO, Batch, Entry, loss_of
 from tests.rotation import rotated
 
@@ -177,13 +177,13 @@ def eager_steps(model: nn.Module, batch: Batch, monkeypatch: pytest.MonkeyPatch)
 def recordings_of(run: Callable[[], Tensor], monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """The recordings that dovetail makes while `run()` gives a loss and its backward runs."""
     caught: list[Recording] = []
-    original = variants.compile_recording
+    original = alias_graphs.compile_recording
 
     def catch(recording: Recording, *rest: Any) -> Any:
         caught.append(recording)
         return original(recording, *rest)
 
-    monkeypatch.setattr(variants, "compile_recording", catch)
+    monkeypatch.setattr(alias_graphs, "compile_recording", catch)
     run().backward()
     return caught
 
