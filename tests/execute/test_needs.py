@@ -104,6 +104,20 @@ def test_generators_stay_where_they_are() -> None:
     assert torch.equal(mine.get_state(), before[1])
 
 
+def test_a_profile_of_the_user_is_left_alone() -> None:
+    x = torch.randn(3, 41)
+    node = _node(aten.logcumsumexp.default, x, 1)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        needs = Needs({})
+        assert needs.need_of(node).scratch_bytes == 0
+        torch.cos(x)
+    assert needs.unknown == [node]
+    assert "aten::cos" in {event.key for event in profile.key_averages()}
+    later = Needs({})
+    later.need_of(node)
+    assert not later.unknown  # it was only put off
+
+
 def _classifier() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], tuple[Tensor, Tensor]]:
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(392, 5)

@@ -47,7 +47,8 @@ from dovetail.analysis.placement import PlacementLegality, PlacementRequest, Pla
 from dovetail.analysis.reads import is_view, last_check_of, note_reads, only_result, other_operands, readers_of
 from dovetail.analysis.sink_writes import copy_back_early, order_after
 from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
-from dovetail.ops.facts import facts_of, is_copy, rounds_otherwise_in_place
+from dovetail.ops.facts import facts_of, is_copy
+from dovetail.ops.over_operands import is_elementwise, may_lie_over
 from dovetail.ops.views import viewed_meta
 from dovetail.ops.writing_forms import (
     is_scatter,
@@ -99,8 +100,6 @@ class _Planner:
         self.buffers.place_inputs(program, donated)
         note_reads(self.buffers, self.destinations, program)
         copy_back_early(self.buffers, self.destinations.copy_backs, last_check)
-
-    # --- the sweep
 
     def run(self) -> InplacePlan:
         """Settle every node."""
@@ -340,7 +339,7 @@ class _Planner:
         if result is None or form is None:
             return None
         others = tuple(value for value in node.operands() if value.is_tensor)
-        pointwise = facts_of(node.target).pointwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype)
+        pointwise = is_elementwise(node.target, result.tensor.dtype)
         into = self.destinations.into.get(result.tensor.storage)
         if into is not None and not self._variant_leads_to(node, into):
             request = PlacementRequest(node, at, result, into.tensor, into.tensor, others, pointwise, False)
@@ -367,15 +366,16 @@ class _Planner:
         if result is None or form is None:
             return None
         others = tuple(value for value in node.operands() if value.is_tensor)
-        pointwise = facts_of(node.target).pointwise and not rounds_otherwise_in_place(node.target, result.tensor.dtype)
-        over_operands = others if pointwise else ()
+        pointwise, over = is_elementwise(node.target, result.tensor.dtype), may_lie_over(node.target, node.args)
+        over_operands = others if pointwise else () if over is None else (over,)
         at_home = self.died_at_home.get(self.destinations.chain.get(result.tensor.storage, -1), ())
         for place in chain(over_operands, reversed(at_home), reversed(self.just_died)):
             if place in self.lying or place.tensor.layout() != result.tensor.layout():
                 continue
             if self.buffers.buffer_of(place).owner is Owner.CALLER and not self._leads_home(result, place):
                 continue
-            request = PlacementRequest(node, at, result, place.tensor, place.tensor, others, pointwise, False)
+            over_it = pointwise or place is over
+            request = PlacementRequest(node, at, result, place.tensor, place.tensor, others, over_it, False)
             if self.legality.check(request).obstacle is None:
                 self.legality.put(result, place.tensor)
                 return WriteOut(form, place)

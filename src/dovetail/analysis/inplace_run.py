@@ -20,6 +20,7 @@ from dovetail.analysis.value_numbers import OperatorCall, ValueNumbers
 from dovetail.errors import InplaceMismatch
 from dovetail.ir.program import Node, Operand, Program, Value, values_in
 from dovetail.ir.sizes import Number
+from dovetail.ops.over_operands import may_lie_over
 from dovetail.ops.prims import EXPECT
 from dovetail.ops.views import addresses_storage, keeps_offset
 from dovetail.torch_compat.dispatch import Overload
@@ -152,11 +153,12 @@ class InPlaceRun(FunctionalRun):
                 if place.overlaps(other):
                     raise Misfit("it writes two tensors that share bytes")
         elementwise = call.pointwise or call.base == "aten::copy"
+        over = None if elementwise else may_lie_over(node.target, node.args)
         for name, value in self._only_read(call):
             read = self.place(value)
             for place in written:
                 shares = place is read or place.overlaps(read)  # torch compares tensors, empty ones too
-                if shares and not (elementwise and place.is_at(read)):
+                if shares and not ((elementwise or value is over) and place.is_at(read)):
                     raise Misfit(f"it writes bytes that it reads through operand {name!r}, {value.name}")
         if any(place.storage.is_input for place in written):
             self.committed = self.committed or label_of(node)

@@ -73,9 +73,18 @@ class CompiledStepProgram:
     @cached_property
     def peak_bytes(self) -> int:
         """The peak of a call above what is there before: tensors, and what operators take besides."""
+        return simulate_peak(self.program, self.hints, need_of=self._needs.need_of).peak_bytes
+
+    @property
+    def unknown_needs(self) -> tuple[str, ...]:
+        """Operators of which it is not known what they take besides."""
+        return tuple(dict.fromkeys(str(node.target) for node in self._needs.unknown))
+
+    @cached_property
+    def _needs(self) -> Needs:
         needs = Needs(self.hints)
         needs.measure(self.program.nodes)
-        return simulate_peak(self.program, self.hints, need_of=needs.need_of).peak_bytes
+        return needs
 
     @cached_property
     def draws(self) -> bool:

@@ -32,6 +32,11 @@ class AllocatorEvent:
     size_bytes: int
 
 
+def profiler_is_active() -> bool:
+    """Whether somebody records a profile now: there can be only one."""
+    return bool(torch._C._autograd._profiler_enabled())
+
+
 def record_allocator_events(fn: Callable[[], _Result]) -> tuple[_Result, list[AllocatorEvent]]:
     """Call `fn` and return its result with every CPU allocator event of the call, in order of time.
 
