@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.execute.needs import Needs
@@ -154,3 +155,76 @@ def test_the_peak_of_a_step_is_known(make: Callable[[], Any]) -> None:
     for _ in range(3):
         step(*batch)
     assert step.explain().peak_bytes == pytest.approx(measure_peak(step, *batch).peak_bytes, rel=0.01)
+
+
+def _relu(shape: tuple[int, ...]) -> Node:
+    return _node(aten.relu.default, torch.randn(shape))
+
+
+def test_modes_of_the_caller_do_not_notice() -> None:
+    class Counts(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.calls += 1
+            return func(*args, **(kwargs or {}))
+
+    node, needs = _relu((7, 1, 3)), Needs({})
+    with Counts() as mode, torch.device("meta"), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        needs.measure([node])
+    assert mode.calls == 0
+    assert not needs.unknown
+
+
+def test_a_profiler_of_the_callers_is_left_alone() -> None:
+    node, needs = _relu((7, 1, 5)), Needs({})
+    with torch.profiler.profile() as profiler:
+        needs.measure([node])
+        torch.ones(3).cosh()
+    assert needs.unknown == [node]
+    assert "aten::cosh" in {event.key for event in profiler.key_averages()}
+    later = Needs({})
+    later.measure([node])
+    assert not later.unknown  # nothing was kept
+
+
+def test_warnings_of_operators_are_not_the_callers(recwarn: pytest.WarningsRecorder) -> None:
+    node = _node(aten.var.correction, torch.randn(1, 9), [0])
+    recwarn.clear()
+    needs = Needs({})
+    needs.measure([node])
+    assert not needs.unknown
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("maker", [aten._to_copy.default, aten.view.dtype, aten.empty_like.default])
+def test_pivots_that_are_no_pivots_reach_no_kernel(maker: Any) -> None:
+    """Only what a factorization left is read as pivots: others are read and written without a check."""
+    x = _value("x", torch.randn(4), 0)
+    kwargs = () if maker is aten.view.dtype else (("dtype", torch.int32),)
+    pivots = _value("p", torch.zeros(4, dtype=torch.int32), 0 if maker is aten.view.dtype else 1)
+    made = Node(maker, (x, torch.int32) if maker is aten.view.dtype else (x,), kwargs, outputs=(pivots,))
+    lu, b = _value("lu", torch.randn(4, 4), 2), _value("b", torch.randn(4, 2), 3)
+    solve = Node(aten.linalg_lu_solve.default, (lu, pivots, b), outputs=(_value("y", torch.randn(4, 2), 4),))
+    needs = Needs({})
+    needs.measure([made, solve])
+    assert needs.unknown == [solve]
+
+
+def test_pivots_of_a_factorization_are_read() -> None:
+    a, b = torch.eye(4), torch.randn(4, 2)
+    factor = _node(aten.linalg_lu_factor_ex.default, a)
+    lu, pivots, _ = factor.results()
+    solve = Node(aten.linalg_lu_solve.default, (lu, pivots, _value("b", b, 50)), outputs=(_value("z", b, 51),))
+    needs = Needs({})
+    needs.measure([factor, solve])
+    assert not needs.unknown
+
+
+def test_zeros_are_no_positions_in_an_empty_tensor() -> None:
+    grad, index = _value("g", torch.randn(3, 4), 0), _value("i", torch.zeros(3, dtype=torch.long), 1)
+    out = _value("y", torch.randn(0, 4), 2)
+    node = Node(aten.embedding_dense_backward.default, (grad, index, 0, -1, True), outputs=(out,))
+    needs = Needs({})
+    needs.measure([node])
+    assert needs.unknown == [node]  # its kernel writes the count of row 0

@@ -4,9 +4,10 @@ No description of an operator says what its kernel takes, so it is measured: eac
 the same shapes, strides and dtypes, while the allocator's events are recorded. One recording serves all calls that are
 asked for together. What was found is kept for the process. Views take nothing and are not run.
 
-Tensors of whole numbers that operators make of floats are made by these: kernels trust positions, pivots and the memory
-of libraries. All others are zeros, which are given only to operators that are known to take them (`ops.whole_numbers`);
-what cannot be run is named.
+Kernels trust positions, pivots and the memory of libraries, so tensors of whole numbers are zeros, and only operators
+that are known to take these get them; an operator that reads what its partner left gets it from this one
+(`ops.whole_numbers`). What cannot be run is named. Modes of the caller's do not notice, and no warning is shown. While
+a profiler of the caller's is active nothing is measured, as there can be only one.
 
 Source: the allocator events of `torch.profiler` (`torch_compat.profiler`).
 Cost:   about 30 ms, and one run of each kind of call that was not met before.
@@ -15,7 +16,9 @@ Cost:   about 30 ms, and one run of each kind of call that was not met before.
 from __future__ import annotations
 
 import enum
+import warnings
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -27,8 +30,9 @@ from dovetail.ir.program import Node, Operand, ScalarMeta, TensorMeta, Value, ma
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import InGradMode
-from dovetail.ops.whole_numbers import takes_zeros
-from dovetail.torch_compat.dispatch import Overload, schema_of
+from dovetail.ops.whole_numbers import reads_of_partner, takes_zeros
+from dovetail.torch_compat.dispatch import Overload, schema_of, without_modes
+from dovetail.torch_compat.modes import autocast_off
 from dovetail.torch_compat.profiler import AllocatorEvent, profiler_is_active, record_allocator_events
 from dovetail.torch_compat.rng import default_generator
 
@@ -54,10 +58,10 @@ class Needs:
         maker = _Maker(_Sizes(self.hints), {value: node for node in all_nodes for value in node.results()})
         calls = {node: call for node in new if (call := maker.call_of(node)) is not None}
         missing = {call.key: call for call in calls.values() if call.key not in _FOUND}
-        if missing and not profiler_is_active():  # there is only one: while somebody uses it, nothing is found
+        if missing and not profiler_is_active():
             safe = {key: call for key, call in missing.items() if call.is_safe}
-            _FOUND.update(dict.fromkeys(missing))
-            _FOUND.update(zip(safe, _measured(list(safe.values())), strict=True))
+            found = dict(zip(safe, _measured(list(safe.values())), strict=True))
+            _FOUND.update(dict.fromkeys(missing) | found)
         for node in new:
             need = _FOUND.get(calls[node].key) if node in calls else NOTHING
             self._needs[node] = need or NOTHING
@@ -98,11 +102,11 @@ class _Call:
         assert isinstance(args, list), "arguments stay a list"
         if not marked:
             return self.node.target(*args, **kwargs)
-        torch.empty(_BEGIN, dtype=torch.uint8)
+        torch.empty(_BEGIN, dtype=torch.uint8, device="cpu")
         try:
             return self.node.target(*args, **kwargs)
         finally:
-            torch.empty(_END, dtype=torch.uint8)
+            torch.empty(_END, dtype=torch.uint8, device="cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +143,6 @@ class _Maker:
     def __init__(self, known: Mapping[str, Number], producers: Mapping[Value, Node]) -> None:
         self.known = known
         self.producers = producers
-        self._described: dict[Value, _Described] = {}
 
     def call_of(self, node: Node) -> _Call | None:
         """What is to be run for a node; None where nothing is taken, or nothing can be run."""
@@ -151,43 +154,56 @@ class _Maker:
         return self._call(node)
 
     def _call(self, node: Node) -> _Call:
-        args = [self._operand(operand) for operand in node.args]
-        kwargs = {name: self._operand(operand) for name, operand in node.kwargs}
-        key = (node.target, _frozen(args), _frozen(sorted(kwargs.items())), torch.get_num_threads())
+        args = [self._operand(operand, node) for operand in node.args]
+        kwargs = {name: self._operand(operand, node) for name, operand in node.kwargs}
+        key = (node.target, _frozen(args), _frozen(sorted(kwargs.items())), _settings())
         old = {value.tensor.storage for value in node.operands() if value.is_tensor}
         made = tuple(
             None if v is None or not v.is_tensor or v.tensor.storage in old else _bytes(v.tensor, self.known)
             for v in node.outputs
         )
-        tensors = [self._tensor(value) for value in node.operands() if value.is_tensor]
-        is_safe = all(_is_fractional(x.dtype) or x.dtype is torch.bool or x.is_made for x in tensors)
-        return _Call(node, args, kwargs, made, is_safe or takes_zeros(node), key)
+        return _Call(node, args, kwargs, made, self._is_safe(node), key)
 
-    def _operand(self, operand: Operand) -> Operand:
+    def _is_safe(self, node: Node) -> bool:
+        """Whether no kernel gets whole numbers that it may not expect: zeros are no positions where nothing is."""
+        tensors = [self._tensor(value, node) for value in node.operands() if value.is_tensor]
+        zeros = [x for x in tensors if not _is_fractional(x.dtype) and x.dtype is not torch.bool and not x.is_made]
+        if not zeros:
+            return True
+        shapes = [_numbers(value.tensor.shape, self.known) for value in node.results() if value.is_tensor]
+        is_empty = any(0 in shape for shape in (*shapes, *(x.shape for x in tensors)))
+        return takes_zeros(node) and not (is_empty and any(0 not in x.shape for x in zeros))
+
+    def _operand(self, operand: Operand, reader: Node) -> Operand:
         """An operand with descriptions for tensors, and numbers for sizes."""
 
         def describe(value: Value) -> Operand:
-            return self._tensor(value) if value.is_tensor else evaluate(_expr(value), self.known)
+            return self._tensor(value, reader) if value.is_tensor else evaluate(_expr(value), self.known)
 
         return _with_numbers(map_operands(operand, describe), self.known)
 
-    def _tensor(self, value: Value) -> _Described:
-        found = self._described.get(value)
-        if found is None:
-            found = self._described[value] = self._describe(value)
-        return found
-
-    def _describe(self, value: Value) -> _Described:
+    def _tensor(self, value: Value, reader: Node) -> _Described:
+        """What stands for a value where a node reads it."""
         meta = value.tensor
         shape, stride = _numbers(meta.shape, self.known), _numbers(meta.stride, self.known)
         node = self.producers.get(value)
-        if _is_fractional(meta.dtype) or meta.dtype is torch.bool or node is None or not _is_on_cpu(node):
+        if _is_fractional(meta.dtype) or meta.dtype is torch.bool or node is None or not reads_of_partner(reader, node):
             return _Described(shape, stride, meta.dtype)
         call = self._call(node)
-        tensors = [self._tensor(v) for v in node.operands() if v.is_tensor]
-        if not all(_is_fractional(x.dtype) or x.dtype is torch.bool or x.is_made for x in tensors):
+        if not call.is_safe:
             return _Described(shape, stride, meta.dtype)
         return _Described(shape, stride, meta.dtype, True, (call, node.outputs.index(value)))
+
+
+def _settings() -> Hashable:
+    """What of the process decides which kernels run."""
+    return (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        bool(torch.backends.mkldnn.enabled),
+    )
 
 
 def _is_on_cpu(node: Node) -> bool:
@@ -258,16 +274,20 @@ def _measured(calls: Sequence[_Call]) -> list[Need | None]:
     def run_all() -> None:
         for call in calls:
             try:
-                results = call.run(marked=True)
+                found.append(_beyond_described(call, call.run(marked=True)))
             except Exception:  # zeros are not among its operands' values, say
                 found.append(None)
-            else:
-                found.append(_beyond_described(call, results))
 
     generator = default_generator()
     state = generator.get_state()
     try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with ExitStack() as around:
+            around.enter_context(without_modes())
+            around.enter_context(warnings.catch_warnings())
+            around.enter_context(torch.inference_mode(False))
+            around.enter_context(torch.no_grad())
+            around.enter_context(autocast_off())
+            warnings.simplefilter("ignore")
             _, events = record_allocator_events(run_all)
     finally:
         generator.set_state(state)

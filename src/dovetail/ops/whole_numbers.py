@@ -7,8 +7,10 @@ check. Those below take zeros as numbers, or as positions in a tensor that has a
 
 from __future__ import annotations
 
+from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node
 from dovetail.ops.facts import facts_of, is_copy
+from dovetail.ops.prims import InGradMode
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
 _ZEROS_ARE_POSITIONS = {
@@ -27,6 +29,35 @@ _ZEROS_ARE_NUMBERS = {
     *("select_backward", "slice_backward", "slice_scatter", "select_scatter", "nonzero"),
     *("masked_select", "unique_consecutive", "_unique2", "bincount"),
 }
+_LU = {"linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex"}
+# Operators that read whole numbers without a check -> operators of which they are.
+_PARTNERS = {
+    "mkldnn_rnn_layer_backward": {"mkldnn_rnn_layer"},
+    "linalg_lu_solve": _LU,
+    "lu_unpack": _LU,
+    "linalg_ldl_solve": {"linalg_ldl_factor_ex"},
+    "batch_norm_backward": {"_batch_norm_with_update"},
+    "adaptive_max_pool2d_backward": {"adaptive_max_pool2d"},
+    "adaptive_max_pool3d_backward": {"adaptive_max_pool3d"},
+    "fractional_max_pool2d_backward": {"fractional_max_pool2d"},
+    "fractional_max_pool3d_backward": {"fractional_max_pool3d"},
+}
+
+
+def reads_of_partner(reader: Node, producer: Node) -> bool:
+    """Whether whole numbers of one node are what another expects: they belong to one more of its operands."""
+    if _name(producer) not in _PARTNERS.get(_name(reader), ()):
+        return False
+    theirs = {
+        v for v in (*producer.operands(), *producer.results()) if v.is_tensor and v.tensor.dtype.is_floating_point
+    }
+    return any(value in theirs for value in reader.operands())
+
+
+def _name(node: Node) -> str:
+    runs = node.target.run if isinstance(node.target, Prim) else node.target
+    op = runs.op if isinstance(runs, InGradMode) else runs
+    return schema_of(op).name if isinstance(op, Overload) else ""
 
 
 def takes_zeros(node: Node) -> bool:

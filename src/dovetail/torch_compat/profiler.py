@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _EventType
+from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile
 
 _Result = TypeVar("_Result")
@@ -33,8 +35,8 @@ class AllocatorEvent:
 
 
 def profiler_is_active() -> bool:
-    """Whether somebody records a profile now: there can be only one."""
-    return bool(torch._C._autograd._profiler_enabled())
+    """Whether a profiler runs, of any thread: another one would end it."""
+    return bool(_profiler_enabled()) or bool(autograd_profiler._is_profiler_enabled)
 
 
 def record_allocator_events(fn: Callable[[], _Result]) -> tuple[_Result, list[AllocatorEvent]]:
@@ -101,7 +103,7 @@ def self_check() -> str | None:
     """Return None when the event tree still reports exact sizes, else one sentence saying what differs."""
 
     def allocate_and_free() -> None:
-        torch.empty(256, dtype=torch.uint8)
+        torch.empty(256, dtype=torch.uint8, device="cpu")
 
     _, events = record_allocator_events(allocate_and_free)
     sizes = [event.size_bytes for event in events]
