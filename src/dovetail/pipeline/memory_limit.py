@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 
 from dovetail.errors import BadOptionValue
 
@@ -46,7 +47,7 @@ def memory_limit(given: object) -> MemoryLimit:
             raise refused("it is not a number of bytes with a unit")
         if match["unit"] not in _UNITS:
             raise refused(f"{match['unit']!r} is not a unit")
-        found = MemoryLimit(int(float(match["number"]) * _UNITS[match["unit"]]), match["transient"] is not None)
+        found = MemoryLimit(int(Fraction(match["number"]) * _UNITS[match["unit"]]), match["transient"] is not None)
     else:
         raise refused("it is a size")
     if found.bytes <= 0:

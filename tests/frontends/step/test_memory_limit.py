@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import dovetail
 from dovetail.errors import BadOptionValue, MemoryLimitTooLow
 from dovetail.inspect.memory import measure_peak
+from dovetail.pipeline.memory_limit import memory_limit
 
 Batch = tuple[Tensor, Tensor]
 
@@ -155,6 +156,8 @@ def test_what_does_not_fit_is_refused_before_anything_runs(on_unsupported: str) 
 def test_bad_limits_are_refused_at_once() -> None:
     with pytest.raises(BadOptionValue, match="option 'memory_limit' cannot be '6 gigs'"):
         dovetail.compile_step(lambda: None, memory_limit="6 gigs")
+    for huge in ("9" * 20 + "B", "9" * 400 + "GiB"):
+        assert memory_limit(huge).bytes % 1024 == (int("9" * 20) % 1024 if huge.endswith("9B") else 0)
     with pytest.raises(BadOptionValue, match="give auto or default"):
         dovetail.compile_step(lambda: None, partition="min_cut")
 
