@@ -18,7 +18,7 @@ from dovetail.partition.whole.problem import WholeProblem
 from dovetail.partition.whole.solve import Schedule, solve_whole
 
 _RUNGS = 64
-_LOWEST = 4  # rungs at the lower end that are looked at for the lowest peak
+_LOWEST = 3  # rungs at the lower end that are looked at for the lowest peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,16 @@ class Ladder:
 
     def under(self, limit_bytes: int) -> Choice:
         """The least work for a peak below a limit, which the program as it is does not keep."""
-        low, high = 0, _RUNGS
+        feasible = self._lowest(self._fits) or 0
+        low, high = feasible, _RUNGS
         while low < high:  # the highest rung whose peak is low enough is below `high`
             middle = (low + high) // 2
             if self._at(middle).peak_bytes <= limit_bytes:
                 low = middle + 1
             else:
                 high = middle
-        if low:
+        if low > feasible:
             return Choice(self._at(low - 1))
-        feasible = self._lowest(self._fits) or 0
         tried = [self._at(k) for k in range(feasible, min(feasible + _LOWEST, _RUNGS))]
         lowest = min([*tried, *self._weighed.values()], key=lambda w: (w.peak_bytes, w.schedule.work))
         return Choice(lowest if lowest.peak_bytes <= limit_bytes else None, lowest.peak_bytes)

@@ -23,7 +23,7 @@ from dovetail.partition.whole.problem import NEVER, WholeProblem
 
 _LONGEST_CHAIN = 200  # nodes that are followed to find what it costs to make a value again
 _WEIGHTS = (0.5, 0.25, 0.0)  # what the time to the next use counts for, as an exponent
-_MOST_WORK = 6  # times the work of the program: a run that needs more is given up
+_MOST_WORK = 3  # times the work of the program: a run that needs more is given up
 
 
 class Run(NamedTuple):
