@@ -111,6 +111,9 @@ def resolve_options(
     _check(options, pass_names)
     if options.memory_limit is not None:
         memory_limit(options.memory_limit)
+        if options.dynamic:
+            reason = "one program is for all sizes of the arguments, and a limit is kept for those that it was made for"
+            raise BadOptionValue(option="dynamic", value=True, reason=reason, expected="no memory_limit beside it")
     return options
 
 

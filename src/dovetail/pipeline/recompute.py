@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.analysis.liveness import simulate_peak
-from dovetail.errors import MemoryLimitTooLow
+from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
 from dovetail.execute.needs import Needs
-from dovetail.ir.program import Program
+from dovetail.ir.program import Program, made_symbols
 from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Policy
 from dovetail.partition.whole.apply import apply_schedule
@@ -51,8 +51,11 @@ def recompute(
 
     needs: of nodes. limit: for the peak; where there is none, as much as two percent of work give. state_bytes: of
     inputs.
-    Raises: MemoryLimitTooLow.
+    Raises: MemoryLimitTooLow; UnsupportedStep where a limit is given and sizes depend on data.
     """
+
+    if limit is not None:
+        _refuse_unknown_sizes(program)
 
     def peak_of(changed: Program) -> int:
         in_place = plans.in_place(changed)[1]
@@ -84,6 +87,18 @@ def recompute(
     again = len(result.nodes) - len(program.nodes)
     share = choice.chosen.schedule.work / problem.work
     return result, RecomputeReport(again, choice.chosen.peak_bytes, was, share)
+
+
+def _refuse_unknown_sizes(program: Program) -> None:
+    """A limit is not kept where nobody knows beforehand how large tensors are."""
+    for node in made_symbols(program):
+        if any(value.is_tensor and not all(isinstance(x, int) for x in value.tensor.shape) for value in node.results()):
+            raise UnsupportedStep(
+                what="makes a tensor whose size depends on data, and has a memory limit",
+                why="how much memory it needs is not known before it runs",
+                hint="leave memory_limit out",
+                origin=node.origin,
+            )
 
 
 def _too_low(limit: MemoryLimit, choice: Choice, state_bytes: int) -> MemoryLimitTooLow:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dovetail
-from dovetail.errors import BadOptionValue, MemoryLimitTooLow
+from dovetail.errors import BadOptionValue, MemoryLimitTooLow, UnsupportedStep
 from dovetail.inspect.memory import measure_peak
 from dovetail.pipeline.memory_limit import memory_limit
 
@@ -160,6 +160,26 @@ def test_bad_limits_are_refused_at_once() -> None:
         assert memory_limit(huge).bytes % 1024 == (int("9" * 20) % 1024 if huge.endswith("9B") else 0)
     with pytest.raises(BadOptionValue, match="give auto or default"):
         dovetail.compile_step(lambda: None, partition="min_cut")
+
+
+def test_sizes_that_are_not_known_before() -> None:
+    with pytest.raises(BadOptionValue, match="one program is for all sizes"):
+        dovetail.compile_step(lambda: None, memory_limit="6GiB", dynamic=True)
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    @dovetail.compile_step(memory_limit="6GiB")
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(x[x[:, 0] > 0]).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step(torch.randn(8, 4))
+    with pytest.raises(UnsupportedStep, match="size depends on data") as caught:
+        step(torch.randn(8, 4))
+    assert "leave memory_limit out" in str(caught.value)
 
 
 def test_checkpoints_of_the_user_still_run_again() -> None:
