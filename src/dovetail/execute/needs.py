@@ -26,7 +26,7 @@ import torch
 from dovetail.analysis.liveness import NOTHING, Need
 from dovetail.analysis.region import extent_bytes
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Operand, ScalarMeta, TensorMeta, Value, map_operands
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, map_operands
 from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import InGradMode
@@ -73,6 +73,12 @@ class Needs:
         if node not in self._needs:
             self.measure([node])
         return self._needs[node]
+
+
+def bytes_before_run(program: Program) -> int:
+    """Bytes that the run of a step takes for a moment before its first node: the state of a generator, to put back."""
+    draws = any(facts_of(node.target).draws for node in program.nodes)
+    return default_generator().get_state().numel() if draws else 0
 
 
 class _Sizes(dict[str, Number]):

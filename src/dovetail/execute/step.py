@@ -17,7 +17,7 @@ import torch
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.errors import GuardMiss, StepInterrupted
 from dovetail.execute.compiled import CompiledProgram
-from dovetail.execute.needs import Needs
+from dovetail.execute.needs import Needs, bytes_before_run
 from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.prim import Prim
@@ -73,7 +73,8 @@ class CompiledStepProgram:
     @cached_property
     def peak_bytes(self) -> int:
         """The peak of a call above what is there before: tensors, and what operators take besides."""
-        return simulate_peak(self.program, self.hints, need_of=self._needs.need_of).peak_bytes
+        peak = simulate_peak(self.program, self.hints, need_of=self._needs.need_of).peak_bytes
+        return max(peak, bytes_before_run(self.program))
 
     @property
     def unknown_needs(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
-from dovetail.execute.needs import Needs
+from dovetail.execute.needs import Needs, bytes_before_run
 from dovetail.ir.program import Program, made_symbols
 from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Policy
@@ -57,10 +57,12 @@ def recompute(
     if limit is not None:
         _refuse_unknown_sizes(program)
 
+    least = bytes_before_run(program)
+
     def peak_of(changed: Program) -> int:
         in_place = plans.in_place(changed)[1]
         needs.measure(in_place.nodes)
-        return simulate_peak(in_place, hints, need_of=needs.need_of).peak_bytes
+        return max(simulate_peak(in_place, hints, need_of=needs.need_of).peak_bytes, least)
 
     was = peak_of(program)
     most = None if limit is None else limit.above(state_bytes)
