@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
+from dovetail.execute import needs as needs_module
 from dovetail.execute.needs import Needs
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Node, TensorMeta, Value
@@ -103,6 +104,26 @@ def test_generators_stay_where_they_are() -> None:
     Needs({}).measure(drawn)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.equal(mine.get_state(), before[1])
+
+
+def test_what_cannot_be_made_does_not_hide_what_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operand that cannot be made, for want of memory say."""
+    made = needs_module._Described.tensor
+
+    def tensor(described: Any) -> Tensor:
+        if described.shape == (37, 3):
+            raise RuntimeError("no memory")
+        return made(described)
+
+    monkeypatch.setattr(needs_module._Described, "tensor", tensor)
+    bad, good = (
+        _node(aten.logcumsumexp.default, torch.randn(37, 3), 1),
+        _node(aten.mse_loss.default, *torch.randn(2, 29)),
+    )
+    needs = Needs({})
+    needs.measure([bad, good])
+    assert needs.unknown == [bad]
+    assert needs.need_of(good).scratch_bytes > 0
 
 
 def test_a_profile_of_the_user_is_left_alone() -> None:

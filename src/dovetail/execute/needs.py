@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -101,18 +102,14 @@ class _Call:
     is_safe: bool
     key: Hashable
 
-    def run(self, *, marked: bool = False) -> object:
-        """Apply the operator to new tensors. marked: take a block before and after that."""
-        args = _with_tensors(list(self.args))
-        kwargs = {name: _with_tensors(operand) for name, operand in self.kwargs.items()}
-        assert isinstance(args, list), "arguments stay a list"
-        if not marked:
-            return self.node.target(*args, **kwargs)
-        torch.empty(_BEGIN, dtype=torch.uint8, device="cpu")
-        try:
-            return self.node.target(*args, **kwargs)
-        finally:
-            torch.empty(_END, dtype=torch.uint8, device="cpu")
+    def operands(self) -> tuple[list[Any], dict[str, Any]]:
+        """New tensors to apply the operator to. Raises: what the operators raise that make some of them."""
+        return [_with_tensors(x) for x in self.args], {name: _with_tensors(x) for name, x in self.kwargs.items()}
+
+    def run(self) -> object:
+        """Apply the operator to new tensors."""
+        args, kwargs = self.operands()
+        return self.node.target(*args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +276,7 @@ def _measured(calls: Sequence[_Call]) -> list[Need | None]:
 
     def run_all() -> None:
         for call in calls:
-            try:
-                found.append(_beyond_described(call, call.run(marked=True)))
-            except Exception:  # zeros are not among its operands' values, say
-                found.append(None)
+            found.append(_run_between_marks(call))
 
     generator = default_generator()
     state = generator.get_state()
@@ -305,16 +299,36 @@ def _measured(calls: Sequence[_Call]) -> list[Need | None]:
     return [n and Need(n.scratch_bytes + more, n.kept_bytes) for n, more in zip(found, scratch, strict=True)]
 
 
+def _run_between_marks(call: _Call) -> Need | None:
+    """What its results hold beyond their descriptions; None where it cannot be run. A block is taken before and after
+    the operator, whatever happens, so that each call is found among the events.
+    """
+    try:
+        operands = call.operands()
+    except Exception:
+        operands = None
+    torch.empty(_BEGIN, dtype=torch.uint8, device="cpu")
+    try:
+        results = None if operands is None else call.node.target(*operands[0], **operands[1])
+        is_run = operands is not None
+    except Exception:  # zeros are not among its operands' values, say
+        results, is_run = None, False
+    torch.empty(_END, dtype=torch.uint8, device="cpu")
+    return _beyond_described(call, results) if is_run else None
+
+
 def _beyond_described(call: _Call, results: object) -> Need:
     """How much more memory results have than they are described with; results that have no name live while it runs."""
     found = results if call.node.unpack and isinstance(results, tuple | list) else (results,)
     outputs = list(zip(found, call.node.outputs, call.result_bytes, strict=False))
-    kept = [
-        max(0, result.untyped_storage().nbytes() - size) if isinstance(result, torch.Tensor) and size is not None else 0
-        for result, _, size in outputs
-    ]
-    unnamed = [x.untyped_storage().nbytes() for x, name, _ in outputs if name is None and isinstance(x, torch.Tensor)]
+    kept = [0 if size is None else max(0, _allocated(result) - size) for result, _, size in outputs]
+    unnamed = [_allocated(x) for x, name, _ in outputs if name is None]
     return Need(sum(unnamed), tuple(kept) if any(kept) else ())
+
+
+def _allocated(result: object) -> int:
+    is_strided = isinstance(result, torch.Tensor) and result.layout is torch.strided
+    return result.untyped_storage().nbytes() if is_strided else 0  # type: ignore[attr-defined]
 
 
 def _windows(events: Iterable[AllocatorEvent]) -> Iterator[list[AllocatorEvent]]:
