@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from dovetail.analysis.region import extent_bytes
-from dovetail.ir.program import Node, Program, Value, values_in
-from dovetail.ir.sizes import Number, evaluate
+from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
+from dovetail.ir.sizes import Number, OrOne, evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +150,15 @@ def storage_bytes(program: Program, hints: Mapping[str, Number]) -> dict[int, in
     sizes: dict[int, int] = {}
     for node in program.nodes:
         for value in node.results():
-            if not value.is_tensor or value.tensor.storage in sizes:
-                continue
-            extent = extent_bytes(value.tensor)
-            if extent is not None:
-                sizes[value.tensor.storage] = extent[1]
-                continue
-            bytes_ = value.tensor.size_bytes()
-            known = {name: hints.get(name, 1) for name in _symbols(value)}
-            sizes[value.tensor.storage] = int(evaluate(bytes_, known))
+            if value.is_tensor and value.tensor.storage not in sizes:
+                sizes[value.tensor.storage] = bytes_of(value.tensor, hints)
     return sizes
+
+
+def bytes_of(meta: TensorMeta, hints: Mapping[str, Number]) -> int:
+    """Bytes of the storage of a tensor that made it; a size symbol without a hint counts as 1."""
+    extent = extent_bytes(meta)
+    return extent[1] if extent is not None else int(evaluate(meta.size_bytes(), OrOne(hints)))
 
 
 def input_bytes(program: Program, hints: Mapping[str, Number]) -> dict[int, int]:
@@ -171,14 +170,9 @@ def input_bytes(program: Program, hints: Mapping[str, Number]) -> dict[int, int]
             continue
         storage, extent = value.tensor.storage, extent_bytes(value.tensor)
         if extent is None:
-            sizes = {name: hints.get(name, 1) for name in _symbols(value)}
-            open_[storage] = max(open_.get(storage, 0), int(evaluate(value.tensor.size_bytes(), sizes)))
+            open_[storage] = max(open_.get(storage, 0), int(evaluate(value.tensor.size_bytes(), OrOne(hints))))
             continue
         first, end = known.get(storage, extent)
         known[storage] = min(first, extent[0]), max(end, extent[1])
     reached = {storage: end - first for storage, (first, end) in known.items()}
     return {storage: max(reached.get(storage, 0), open_.get(storage, 0)) for storage in {**reached, **open_}}
-
-
-def _symbols(value: Value) -> list[str]:
-    return [name for size in value.tensor.shape if not isinstance(size, int) for name in size.symbols()]

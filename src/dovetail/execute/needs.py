@@ -15,7 +15,6 @@ Cost:   about 30 ms, and one run of each kind of call that was not met before.
 
 from __future__ import annotations
 
-import enum
 import warnings
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,15 +23,12 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.liveness import NOTHING, Need
-from dovetail.analysis.region import extent_bytes
-from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, map_operands
-from dovetail.ir.sizes import Number, Scalar, SizeExpr, evaluate
+from dovetail.analysis.liveness import NOTHING, Need, bytes_of
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Value, map_operands
+from dovetail.ir.sizes import Number, OrOne, Scalar, evaluate, with_numbers
 from dovetail.ops.facts import facts_of
-from dovetail.ops.prims import InGradMode
-from dovetail.ops.whole_numbers import reads_of_partner, takes_zeros
-from dovetail.torch_compat.dispatch import Overload, schema_of, without_modes
+from dovetail.ops.whole_numbers import operator_of, reads_of_partner, takes_zeros
+from dovetail.torch_compat.dispatch import schema_of, without_modes
 from dovetail.torch_compat.modes import autocast_off
 from dovetail.torch_compat.profiler import AllocatorEvent, profiler_is_active, record_allocator_events
 from dovetail.torch_compat.rng import default_generator
@@ -56,7 +52,7 @@ class Needs:
         """Look at the nodes of a program, so that `need_of` knows them."""
         all_nodes = list(nodes)
         new = [node for node in dict.fromkeys(all_nodes) if node not in self._needs]
-        maker = _Maker(_Sizes(self.hints), {value: node for node in all_nodes for value in node.results()})
+        maker = _Maker(OrOne(self.hints), {value: node for node in all_nodes for value in node.results()})
         calls = {node: call for node in new if (call := maker.call_of(node)) is not None}
         missing = {call.key: call for call in calls.values() if call.key not in _FOUND}
         if missing and not profiler_is_active():
@@ -80,13 +76,6 @@ def bytes_before_run(program: Program) -> int:
     """Bytes that the run of a step takes for a moment before its first node: the state of a generator, to put back."""
     draws = any(facts_of(node.target).draws for node in program.nodes)
     return default_generator().get_state().numel() if draws else 0
-
-
-class _Sizes(dict[str, Number]):
-    """A size symbol that nobody knows counts as 1, as it does in simulated peaks."""
-
-    def __missing__(self, key: str) -> Number:
-        return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +123,6 @@ class _Described:
         return made.fill_(0.5 if _is_fractional(self.dtype) else 0)
 
 
-class _Fresh(enum.Enum):
-    """What stands for an operand that is made anew for each run."""
-
-    GENERATOR = "a generator"
-
-
 class _Maker:
     """Describes nodes as calls. known: a number for each size symbol. producers: of values."""
 
@@ -162,7 +145,7 @@ class _Maker:
         key = (node.target, _frozen(args), _frozen(sorted(kwargs.items())), _settings())
         old = {value.tensor.storage for value in node.operands() if value.is_tensor}
         made = tuple(
-            None if v is None or not v.is_tensor or v.tensor.storage in old else _bytes(v.tensor, self.known)
+            None if v is None or not v.is_tensor or v.tensor.storage in old else bytes_of(v.tensor, self.known)
             for v in node.outputs
         )
         return _Call(node, args, kwargs, made, self._is_safe(node), key)
@@ -183,7 +166,7 @@ class _Maker:
         def describe(value: Value) -> Operand:
             return self._tensor(value, reader) if value.is_tensor else evaluate(_expr(value), self.known)
 
-        return _with_numbers(map_operands(operand, describe), self.known)
+        return with_numbers(map_operands(operand, describe), self.known)
 
     def _tensor(self, value: Value, reader: Node) -> _Described:
         """What stands for a value where a node reads it."""
@@ -212,9 +195,8 @@ def _settings() -> Hashable:
 def _is_on_cpu(node: Node) -> bool:
     """Whether it is an operator of torch over tensors on the CPU."""
     metas = [value.tensor for value in (*node.operands(), *node.results()) if value.is_tensor]
-    runs = node.target.run if isinstance(node.target, Prim) else node.target
-    op = runs.op if isinstance(runs, InGradMode) else runs
-    is_aten = isinstance(op, Overload) and schema_of(op).namespace == "aten"
+    op = operator_of(node)
+    is_aten = op is not None and schema_of(op).namespace == "aten"
     return is_aten and bool(metas) and all(meta.device.type == "cpu" for meta in metas)
 
 
@@ -227,11 +209,6 @@ def _expr(value: Value) -> Scalar:
     return value.meta.expr
 
 
-def _bytes(meta: TensorMeta, known: Mapping[str, Number]) -> int:
-    extent = extent_bytes(meta)
-    return extent[1] if extent is not None else int(evaluate(meta.size_bytes(), known))
-
-
 def _writes(node: Node) -> bool:
     return bool(facts_of(node.target).writes)
 
@@ -240,23 +217,13 @@ def _numbers(sizes: Collection[object], known: Mapping[str, Number]) -> tuple[in
     return tuple(int(evaluate(size, known)) for size in sizes)  # type: ignore[arg-type]
 
 
-def _with_numbers(operand: Operand, known: Mapping[str, Number]) -> Operand:
-    if isinstance(operand, SizeExpr):
-        return evaluate(operand, known)
-    if isinstance(operand, torch.Generator):
-        return _Fresh.GENERATOR
-    if isinstance(operand, list | tuple):
-        return [_with_numbers(item, known) for item in operand]
-    return operand
-
-
 def _with_tensors(operand: Operand) -> Operand:
     """An operand with a new tensor for each description, and new generators."""
     if isinstance(operand, _Described):
         return operand.tensor()
     if isinstance(operand, list | tuple):
         return [_with_tensors(item) for item in operand]
-    return torch.Generator() if operand is _Fresh.GENERATOR else operand
+    return torch.Generator() if isinstance(operand, torch.Generator) else operand
 
 
 def _frozen(operand: object) -> Hashable:
@@ -264,6 +231,8 @@ def _frozen(operand: object) -> Hashable:
         return tuple(map(_frozen, operand))
     if isinstance(operand, float):
         return ("float", repr(operand))
+    if isinstance(operand, torch.Generator):
+        return torch.Generator  # each run has its own
     return (type(operand), operand) if isinstance(operand, Hashable) else (type(operand), id(operand))
 
 

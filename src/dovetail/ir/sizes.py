@@ -160,6 +160,22 @@ def evaluate(size: Scalar, env: Mapping[str, Number]) -> Number:
     return size.evaluate(env) if isinstance(size, SizeExpr) else size
 
 
+class OrOne(dict[str, Number]):
+    """Numbers of size symbols; a symbol that nobody knows counts as 1, as it does in simulated peaks."""
+
+    def __missing__(self, key: str) -> Number:
+        return 1
+
+
+def with_numbers(operand: object, env: Mapping[str, Number]) -> object:
+    """An operand with numbers for the sizes in it, lists included."""
+    if isinstance(operand, SizeExpr):
+        return evaluate(operand, env)
+    if isinstance(operand, list):
+        return [with_numbers(item, env) for item in operand]
+    return operand
+
+
 def is_whole(size: Scalar | str) -> bool:
     """Whether a size is a whole number for all whole numbers of its symbols, by its operations alone."""
     if not isinstance(size, SizeExpr):

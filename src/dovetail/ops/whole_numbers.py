@@ -54,10 +54,16 @@ def reads_of_partner(reader: Node, producer: Node) -> bool:
     return any(value in theirs for value in reader.operands())
 
 
-def _name(node: Node) -> str:
+def operator_of(node: Node) -> Overload | None:
+    """The operator of torch that a node runs; None for other functions and primitives."""
     runs = node.target.run if isinstance(node.target, Prim) else node.target
     op = runs.op if isinstance(runs, InGradMode) else runs
-    return schema_of(op).name if isinstance(op, Overload) else ""
+    return op if isinstance(op, Overload) else None
+
+
+def _name(node: Node) -> str:
+    op = operator_of(node)
+    return "" if op is None else schema_of(op).name
 
 
 def takes_zeros(node: Node) -> bool:

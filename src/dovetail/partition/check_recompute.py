@@ -9,12 +9,13 @@ rely on the facts of operators (`ops.facts`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 
 from dovetail.errors import InvalidProgram
-from dovetail.ir.program import Node, Operand, Phase, Program, Value, made_symbols, values_in
+from dovetail.ir.program import Node, Phase, Program, Value, made_symbols, values_in
 from dovetail.ir.signature import InputMutation, InputRole, Residual, SharedBytes, Tangent
 from dovetail.ops.facts import facts_of, may_be_removed, writes_of
+from dovetail.partition.frozen import frozen
 from dovetail.partition.split import Split
 
 
@@ -78,8 +79,8 @@ class _Checker:
         facts = facts_of(node.target)
         if not facts.is_pure or not facts.repeats or writes_of(node) or node in self.fixed:
             return None
-        kwargs = tuple((name, _frozen(operand, self.numbers)) for name, operand in node.kwargs)
-        return (node.target, _frozen(node.args, self.numbers), kwargs, node.unpack, len(node.outputs))
+        kwargs = tuple((name, frozen(operand, self.numbers)) for name, operand in node.kwargs)
+        return (node.target, frozen(node.args, self.numbers), kwargs, node.unpack, len(node.outputs))
 
     # --- the halves -----------------------------------------------------------------------------------------
 
@@ -127,10 +128,10 @@ class _Checker:
             is_new = not new.is_tensor or new.tensor == old.tensor or _lies_in_operand(node, new)
             sound = same_place and is_new and _looks(new) == _looks(old)
             self._require(sound, "a view lies where what it views lies", new.name)
-        same = (node.target, node.unpack, _frozen((node.args, node.kwargs), self.numbers)) == (
+        same = (node.target, node.unpack, frozen((node.args, node.kwargs), self.numbers)) == (
             original.target,
             original.unpack,
-            _frozen((original.args, original.kwargs), self.numbers),
+            frozen((original.args, original.kwargs), self.numbers),
         )
         self._require(same, "a node of backward reads the same values", detail)
 
@@ -219,14 +220,3 @@ def _is(role: InputMutation, place: int) -> bool:
 def _lies_in_operand(node: Node, value: Value) -> bool:
     storages = {operand.tensor.storage for operand in node.operands() if operand.is_tensor}
     return value.is_tensor and value.tensor.storage in storages
-
-
-def _frozen(operand: Operand, numbers: Mapping[Value, int]) -> Hashable:
-    """The operand with the number of each value in its place, as something that can be compared."""
-    if isinstance(operand, Value):
-        return ("value", numbers.get(operand, -1))
-    if isinstance(operand, tuple | list):
-        return (type(operand).__name__, *[_frozen(item, numbers) for item in operand])
-    if isinstance(operand, float):
-        return ("float", repr(operand))
-    return (type(operand).__name__, operand) if isinstance(operand, Hashable) else ("object", id(operand))

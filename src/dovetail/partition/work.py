@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.ir.program import Node, Operand, Value, map_operands
-from dovetail.ir.sizes import Number, SizeExpr, evaluate
+from dovetail.ir.sizes import Number, OrOne, evaluate, with_numbers
 from dovetail.partition.policy import is_view
 from dovetail.torch_compat.dispatch import Overload
 from dovetail.torch_compat.flops import flops_of, has_formula
@@ -43,18 +43,11 @@ def work_of(node: Node, hints: Mapping[str, Number]) -> int:
     if is_view(node):
         return 0
     values = {value for value in (*node.operands(), *node.results()) if value.is_tensor}
-    known = _Ones(hints)
+    known = OrOne(hints)
     moved = sum(int(evaluate(value.tensor.size_bytes(), known)) for value in values)
     is_cpu = all(value.tensor.device.type == "cpu" for value in values)
     machine = CPU if is_cpu else ACCELERATOR
     return machine.bytes_per_call + max(moved, (_flops(node, known) or 0) // machine.flops_per_byte)
-
-
-class _Ones(dict[str, Number]):
-    """A size symbol that nobody knows counts as 1, as it does in simulated peaks."""
-
-    def __missing__(self, key: str) -> Number:
-        return 1
 
 
 def _flops(node: Node, known: Mapping[str, Number]) -> int | None:
@@ -67,15 +60,7 @@ def _flops(node: Node, known: Mapping[str, Number]) -> int | None:
         meta = operand.meta
         return torch.Size(int(evaluate(size, known)) for size in operand.tensor.shape) if operand.is_tensor else meta
 
-    args = [_with_numbers(map_operands(operand, shape), known) for operand in node.args]
-    kwargs = {name: _with_numbers(map_operands(operand, shape), known) for name, operand in node.kwargs}
+    args = [with_numbers(map_operands(operand, shape), known) for operand in node.args]
+    kwargs = {name: with_numbers(map_operands(operand, shape), known) for name, operand in node.kwargs}
     results = [None if value is None else shape(value) for value in node.outputs]
     return flops_of(node.target, args, kwargs, results if node.unpack else results[0])
-
-
-def _with_numbers(operand: Operand, known: Mapping[str, Number]) -> Operand:
-    if isinstance(operand, SizeExpr):
-        return evaluate(operand, known)
-    if isinstance(operand, list):
-        return [_with_numbers(item, known) for item in operand]
-    return operand

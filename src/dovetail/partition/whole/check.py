@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from dovetail.errors import InvalidProgram
-from dovetail.ir.program import Node, Operand, Program, Value, made_symbols
+from dovetail.ir.program import Node, Program, Value, made_symbols
 from dovetail.ops.facts import facts_of, writes_of, written_values
+from dovetail.partition.frozen import frozen
 
 
 def verify_whole(program: Program, changed: Program) -> None:
@@ -57,7 +58,7 @@ class _Checker:
             self.storages.update(value.tensor.storage for value in node.results() if value.is_tensor)
             self._note_writes(node)
         self._require(next(own, None) is None, "every node runs", self.program.name)
-        same = self._frozen(self.changed.outputs, self.numbers) == self._frozen(self.program.outputs, self.originals)
+        same = frozen(self.changed.outputs, self.numbers) == frozen(self.program.outputs, self.originals)
         self._require(same, "outputs are the same values", self.program.name)
 
     def _number_program(self) -> None:
@@ -128,18 +129,8 @@ class _Checker:
         return (self._application(node, numbers), contents, looks)
 
     def _application(self, node: Node, numbers: dict[Value, int]) -> Hashable:
-        kwargs = tuple((name, self._frozen(operand, numbers)) for name, operand in node.kwargs)
-        return (id(node.target), self._frozen(node.args, numbers), kwargs, node.unpack, len(node.outputs))
-
-    def _frozen(self, operand: Operand, numbers: dict[Value, int]) -> Hashable:
-        """The operand with numbers for values, as something that can be compared."""
-        if isinstance(operand, Value):
-            return ("value", numbers.get(operand, -1))
-        if isinstance(operand, tuple | list):
-            return (type(operand).__name__, *[self._frozen(item, numbers) for item in operand])
-        if isinstance(operand, float):
-            return ("float", repr(operand))
-        return (type(operand).__name__, operand) if isinstance(operand, Hashable) else ("object", id(operand))
+        kwargs = tuple((name, frozen(operand, numbers)) for name, operand in node.kwargs)
+        return (id(node.target), frozen(node.args, numbers), kwargs, node.unpack, len(node.outputs))
 
 
 def _looks(value: Value) -> Hashable:
