@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from dovetail.execute.needs import Needs
 from dovetail.ir.program import Program, Stage
 from dovetail.ir.sizes import Number
 from dovetail.passes.channels_last import channels_last
@@ -47,6 +46,7 @@ class Context:
     hints: a number for each size symbol. donated: numbers of inputs whose memory may be used. dying: of inputs that
     nobody else holds. constants: names of inputs that are the same in every call. infer: the `MetaInference` of what
     was recorded. contents: the tensors behind inputs, by name. plans: how programs work in place, worked out once.
+    state_bytes: of what is there before a step, which a limit counts.
     """
 
     options: Options
@@ -57,7 +57,6 @@ class Context:
     infer: Any = None
     contents: Mapping[str, torch.Tensor] = field(default_factory=dict)
     plans: PlanMemory = field(default_factory=PlanMemory)
-    needs: Needs | None = None
     state_bytes: int = 0
 
 
@@ -129,7 +128,7 @@ def _recompute(program: Program, given: Context) -> tuple[Program, object]:
     limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
     if limit is None and options.partition != "auto":
         return program, "nothing runs again, as partition= says"
-    return recompute(program, given.hints, given.plans, given.needs or Needs(given.hints), limit, given.state_bytes)
+    return recompute(program, given.hints, given.plans, limit, given.state_bytes)
 
 
 _RECOMPUTE = PassSpec("recompute", "bitwise", frozenset({Stage.IN_PLACE}), None, _recompute)

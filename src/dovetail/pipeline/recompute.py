@@ -13,7 +13,7 @@ from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Policy
 from dovetail.partition.whole.apply import apply_schedule
 from dovetail.partition.whole.check import verify_whole
-from dovetail.partition.whole.choose import Choice, Ladder
+from dovetail.partition.whole.choose import Ladder
 from dovetail.partition.whole.problem import build_whole_problem
 from dovetail.partition.whole.solve import Schedule
 from dovetail.passes.inplace import PlanMemory
@@ -43,21 +43,17 @@ def recompute(
     program: Program,
     hints: Mapping[str, Number],
     plans: PlanMemory,
-    needs: Needs,
     limit: MemoryLimit | None = None,
     state_bytes: int = 0,
 ) -> tuple[Program, RecomputeReport]:
     """The program in which some nodes run again, so that their results need not be kept.
 
-    needs: of nodes. limit: for the peak; where there is none, as much as two percent of work give. state_bytes: of
-    inputs.
+    limit: for the peak; where there is none, as much as two percent of work give. state_bytes: of inputs.
     Raises: MemoryLimitTooLow; UnsupportedStep where a limit is given and sizes depend on data.
     """
-
     if limit is not None:
         _refuse_unknown_sizes(program)
-
-    least = bytes_before_run(program)
+    needs, least = Needs(hints), bytes_before_run(program)
 
     def peak_of(changed: Program) -> int:
         in_place = plans.in_place(changed)[1]
@@ -79,16 +75,19 @@ def recompute(
         return peak_of(made[id(schedule)])
 
     ladder = Ladder(problem, was, weigh)
-    choice = ladder.frugal() if most is None else ladder.under(most)
-    if choice.chosen is None:
-        if limit is not None:
-            raise _too_low(limit, choice, state_bytes)
+    if limit is None or most is None:
+        chosen = ladder.frugal()
+    else:
+        choice = ladder.under(most)
+        chosen = choice.chosen
+        if chosen is None:
+            raise _too_low(limit, choice.floor_bytes, state_bytes)
+    if chosen is None:
         return program, RecomputeReport(0, was, was, reason="NOT-WORTH-IT: it would cost more work than it is worth")
-    result = made[id(choice.chosen.schedule)]
+    result = made[id(chosen.schedule)]
     verify_whole(program, result)
-    again = len(result.nodes) - len(program.nodes)
-    share = choice.chosen.schedule.work / problem.work
-    return result, RecomputeReport(again, choice.chosen.peak_bytes, was, share)
+    again, share = len(result.nodes) - len(program.nodes), chosen.schedule.work / problem.work
+    return result, RecomputeReport(again, chosen.peak_bytes, was, share)
 
 
 def _refuse_unknown_sizes(program: Program) -> None:
@@ -103,8 +102,7 @@ def _refuse_unknown_sizes(program: Program) -> None:
             )
 
 
-def _too_low(limit: MemoryLimit, choice: Choice, state_bytes: int) -> MemoryLimitTooLow:
-    transient = choice.floor_bytes or 0
+def _too_low(limit: MemoryLimit, transient: int, state_bytes: int) -> MemoryLimitTooLow:
     floor = transient if limit.is_transient else transient + state_bytes
     return MemoryLimitTooLow(
         limit=str(limit),

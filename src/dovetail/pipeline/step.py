@@ -18,7 +18,6 @@ from dovetail.analysis.reads import can_fail
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.errors import UnsupportedStep
 from dovetail.execute.compiled import CompiledProgram
-from dovetail.execute.needs import Needs
 from dovetail.execute.step import CompiledStepProgram, LastCheck
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan
@@ -56,7 +55,7 @@ def compile_step_programs(
     dump = Dump(options.dump, name, hints, options.dump_calls, None, options.compile_trace)
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
-    context = Context(options, hints, needs=Needs(hints), state_bytes=state_bytes)
+    context = Context(options, hints, state_bytes=state_bytes)
     program, simplified = run_passes("joint", programs.functional, context, dump)
     program = with_copies(_with_late_writes(program))
     dump.step(STEP_STATE, program)

@@ -3,7 +3,8 @@
 The program is walked in its order with a count of live bytes. Where a node would need more than the limit, values are
 dropped, those first whose *price* is lowest: the work of making them again, for each byte and position until their
 next use. A dropped value is made again right before the node that needs it, and then stays, so that chains that several
-nodes need are made once. Afterwards, values whose bytes would have fitted all along are kept after all.
+nodes need are made once. Some exponents are tried for the time to the next use, and the schedule with the least work is
+taken; it is not proved to be the best one.
 
 Source: Kirisame et al., "Dynamic tensor rematerialization" (ICLR 2021), with the future known, so that the time to the
         next use takes the place of staleness (Belady, "A study of replacement algorithms for a virtual-storage
@@ -46,10 +47,7 @@ class Schedule:
 
 
 def solve_whole(problem: WholeProblem, limit_bytes: int) -> Schedule:
-    """The schedule with the least work that was found under a limit; the one with the lowest peak where none is.
-
-    Schedules whose peak is above the limit are not made to fit by anything that runs again.
-    """
+    """The schedule with the least work that was found under a limit; the one with the lowest peak where none fits."""
     found = [_Walk(problem, limit_bytes, weight).schedule() for weight in _WEIGHTS]
     return min(found, key=lambda s: (max(s.peak_bytes, limit_bytes), s.work))
 
