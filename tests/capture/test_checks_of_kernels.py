@@ -81,7 +81,7 @@ def test_losses_that_depend_on_phases_raise_in_backward(name: str) -> None:
     for loss in (lambda x: vectors(x).real.sum(), lambda x: vectors(x).abs().square()[0].sin().sum()):
         found = _gradient(dovetail.compile(loss))
         assert found == _gradient(loss)
-    assert "ill-defined" in _gradient(lambda x: vectors(x).real.sum())
+    assert _gradient(lambda x: vectors(x).real.sum()) == "ill-defined"
 
 
 def _gradient(loss: Callable[[Tensor], Tensor]) -> Any:
@@ -89,7 +89,7 @@ def _gradient(loss: Callable[[Tensor], Tensor]) -> Any:
     try:
         return torch.autograd.grad(loss(x), x)[0].tolist()
     except RuntimeError as error:
-        return str(error)
+        return "ill-defined" if "ill-defined" in str(error) else str(error)
 
 
 CUTS: dict[str, Callable[[Tensor, Tensor], Any]] = {

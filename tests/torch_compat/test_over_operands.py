@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
 from dovetail.inspect.memory import measure_peak
@@ -42,10 +43,34 @@ def test_bits_are_the_same(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 def test_others_may_not() -> None:
     assert not result_may_lie_over_first("mm", torch.float32)
     assert not result_may_lie_over_first("_log_softmax", torch.int64)
-    with torch.device("meta"):
-        assert type(torch.empty(0)) is torch.Tensor  # a device context does not keep it from being tried
+    with torch.device("meta"):  # which does not keep it from being tried
         over_operands._gives_the_same.cache_clear()
         assert result_may_lie_over_first("_log_softmax", torch.float32)
+
+
+def test_nobody_sees_the_trial() -> None:
+    seen: list[object] = []
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    over_operands._gives_the_same.cache_clear()
+    with Look():
+        assert result_may_lie_over_first("_log_softmax", torch.float32)
+    assert seen == []
+
+
+def test_a_kernel_that_takes_other_arguments_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(op: Any, x: Tensor, out: Tensor | None) -> Tensor:
+        made: Tensor = op(x, -1, False) if out is None else op(x, -1, False, grad_input=out)
+        return made
+
+    over_operands._gives_the_same.cache_clear()
+    monkeypatch.setitem(over_operands._RUNS, "_softmax", other)
+    assert not result_may_lie_over_first("_softmax", torch.float64)
+    over_operands._gives_the_same.cache_clear()
 
 
 def test_a_kernel_that_gives_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,8 @@ aten = torch.ops.aten
 _ANSWERS = {aten.le.Scalar: False, aten.lt.Scalar: False, aten.ge.Scalar: True, aten.ne.Scalar: True}
 _OF_EIGENVECTORS = {"LinalgEigBackward0": "linalg_eig_backward", "LinalgEighBackward0": "linalg_eigh_backward"}
 _ILL_DEFINED = (
-    "{}: The eigenvectors in the complex case are specified up to multiplication by e^{{i phi}}. The specified loss "
-    "function depends on this quantity, so it is ill-defined."
-)
-_ILL_DEFINED_SVD = (
-    "svd_backward: The singular vectors in the complex case are specified up to multiplication by e^{i phi}. The "
-    "specified loss function depends on this phase term, making it ill-defined."
+    "{}: a complex vector may be multiplied by any number of length one and is the same solution; the loss depends on "
+    "that number, and is ill-defined"
 )
 CHECKED_QUESTIONS = frozenset({aten.equal.default, aten.allclose.default})
 
@@ -54,7 +50,8 @@ def answer_of_check(recorder: Dispatcher, func: Any, args: Sequence[Any]) -> boo
     if func is aten.allclose.default:
         if running_node_name() != "LinalgSvdBackward0":
             return None
-        recorder.recorded(lambda: aten._assert_async.msg(torch.isclose(*args).all(), _ILL_DEFINED_SVD))
+        message = _ILL_DEFINED.format("svd_backward")
+        recorder.recorded(lambda: aten._assert_async.msg(torch.isclose(*args).all(), message))
         return True
     asked, truth = (_maker(recorder, tensor) for tensor in args)
     if asked not in _ANSWERS or truth is not aten.new_ones.default or args[0].dim() or args[1].dim():
