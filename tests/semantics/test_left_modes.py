@@ -135,3 +135,28 @@ def test_operators_under_other_settings_than_the_call_began_with_are_refused(
         compiled(torch.randn(2, 3, 5, 3))
     with pytest.raises(OtherSettingsInside, match=r"under torch\."):
         compiled(torch.randn(2, 3, 5, 3))
+
+
+OF_DEFAULT_DTYPE: dict[str, Callable[[Tensor], Tensor]] = {
+    "quotients of integers": lambda x: x / 2,
+    "roots of integers": torch.sqrt,
+    "new tensors": lambda x: torch.zeros(2),
+    "ranges": lambda x: torch.arange(0, 1, 0.25),
+    "draws": lambda x: torch.rand(2),
+}
+
+
+@pytest.mark.parametrize("name", OF_DEFAULT_DTYPE)
+def test_graphs_that_set_the_default_dtype_before_operators_that_look_at_it_are_refused(name: str) -> None:
+    """Dynamo has set it already when it hands its graph over."""
+
+    def program(x: Tensor) -> Tensor:
+        torch.set_default_dtype(torch.float64)
+        return OF_DEFAULT_DTYPE[name](x)
+
+    try:
+        with pytest.raises(Exception, match=r"under torch\.set_default_dtype"):
+            torch.compile(program, backend="dovetail")(torch.arange(3))
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch._dynamo.reset()

@@ -76,6 +76,14 @@ def switched_in(targets: Iterable[object]) -> frozenset[str]:
     return frozenset(_IN_GRAPHS.get(name, name) for name in names if _IN_GRAPHS.get(name, name) in known)
 
 
+def unknown_before(set_anyway: Collection[str]) -> dict[str, Any]:
+    """What to take the default dtype for where code sets it that has run already, while Dynamo made the graph.
+
+    A program runs all its operators under the setting of its caller: those that look at it are refused.
+    """
+    return {DEFAULT_DTYPE: "what the caller had set"} if _function_of(DEFAULT_DTYPE) in set_anyway else {}
+
+
 def _function_of(switch: str) -> str:
     return switch.partition("(")[0].rpartition(".")[2]
 

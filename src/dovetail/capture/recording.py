@@ -21,7 +21,7 @@ from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
 from dovetail.capture.engine import gradients_of, without_backward
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
-from dovetail.capture.left_modes import modes_left
+from dovetail.capture.left_modes import modes_left, unknown_before
 from dovetail.capture.number_functions import NumberFunctions
 from dovetail.capture.number_symbols import NumberSymbols
 from dovetail.capture.origins import OriginTracker
@@ -114,6 +114,7 @@ class Recording:
     def run_forward(self, function: Callable[..., Sequence[object]], set_anyway: Collection[str] = ()) -> None:
         """Record `function(*inputs)`, which returns a flat sequence. set_anyway: see `left_modes`."""
         with self._recording(), without_backward(self.origins), modes_left(self.left_modes, set_anyway):
+            self.recorder.switches.update(unknown_before(set_anyway))
             results = list(function(*[stand_in.seen for stand_in in self.stand_ins[: len(self.specs)]]))
             self._note_constants(results)
             self.note_checks()
