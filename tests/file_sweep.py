@@ -12,7 +12,6 @@ there is one. `--programs 1 --first SEED` tries one file again.
 from __future__ import annotations
 
 import json
-import logging
 import mmap
 import os
 import re
@@ -24,12 +23,9 @@ import sys
 import tempfile
 import time
 import traceback
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import torch
 
 from dovetail.ops import interpret
 from tests.file_corpus import FROZEN, Subject, corpus
@@ -37,7 +33,7 @@ from tests.file_forgeries import forgery, packed
 from tests.file_text import MAX_TURNS
 from tests.file_trial import OUTCOMES, Bench, Finding
 from tests.file_watch import forbid_system_calls
-from tests.searching import Standing, begin, keep, parser_of
+from tests.searching import Standing, begin, keep, parser_of, run_quietly
 
 _BATCH = 500
 _SECONDS_FOR_ONE = 60.0  # on the clock of the wall, for what does not compute
@@ -213,9 +209,7 @@ def main(argv: list[str] | None = None) -> int:
         print("files are tried in forked processes, which this system does not have")
         return 0
     state, shards = begin(options, State(0))
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("torch").setLevel(logging.CRITICAL)
+    run_quietly()
     begun = time.monotonic()
     standing = Path.cwd()
     options.state = options.state and options.state.absolute()

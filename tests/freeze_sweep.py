@@ -11,21 +11,17 @@ stopped. The exit status is 1 when something failed.
 from __future__ import annotations
 
 import argparse
-import logging
 import re
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from dovetail.errors import DovetailError
 from tests.freeze_agreement import check_program
 from tests.freeze_programs import FreezeProgram, freeze_program, is_valid
-from tests.searching import Standing, begin, keep, parser_of
+from tests.searching import Standing, begin, keep, parser_of, run_quietly
 
 _SMALLER_SECONDS = 60.0
 _FILE = '''"""{kind}"""
@@ -121,9 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     """Search, and say now and then how far it is."""
     options = _arguments(argv)
     state, shards = begin(options, State(0))
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("torch").setLevel(logging.CRITICAL)  # fakes report what is refused
+    run_quietly()
 
     def note(now: State) -> None:
         keep(options, now)

@@ -13,11 +13,9 @@ something failed.
 
 from __future__ import annotations
 
-import logging
 import random
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +28,7 @@ from dovetail.errors import DovetailError, MemoryLimitTooLow
 from dovetail.inspect.memory import measure_peak
 from tests.frontends.step.agreement import Case, EagerFails, agree
 from tests.frontends.step.cases.matrix import pairs
-from tests.searching import Standing, begin, keep, parser_of
+from tests.searching import Standing, begin, keep, parser_of, run_quietly
 from tests.step_sweep import case_at, kind_of
 
 _CALLS = 8
@@ -49,11 +47,13 @@ class OtherPeak(Exception):
 class State(Standing):
     """Where a search stands. next: the first row not tried. none: rows that eager cannot train, or that do not compile.
 
-    limits: how many were tried. measured: calls whose peak was measured. other: those of which the step says another.
+    limits: how many were tried. refused: those that are too low for a later kind of call. measured: calls whose peak was
+    measured. other: those of which the step says another.
     """
 
     none: int = 0
     limits: int = 0
+    refused: int = 0
     measured: int = 0
     other: int = 0
 
@@ -131,7 +131,8 @@ def measure(case: Case, limit: int, state: State) -> None:
                 report = measure_peak(run) if number == _CALLS - 1 else None
                 if report is None:
                     run()
-            except DovetailError:
+            except DovetailError:  # a later kind of call, whose floor is higher
+                state.refused += 1
                 return
         if report is None or (step.stats.eager_calls, len(step.stats.variants)) != before or len(steps) > 1:
             continue
@@ -177,9 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.set_defaults(first=0)
     parser.add_argument("--row", type=int, help="try only this one; failures name it first")
     options = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("torch").setLevel(logging.CRITICAL)  # fakes report what is refused
+    run_quietly()
     if options.row is not None:
         try_row(options.row, State(0))
         return 0
@@ -192,7 +191,8 @@ def main(argv: list[str] | None = None) -> int:
 
     search(state, shards, options.minutes * 60, options.programs, note)
     print(
-        f"{state.tried} rows, {state.none} without a program, {state.limits} limits, {len(state.failures)} failures; "
+        f"{state.tried} rows, {state.none} without a program, {state.limits} limits, of which {state.refused} are too low "
+        f"for a later call, {len(state.failures)} failures; "
         f"{state.measured} peaks measured, {state.other} other than said"
     )
     for label, kind in state.failures.items():

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
+
+import torch
 
 
 @dataclass
@@ -35,6 +39,13 @@ def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--state", type=Path, help="file to go on from, and to write")
     parser.add_argument("--first", type=int, default=1000, help="the first seed of a new search")
     return parser
+
+
+def run_quietly() -> None:
+    """One thread, as other searches run beside it, and no warnings: fakes report what is refused."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
 
 
 def begin(options: argparse.Namespace, new: S) -> tuple[S, int]:

@@ -11,11 +11,9 @@ something failed.
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,7 +22,7 @@ import torch
 from dovetail.errors import DovetailError
 from tests.frontends.step.agreement import Case, EagerFails, agree
 from tests.frontends.step.cases.matrix import case_of, drawn, named, pairs
-from tests.searching import Standing, begin, keep, parser_of
+from tests.searching import Standing, begin, keep, parser_of, run_quietly
 
 
 @dataclass
@@ -81,9 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.set_defaults(first=0)
     parser.add_argument("--case", help="try only this one, named as failures are")
     options = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.getLogger("torch").setLevel(logging.CRITICAL)  # fakes report what is refused
+    run_quietly()
     if options.case:
         agree(named(options.case))
         return 0
