@@ -47,8 +47,8 @@ class OtherPeak(Exception):
 class State(Standing):
     """Where a search stands. next: the first row not tried. none: rows that eager cannot train, or that do not compile.
 
-    limits: how many were tried. refused: those that are too low for a later kind of call. measured: calls whose peak was
-    measured. other: those of which the step says another.
+    limits: how many were tried. refused: those that are too low for a later kind of call. measured: calls whose peak
+    was measured. other: those of which the step says another.
     """
 
     none: int = 0
@@ -191,8 +191,8 @@ def main(argv: list[str] | None = None) -> int:
 
     search(state, shards, options.minutes * 60, options.programs, note)
     print(
-        f"{state.tried} rows, {state.none} without a program, {state.limits} limits, of which {state.refused} are too low "
-        f"for a later call, {len(state.failures)} failures; "
+        f"{state.tried} rows, {state.none} without a program, {len(state.failures)} failures; {state.limits} limits, "
+        f"{state.refused} of them too low for a later call; "
         f"{state.measured} peaks measured, {state.other} other than said"
     )
     for label, kind in state.failures.items():
