@@ -82,17 +82,16 @@ class Case:
 
 def agree(case: Case, steps: int = STEPS) -> dict[str, Any]:
     """Run both sides and compare. Returns the compiled steps. Raises: Differs, with the first thing that differs."""
-    run = _Comparison(case)
+    run, count = _Comparison(case), case.steps or steps
     try:
-        for number in range(case.steps or steps):
+        for number in range(count):
             run.turn(number, run.compiled)
+        check_stats(case, run.compiled)
+        for number in (count, count + 1):
+            run.turn(number, run.twins[1].steps, " (both eager)")
+        run.turn(count + 2, run.compiled, " (compiled again)")
     except _Refused:
         return run.compiled
-    check_stats(case, run.compiled)
-    count = case.steps or steps
-    for number in (count, count + 1):
-        run.turn(number, run.twins[1].steps, " (both eager)")
-    run.turn(count + 2, run.compiled, " (compiled again)")
     run.compare_kept()
     return run.compiled
 
