@@ -144,3 +144,19 @@ def test_ctc_loss_with_lengths_in_tensors(reduction: str) -> None:
         found.sum().backward()
         expected.sum().backward()
         assert torch.equal(mine.grad, other.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("driver", ["gelss", "gelsd"])
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_least_squares_have_residuals_at_full_rank(driver: str, batch: tuple[int, ...]) -> None:
+    def solve(a: Tensor, b: Tensor) -> Any:
+        return torch.linalg.lstsq(a, b, driver=driver)
+
+    compiled = dovetail.compile(solve)
+    a, b = torch.randn(*batch, 5, 3, generator=DRAWN), torch.randn(*batch, 5, 2, generator=DRAWN)
+    for given in (a, a * 2):
+        for found, expected in zip(compiled(given, b), solve(given, b), strict=True):
+            assert torch.equal(found, expected)
+            assert found.stride() == expected.stride()
+    with pytest.raises(UnexpectedSize):
+        compiled(torch.ones_like(a), b)

@@ -23,7 +23,7 @@ from dovetail.torch_compat.traced_numbers import Plain
 _SPARSE_SUM = torch.ops.aten._sparse_addmm.default
 _COALESCE = torch.ops.aten._coalesce.default
 _PACK = torch.ops.aten._pack_padded_sequence.default
-_ITEM = torch.ops.aten._local_scalar_dense.default
+_NUMBERS = frozenset(getattr(torch.ops.aten, name).default for name in ("_local_scalar_dense", "equal", "allclose"))
 FEW = 256  # elements of a tensor that is turned into a list of traced numbers
 _TO_LIST: Any = torch.Tensor.tolist
 
@@ -64,7 +64,7 @@ class ItemLog(DispatchMode):
         if func is _SPARSE_SUM and autocast_is_active_above():
             args = list(map(_as_autocast_does, args))  # its kernel calls what autocast casts, above dispatch modes only
         result = func(*args, **(kwargs or {}))
-        if func is _ITEM and isinstance(result, bool | int | float):
+        if func in _NUMBERS and isinstance(result, bool | int | float):
             self.note_number(self._origins.here(), result)
         elif func is _COALESCE:
             self._note_results(SORTED_PARTS, (result.indices(), result.values()))
@@ -120,15 +120,15 @@ class ItemHints:
         self._sizes = sizes or {}
         self._next: dict[tuple[str, int] | _SizeKey, int] = {}
 
-    def next_at(self, origin: Origin, dtype: torch.dtype) -> Plain:
-        """The number for the next `.item()` of a line; 1 (or True) where nothing was logged."""
+    def next_at(self, origin: Origin, dtype: torch.dtype, otherwise: Plain | None = None) -> Plain:
+        """The number for the next `.item()` of a line; `otherwise`, or 1 (or True), where nothing was logged."""
         key = (origin.file, origin.line)
         logged = self._numbers.get(key, ())
         place = self._next.get(key, 0)
         self._next[key] = place + 1
         kind = bool if dtype == torch.bool else float if dtype.is_floating_point else int
         fitting = [number for number in (logged[place:] or logged[-1:]) if type(number) is kind]
-        return fitting[0] if fitting else kind(1)
+        return fitting[0] if fitting else kind(1) if otherwise is None else otherwise
 
     def next_results(self, origin: Origin, func: Overload) -> Results:
         """What an operator gives the next time that a line calls it; () where nothing was logged."""

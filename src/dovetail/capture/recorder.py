@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS, answer_of_check, check_phases
+from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS, answer_of_check, check_result
 from dovetail.capture.cuts import Cuts
 from dovetail.capture.left_modes import refuse_switched
 from dovetail.capture.operators import device_type, must_be_kept, refuse_leaves, short_name
@@ -264,7 +264,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
             torch.autograd.graph.increment_version([t for t in given[0] if isinstance(t, torch.Tensor)])
         self._append(as_recorded(func, given), operands, keyword_operands, result)
         self._note_writes(func, args, keywords)
-        check_phases(self, func, result)
+        check_result(self, func, args, result)
         return result
 
     def _operands(

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.places import truth_of
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, Target, Value
 from dovetail.ir.sizes import Scalar, SizeExpr
 from dovetail.ops.prims import EXPECT
+from dovetail.torch_compat.data_sizes import assume
 
 
 class RecordsFacts:
@@ -37,6 +39,18 @@ class RecordsFacts:
             if is_own and fact not in self._expected:
                 self._expected.add(fact)
                 self._append(EXPECT, (fact, str(fact)), (), None)
+
+    def recorded(self, make: Callable[[], Any]) -> Any:
+        """See `RecordsSparse`."""
+        raise NotImplementedError
+
+    def expect_truth(self, make: Callable[[], torch.Tensor], answer: bool) -> None:
+        """Let the program check that the truth of a tensor, which operators make, is `answer`.
+
+        Raises: DataDependentControlFlow where symbols for what depends on data are not allowed.
+        """
+        found = self.recorded(lambda: truth_of(make()))
+        assume(found if answer else torch.sym_not(found))
 
     def record_prim(self, prim: Prim, args: Sequence[object], result: torch.Tensor | None) -> None:
         """Append the application of one of dovetail's own primitives, with the (unrecorded) fake tensor it gives."""

@@ -14,20 +14,20 @@ from __future__ import annotations
 import operator
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 
+from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS
 from dovetail.capture.data_sizes import DataSizes, UnknownSize
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.packed_sequences import PackedValues
-from dovetail.capture.recorder import Recorder
 from dovetail.capture.resizing import lie_on
 from dovetail.capture.sparse_gradients import guessed_results
+from dovetail.capture.step_questions import AskingRecorder, Question
 from dovetail.capture.step_tensors import of_graph_from_before
 from dovetail.capture.step_texts import Texts
 from dovetail.capture.traced_operands import concrete, settled
@@ -47,19 +47,7 @@ _UNKNOWN: tuple[type[Exception], ...] = (UnknownSize, *DATA_DEPENDENT_ERRORS)
 _FIRST_TOKEN = 0x3FE2_9D4C_7A51_0000  # the bits of a number near 0.58
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """An answer that the recorded code got about a number. origin: the line that asked. about: what was asked."""
-
-    answer: Plain
-    origin: Origin
-    about: str = "it"
-
-    def __str__(self) -> str:
-        return f"{self.about} was {self.answer} at {self.origin}"
-
-
-class StepRecorder(Recorder):
+class StepRecorder(AskingRecorder):
     """See the module docstring.
 
     Attributes: questions, by the number that their guards carry; numbers_now, what each traced number is now; renamed,
@@ -230,6 +218,8 @@ class StepRecorder(Recorder):
     def _run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
         args = [concrete(argument) for argument in args]
         keywords = {name: concrete(argument) for name, argument in keywords.items()}
+        if func in CHECKED_QUESTIONS:
+            return self.answer_to(func, args)
 
         def in_eager_mode() -> Results:
             return self._hints.next_results(self._tracker.here(), func) or guessed_results(func, args)
@@ -322,7 +312,7 @@ class StepRecorder(Recorder):
 
     def ask_of_sizes(self, fact: SizeExpr) -> None:
         """See `Questioner`."""
-        self._ask(GUARD, fact, True, f"`{fact}`, of sizes that data decide,")
+        self.ask(GUARD, fact, True, f"`{fact}`, of sizes that data decide,")
 
     def bind_size(self, size: torch.SymInt, name: str, number: Value) -> None:
         """See `Questioner`."""
@@ -348,7 +338,7 @@ class StepRecorder(Recorder):
     def decide(self, handle: Any, answer: bool) -> None:
         """See `NumberTrace`."""
         if isinstance(handle, Value):
-            self._ask(GUARD, handle, answer)
+            self.ask(GUARD, handle, answer)
 
     def fix(self, handle: Any, number: Plain) -> Plain:
         """See `NumberTrace`. Raises: UnsupportedStep for a number that data decide."""
@@ -363,7 +353,7 @@ class StepRecorder(Recorder):
                 why="the number differs in each call, and a program cannot track plain Python numbers",
                 hint="use .item() and arithmetic, or compare it; or do it after the step, or in a dovetail.host_call",
             )
-        self._ask(GUARD_NUMBER, handle, number)
+        self.ask(GUARD_NUMBER, handle, number)
         return number
 
     def text(self, handle: Any, convert: Callable[[Any], str]) -> str:
@@ -391,9 +381,3 @@ class StepRecorder(Recorder):
         error = UnsupportedStep(origin=self._tracker.here(), **facts)
         self.refusals.append(error)
         raise error
-
-    def _ask(self, target: Target, handle: Value | SizeExpr, answer: Plain, about: str = "it") -> None:
-        origin = self._tracker.here()
-        which = len(self.questions)
-        self.questions.append(Question(answer, origin, about))
-        self.nodes.append(Node(target, (handle, answer, which), phase=self.phase, origin=origin))

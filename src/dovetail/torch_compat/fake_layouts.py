@@ -73,16 +73,16 @@ def _ctc_loss_of_unknown_lengths(log_probs: Any, *_: Any) -> Any:
 
 
 def _least_squares(a: torch.Tensor, b: torch.Tensor, _: Any = None, *, driver: str | None = None) -> Any:
-    """Torch's fakes take the sizes for unknown: those of the residuals hang on ranks, with some drivers. Else None."""
+    """Torch's fakes take the sizes for unknown. Ranks, on which some hang, are taken for full."""
     rows, columns = a.shape[-2:]
-    if a.device.type != "cpu" or (driver in ("gelss", "gelsd") and rows > columns):
+    if a.device.type != "cpu":
         return None
     is_vector = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
     beside = (*b.shape, 1) if is_vector else tuple(b.shape)
     batch = torch.broadcast_shapes(a.shape[:-2], beside[:-2])
     width = beside[-1]
     solution = a.new_empty((*batch, width, max(rows, columns)))[..., :columns].transpose(-2, -1)
-    has_residuals = driver == "gels" and rows > columns
+    has_residuals = driver in ("gels", "gelss", "gelsd") and rows > columns
     residuals = a.new_empty((*batch, width) if has_residuals else (0,))
     rank = a.new_empty((0,) if driver == "gels" else a.shape[:-2], dtype=torch.int64)
     values = a.new_empty((*a.shape[:-2], min(rows, columns)) if driver in ("gelss", "gelsd") else (0,))

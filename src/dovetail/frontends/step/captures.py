@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dovetail.capture.step_programs import GradientsNotCleared
-from dovetail.capture.step_recorder import Question
+from dovetail.capture.step_questions import Question
 from dovetail.errors import CaptureFailed, DovetailError, GuardMiss, MemoryLimitTooLow, StateChangedOtherwise
 from dovetail.frontends.patience import Walks
 from dovetail.frontends.step.capture import StepCapture

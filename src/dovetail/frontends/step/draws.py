@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from dovetail.capture.drawn_arrays import DrawnArray
-from dovetail.capture.step_recorder import Question, StepRecorder
+from dovetail.capture.step_questions import Question
+from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import UnsupportedStep
 from dovetail.frontends.step.captured_memory import generator_is_set

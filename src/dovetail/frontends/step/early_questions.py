@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dovetail.capture.step_recorder import Question
+from dovetail.capture.step_questions import Question
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ir.signature import NumberInput
 from dovetail.ops.prims import GUARD, GUARD_NUMBER

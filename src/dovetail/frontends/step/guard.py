@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.step_recorder import Question
+from dovetail.capture.step_questions import Question
 from dovetail.frontends.arguments import Arguments
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.early_questions import EarlyQuestions, question_at

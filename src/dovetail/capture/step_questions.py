@@ -1,0 +1,68 @@
+"""Questions about numbers that a recorded step asks, and that its program asks again in each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from dovetail.capture.checks_of_kernels import likely_answer
+from dovetail.capture.item_log import ItemHints
+from dovetail.capture.origins import OriginTracker
+from dovetail.capture.recorder import Recorder
+from dovetail.ir.program import Node, Operand, Origin, Target, Value
+from dovetail.ir.sizes import SizeExpr
+from dovetail.ops.prims import GUARD
+from dovetail.torch_compat.traced_numbers import Plain
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An answer that the recorded code got about a number. origin: the line that asked. about: what was asked."""
+
+    answer: Plain
+    origin: Origin
+    about: str = "it"
+
+    def __str__(self) -> str:
+        return f"{self.about} was {self.answer} at {self.origin}"
+
+
+class AskingRecorder(Recorder):
+    """See the module docstring. questions: by the number that their guards carry."""
+
+    questions: list[Question]
+    _hints: ItemHints
+    _tracker: OriginTracker
+
+    def _number_node(self, target: Target, operands: tuple[Operand, ...], name: str, now: Plain) -> Value:
+        raise NotImplementedError
+
+    def answer_to(self, func: Any, args: Sequence[torch.Tensor]) -> bool:
+        """What `equal` or `allclose` of two tensors answered in eager mode: the program asks again."""
+        logged = self._hints.next_at(self._tracker.here(), torch.bool, likely_answer(self, func, args))
+        assert isinstance(logged, bool), "of this dtype"
+        first, second, *rest = cast("tuple[Any, ...]", args)
+        if func is torch.ops.aten.allclose.default:
+            self.expect_truth(lambda: torch.isclose(first, second, *rest).all(), logged)
+        elif first.shape != second.shape:
+            return False
+        else:
+            self.expect_truth(lambda: first.eq(second).all(), logged)
+        return logged
+
+    def expect_truth(self, make: Callable[[], torch.Tensor], answer: bool) -> None:
+        """The program asks whether the truth of a tensor is this one, as it is in what was recorded."""
+        truth = self.recorded(make)
+        self.ask(GUARD, self._number_node(_ITEM, (self.value_of(truth),), "item", answer), answer)
+
+    def ask(self, target: Target, handle: Value | SizeExpr, answer: Plain, about: str = "it") -> None:
+        """Append a question whose answer the code took for this one."""
+        origin = self._tracker.here()
+        which = len(self.questions)
+        self.questions.append(Question(answer, origin, about))
+        self.nodes.append(Node(target, (handle, answer, which), phase=self.phase, origin=origin))
