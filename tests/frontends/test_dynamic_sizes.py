@@ -329,3 +329,45 @@ def test_views_of_arguments_whose_sizes_data_decide() -> None:
         assert first.data_ptr() == x.data_ptr()
         assert second._base is x
     assert compiled.stats.captures == 1
+
+
+ONE_ROW: dict[str, Callable[..., Any]] = {
+    "flattened": lambda x, n: x.t()[: n.item()].flatten(),
+    "repeated": lambda x, n: x[x[:, 0] > n].unsqueeze(1).expand(-1, 2, -1).reshape(-1, 6),
+    "written": lambda x, n: (y := x.t()[: n.item()], y.contiguous().mul_(2), y + 1)[2],
+}
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_a_copy_that_is_a_view_where_there_is_one_row(name: str) -> None:
+    """With one row, eager mode hands out a view of the argument, or other strides."""
+    function = ONE_ROW[name]
+    compiled = dovetail.compile(function)
+    x = torch.arange(24.0).reshape(4, 6)
+    several, one = (0.0, 12.0) if name == "repeated" else (3, 1)
+    for given in (several, one):
+        mine, other = x.clone(), x.clone()
+        expected = function(other, torch.tensor(given))
+        if given == one:
+            with pytest.raises(UnexpectedSize):
+                compiled(mine, torch.tensor(given))
+            continue
+        found = compiled(mine, torch.tensor(given))
+        assert torch.equal(found, expected)
+        assert found.stride() == expected.stride()
+        assert torch.equal(found.zero_() * 0 + mine.sum(), expected.zero_() * 0 + other.sum())
+
+
+def test_dropout_of_a_selection() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x[x[:, 0] > 0], 0.5)
+
+    compiled = dovetail.compile(function)
+    for seed in range(3):
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(seed))
+        torch.manual_seed(seed)
+        expected = function(x)
+        torch.manual_seed(seed)
+        assert torch.equal(compiled(x), expected)
+    with pytest.raises(UnexpectedSize):
+        compiled(-x.abs())

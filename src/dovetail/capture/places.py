@@ -26,6 +26,8 @@ INDEXING = frozenset({torch.Tensor.__getitem__, torch.Tensor.__setitem__})
 _NARROW = frozenset({torch.narrow, torch.Tensor.narrow})
 _SPLIT = frozenset({torch.tensor_split, torch.Tensor.tensor_split})
 _ENDS = "tensor_indices_or_sections"
+_KINDS_OF_DROPOUT = ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
+_DROPOUTS = frozenset(getattr(torch, name + end) for name in _KINDS_OF_DROPOUT for end in ("", "_"))
 _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
 _EQUAL = frozenset({torch.equal, torch.Tensor.equal})
 _CLOSE = frozenset({torch.allclose, torch.Tensor.allclose})
@@ -78,6 +80,9 @@ class UnknownPlaces(TorchFunctionMode):
             return self._narrowed(args[0], dim, start, length)
         if func in _SPLIT and isinstance(ends := _argument(args, keywords, 1, _ENDS), torch.Tensor):
             return _split(args[0], ends, _argument(args, keywords, 2, "dim"))
+        if func in _DROPOUTS and without_hint(args[0].numel()):
+            assume(args[0].numel() != 0)  # an empty tensor is handed back as it is
+            self._note_checks()
         if func == torch.Tensor.item and args[0].dtype == torch.bool:
             return truth_of(args[0])
         if func in _CLOSE:

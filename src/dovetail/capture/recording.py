@@ -18,6 +18,7 @@ import torch
 from dovetail.analysis.alias_pattern import APART, Accesses, AliasPattern
 from dovetail.analysis.infer import MetaInference
 from dovetail.capture.changes import InputChanges, Reshaped, accesses_of
+from dovetail.capture.copies_or_views import expect_copies
 from dovetail.capture.engine import gradients_of, without_backward
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.inputs import InputMaker, InputSpec, constant_stand_in
@@ -115,9 +116,10 @@ class Recording:
         """Record `function(*inputs)`, which returns a flat sequence. set_anyway: see `left_modes`."""
         with self._recording(), without_backward(self.origins), modes_left(self.left_modes, set_anyway):
             self.recorder.switches.update(unknown_before(set_anyway))
-            results = list(function(*[stand_in.seen for stand_in in self.stand_ins[: len(self.specs)]]))
+            results = list(function(*[item.seen for item in self.stand_ins[: len(self.specs)]]))
             self._note_constants(results)
             self.note_checks()
+            expect_copies(self.recorder, results, [stand_in.value for stand_in in self.stand_ins])
         self._forward_nodes = len(self.recorder.nodes)
         functional = Functionalizer([s.declared for s in self.stand_ins], self.infer, self.recorder.new_storage)
         with named_errors(self.origins):  # autograd makes gradient functions of written views when they are looked at
@@ -131,10 +133,9 @@ class Recording:
 
     def _analyse(self, results: list[object], functional: Functionalizer) -> None:
         self.visible = self._visible(results)
-        changes = InputChanges.of(self.stand_ins, self.recorder, functional)
+        self.changes = changes = InputChanges.of(self.stand_ins, self.recorder, functional)
         leaves = [s.leaf for s in self.stand_ins if s.leaf is not None]
         self.outputs = analyse_outputs(results, self.stand_ins, leaves, changes, self.recorder, functional)
-        self.changes = changes
 
     def _note_constants(self, results: list[object]) -> None:
         """Real tensors that the program closed over, or returns, become inputs."""

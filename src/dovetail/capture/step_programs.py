@@ -9,6 +9,7 @@ from typing import TypeAlias
 import torch
 
 from dovetail.analysis.infer import MetaInference
+from dovetail.capture.changes import replay_steps
 from dovetail.capture.functionalize import Functionalizer
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_tensors import MadeTensor, StepNumber, StepTensor, look_of, repeated
@@ -19,6 +20,7 @@ from dovetail.ir.calling import (
     FromInput,
     FromOutput,
     FromSlot,
+    FromView,
     GradientExit,
     GradientFlag,
     LeafGradient,
@@ -28,7 +30,7 @@ from dovetail.ir.calling import (
     WithLook,
     WriteBack,
 )
-from dovetail.ir.program import Program, Stage, Value
+from dovetail.ir.program import Program, Stage, Value, symbols_in
 from dovetail.ir.signature import (
     Constant,
     GradientLeft,
@@ -43,6 +45,7 @@ from dovetail.ir.signature import (
     UserOutput,
     WriteKind,
 )
+from dovetail.ir.sizes import SizeExpr, symbol
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +128,20 @@ class RecordedStep:
         """See `StepRecording.programs`."""
         constants = [value for _, value in recorder.constants]
         touched = self._touched(recorder)
-        outputs: list[tuple[OutputRole, Value]] = []
+        outputs: list[tuple[OutputRole, Value | SizeExpr]] = []
         slots: dict[int, int] = {}
 
-        def slot(role: OutputRole, value: Value, item: object = None) -> int:
+        def slot(role: OutputRole, value: Value | SizeExpr, item: object = None) -> int:
             if item is not None and id(item) in slots:
                 return slots[id(item)]
             outputs.append((role, value))
             slots[id(item)] = len(outputs) - 1
             return len(outputs) - 1
 
-        results = tuple(self._settled_results(slot))
+        results = tuple(self._settled_results(slot, functional))
         gradients = tuple(self._gradients(recorder, touched, slot, keep_gradients))
         left = tuple(self._settled_left(place, value, slot) for place, value in enumerate(self.left))
-        made = [(role, value, functional.read(value)) for role, value in outputs]
+        made = [(role, value, functional.read(value) if isinstance(value, Value) else value) for role, value in outputs]
         apart = repeated([value for _, _, value in made], [*self.values, *constants])
         written = [i for i, v in enumerate(self.values) if functional.write_count(v) and functional.read(v) is not v]
         read = {value for node in functional.nodes for value in node.operands()}.union(
@@ -178,15 +181,28 @@ class RecordedStep:
             tuple(tensor for tensor, _ in recorder.constants),
         )
 
-    def _settled_results(self, slot: Slot) -> Iterator[OutputRule]:
+    def _settled_results(self, slot: Slot, functional: Functionalizer) -> Iterator[OutputRule]:
         looking: dict[int, int] = {}  # results of one slot are one object
         for place, found in enumerate(self.results):
             if isinstance(found, MadeTensor):
-                rule = _as_it_looks(slot(UserOutput(0), found.value, found.item), found.item)
+                view = self._view_of_written(found.value, slot, functional)
+                rule = _as_it_looks(view or FromSlot(slot(UserOutput(0), found.value, found.item)), found.item)
                 first = looking.setdefault(id(found.item), place)
-                yield FromOutput(first) if isinstance(rule, WithLook) and first != place else rule
+                yield FromOutput(first) if not isinstance(rule, FromSlot) and first != place else rule
             else:
                 yield FromSlot(slot(UserOutput(0), found)) if isinstance(found, Value) else found
+
+    def _view_of_written(self, value: Value, slot: Slot, functional: Functionalizer) -> FromView | None:
+        """The view of an input that a result is, where the program writes that: it is made outside, on its memory."""
+        root, steps = functional.chain_of(value)
+        if root not in self.values or not functional.write_count(root) or functional.read(root) is root:
+            return None
+        view = FromView(self.values.index(root), True, replay_steps(steps), detach=True)
+        for step in view.steps:
+            for name in symbols_in((step.args, [argument for _, argument in step.kwargs])):
+                size = symbol(name)
+                slot(UserOutput(0), size, size)
+        return view
 
     @staticmethod
     def _settled_left(place: int, value: object, slot: Slot) -> FromSlot | FromConstant:
@@ -223,7 +239,7 @@ class RecordedStep:
         return any(value.tensor.storage == storage for value, _, _ in recorder.written)
 
 
-def _as_it_looks(slot: int, item: torch.Tensor) -> FromSlot | WithLook:
+def _as_it_looks(rule: FromSlot | FromView, item: torch.Tensor) -> FromSlot | FromView | WithLook:
     """A tensor that the program computes, as eager mode hands it out."""
     look = look_of(item)
-    return FromSlot(slot) if look == Look() else WithLook(FromSlot(slot), look)
+    return rule if look == Look() else WithLook(rule, look)

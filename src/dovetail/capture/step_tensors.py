@@ -13,6 +13,7 @@ from dovetail.ir.calling import Look
 from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.program import Origin, Value
 from dovetail.ir.signature import HeldGradient, InputRole, UserInput
+from dovetail.ir.sizes import SizeExpr
 from dovetail.torch_compat.fakes import FakeMode, fake_apart, parameter_of_fake, symbolic_fake_of
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.swapping import attributes_in_common, hook_tables, share_hooks
@@ -84,11 +85,12 @@ def look_of(tensor: torch.Tensor) -> Look:
     return Look("", tensor.requires_grad, isinstance(tensor, torch.nn.Parameter))
 
 
-def repeated(values: Sequence[Value], inputs: Sequence[Value]) -> tuple[int, ...]:
+def repeated(values: Sequence[Value | SizeExpr], inputs: Sequence[Value]) -> tuple[int, ...]:
     """The places of tensors that were met before, among the values or the inputs."""
-    met, found = set(inputs), []
+    met: set[Value | SizeExpr] = set(inputs)
+    found = []
     for place, value in enumerate(values):
-        if value in met and value.is_tensor:
+        if isinstance(value, Value) and value in met and value.is_tensor:
             found.append(place)
         met.add(value)
     return tuple(found)

@@ -39,6 +39,7 @@ from dovetail.ir.calling import (
     Formatted,
     FromConstant,
     FromInput,
+    FromLeft,
     FromOutput,
     FromSlot,
     FromView,
@@ -194,9 +195,8 @@ class _WrapperWriter:
         lines = []
         for name in self._needed_symbols():
             expr = symbol(name)
-            source = symbol_source(self.program, expr)
-            if source is None and expr in self.program.outputs:
-                source = f"outs[{self.program.outputs.index(expr)}]"
+            handed_out = expr in self.program.outputs
+            source = f"outs[{self.program.outputs.index(expr)}]" if handed_out else symbol_source(self.program, expr)
             if source is None:
                 raise UnsupportedOutput(what="a view of a size that is only known when the program runs")
             if source != name:
@@ -255,8 +255,8 @@ class _WrapperWriter:
     def _of_step(self, rule: WithLook | Formatted) -> str:
         if isinstance(rule, Formatted):
             return f"{self.names.constant(rule, '_text')}.made({self.result}left)"
-        assert isinstance(rule.of, FromSlot), "a result comes from the program"
-        return f"as_seen({self._slot(rule.of.slot)}, {self.names.constant(rule.look, '_look')})"
+        assert not isinstance(rule.of, FromLeft), "a result comes from the program"
+        return f"as_seen({self._output(rule.of)}, {self.names.constant(rule.look, '_look')})"
 
     def _constant(self, value: object) -> str:
         """A literal for plain values; else the object itself, such as a member of an enum that is a text as well."""

@@ -121,7 +121,7 @@ class FromLeft:
 class WithLook:
     """The tensor of another rule, itself, as eager mode would hand it out although the program knows no autograd."""
 
-    of: FromSlot | FromLeft
+    of: FromSlot | FromView | FromLeft
     look: Look
 
 
@@ -287,6 +287,8 @@ class CallPlan:
                 rules += rule.parts
             elif isinstance(rule, AsLeaf | Rewritten):
                 rules.append(rule.of if isinstance(rule, AsLeaf) else rule.view)
+            elif isinstance(rule, WithLook) and isinstance(rule.of, FromView):
+                rules.append(rule.of)
             else:
                 found.append(rule)
         return found

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dovetail.ir.calling import AsLeaf, CallPlan, FromInput, FromOutput, FromView, OutputRule, Rebuilt, Rewritten
+from dovetail.ir.calling import (
+    AsLeaf,
+    CallPlan,
+    FromInput,
+    FromOutput,
+    FromView,
+    OutputRule,
+    Rebuilt,
+    Rewritten,
+    WithLook,
+)
 from dovetail.ir.program import Program, values_in
 from dovetail.ir.signature import InputMutation, Signature
 
@@ -93,6 +103,8 @@ def _renumbered(rule: OutputRule, place: Mapping[int, int]) -> OutputRule:
         view = _renumbered(rule.view, place)
         assert isinstance(view, FromView | Rebuilt), "a view stays a view"
         return replace(rule, view=view)
+    if isinstance(rule, WithLook) and isinstance(rule.of, FromView):
+        return replace(rule, of=replace(rule.of, base=place[rule.of.base]))
     if isinstance(rule, Rebuilt):
         return replace(rule, parts=tuple(_renumbered(part, place) for part in rule.parts))
     return rule

@@ -14,6 +14,7 @@ from dovetail.ir.calling import (
     OutputRule,
     Rebuilt,
     ReplayStep,
+    WithLook,
     innermost,
 )
 
@@ -37,7 +38,7 @@ class ResultOrigin:
 
 def origin_of(rule: OutputRule, inputs: Sequence[str], outputs: Sequence[str] = ()) -> ResultOrigin:
     """Where the result of a rule comes from. inputs, outputs: what to call those of the plan."""
-    rule = innermost(rule)
+    rule = innermost(rule.of if isinstance(rule, WithLook) and isinstance(rule.of, FromView) else rule)
     if isinstance(rule, FromView):
         names, what = (inputs, "input") if rule.of_input else (outputs, "intermediate")
         return ResultOrigin(f"view of {what}", names[rule.base], tuple(map(_named, rule.steps)))
