@@ -9,13 +9,14 @@ or warns: that way is recorded, and the program checks that the data take it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from dovetail.ir.program import Node, Value
 from dovetail.torch_compat.autograd import running_node_name
+from dovetail.torch_compat.fake_layouts import least_squares
 
 aten = torch.ops.aten
 # The answers of `is_scalar_tensor_true` in ATen, by what it asks, that neither raise nor warn.
@@ -77,6 +78,11 @@ def likely_answer(recorder: Values, func: Any, args: Sequence[Any]) -> bool | No
 def _maker(recorder: Values, tensor: torch.Tensor) -> Any:
     value = recorder.value_of(tensor)
     return next((node.target for node in reversed(recorder.nodes) if value in node.outputs), None)
+
+
+def result_at_full_rank(func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """What least squares give where matrices are of full rank, which `check_result` asks; None for other operators."""
+    return least_squares(*args, **keywords, full_rank=True) if func is aten.linalg_lstsq.default else None
 
 
 def check_result(recorder: Dispatcher, func: Any, args: Sequence[Any], result: Any) -> None:

@@ -17,7 +17,12 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS, answer_of_check, check_result
+from dovetail.capture.checks_of_kernels import (
+    CHECKED_QUESTIONS,
+    answer_of_check,
+    check_result,
+    result_at_full_rank,
+)
 from dovetail.capture.cuts import Cuts
 from dovetail.capture.left_modes import refuse_switched
 from dovetail.capture.operators import device_type, must_be_kept, refuse_leaves, short_name
@@ -278,7 +283,8 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
         if self._takes_numbers:
             args = list(map(concrete, args))
             keywords = {name: concrete(argument) for name, argument in keywords.items()}
-        return result_of(func, args, keywords, self._known_results)
+        made = result_at_full_rank(func, args, keywords)
+        return result_of(func, args, keywords, self._known_results) if made is None else made
 
     def _record_sub_programs(self, func: HigherOrder, args: Sequence[Any], keywords: dict[str, Any]) -> object:
         args = [self._without_real(argument) for argument in args]

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS
+from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS, result_at_full_rank
 from dovetail.capture.data_sizes import DataSizes, UnknownSize
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
@@ -220,6 +220,8 @@ class StepRecorder(AskingRecorder):
         keywords = {name: concrete(argument) for name, argument in keywords.items()}
         if func in CHECKED_QUESTIONS:
             return self.answer_to(func, args)
+        if (made := result_at_full_rank(func, args, keywords)) is not None:
+            return made
 
         def in_eager_mode() -> Results:
             return self._hints.next_results(self._tracker.here(), func) or guessed_results(func, args)

@@ -54,7 +54,7 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return _ctc_loss(*args)
     if op is _aten._ctc_loss.Tensor:
         return _ctc_loss_of_unknown_lengths(*args)
-    if op is _aten.linalg_lstsq.default and (made := _least_squares(*args, **kwargs)) is not None:
+    if op is _aten.linalg_lstsq.default and (made := least_squares(*args, **kwargs)) is not None:
         return made
     return op(*args, **kwargs)
 
@@ -72,10 +72,15 @@ def _ctc_loss_of_unknown_lengths(log_probs: Any, *_: Any) -> Any:
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, width))
 
 
-def _least_squares(a: torch.Tensor, b: torch.Tensor, _: Any = None, *, driver: str | None = None) -> Any:
-    """Torch's fakes take the sizes for unknown. Ranks, on which some hang, are taken for full."""
+def least_squares(
+    a: torch.Tensor, b: torch.Tensor, _: Any = None, *, driver: str | None = None, full_rank: bool = False
+) -> Any:
+    """What `linalg_lstsq` gives on fakes. Torch's take the sizes for unknown: those of the residuals may hang on ranks.
+
+    full_rank: take these for full. None where sizes hang on ranks, or on another device.
+    """
     rows, columns = a.shape[-2:]
-    if a.device.type != "cpu":
+    if a.device.type != "cpu" or (driver in ("gelss", "gelsd") and rows > columns and not full_rank):
         return None
     is_vector = b.dim() == 1 or (b.dim() == a.dim() - 1 and b.shape == a.shape[:-1])
     beside = (*b.shape, 1) if is_vector else tuple(b.shape)
