@@ -41,6 +41,7 @@ from dovetail.errors.freezing import NotExportable as NotExportable
 from dovetail.errors.freezing import NotFreezable as NotFreezable
 from dovetail.errors.freezing import SlowerThanEager as SlowerThanEager
 from dovetail.errors.freezing import StaleWeights as StaleWeights
+from dovetail.errors.memory import InvalidPlacement as InvalidPlacement
 from dovetail.errors.outside import GradientAccess as GradientAccess
 from dovetail.errors.outside import IteratorRead as IteratorRead
 from dovetail.errors.outside import OtherSettingsInside as OtherSettingsInside

@@ -1,0 +1,1 @@
+"""Offsets for all storages of a program in one arena: problem, solvers, check."""
