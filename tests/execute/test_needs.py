@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
-from dovetail.execute import needs as needs_module
+from dovetail.execute import operator_calls
 from dovetail.execute.needs import Needs
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Node, TensorMeta, Value
@@ -108,14 +108,14 @@ def test_generators_stay_where_they_are() -> None:
 
 def test_what_cannot_be_made_does_not_hide_what_can(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operand that cannot be made, for want of memory say."""
-    made = needs_module._Described.tensor
+    made = operator_calls.Described.tensor
 
     def tensor(described: Any) -> Tensor:
         if described.shape == (37, 3):
             raise RuntimeError("no memory")
         return made(described)
 
-    monkeypatch.setattr(needs_module._Described, "tensor", tensor)
+    monkeypatch.setattr(operator_calls.Described, "tensor", tensor)
     bad, good = (
         _node(aten.logcumsumexp.default, torch.randn(37, 3), 1),
         _node(aten.mse_loss.default, *torch.randn(2, 29)),

@@ -14,6 +14,7 @@ import torch
 
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.dispatch import Overload, without_modes
+from dovetail.torch_compat.fakes import has_no_numbers
 
 
 class KnownNumbers:
@@ -23,8 +24,8 @@ class KnownNumbers:
         self._twins: dict[int, torch.Tensor] = {}
 
     def learn(self, fake: torch.Tensor, number: torch.Tensor) -> None:
-        """A fake of one element stands for this number, which is copied."""
-        if fake.numel() == 1:
+        """A fake of one element stands for this number, which is copied, if there is one."""
+        if fake.numel() == 1 and not has_no_numbers(number):
             with without_modes(), torch.no_grad():
                 self._twins[id(fake)] = number.detach().cpu().clone()
 

@@ -78,17 +78,19 @@ class StepRecording:
         assume_cleared: bool = False,
         dynamic: bool = False,
         line_of: Callable[[torch.Tensor], Origin | None] = lambda tensor: None,
+        meta_stands_for: torch.device | None = None,
     ) -> None:
         """Prepare.
 
-        line_of: where the code names a tensor. dynamic: sizes of arguments above 1 become symbols. assume_cleared: the
-        step is expected to begin by clearing gradients: where none is held, let one seem to be, to see it dropped.
+        meta_stands_for: see `new_fake_mode`. line_of: where code names a tensor. dynamic: sizes of arguments above 1
+        become symbols. assume_cleared: the step is expected to begin by clearing gradients: where none is held, let one
+        seem to be, to see it dropped.
         Raises: UnsupportedTensor, StateChangedOtherwise for a tensor that cannot be part of a program.
         """
         held = list(held_gradients(tensors))
         for item in (*tensors, *(gradient for _, gradient in held)):
             check_state(item, line_of)
-        self.mode = new_fake_mode(new_shape_env() if dynamic else None)
+        self.mode = new_fake_mode(new_shape_env() if dynamic else None, meta_stands_for=meta_stands_for)
         self.origins, self._dynamic = OriginTracker(), dynamic
         self.recorder = StepRecorder(self.origins, self.mode, hints)
         self.tensors = [*tensors, *(gradient for _, gradient in held)]

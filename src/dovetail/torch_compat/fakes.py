@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -41,10 +41,35 @@ DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
 NO_FAKE_KERNEL_ERRORS: tuple[type[Exception], ...] = (UnsupportedOperatorException,)
 
 
-def new_fake_mode(shape_env: ShapeEnv | None = None) -> FakeTensorMode:
-    """A fresh fake mode; real tensors met inside become fake ones on the fly."""
+def new_fake_mode(shape_env: ShapeEnv | None = None, *, meta_stands_for: torch.device | None = None) -> FakeTensorMode:
+    """A fresh fake mode; real tensors met inside become fake ones on the fly.
+
+    meta_stands_for: twins of tensors without numbers (on device meta, or of other fake modes) may be made as well, and
+    those on meta seem to be on this device.
+    """
     _load_dynamo()
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
+    if meta_stands_for is None:
+        return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
+    mode = _ModeForMeta(allow_non_fake_inputs=True, shape_env=shape_env)
+    mode.meta_stands_for = meta_stands_for
+    mode.bytes_of = {}
+    return mode
+
+
+class _ModeForMeta(FakeTensorMode):
+    """A fake mode that makes twins of tensors without numbers. bytes_of: see `fake_like`."""
+
+    meta_stands_for: torch.device
+    bytes_of: dict[int, torch.UntypedStorage]
+
+    def device_of_twin(self, tensor: torch.Tensor) -> torch.device:
+        """Where the twin of a tensor seems to be."""
+        return self.meta_stands_for if tensor.device.type == "meta" else tensor.device
+
+
+def has_no_numbers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a mere description: on device meta, or fake."""
+    return tensor.device.type == "meta" or is_fake(tensor)
 
 
 @cache
@@ -145,6 +170,10 @@ def fake_of(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 
     Never symbolic: every size is fixed.
     """
+    if isinstance(mode, _ModeForMeta) and has_no_numbers(tensor):
+        with _disable_current_modes():
+            twin = fake_like(mode, tensor, mode.device_of_twin(tensor), mode.bytes_of)
+        return twin.requires_grad_(tensor.requires_grad and tensor.is_leaf)
     with _quiet_about_gradients():
         return mode.from_tensor(tensor, static_shapes=True)
 
@@ -168,15 +197,16 @@ def sparse_fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 def fakes_apart(mode: FakeTensorMode, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """As `fake_apart`, for each of many tensors, which takes 50 us each where they are plain."""
     with _disable_current_modes(), torch.no_grad():
-        return [_plain_fake(mode, tensor) if _is_plain(tensor) else _described_fake(mode, tensor) for tensor in tensors]
+        is_plain = partial(_is_plain, takes_meta=isinstance(mode, _ModeForMeta))
+        return [_plain_fake(mode, tensor) if is_plain(tensor) else _described_fake(mode, tensor) for tensor in tensors]
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor, takes_meta: bool) -> bool:
     """Whether shape, strides, dtype and device say all that a fake has to know."""
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, *((FakeTensor,) if takes_meta else ()))
         and tensor.layout is torch.strided
-        and tensor.device.type in ("cpu", "cuda")
+        and tensor.device.type in ("cpu", "cuda", *(("meta",) if takes_meta else ()))
         and not (
             tensor.is_quantized or tensor.is_nested or tensor.is_inference() or tensor.is_conj() or tensor.is_neg()
         )
@@ -195,7 +225,7 @@ def _plain_fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     own = torch.empty((_own_length(tensor),), dtype=tensor.dtype, device="meta").untyped_storage()
     meta = torch.empty((0,), dtype=tensor.dtype, device="meta")
     meta.set_(own, tensor.storage_offset(), tensor.shape, tensor.stride())
-    return FakeTensor(mode, meta, tensor.device)
+    return FakeTensor(mode, meta, mode.device_of_twin(tensor) if isinstance(mode, _ModeForMeta) else tensor.device)
 
 
 def _described_fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from dovetail.torch_compat.fakes import is_fake
+
 _HOOK_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 HookTable: TypeAlias = "dict[int, Any] | None"
 _TABLES_OF: Callable[[torch.Tensor], tuple[HookTable, HookTable]] = attrgetter(*_HOOK_TABLES)
@@ -26,20 +28,36 @@ def exchange_tensors(tensor: torch.Tensor, other: torch.Tensor) -> None:
     names = attributes_in_common(tensor, other)
     if names:
         raise ValueError(f"both tensors have attributes {names}")
+    are_fake = is_fake(tensor) and is_fake(other)
     _exchange(tensor, other)
-    tensor.__dict__.update(other.__dict__)
+    if are_fake:
+        _exchange_attributes(tensor, other)
+    else:
+        tensor.__dict__.update(other.__dict__)
 
 
 def exchange_back(tensor: torch.Tensor, other: torch.Tensor) -> None:
     """Undo `exchange_tensors`. Attributes that were set, changed or removed in between stay so."""
+    if is_fake(tensor) and is_fake(other):
+        _exchange(tensor, other)
+        _exchange_attributes(tensor, other)
+        return
     for name in other.__dict__:
         tensor.__dict__.pop(name, None)
     _exchange(tensor, other)
 
 
 def attributes_in_common(tensor: torch.Tensor, other: torch.Tensor) -> list[str]:
-    """Names of attributes that both have, for which the two cannot be exchanged."""
+    """Names of attributes that both have, for which the two cannot be exchanged; those of fakes can be."""
+    if is_fake(tensor) and is_fake(other):
+        return []
     return sorted(tensor.__dict__.keys() & other.__dict__.keys())
+
+
+def _exchange_attributes(fake: torch.Tensor, other: torch.Tensor) -> None:
+    """Exchange what torch notes on two fakes; what users have set on one stays there."""
+    for name in fake.__dict__.keys() & other.__dict__.keys():
+        fake.__dict__[name], other.__dict__[name] = other.__dict__[name], fake.__dict__[name]
 
 
 def _exchange(tensor: torch.Tensor, other: torch.Tensor) -> None:

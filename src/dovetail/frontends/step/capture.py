@@ -79,6 +79,8 @@ from dovetail.torch_compat.traced_numbers import is_traced
 class StepCapture:
     """One capture; `variant` makes the result. See the module docstring."""
 
+    recording: Callable[..., StepRecording] = StepRecording
+
     def __init__(
         self,
         call: StepCall,
@@ -177,7 +179,7 @@ class StepCapture:
             self._leaf_names[index] = self._name(f"argument_{index}")
             numbers.append(StepNumber(self._leaf_names[index], leaves[index], partial(self._show, index)))
         dynamic = self._options.dynamic
-        recording = StepRecording(
+        recording = self.recording(
             tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic, line_of=self._reachable.line_naming
         )
         self._blamed = lambda: recording.recorder.blamed

@@ -54,6 +54,21 @@ def check_fake_of() -> str | None:
     )
 
 
+def check_has_no_numbers() -> str | None:
+    """Twins of tensors on device meta seem to be where the mode says, and share memory where the originals do."""
+    mode = fakes.new_fake_mode(meta_stands_for=torch.device("cpu"))
+    x = torch.zeros(4, 6, device="meta", requires_grad=True)
+    twin, part = fakes.fake_of(mode, x), fakes.fake_of(mode, x.detach()[1:])
+    apart = fakes.fake_apart(mode, fakes.fake_of(fakes.new_fake_mode(), torch.zeros(3)))
+    return first_difference(
+        ("the device", (twin.device.type, part.device.type, apart.device.type), ("cpu", "cpu", "cpu")),
+        ("the layout", (tuple(part.shape), part.storage_offset(), tuple(apart.shape)), ((3, 6), 6, (3,))),
+        ("shared storage", dispatch.storage_key(twin) == dispatch.storage_key(part), True),
+        ("requires_grad", twin.requires_grad, True),
+        ("numbers", [fakes.has_no_numbers(t) for t in (x, twin, torch.ones(1))], [True, True, False]),
+    )
+
+
 def check_data_dependent_errors() -> str | None:
     """Asking a fake for its numbers raises one of the known errors."""
     with fakes.new_fake_mode():
@@ -313,6 +328,7 @@ CHECKS = (
     check_new_symbolic_fake_mode,
     check_is_fake,
     check_fake_of,
+    check_has_no_numbers,
     check_data_dependent_errors,
     check_allow_real_inputs,
     check_keep_number,

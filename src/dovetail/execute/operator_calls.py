@@ -1,0 +1,302 @@
+"""Calls of operators as they can be made apart from their program: operands described, and made anew for each run.
+
+Kernels trust positions, pivots and the memory of libraries, so tensors of whole numbers are zeros, and only operators
+that are known to take these get them; an operator that reads what its partner left gets it from this one
+(`ops.whole_numbers`). A call can be had at other sizes as well, which are changed alike wherever they occur.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from dovetail.ir.prim import Prim
+from dovetail.ir.program import Node, Operand, ScalarMeta, TensorMeta, Value, map_operands
+from dovetail.ir.sizes import Number, Scalar, evaluate, with_numbers
+from dovetail.ops.facts import facts_of
+from dovetail.ops.scaling import NUMBER, Axis, operand_names
+from dovetail.ops.whole_numbers import operator_of, reads_of_partner, takes_zeros
+from dovetail.torch_compat.dispatch import schema_of
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """A node as it can be run. results: outputs that lie in new memory; None for others. is_safe: no kernel is given
+    whole numbers that it may not expect. is_scaled: sizes are others than the node's, so results may be, too.
+    """
+
+    node: Node
+    args: Sequence[Operand]
+    kwargs: Mapping[str, Operand]
+    results: tuple[Described | None, ...]
+    is_safe: bool
+    key: Hashable
+    is_scaled: bool = False
+
+    @property
+    def tensors(self) -> list[Described]:
+        """Operands, and results in new memory."""
+        operands = _described_in((self.args, list(self.kwargs.values())))
+        return [*operands, *(x for x in self.results if x is not None)]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of operands and results."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+    def scaled(self, sizes: Mapping[int, int]) -> OperatorCall:
+        """The same call with other sizes, wherever they occur: in tensors and as numbers. sizes: by the present one."""
+        args = [_scaled(x, sizes) for x in self.args]
+        kwargs = {name: _scaled(x, sizes) for name, x in self.kwargs.items()}
+        results = tuple(x and x.scaled(sizes) for x in self.results)
+        key = ("scaled", _key(self.node, args, kwargs))
+        return OperatorCall(self.node, args, kwargs, results, self.is_safe, key, True)
+
+    @property
+    def numbers(self) -> list[int]:
+        """Whole numbers among the operands."""
+        return list(_numbers_in((self.args, list(self.kwargs.values()))))
+
+    def size_along(self, axis: Axis) -> int | None:
+        """The size of a dimension; None where operands differ in it."""
+        found = set()
+        for name, operand in self._named().items():
+            dim = axis.get(name)
+            if dim == NUMBER:
+                found.add(operand)
+            elif dim is not None and isinstance(operand, Described):
+                found.add(operand.shape[dim] if len(operand.shape) > dim else None)
+        size = found.pop() if len(found) == 1 else None
+        return size if isinstance(size, int) else None
+
+    def scaled_along(self, axis: Axis, old: int, new: int) -> OperatorCall:
+        """The same call with another size of one dimension. Results have it where theirs was as large."""
+        names = list(self._named())
+        args = [_resized(x, axis.get(name), new) for name, x in zip(names, self.args, strict=False)]
+        kwargs = {name: _resized(x, axis.get(name), new) for name, x in self.kwargs.items()}
+        dim = max(axis.values())
+        results = tuple(
+            x.resized(dim, new) if x is not None and len(x.shape) > dim and x.shape[dim] == old else x
+            for x in self.results
+        )
+        key = ("scaled", _key(self.node, args, kwargs))
+        return OperatorCall(self.node, args, kwargs, results, self.is_safe, key, True)
+
+    def _named(self) -> dict[str, Operand]:
+        names = operand_names(self.node)
+        return dict(zip(names, self.args, strict=False)) | dict(self.kwargs)
+
+    def operands(self) -> tuple[list[Any], dict[str, Any]]:
+        """New tensors to apply the operator to. Raises: what the operators raise that make some of them."""
+        return [_with_tensors(x) for x in self.args], {name: _with_tensors(x) for name, x in self.kwargs.items()}
+
+    def run(self) -> object:
+        """Apply the operator to new tensors."""
+        args, kwargs = self.operands()
+        return self.node.target(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A tensor to be made. made_by: what makes it, and which of its results it is; else it is filled with a number."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    is_made: bool = False
+    made_by: tuple[OperatorCall, int] | None = field(default=None, compare=False)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes from the first to the end of the last element."""
+        if 0 in self.shape:
+            return 0
+        last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+        return (last + 1) * self.dtype.itemsize
+
+    def scaled(self, sizes: Mapping[int, int]) -> Described:
+        """The same with other sizes, laid out alike. sizes: by the present one."""
+        made_by = self.made_by and (self.made_by[0].scaled(sizes), self.made_by[1])
+        return replace(self.shaped([sizes.get(size, size) for size in self.shape]), made_by=made_by)
+
+    def resized(self, dim: int, size: int) -> Described:
+        """The same with another size of one dimension, laid out alike."""
+        return self.shaped([*self.shape[:dim], size, *self.shape[dim + 1 :]])
+
+    def shaped(self, shape: Sequence[int]) -> Described:
+        """The same with another shape, laid out alike."""
+        stride, old, new = list(self.stride), 1, 1  # elements within each dimension
+        for dim in sorted(range(len(shape)), key=lambda dim: (self.stride[dim], self.shape[dim])):
+            if self.stride[dim]:
+                stride[dim] = -(-new * self.stride[dim] // old)
+                old, new = self.stride[dim] * self.shape[dim], stride[dim] * shape[dim]
+        return replace(self, shape=tuple(shape), stride=tuple(stride))
+
+    def tensor(self) -> torch.Tensor:
+        """A new one."""
+        if self.made_by is not None:
+            call, place = self.made_by
+            results = call.run()
+            found = results[place] if isinstance(results, tuple | list) else results
+            assert isinstance(found, torch.Tensor), "a described value is a tensor"
+            return found
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu")
+        return made.fill_(0.5 if _is_fractional(self.dtype) else 0)
+
+
+class CallMaker:
+    """Describes nodes as calls. known: a number for each size symbol. producers: of values."""
+
+    def __init__(self, known: Mapping[str, Number], producers: Mapping[Value, Node]) -> None:
+        self.known = known
+        self.producers = producers
+
+    def call_of(self, node: Node) -> OperatorCall | None:
+        """What is to be run for a node; None for a view, which takes nothing, and where nothing can be run."""
+        return self._call(node) if _is_on_cpu(node) and not _is_view(node) else None
+
+    def _call(self, node: Node) -> OperatorCall:
+        args = [self._operand(operand, node) for operand in node.args]
+        kwargs = {name: self._operand(operand, node) for name, operand in node.kwargs}
+        old = {value.tensor.storage for value in node.operands() if value.is_tensor}
+        made = tuple(
+            None if v is None or not v.is_tensor or v.tensor.storage in old else self._described(v.tensor)
+            for v in node.outputs
+        )
+        return OperatorCall(node, args, kwargs, made, self._is_safe(node), _key(node, args, kwargs))
+
+    def _is_safe(self, node: Node) -> bool:
+        """Whether no kernel gets whole numbers that it may not expect: zeros are no positions where nothing is."""
+        tensors = [self._tensor(value, node) for value in node.operands() if value.is_tensor]
+        zeros = [x for x in tensors if not _is_fractional(x.dtype) and x.dtype is not torch.bool and not x.is_made]
+        if not zeros:
+            return True
+        shapes = [_numbers(value.tensor.shape, self.known) for value in node.results() if value.is_tensor]
+        is_empty = any(0 in shape for shape in (*shapes, *(x.shape for x in tensors)))
+        return takes_zeros(node) and not (is_empty and any(0 not in x.shape for x in zeros))
+
+    def _operand(self, operand: Operand, reader: Node) -> Operand:
+        """An operand with descriptions for tensors, and numbers for sizes."""
+
+        def describe(value: Value) -> Operand:
+            return self._tensor(value, reader) if value.is_tensor else evaluate(_expr(value), self.known)
+
+        return with_numbers(map_operands(operand, describe), self.known)
+
+    def _tensor(self, value: Value, reader: Node) -> Described:
+        """What stands for a value where a node reads it."""
+        found, node = self._described(value.tensor), self.producers.get(value)
+        if _is_fractional(found.dtype) or found.dtype is torch.bool:
+            return found
+        if node is None or not reads_of_partner(reader, node):
+            return found
+        call = self._call(node)
+        return replace(found, is_made=True, made_by=(call, node.outputs.index(value))) if call.is_safe else found
+
+    def _described(self, meta: TensorMeta) -> Described:
+        return Described(_numbers(meta.shape, self.known), _numbers(meta.stride, self.known), meta.dtype)
+
+
+def _key(node: Node, args: Sequence[Operand], kwargs: Mapping[str, Operand]) -> Hashable:
+    return (node.target, _frozen(args), _frozen(sorted(kwargs.items())), _settings())
+
+
+def _settings() -> Hashable:
+    """What of the process decides which kernels run."""
+    return (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        bool(torch.backends.mkldnn.enabled),
+    )
+
+
+def is_opaque(node: Node) -> bool:
+    """Whether an operator cannot be run apart and may take memory: another library's, or on another device."""
+    return not (isinstance(node.target, Prim) or _is_on_cpu(node) or _is_view(node)) and any(
+        value.is_tensor for value in (*node.operands(), *node.results())
+    )
+
+
+def _is_view(node: Node) -> bool:
+    operands = {value.tensor.storage for value in node.operands() if value.is_tensor}
+    is_within = operands and all(v.is_tensor and v.tensor.storage in operands for v in node.results())
+    return bool(is_within) and not _writes(node)
+
+
+def _is_on_cpu(node: Node) -> bool:
+    """Whether it is an operator of torch over tensors on the CPU."""
+    metas = [value.tensor for value in (*node.operands(), *node.results()) if value.is_tensor]
+    op = operator_of(node)
+    is_aten = op is not None and schema_of(op).namespace == "aten"
+    return is_aten and bool(metas) and all(meta.device.type == "cpu" for meta in metas)
+
+
+def _is_fractional(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _expr(value: Value) -> Scalar:
+    assert isinstance(value.meta, ScalarMeta), "it is a number"
+    return value.meta.expr
+
+
+def _writes(node: Node) -> bool:
+    return bool(facts_of(node.target).writes)
+
+
+def _numbers(sizes: Collection[object], known: Mapping[str, Number]) -> tuple[int, ...]:
+    return tuple(int(evaluate(size, known)) for size in sizes)  # type: ignore[arg-type]
+
+
+def _with_tensors(operand: Operand) -> Operand:
+    """An operand with a new tensor for each description, and new generators."""
+    if isinstance(operand, Described):
+        return operand.tensor()
+    if isinstance(operand, list | tuple):
+        return [_with_tensors(item) for item in operand]
+    return torch.Generator() if isinstance(operand, torch.Generator) else operand
+
+
+def _described_in(operand: object) -> Iterator[Described]:
+    if isinstance(operand, Described):
+        yield operand
+    elif isinstance(operand, list | tuple):
+        for item in operand:
+            yield from _described_in(item)
+
+
+def _scaled(operand: Operand, sizes: Mapping[int, int]) -> Operand:
+    if isinstance(operand, Described):
+        return operand.scaled(sizes)
+    if isinstance(operand, list | tuple):
+        return [_scaled(item, sizes) for item in operand]
+    return sizes.get(operand, operand) if type(operand) is int else operand
+
+
+def _resized(operand: Operand, dim: int | None, size: int) -> Operand:
+    if dim == NUMBER:
+        return size
+    return operand.resized(dim, size) if dim is not None and isinstance(operand, Described) else operand
+
+
+def _numbers_in(operand: object) -> Iterator[int]:
+    if type(operand) is int:
+        yield operand
+    elif isinstance(operand, list | tuple):
+        for item in operand:
+            yield from _numbers_in(item)
+
+
+def _frozen(operand: object) -> Hashable:
+    if isinstance(operand, list | tuple):
+        return tuple(map(_frozen, operand))
+    if isinstance(operand, float):
+        return ("float", repr(operand))
+    if isinstance(operand, torch.Generator):
+        return torch.Generator  # each run has its own
+    return (type(operand), operand) if isinstance(operand, Hashable) else (type(operand), id(operand))
