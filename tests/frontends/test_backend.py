@@ -85,7 +85,7 @@ def test_options_reach_the_backend(tmp_path: Any) -> None:
     ("arguments", "message"),
     [
         ({"options": {"dmup": 1}}, "there is no option 'dmup'"),
-        ({"options": {"memory_limit": "6GiB"}}, "give it to dovetail.compile_step"),
+        ({"options": {"keep_grads": False}}, "give it to dovetail.compile_step"),
         ({"options": {"dynamic": True}}, r"torch\.compile\(dynamic=True\)"),
         ({"mode": "max-autotune"}, "modes are for inductor"),
     ],

@@ -231,7 +231,7 @@ def test_a_failure_leaves_module_generator_and_gradients_alone() -> None:
     ("options", "error"),
     [
         ({"dmup": "x"}, UnknownOption),
-        ({"memory_limit": "6GiB"}, BadOptionValue),
+        ({"memory_limit": "6 gigs"}, BadOptionValue),
         ({"verify": 3}, BadOptionValue),
         ({"skip": ["nonsense"]}, BadOptionValue),
         ({"executors": ["warp"]}, BadOptionValue),

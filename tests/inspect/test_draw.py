@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dovetail
+from dovetail.analysis.one_run import whole_step
 from dovetail.cli.app import main
 from dovetail.errors import BadOptionValue
 from dovetail.inspect.collapse import Part, collapse, whole
 from dovetail.inspect.draw import draw, to_dot, to_text
 from dovetail.inspect.draw_svg import to_svg
 from dovetail.inspect.lanes import lay_out
-from dovetail.inspect.memory_map import whole_step
 from dovetail.ir.fx_lift import lift
 from dovetail.ir.program import Node, Origin, Program, Value
 from dovetail.passes import reinplace

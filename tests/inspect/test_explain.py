@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dovetail
 from dovetail.analysis.liveness import simulate_peak
+from dovetail.analysis.one_run import whole_step
 from dovetail.errors import (
     BadOptionValue,
     CaptureFailed,
@@ -24,7 +25,6 @@ from dovetail.errors import (
     ReportNotWritten,
 )
 from dovetail.inspect.explanation import Explanation
-from dovetail.inspect.memory_map import whole_step
 from dovetail.inspect.report_rows import MemoryMap
 from dovetail.ir.program import Program, values_in
 from dovetail.partition.choose import residual_bytes

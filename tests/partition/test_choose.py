@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import math
 
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.ir.program import Program
 from dovetail.ir.signature import Gradient, UserOutput
-from dovetail.partition.choose import StepCost, choose_split, joined, residual_bytes, step_cost, worth_it
+from dovetail.partition.choose import choose_split, cut_within, joined, residual_bytes, step_cost
 from dovetail.partition.policy import Policy
 from dovetail.partition.split import split_by_phase
 from tests.partition.joint_programs import POINTWISE, PRODUCT, VIEW, Maker
@@ -32,19 +32,19 @@ def _layers(count: int) -> Program:
 
 def test_the_cut_halves_what_is_saved() -> None:
     program = _layers(4)
-    split, report = choose_split(program, Policy(), {}, only_if_worth_it=False)
-    assert (report.default.saved_bytes, report.min_cut.saved_bytes) == (800, 400)
-    assert report.min_cut.peak_bytes < report.default.peak_bytes
+    split, report = choose_split(program, Policy(), {})
+    assert (report.default.saved_bytes, report.chosen.saved_bytes) == (800, 400)
+    assert report.chosen.peak_bytes < report.default.peak_bytes
     assert (report.recomputed, report.reason) == (4, "")
-    assert report.min_cut == step_cost(program, split, {})
+    assert report.chosen == step_cost(program, split, {})
     assert str(report).startswith("4 nodes run again: default saves 800 bytes, peak ")
 
 
-def test_where_it_moves_too_many_bytes_it_is_not_worth_it() -> None:
-    split, report = choose_split(_layers(4), Policy(), {}, only_if_worth_it=True)
-    assert report.reason == f"NOT-WORTH-IT: nothing runs again for {0.02 * report.default.work:.0f} of work"
-    assert len(split.residuals) == 8
-    assert split.sources == ()
+def test_where_it_moves_too_many_bytes_there_is_no_cut() -> None:
+    program = _layers(4)
+    work = step_cost(program, split_by_phase(program), {}).work
+    assert cut_within(program, Policy(), {}, 0.02 * work) is None
+    assert cut_within(program, Policy(), {}, work) is not None
 
 
 def test_what_is_cheap_runs_again_and_what_is_dear_does_not() -> None:
@@ -63,25 +63,13 @@ def test_what_is_cheap_runs_again_and_what_is_dear_does_not() -> None:
     for value in reversed(made):
         (g,) = maker.apply(PRODUCT, g, value, sizes=(10,), late=True)
     program = maker.program([(UserOutput(0), loss), (Gradient(0), g)])
-    _, asked = choose_split(program, Policy(), {}, only_if_worth_it=False)
-    _, unasked = choose_split(program, Policy(), {}, only_if_worth_it=True)
-    assert (asked.reason, unasked.reason) == ("", "")
-    assert 0 < unasked.recomputed < asked.recomputed
-    assert asked.min_cut.saved_bytes < unasked.min_cut.saved_bytes < unasked.default.saved_bytes
-    assert unasked.min_cut.work <= 1.02 * unasked.default.work < asked.min_cut.work
-
-
-@pytest.mark.parametrize(
-    ("after", "expected"),
-    [
-        (StepCost(0, 99, 1000), True),
-        (StepCost(0, 99, 1020), True),
-        (StepCost(0, 99, 1021), False),
-        (StepCost(0, 100, 900), False),
-    ],
-)
-def test_worth_it(after: StepCost, expected: bool) -> None:
-    assert worth_it(StepCost(50, 100, 1000), after) == expected
+    default = step_cost(program, split_by_phase(program), {})
+    asked, unasked = (cut_within(program, Policy(), {}, most) for most in (math.inf, 0.02 * default.work))
+    assert asked is not None
+    assert unasked is not None
+    all_of_it, some = step_cost(program, asked, {}), step_cost(program, unasked, {})
+    assert all_of_it.saved_bytes < some.saved_bytes < default.saved_bytes
+    assert some.work <= 1.02 * default.work < all_of_it.work
 
 
 def test_a_peak_that_rises_keeps_the_default_split() -> None:
@@ -93,8 +81,8 @@ def test_a_peak_that_rises_keeps_the_default_split() -> None:
     (other,) = maker.apply(POINTWISE, wide, sizes=(1,))
     (g,) = maker.apply(POINTWISE, maker.tangent(1), sizes=(500,), late=True)
     (h,) = maker.apply(POINTWISE, g, wide, sizes=(500,), late=True)
-    split, report = choose_split(maker.program([(UserOutput(0), other), (Gradient(0), h)]), Policy(), {}, False)
-    assert report.min_cut.saved_bytes < report.default.saved_bytes
+    split, report = choose_split(maker.program([(UserOutput(0), other), (Gradient(0), h)]), Policy(), {})
+    assert report.chosen.saved_bytes < report.default.saved_bytes
     assert report.reason.startswith("PEAK-RISES: ")
     assert split.residuals == ("v2_0",)
 
@@ -102,7 +90,7 @@ def test_a_peak_that_rises_keeps_the_default_split() -> None:
 def test_where_all_is_saved_anyway_there_is_nothing_to_gain() -> None:
     maker = Maker({"x": 8})
     (g,) = maker.apply(POINTWISE, maker.tangent(8), *maker.inputs, late=True)
-    _, report = choose_split(maker.program([(Gradient(0), g)]), Policy("all"), {}, False)
+    _, report = choose_split(maker.program([(Gradient(0), g)]), Policy("all"), {})
     assert report.reason.startswith("NOTHING-TO-GAIN")
 
 

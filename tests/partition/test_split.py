@@ -17,7 +17,7 @@ from dovetail.ir.signature import Constant, Gradient, Residual, Tangent, UserInp
 from dovetail.ir.stages import verify_program
 from dovetail.partition.check import verify_split
 from dovetail.partition.split import Split, split_by_phase
-from dovetail.pipeline import compile as pipeline_compile
+from dovetail.pipeline import splitting
 from dovetail.pipeline.driver import writes
 
 
@@ -30,7 +30,7 @@ def _joint(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *input
         return split_by_phase(program)
 
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline_compile, "split_by_phase", split)
+        patch.setattr(splitting, "split_by_phase", split)
         dovetail.compile(function, inputs, partition="default", **options)
     return seen[0]
 

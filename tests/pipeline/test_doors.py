@@ -100,7 +100,7 @@ def test_the_table_says_the_same() -> None:
     graphs = frozenset({COMPILE, BACKEND, AOT})
     by_word = {
         **{"all": everyone, "all but load": everyone - {LOAD}, "all but aot": everyone - {AOT}, "graphs": graphs},
-        **{"compile": {COMPILE}, "backend": {BACKEND}, "step": {COMPILE_STEP}, "aot": {AOT}},
+        **{"compile": {COMPILE}, "backend": {BACKEND}, "step": {COMPILE_STEP}, "aot": {AOT}, "freeze": {FREEZE}},
     }
     rows = re.findall(r"^\| (\w+) \| [^|]* \| ([^|]+) \|", options_module.__doc__ or "", re.MULTILINE)
     told = {option: frozenset().union(*(by_word[word] for word in text.split(", "))) for option, text in rows[1:]}

@@ -191,6 +191,8 @@ def _run_kind(kind: str, **options: Any) -> Any:
             step(torch.ones(3))
     elif kind in ("frozen", "packed"):
         _freeze(options)
+    elif kind == "inference":
+        dovetail.compile(lambda x: (x.sin() * 2).sum(), **options)(torch.ones(3))
     else:
         dovetail.compile(lambda x: (x.sin() * 2).sum(), **options)(torch.ones(3, requires_grad=True)).backward()
     return trace

@@ -18,7 +18,7 @@ from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Program
 from dovetail.ir.signature import Residual
 from dovetail.partition import choose
-from dovetail.pipeline import compile as pipeline_compile
+from dovetail.pipeline import splitting
 
 WIDTH = 32
 
@@ -208,7 +208,7 @@ def test_through_dynamo() -> None:
 
 
 def test_inference_is_not_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_compile, "choose_split", None)
+    monkeypatch.setattr(splitting, "choose_split", None)
     f = dovetail.compile(lambda x: x.sin(), partition="min_cut")
     assert torch.equal(f(torch.ones(2)), torch.ones(2).sin())
 

@@ -80,7 +80,7 @@ class MemoryLimitTooLow(DovetailError):
     """No plan was found that keeps a program under the memory limit."""
 
     code = "DT-MEMORY-001"
-    summary = "the step does not fit in {limit}."
-    because = "the lowest peak found is {floor} ({floor_bytes} bytes): {transient} above {state} of state and arguments"
-    way_out = "raise it to {least}, take a smaller batch, or clear gradients first thing in the step"
+    summary = "the {what} does not fit in {limit}."
+    because = "the lowest peak found is {floor} ({floor_bytes} bytes): {transient} above {state}"
+    way_out = "raise it to {least}, {others}"
     rows = ()

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dovetail.capture.recording import Recording
-from dovetail.errors import DataDependentControlFlow, DovetailError
+from dovetail.errors import BadOptionValue, DataDependentControlFlow, DovetailError
 from dovetail.execute.graph import CompiledGraph
 from dovetail.frontends.call_guard import CallGuard
 from dovetail.frontends.described_call import Call
@@ -109,6 +109,8 @@ class FunctionCaptures:
         except DataDependentControlFlow as error:
             try:  # with symbols for sizes that depend on data, which costs more to record
                 return self._capture_and_select(call, lifted, unknown_sizes=True)
+            except BadOptionValue:  # an option that does not go with such sizes
+                raise
             except DovetailError:
                 raise error from None
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dovetail.analysis.liveness import simulate_peak
+from dovetail.analysis.one_run import whole_step
 from dovetail.errors import NothingToExplain
 from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.module import FrozenModule
@@ -24,7 +25,7 @@ from dovetail.inspect.decisions import (
     with_repeats_marked,
 )
 from dovetail.inspect.explanation import Explanation
-from dovetail.inspect.memory_map import call_text, memory_map, node_origins, operator_name, saved_storages, whole_step
+from dovetail.inspect.memory_map import call_text, memory_map, node_origins, operator_name, saved_storages
 from dovetail.inspect.report_rows import Decision, EagerMemory, MemoryMap, NodeRow, ProgramReport, StepRow
 from dovetail.inspect.step_time import measure_step
 from dovetail.ir.program import Program

@@ -74,11 +74,10 @@ def _details(written: Mapping[str, Any]) -> object:
     if "offered" in written:
         offered = tuple_of(INTEGER).read(written["offered"])
         return DonationReport(offered, _rows(DonationRow, written["donations"]))
-    if "min_cut" in written:
-        costs = {name: read_plain(StepCost, written[name]) for name in ("default", "min_cut")}
-        return PartitionReport(
-            recomputed=INTEGER.read(written["recomputed"]), reason=TEXT.read(written["reason"]), **costs
-        )
+    if "solver" in written:
+        costs = {name: read_plain(StepCost, written[name]) for name in ("default", "chosen")}
+        texts = {name: TEXT.read(written[name]) for name in ("solver", "reason")}
+        return PartitionReport(recomputed=INTEGER.read(written["recomputed"]), **costs, **texts)
     return None
 
 

@@ -8,10 +8,9 @@ from dataclasses import replace
 from dovetail.analysis.liveness import input_bytes, simulate_peak, storage_lives
 from dovetail.inspect.categories import CONSTANTS, input_category, input_storages, made_purposes, module_of_input
 from dovetail.inspect.report_rows import MemoryMap, StorageRow
-from dovetail.ir.draft import Draft
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Operand, Origin, Phase, Program, Value
-from dovetail.ir.signature import InputRole, OutputRole, Residual, Signature
+from dovetail.ir.program import Node, Origin, Phase, Program, Value
+from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import Names, plain_call
 from dovetail.ops.facts import overwrites
@@ -103,66 +102,6 @@ def saved_storages(forward: Program) -> frozenset[int]:
     kept = replace(forward, outputs=tuple(operand for role, operand in roles if isinstance(role, Residual)))
     given = replace(forward, outputs=tuple(operand for role, operand in roles if not isinstance(role, Residual)))
     return kept.output_storages() - given.output_storages() - forward.input_storages()
-
-
-def whole_step(forward: Program, backward: Program) -> Program:
-    """Forward and backward as one program, in which what is saved lives from its making to its last read.
-
-    The halves number their storages each for itself; here they have numbers of their own.
-    """
-    roles = list(zip(forward.signature.outputs, forward.outputs, strict=True))
-    handed: dict[str, Operand] = {role.name: operand for role, operand in roles if isinstance(role, Residual)}
-    joiner = _Joiner(forward)
-    inputs = list(forward.inputs)
-    taken: list[InputRole] = list(forward.signature.inputs)
-    for role, value in zip(backward.signature.inputs, backward.inputs, strict=True):
-        source = handed.get(role.name) if isinstance(role, Residual) else None
-        if isinstance(source, Value):
-            joiner.stand_for(value, source)
-        else:
-            inputs.append(joiner.moved(value))
-            taken.append(role)
-    nodes = [joiner.node(node) for node in backward.nodes]
-    kept = [(role, operand) for role, operand in roles if not isinstance(role, Residual)]
-    outputs = [*(operand for _, operand in kept), *(joiner.operand(operand) for operand in backward.outputs)]
-    given: list[OutputRole] = [*(role for role, _ in kept), *backward.signature.outputs]
-    return Program(
-        forward.name.removesuffix("_forward"),
-        backward.stage,
-        tuple(inputs),
-        (*forward.nodes, *nodes),
-        tuple(outputs),
-        Signature(tuple(taken), tuple(given)),
-    )
-
-
-class _Joiner:
-    """Gives values of backward storages of the whole step."""
-
-    def __init__(self, forward: Program) -> None:
-        self._draft = Draft(forward)
-        self._places: dict[int, int] = {}
-
-    def stand_for(self, value: Value, source: Value) -> None:
-        self._draft.substitute(value, source)
-        if value.is_tensor and source.is_tensor:
-            self._places.setdefault(value.tensor.storage, source.tensor.storage)
-
-    def moved(self, value: Value) -> Value:
-        if not value.is_tensor:
-            return value
-        if value.tensor.storage not in self._places:
-            self._places[value.tensor.storage] = self._draft.storage()
-        made = Value(value.name, replace(value.tensor, storage=self._places[value.tensor.storage]))
-        self._draft.substitute(value, made)
-        return made
-
-    def node(self, node: Node) -> Node:
-        moved = node.with_operands(self._draft.current).with_results(self.moved)
-        return replace(moved, phase=Phase.BACKWARD)
-
-    def operand(self, operand: Operand) -> Operand:
-        return self._draft.operand(operand)
 
 
 def node_origins(program: Program) -> dict[Node, Origin]:

@@ -1,14 +1,12 @@
-"""Choose between saving everything and recomputing, by the predicted memory of a step.
+"""Splits in which backward computes values again, and what they are predicted to need.
 
 Fewer saved bytes do not always mean a lower peak: recomputed values live in backward, and values needed only to
-recompute them live longer. So both splits are simulated, forward and backward as one run, and the default one stays
-unless the other is better. By default, recomputation must also be cheap relative to the step: prices of work are tried
-until it is.
+recompute them live longer. So splits are simulated, forward and backward as one run. Where nobody asked for
+recomputation it must be cheap relative to the step: prices of work are tried until it is. `pipeline.splitting` chooses.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -31,6 +29,13 @@ MOST_WORK = 1.02
 # Bytes saved that a byte of work counts for, as powers of two: a node moves two bytes at least for each that it saves.
 _LOWEST_PRICE, _HIGHEST_PRICE = -9.0, -1.0
 _TRIALS = 7
+MIN_CUT = "min-cut"
+NOTHING_TO_GAIN = "NOTHING-TO-GAIN: every value is saved"
+
+
+def work_to_spare(work: int) -> float:
+    """How much work may run again where nobody asked for it. work: of the program."""
+    return (MOST_WORK - 1) * work
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +56,19 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """default, min_cut: costs of the two splits. recomputed: how many nodes. reason: why the default one stays."""
+    """default, chosen: costs of two splits; the rejected one where the default one stays. solver: who found it.
+    recomputed: how many nodes. reason: why the default one stays.
+    """
 
     default: StepCost
-    min_cut: StepCost
+    chosen: StepCost
+    solver: str
     recomputed: int
     reason: str = ""
 
     def __str__(self) -> str:
         kept = f"default split kept, {self.reason}" if self.reason else f"{self.recomputed} nodes run again"
-        return f"{kept}: default {self.default}; min-cut {self.min_cut}"
+        return f"{kept}: default {self.default}; {self.solver} {self.chosen}"
 
 
 def split_by_cut(program: Program, policy: Policy, hints: Mapping[str, Number]) -> Split:
@@ -89,30 +97,36 @@ def split_by(
     return split
 
 
-def choose_split(
-    program: Program, policy: Policy, hints: Mapping[str, Number], only_if_worth_it: bool
-) -> tuple[Split, PartitionReport]:
-    """The split by a minimum cut, or the default one where its peak is lower.
+def cut_within(program: Program, policy: Policy, hints: Mapping[str, Number], most_work: float) -> Split | None:
+    """A split that saves few bytes, in which nodes of so much work run again at most; None where none do."""
+    built = build_problem(program, policy, hints)
+    best = solve_cut(built.problem)
+    if best.work > most_work:
+        best = _within(built.problem, most_work)
+    return _carried_out(program, built, best) if best.recomputed else None
 
-    only_if_worth_it: the cut may add two percent of work to the step at most, and must lower the peak.
-    """
-    default, built = split_by_phase(program), build_problem(program, policy, hints)
+
+def choose_split(program: Program, policy: Policy, hints: Mapping[str, Number]) -> tuple[Split, PartitionReport]:
+    """The split by a minimum cut, or the default one where its peak is lower."""
+    default, cut = split_by_phase(program), split_by_cut(program, policy, hints)
     known: dict[Node, int] = {}
-    before, best = step_cost(program, default, hints, known), solve_cut(built.problem)
-    most_work = (MOST_WORK - 1) * before.work if only_if_worth_it else math.inf
-    chosen = best if best.work <= most_work else _within(built.problem, most_work)
-    cut = _carried_out(program, built, chosen)
-    recomputed = sum(node.recomputed for node in cut.backward.nodes) - sum(n.recomputed for n in default.backward.nodes)
-    after = step_cost(program, cut, hints, known)
+    before, after = (step_cost(program, split, hints, known) for split in (default, cut))
+    recomputed = added_nodes(default, cut)
     reason = ""
     if not recomputed:
-        too_dear = f"NOT-WORTH-IT: nothing runs again for {most_work:.0f} of work"
-        reason = too_dear if best.recomputed else "NOTHING-TO-GAIN: every value is saved"
+        reason = NOTHING_TO_GAIN
     elif after.peak_bytes > before.peak_bytes:
         reason = f"PEAK-RISES: {after.peak_bytes} > {before.peak_bytes} simulated bytes"
-    elif only_if_worth_it and not worth_it(before, after):
-        reason = f"NOT-WORTH-IT: peak {after.peak_bytes}, not {before.peak_bytes}; work {after.work}, not {before.work}"
-    return default if reason else cut, PartitionReport(before, after, recomputed, reason)
+    return default if reason else cut, PartitionReport(before, after, MIN_CUT, recomputed, reason)
+
+
+def added_nodes(default: Split, other: Split) -> int:
+    """How many nodes of the second split run a second time, beyond those of the first one."""
+    first, second = (
+        sum(node.recomputed for half in (split.forward, split.backward) for node in half.nodes)
+        for split in (default, other)
+    )
+    return second - first
 
 
 def _within(problem: Problem, most_work: float) -> Solution:
@@ -160,11 +174,6 @@ def step_cost(
     works.update((node, work_of(node, hints)) for node in both.nodes if node not in works)
     work = sum(works[node] for node in both.nodes)
     return StepCost(residual_bytes(split, hints), simulate_peak(both, hints).peak_bytes, work)
-
-
-def worth_it(before: StepCost, after: StepCost) -> bool:
-    """Whether the peak falls, and the step does hardly more work."""
-    return after.peak_bytes < before.peak_bytes and after.work <= MOST_WORK * before.work
 
 
 def joined(program: Program, split: Split) -> Program:

@@ -53,10 +53,11 @@ class Split:
     sources: tuple[str, ...] = ()
 
 
-def dying_inputs(split: Split, *, arriving: bool) -> tuple[int, ...]:
+def dying_inputs(split: Split, *, arriving: bool, is_last: bool = False) -> tuple[int, ...]:
     """Numbers of the inputs of backward that nobody else holds: what forward made, and the user does not get.
 
-    arriving: whether autograd lets go of the gradients that arrive, too.
+    arriving: whether autograd lets go of the gradients that arrive, too. is_last: no other backward can follow, so that
+    what values are computed again from goes as well.
     """
     handed_out = zip(split.forward.signature.outputs, split.forward.outputs, strict=True)
     results = [value for role, output in handed_out if not isinstance(role, Residual) for value in values_in(output)]
@@ -65,7 +66,8 @@ def dying_inputs(split: Split, *, arriving: bool) -> tuple[int, ...]:
     return tuple(
         number
         for number, (role, value) in enumerate(inputs)
-        if (arriving and isinstance(role, Tangent)) or (isinstance(role, Residual) and role.name not in split.sources)
+        if (arriving and isinstance(role, Tangent))
+        or (isinstance(role, Residual) and (is_last or role.name not in split.sources))
         if value.is_tensor and value.tensor.storage not in held
     )
 

@@ -32,7 +32,7 @@ from dovetail.analysis.inplace_plan import (
     WriteOut,
     WritePart,
 )
-from dovetail.analysis.liveness import simulate_peak
+from dovetail.analysis.liveness import Need, simulate_peak
 from dovetail.analysis.reads import is_view
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import (
@@ -74,33 +74,36 @@ def work_in_place(
     donated: numbers of inputs whose memory may be used. commit: see `analysis.inplace.decide_in_place`. hints: a number
     for each size symbol, for the bytes of the report.
     """
-    if memory is not None and commit and not donated:
+    if memory is not None and commit and set(donated) == set(memory.donated):
         plan, result = memory.in_place(program)
-        return result, report_of(plan, hints)
+        return result, report_of(plan, hints, donated)
     plan = choose_plan(program, donated, commit=commit)
     return apply_plan(plan), report_of(plan, hints, donated)
 
 
 class PlanMemory:
-    """How programs work in place, with one point of commitment and nothing donated: worked out once for each.
+    """How programs work in place, with one point of commitment: worked out once for each.
 
     For passes that weigh programs against each other, and leave one of them to `work_in_place`. Keeps them alive.
+    donated: numbers of inputs whose memory may be used. need_of: what operators take besides; nothing by default.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, donated: Collection[int] = (), need_of: Callable[[Node], Need] | None = None) -> None:
+        self.donated = tuple(donated)
+        self.need_of = need_of
         self._known: dict[int, tuple[Program, InplacePlan, Program]] = {}
 
     def in_place(self, program: Program) -> tuple[InplacePlan, Program]:
         """The plan for a program, and the program that it describes."""
         known = self._known.get(id(program))
         if known is None:
-            plan = choose_plan(program, commit=True)
+            plan = choose_plan(program, self.donated, commit=True)
             known = self._known[id(program)] = (program, plan, apply_plan(plan))
         return known[1:]
 
     def peak_bytes(self, program: Program, dying: Collection[int] = ()) -> int:
         """The simulated peak of a program once it works in place. dying: inputs that nobody else holds, by number."""
-        return simulate_peak(self.in_place(program)[1], dying=dying).peak_bytes
+        return simulate_peak(self.in_place(program)[1], dying=dying, need_of=self.need_of).peak_bytes
 
 
 @collection_paused()

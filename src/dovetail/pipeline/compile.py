@@ -13,7 +13,7 @@ import torch
 
 from dovetail.capture.exclusive import RECORDING
 from dovetail.capture.recording import Recording
-from dovetail.errors import CaptureFailed, LateSizeAssumption, UnusableDonation
+from dovetail.errors import CaptureFailed, LateSizeAssumption, MemoryLimitTooLow, UnusableDonation
 from dovetail.execute.backward import CompiledBackward
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.donation import Donated
@@ -25,24 +25,23 @@ from dovetail.execute.training import TrainingGraph
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan, Pattern
 from dovetail.ir.fx_write import DescribedFakes, to_graph_module
-from dovetail.ir.program import Phase, Program
+from dovetail.ir.program import Program
 from dovetail.ir.signature import Gradient, InputMutation, Tangent, WriteKind
 from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
-from dovetail.partition.check import verify_split
-from dovetail.partition.check_recompute import verify_recomputation
-from dovetail.partition.choose import PartitionReport, choose_split, joined, split_by
-from dovetail.partition.policy import Policy
-from dovetail.partition.recompute import keeps_named, split_keeping
-from dovetail.partition.split import Split, dying_inputs, split_by_phase
+from dovetail.partition.choose import PartitionReport, joined
+from dovetail.partition.split import Split, dying_inputs
+from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.compile_trace import LIKELY
-from dovetail.pipeline.copies_back import carry_out_writes, counted_only
+from dovetail.pipeline.copies_back import counted_only
 from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.donation import late_writes, offer_inputs
 from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
+from dovetail.pipeline.memory_limit import memory_limit, refuse_unknown_sizes, state_bytes
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
+from dovetail.pipeline.splitting import Splitting, stays_behind
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 from dovetail.torch_compat.modes import autocast_off, casts_in_force
 
@@ -83,8 +82,17 @@ class _GraphCompiler:
         self._dumps: dict[Pattern, Dump] = {}
         self._decisions: dict[str, bool] = {}
         self._refused: dict[int, CaptureFailed] = {}
-        self._partition = options.partition
-        self._kept: frozenset[str] | None = None
+        limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
+        self._splitting = Splitting(
+            recording.outputs.plan,
+            hints,
+            options.partition,
+            options.recomputes,
+            limit,
+            is_foreign=options.compilers is not None,
+        )
+        self._first: Split | None = None
+        self._too_low: dict[Pattern, MemoryLimitTooLow] = {}
         self._graph: weakref.ref[CompiledGraph]  # which keeps this alive
         self._forward: RunnableProgram
         self._residuals: tuple[str, ...]
@@ -181,31 +189,66 @@ class _GraphCompiler:
         if compilers is not None and compilers.joint is not None and self._recording.can_train:
             joint = to_graph_module(program, described=self._described())
             compilers.joint(joint, example_inputs_of(joint))
-        start = time.perf_counter_ns()
-        split, report = self._split(program)
-        record = _partitioned(program, split, report, start)
-        if self._options.verify:
-            (verify_split if self._kept is None else verify_recomputation)(program, split)
-            for half in (split.forward, split.backward):
-                verify_program(half, writes)
-        if self._options.verify > 1 and self._kept is not None:
-            verify_same_results("partition", program, joined(program, split), self._hints)
-        dump.step("forward", split.forward, record, part=FORWARD)
-        dump.step("backward", split.backward, record, part=BACKWARD)
+        if self._splitting.limit is not None:
+            refuse_unknown_sizes(program, self._options.memory_limit)
+        split = self._partitioned(program, dump, pattern)
         self._offer(split, dump)
         if self._options.compilers is not None:
             return split  # works in place if its compiler does
-        written = carry_out_writes(split.forward, self._recording.outputs.plan)
-        if written is not split.forward:
-            dump.step("write_inputs-forward", written, _wrote_inputs(split.forward, written), FORWARD)
-        lets_go = not self._options.double_backward
-        dying = dying_inputs(split, arriving=frees_arriving_gradients()) if lets_go else ()
-        offered = Context(self._options, self._hints, donated=self._donated.offered)
-        forward, _ = run_passes("forward", written, offered, dump)
-        backward, _ = run_passes("backward", split.backward, Context(self._options, self._hints, dying=dying), dump)
-        split = replace(split, forward=forward, backward=backward)
+        split = self._in_place(split, dump, pattern, state_bytes(program))
         self._dump_code(dump, split)
         return split
+
+    def _partitioned(self, program: Program, dump: Dump, pattern: Pattern) -> Split:
+        """The program in halves."""
+        start = time.perf_counter_ns()
+        must_fit = pattern == self._recording.likely_pattern()
+        halves = self._splitting.split(program, state_bytes(program), must_fit=must_fit)
+        split, level = halves.split, self._options.verify
+        if halves.joint is not program:
+            dump.step("recompute", halves.joint)
+        record = _partitioned(program, split, halves.report, start)
+        if halves.report is not None:
+            logger.info("%s: %s", self._name, halves.report)
+        if level:
+            self._splitting.verify(program, halves)
+            for half in (split.forward, split.backward):
+                verify_program(half, writes)
+        if level > 1 and self._splitting.kept is not None:
+            verify_same_results("partition", program, joined(halves.joint, split), self._hints)
+        dump.step("forward", split.forward, record, part=FORWARD)
+        dump.step("backward", split.backward, record, part=BACKWARD)
+        return split
+
+    def _in_place(self, split: Split, dump: Dump, pattern: Pattern, state: int) -> Split:
+        """The split as its halves run. state: bytes of inputs. Raises: MemoryLimitTooLow."""
+        splitting, donated = self._splitting, self._donated.offered
+        written = splitting.written(split.forward)
+        if written is not split.forward:
+            dump.step("write_inputs-forward", written, _wrote_inputs(split.forward, written), FORWARD)
+        plans = PlanMemory(donated, splitting.plans.need_of) if donated else splitting.plans
+        context = Context(self._options, self._hints, donated=donated, plans=plans, state_bytes=state)
+        kind = "forward" if split.backward.nodes else "inference"
+        forward, _ = run_passes(kind, written, context, dump)
+        is_last = sum(arrival is not None for arrival in pattern) == sum(self._recording.outputs.plan.differentiable)
+        lets_go, arriving = not self._options.double_backward, frees_arriving_gradients()
+        dying = dying_inputs(split, arriving=arriving, is_last=is_last) if lets_go else ()
+        context = Context(self._options, self._hints, dying=dying, plans=splitting.plans)
+        first = self._first or replace(split, forward=forward)
+        stays = () if is_last else stays_behind(first, split)
+        late = split.backward
+        if self._first is not None and splitting.limit is not None:
+            late = splitting.backward_within(first.forward, late, stays, state)
+        backward, _ = run_passes("backward", late, context, dump)
+        found = replace(split, forward=forward, backward=backward)
+        if self._first is None:
+            self._first = found
+            error = splitting.too_low(found, stays, state) if backward.nodes else None
+            if error is not None and pattern == self._recording.likely_pattern():
+                raise error
+            if error is not None:
+                self._too_low[pattern] = error
+        return found
 
     def _offer(self, split: Split, dump: Dump) -> None:
         """Settle, when forward is made, which of the inputs that are given away it may work in.
@@ -227,26 +270,6 @@ class _GraphCompiler:
         count = len(split.forward.nodes)
         record = StepRecord("donate", count, count, elapsed_us(start), str(report), details=report)
         dump.step("donate-forward", split.forward, record, FORWARD)
-
-    def _split(self, program: Program) -> tuple[Split, PartitionReport | None]:
-        """The program in halves. What the first pattern saves holds for all: the others compute the rest again."""
-        if self._kept is not None:
-            return split_keeping(program, keeps_named(program, self._kept)), None
-        if callable(self._partition):
-            split = split_by(self._partition, program, Policy(recompute=self._options.recompute), self._hints)
-            self._kept = frozenset(split.residuals)
-            return split, None
-        if self._partition == "default" or all(node.phase is Phase.FORWARD for node in program.nodes):
-            return split_by_phase(program), None
-        is_auto = self._partition == "auto"
-        policy = Policy(recompute=self._options.recompute, only_what_eager_holds=is_auto)
-        split, report = choose_split(program, policy, self._hints, only_if_worth_it=is_auto)
-        logger.info("%s: %s", self._name, report)
-        if report.reason:
-            self._partition = "default"
-        else:
-            self._kept = frozenset(split.residuals)
-        return split, report
 
     def _code_for(self, half: Program, kind: str | None = None) -> RunnableProgram:
         """The half with code for it: of the executors, or of the user's compilers."""
@@ -297,6 +320,8 @@ class _GraphCompiler:
         return known
 
     def _compile_backward(self, pattern: Pattern, *, casts: bool) -> CompiledBackward:
+        if pattern in self._too_low:
+            raise self._too_low[pattern]
         split = None if casts else self._pending.pop(pattern, None)
         if split is None:
             logger.info("%s: backward variant %d, gradients arrive as %s", self._name, len(self._backwards), pattern)

@@ -49,7 +49,7 @@ _EVERYWHERE = frozenset({"dump", "dump_calls", "verify", "skip", "stop_after", "
 _PARAMETERS_OF_FREEZE = frozenset(
     {"dynamic_shapes", "discard_originals", "keep_sources", "passes", "on_stale", "on_grad", "measure"}
 )
-_GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward"})
+_GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward", "memory_limit"})
 
 COMPILE = Door("dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"})
 BACKEND = Door(
@@ -75,7 +75,7 @@ COMPILE_STEP = Door(
 )
 FREEZE = Door(
     "dovetail.freeze",
-    _EVERYWHERE,
+    _EVERYWHERE | {"memory_limit"},
     reasons={
         "donate": "a frozen program does not overwrite its arguments",
         **dict.fromkeys(("partition", "recompute", "double_backward"), "a frozen program has no backward"),
@@ -90,8 +90,9 @@ FREEZE = Door(
 LOAD = Door("dovetail.load", frozenset({"executors", "skip", "stop_after"}))
 AOT = Door(
     "dovetail.aot_function",
-    COMPILE.reads - {"executors", "compilers"},
+    COMPILE.reads - {"executors", "compilers", "memory_limit"},
     reasons={
+        "memory_limit": "your compilers make the code, and what it needs is not known",
         "executors": "your compilers make the code, in place of executors",
         "compilers": "it creates them of its arguments",
     },

@@ -60,7 +60,7 @@ def run_passes(
     for spec in passes.specs:
         if spec.name in options.skip or (only is not None and spec.name not in only):
             continue
-        keep = (decisions or {}).get(spec.name, None if passes.weighs else True)
+        keep = (decisions or {}).get(spec.name, None if passes.weighs and not spec.weighs_itself else True)
         program, record = _run_pass(spec, program, context, keep)
         records.append(record)
         dump.step(spec.name if passes.part == JOINT else f"{spec.name}-{passes.part}", program, record, passes.part)
@@ -90,7 +90,10 @@ def _run_pass(spec: PassSpec, program: Program, context: Context, keep: bool | N
             verify_inplace(program, result, donated=context.donated, commit=True, hints=context.hints)
     reason = "" if keep is not False else "DECIDED-BEFORE: dropped for the first pattern"
     if keep is None and result is not program:
-        before, after = (simulate_peak(one, context.hints, context.dying).peak_bytes for one in (program, result))
+        before, after = (
+            simulate_peak(one, context.hints, context.dying, context.plans.need_of).peak_bytes
+            for one in (program, result)
+        )
         if after > before:
             reason = f"PEAK-RISES: {after} > {before} simulated bytes"
     kept = program if reason else result

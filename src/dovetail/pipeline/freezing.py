@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from dovetail.analysis.liveness import simulate_peak
 from dovetail.errors import BadOptionValue
+from dovetail.execute.needs import Needs
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.draft import Draft
 from dovetail.ir.plan_inputs import renumbered
@@ -25,7 +27,9 @@ from dovetail.passes.fold_plan import FoldingPlan, plan_folding
 from dovetail.pipeline.copies_back import carry_out_writes
 from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
+from dovetail.pipeline.memory_limit import MemoryLimit, memory_limit
 from dovetail.pipeline.passes import PASSES, Context
+from dovetail.pipeline.recompute import FROZEN, recompute, too_low
 
 _BY_NAME = frozenset({"merge_linears"})  # does not pay on every machine; see its page
 
@@ -83,15 +87,46 @@ class Folded:
     held: tuple[str, ...]
 
 
+def within_limit(folded: Folded, context: Context, dump: Dump) -> Folded:
+    """The program in which nodes run again as far as the limit asks for it. Raises: MemoryLimitTooLow."""
+    start, program, limit = time.perf_counter_ns(), folded.program, _limit(context)
+    if limit is None:
+        return folded
+
+    def before(changed: Program) -> Program:
+        return carry_out_writes(split_by_phase(changed).forward, folded.plan)
+
+    state, plans = context.state_bytes, context.plans
+    changed, report = recompute(program, context.hints, plans, limit, state, held=FROZEN, before=before)
+    spent, counts = elapsed_us(start), (len(program.nodes), len(changed.nodes))
+    dump.step("recompute", changed, StepRecord("recompute", *counts, spent, str(report), details=report))
+    return replace(folded, program=changed)
+
+
+def _limit(context: Context) -> MemoryLimit | None:
+    given = context.options.memory_limit
+    return None if given is None else memory_limit(given)
+
+
 def finish(folded: Folded, context: Context, dump: Dump) -> Program:
-    """The program that runs: writes to its inputs carried out, in place where that is safe."""
+    """The program that runs: writes to its inputs carried out, in place where that is safe.
+
+    Raises: MemoryLimitTooLow.
+    """
     split = split_by_phase(folded.program)
     dump.step("forward", split.forward, part=FORWARD)
     dump.step("backward", split.backward, part=BACKWARD)
     written = carry_out_writes(split.forward, folded.plan)
     if written is not split.forward:
         dump.step("write_inputs-forward", written, part=FORWARD)
-    return run_passes("packed", written, context, dump)[0]
+    program, limit = run_passes("packed", written, context, dump)[0], _limit(context)
+    if limit is not None:
+        needs = Needs(context.hints)
+        needs.measure(program.nodes)
+        peak = simulate_peak(program, context.hints, need_of=needs.need_of).peak_bytes
+        if peak > limit.above(context.state_bytes):
+            raise too_low(limit, peak, context.state_bytes, FROZEN)
+    return program
 
 
 def fold(

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from dovetail.analysis.liveness import input_bytes
 from dovetail.errors import BadOptionValue
+from dovetail.ir.program import Program, Value
+from dovetail.ir.signature import Tangent
 
 _UNITS = {
     "B": 1,
@@ -53,6 +57,32 @@ def memory_limit(given: object) -> MemoryLimit:
     if found.bytes <= 0:
         raise refused("nothing fits in it")
     return found
+
+
+def state_bytes(program: Program) -> int:
+    """Bytes of the inputs of a program, which are there before and after it runs; not of gradients that arrive."""
+    inputs = zip(program.signature.inputs, program.inputs, strict=True)
+    own = replace(program, inputs=tuple(value for role, value in inputs if not isinstance(role, Tangent)))
+    return sum(input_bytes(own, {}).values())
+
+
+def refuse_unknown_sizes(program: Program, limit: object) -> None:
+    """Raise BadOptionValue where nobody knows beforehand how large tensors are. limit: as it was given."""
+    node = next((node for node in program.nodes if _has_symbols(node.results())), None)
+    if node is None and not _has_symbols(program.inputs):
+        return
+    if _has_symbols(program.inputs):
+        reason = "sizes of the inputs are symbols, and a limit is kept for those that it was made for"
+        expected = "no memory_limit beside sizes that change; torch.compile(dynamic=False) has none"
+    else:
+        assert node is not None, "just asked"
+        reason = f"the size of what {node.target} makes depends on data ({node.origin})"
+        expected = "no memory_limit beside it"
+    raise BadOptionValue(option="memory_limit", value=limit, reason=reason, expected=expected)
+
+
+def _has_symbols(values: Iterable[Value]) -> bool:
+    return any(value.is_tensor and not all(isinstance(n, int) for n in value.tensor.shape) for value in values)
 
 
 def readable(size_bytes: int) -> str:

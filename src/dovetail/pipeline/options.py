@@ -8,8 +8,8 @@
 | skip | DOVETAIL_SKIP | all | names of passes to leave out, separated by commas |
 | stop_after | DOVETAIL_STOP_AFTER | all | name of the last pass to run |
 | partition | DOVETAIL_PARTITION | graphs, step | auto, min_cut: save least; default: save all; or a function |
-| recompute | DOVETAIL_RECOMPUTE | graphs | what may be recomputed: cheap (views, copies, pointwise) or all |
-| memory_limit | - | step | bytes that a call may need at most, with state, as "6GiB"; or above it, "transient:2GiB" |
+| recompute | DOVETAIL_RECOMPUTE | graphs | what may run again: cheap (pointwise, copies), or all; auto: see docs |
+| memory_limit | - | compile, backend, step, freeze | bytes of a call at most: "6GiB"; above state: "transient:2GiB" |
 | max_variants | - | graphs, step | limit on kinds of calls of a function, and on programs of each kind; default: 8 |
 | dynamic | - | compile, step, aot | one program for all sizes above 1 of the arguments |
 | double_backward | - | graphs | keep the inputs of each call, so that backward works with create_graph=True |
@@ -43,6 +43,11 @@ from dovetail.torch_compat.decompositions import Decompositions
 _LATER = {
     "estimate": ("a memory estimate", "whole-program planning comes later", "measure with dovetail.inspect.memory"),
 }
+_NO_LIMIT_BESIDE = {
+    "dynamic": "one program is for all sizes of the arguments, and a limit is kept for those that it was made for",
+    "double_backward": "backward with create_graph=True runs in eager mode, which keeps no limit",
+    "compilers": "they make the code, and what it needs is not known",
+}
 _VERIFY_LEVELS = (0, 1, 2)
 _OBJECTS = (
     ("compilers", Compilers, "dovetail.aot_function creates it", "Compilers(forward, backward, inference)"),
@@ -53,7 +58,7 @@ _OBJECTS = (
         "a CompileTrace of dovetail.pipeline.compile_trace",
     ),
 )
-_CHOICES = {"partition": ("default", "min_cut", "auto"), "recompute": ("cheap", "all")}
+_CHOICES = {"partition": ("default", "min_cut", "auto"), "recompute": ("auto", "cheap", "all")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +71,7 @@ class Options:
     skip: tuple[str, ...] = ()
     stop_after: str | None = None
     partition: str | Callable[[Problem], Collection[int]] = "auto"
-    recompute: str = "cheap"
+    recompute: str = "auto"
     memory_limit: str | int | None = None
     max_variants: int = 8
     dynamic: bool = False
@@ -76,6 +81,13 @@ class Options:
     executors: tuple[str | Executor, ...] = ("aten",)
     compilers: Compilers | None = None
     compile_trace: CompileTrace | None = None
+
+    @property
+    def recomputes(self) -> str:
+        """What backward may run again: "cheap" or "all"."""
+        if self.recompute != "auto":
+            return self.recompute
+        return "cheap" if self.memory_limit is None else "all"
 
 
 def resolve_options(
@@ -111,9 +123,10 @@ def resolve_options(
     _check(options, pass_names)
     if options.memory_limit is not None:
         memory_limit(options.memory_limit)
-        if options.dynamic:
-            reason = "one program is for all sizes of the arguments, and a limit is kept for those that it was made for"
-            raise BadOptionValue(option="dynamic", value=True, reason=reason, expected="no memory_limit beside it")
+        for option, reason in _NO_LIMIT_BESIDE.items():
+            value: object = getattr(options, option)
+            if value:
+                raise BadOptionValue(option=option, value=value, reason=reason, expected="no memory_limit beside it")
     return options
 
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | joint | forward and backward, or a whole step, functional | a recording |
 | forward, backward | a half of a split | joint |
+| inference | the forward half where nothing is trained | joint |
 | step | a whole training step that writes its state | joint |
 | frozen | an inference program whose constants are inputs | joint |
 | packed | the same with constants folded, as it runs | frozen |
@@ -19,6 +20,7 @@ import torch
 
 from dovetail.ir.program import Program, Stage
 from dovetail.ir.sizes import Number
+from dovetail.partition.policy import Policy
 from dovetail.passes.channels_last import channels_last
 from dovetail.passes.common_subexpressions import merge_common_subexpressions
 from dovetail.passes.dead_code import remove_dead_code
@@ -34,7 +36,7 @@ from dovetail.passes.sink import sink
 from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
 from dovetail.pipeline.memory_limit import memory_limit
 from dovetail.pipeline.options import Options
-from dovetail.pipeline.recompute import recompute
+from dovetail.pipeline.recompute import GRAPH, STEP, Held, recompute
 
 Tier: TypeAlias = Literal["bitwise", "numerics"]
 
@@ -46,7 +48,7 @@ class Context:
     hints: a number for each size symbol. donated: numbers of inputs whose memory may be used. dying: of inputs that
     nobody else holds. constants: names of inputs that are the same in every call. infer: the `MetaInference` of what
     was recorded. contents: the tensors behind inputs, by name. plans: how programs work in place, worked out once.
-    state_bytes: of what is there before a step, which a limit counts.
+    state_bytes: of what is there before a run, which a limit counts. held: how errors speak of that.
     """
 
     options: Options
@@ -58,6 +60,7 @@ class Context:
     contents: Mapping[str, torch.Tensor] = field(default_factory=dict)
     plans: PlanMemory = field(default_factory=PlanMemory)
     state_bytes: int = 0
+    held: Held = GRAPH
 
 
 Run: TypeAlias = Callable[[Program, Context], tuple[Program, Any]]
@@ -68,7 +71,8 @@ class PassSpec:
     """A pass. run: gives the program that it makes, or the given one where it changes nothing, and a report.
 
     tier: whether results keep every bit, or differ by rounding. accepts: stages of programs that it takes. yields: the
-    stage of what it makes; None: that of what it was given.
+    stage of what it makes; None: that of what it was given. weighs_itself: the program that it makes is the better one,
+    whatever the simulated peak is before later passes.
     """
 
     name: str
@@ -76,6 +80,7 @@ class PassSpec:
     accepts: frozenset[Stage]
     yields: Stage | None
     run: Run
+    weighs_itself: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +133,14 @@ def _recompute(program: Program, given: Context) -> tuple[Program, object]:
     limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
     if limit is None and options.partition != "auto":
         return program, "nothing runs again, as partition= says"
-    return recompute(program, given.hints, given.plans, limit, given.state_bytes)
+    is_free = options.recompute == "auto" or given.held is STEP  # steps do not read the option
+    policy = Policy(recompute="all" if is_free else options.recompute)
+    return recompute(program, given.hints, given.plans, limit, given.state_bytes, policy, held=given.held)
 
 
-_RECOMPUTE = PassSpec("recompute", "bitwise", frozenset({Stage.IN_PLACE}), None, _recompute)
+_RECOMPUTE = PassSpec(
+    "recompute", "bitwise", frozenset({Stage.SPLIT, Stage.IN_PLACE}), None, _recompute, weighs_itself=True
+)
 
 PASSES: dict[str, PassList] = {
     "joint": PassList(
@@ -144,6 +153,7 @@ PASSES: dict[str, PassList] = {
     ),
     "forward": PassList(_HALF, "joint", FORWARD, weighs=True),
     "backward": PassList(_HALF, "joint", BACKWARD, weighs=True),
+    "inference": PassList((_EXPAND_FOREACH, _SINK, _RECOMPUTE, _REINPLACE), "joint", FORWARD, weighs=True),
     "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _RECOMPUTE, _REINPLACE), "joint"),
     "frozen": PassList(
         (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dovetail.analysis.liveness import simulate_peak
@@ -10,11 +10,12 @@ from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
 from dovetail.execute.needs import Needs, bytes_before_run
 from dovetail.ir.program import Program, made_symbols
 from dovetail.ir.sizes import Number
+from dovetail.partition.choose import work_to_spare
 from dovetail.partition.policy import Policy
 from dovetail.partition.whole.apply import apply_schedule
 from dovetail.partition.whole.check import verify_whole
 from dovetail.partition.whole.choose import Ladder
-from dovetail.partition.whole.problem import build_whole_problem
+from dovetail.partition.whole.problem import WholeProblem, build_whole_problem
 from dovetail.partition.whole.solve import Schedule
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.memory_limit import MemoryLimit, readable
@@ -39,24 +40,58 @@ class RecomputeReport:
         return f"{self.runs_again} nodes run again: {peak}, for {100 * self.work:.1f} % of work"
 
 
+_ALL = Policy(recompute="all")
+
+
+def _itself(program: Program) -> Program:
+    return program
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How errors speak of a program: what it is, what is there before it runs, and what would lower its peak."""
+
+    what: str
+    state: str
+    others: str
+
+    def least_bytes(self, program: Program) -> int:
+        """What is taken before the first node."""
+        return bytes_before_run(program) if self is STEP else 0
+
+
+STEP = Held("step", "state and arguments", "take a smaller batch, or clear gradients first thing in the step")
+GRAPH = Held("graph", "weights and arguments", "or take a smaller batch")
+FROZEN = Held("frozen program", "weights and arguments", "or take a smaller batch")
+
+
 def recompute(
     program: Program,
     hints: Mapping[str, Number],
     plans: PlanMemory,
     limit: MemoryLimit | None = None,
     state_bytes: int = 0,
+    policy: Policy = _ALL,
+    held: Held = STEP,
+    *,
+    before: Callable[[Program], Program] = _itself,
+    around: Callable[[Program], Program] = _itself,
 ) -> tuple[Program, RecomputeReport]:
     """The program in which some nodes run again, so that their results need not be kept.
 
-    limit: for the peak; where there is none, as much as two percent of work give. state_bytes: of inputs.
+    limit: for the peak; where there is none, as much as two percent of work give. state_bytes: of inputs. held: what
+    errors say of the program and its inputs. before: what becomes of a program before it works in place. around: that
+    program with what runs before and after it.
     Raises: MemoryLimitTooLow; UnsupportedStep where a limit is given and sizes depend on data.
     """
     if limit is not None:
         _refuse_unknown_sizes(program)
-    needs, least = Needs(hints), bytes_before_run(program)
+    elif not may_pay(build_whole_problem(program, policy, hints)):
+        return program, RecomputeReport(0, -1, -1, reason="NOT-WORTH-IT: all of it costs more work than it is worth")
+    needs, least = Needs(hints), held.least_bytes(program)
 
     def peak_of(changed: Program) -> int:
-        in_place = plans.in_place(changed)[1]
+        in_place = around(plans.in_place(before(changed))[1])
         needs.measure(in_place.nodes)
         return max(simulate_peak(in_place, hints, need_of=needs.need_of).peak_bytes, least)
 
@@ -65,9 +100,9 @@ def recompute(
     if most is not None and was <= most:
         return program, RecomputeReport(0, was, was, reason="FITS: the limit is kept as it is")
     needs.measure(program.nodes)
-    plan = plans.in_place(program)[0]
+    plan = plans.in_place(before(program))[0]
     places = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
-    problem = build_whole_problem(program, Policy(recompute="all"), hints, needs.need_of, places)
+    problem = build_whole_problem(program, policy, hints, needs.need_of, places)
     made: dict[int, Program] = {}
 
     def weigh(schedule: Schedule) -> int:
@@ -81,13 +116,20 @@ def recompute(
         choice = ladder.under(most)
         chosen = choice.chosen
         if chosen is None:
-            raise _too_low(limit, choice.floor_bytes, state_bytes)
+            raise too_low(limit, choice.floor_bytes, state_bytes, held)
     if chosen is None:
         return program, RecomputeReport(0, was, was, reason="NOT-WORTH-IT: it would cost more work than it is worth")
     result = made[id(chosen.schedule)]
     verify_whole(program, result)
     again, share = len(result.nodes) - len(program.nodes), chosen.schedule.work / problem.work
     return result, RecomputeReport(again, chosen.peak_bytes, was, share)
+
+
+def may_pay(problem: WholeProblem) -> bool:
+    """Whether any value costs little enough to be made again where nobody asked for it."""
+    most = work_to_spare(problem.work)
+    makers = zip(problem.can_drop, problem.makers, problem.sizes, strict=True)
+    return any(can_drop and size and problem.costs[maker] <= most for can_drop, maker, size in makers)
 
 
 def _refuse_unknown_sizes(program: Program) -> None:
@@ -102,13 +144,16 @@ def _refuse_unknown_sizes(program: Program) -> None:
             )
 
 
-def _too_low(limit: MemoryLimit, transient: int, state_bytes: int) -> MemoryLimitTooLow:
+def too_low(limit: MemoryLimit, transient: int, state_bytes: int, held: Held) -> MemoryLimitTooLow:
+    """The error for a limit below the lowest peak that was found."""
     floor = transient if limit.is_transient else transient + state_bytes
     return MemoryLimitTooLow(
+        what=held.what,
         limit=str(limit),
         floor=readable(floor),
         floor_bytes=floor,
         least=f'memory_limit="transient:{floor}B"' if limit.is_transient else f"memory_limit={floor}",
-        state=readable(state_bytes),
+        state=f"{readable(state_bytes)} of {held.state}",
         transient=readable(transient),
+        others=held.others,
     )

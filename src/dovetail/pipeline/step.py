@@ -33,6 +33,7 @@ from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import JOINT, Dump
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
+from dovetail.pipeline.recompute import STEP
 
 
 def compile_step_programs(
@@ -55,7 +56,7 @@ def compile_step_programs(
     dump = Dump(options.dump, name, hints, options.dump_calls, None, options.compile_trace)
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
-    context = Context(options, hints, state_bytes=state_bytes)
+    context = Context(options, hints, state_bytes=state_bytes, held=STEP)
     program, simplified = run_passes("joint", programs.functional, context, dump)
     program = with_copies(_with_late_writes(program))
     dump.step(STEP_STATE, program)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,13 +27,15 @@ from dovetail.frontends.freezing.tombstones import Discarded, discard
 from dovetail.frontends.freezing.variant import FrozenProgram
 from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
 from dovetail.frontends.targets import as_callable
-from dovetail.ir.sizes import Number
+from dovetail.ir.signature import Signature
+from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import FREEZE
 from dovetail.pipeline.driver import PASS_NAMES, StepRecord
 from dovetail.pipeline.dump import FORWARD, Dump
-from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, simplify
+from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, simplify, within_limit
+from dovetail.pipeline.memory_limit import refuse_unknown_sizes, state_bytes
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.passes import Context
 from dovetail.torch_compat.version import ensure_supported_torch
@@ -66,9 +68,9 @@ def freeze(
         example_inputs: arguments of `forward`; or, for several methods, a mapping from the method's name to a pair
             (arguments, keyword arguments).
         dynamic_shapes: which sizes are symbolic. None: the first one of every input, as far as the model allows (see
-            `specialized` of the result). "static": none. A mapping from argument to {dimension: name}, where equal
-            names mean equal sizes (`torch.export.Dim` works, too): an error if one cannot vary. For several methods,
-            a mapping from method to such a value.
+            `specialized` of the result); with a `memory_limit`, which is for the example's sizes, none. "static": none.
+            A mapping from argument to {dimension: name}, where equal names mean equal sizes (`torch.export.Dim` works,
+            too): an error if one cannot vary. For several methods, a mapping from method to such a value.
         discard_originals: move the model's parameters into the frozen program. Using the model then raises. Memory
             never holds more than the model and a second form of one layer.
         keep_sources: "memory" or "file": keep the original weights, for `source_state_dict` and partial
@@ -151,6 +153,7 @@ class _Freezing:
         self._discarded: Discarded | None = None
         self._kept: Sources | None = None
         self._unread: dict[str, torch.Tensor] = {}  # alive until all is done
+        self._taken: dict[str, torch.Tensor] = {}  # what is discarded, until it is known that all fits in a limit
 
     def run(self, examples: Mapping[str, Example], dynamic_shapes: Any) -> FrozenModule:
         """The frozen module. Nothing of the model changes before everything is planned, and nothing if that fails."""
@@ -167,6 +170,8 @@ class _Freezing:
             recorder = MethodRecorder(self._model if method == "forward" else getattr(self._model, method), method)
             by_method = len(examples) > 1 and isinstance(dynamic_shapes, Mapping)
             wish = dynamic_shapes.get(method) if by_method else dynamic_shapes
+            if wish is None and self._options.memory_limit is not None:
+                wish = "static"
             recorded, notes = record_method(recorder, self._pool, example, wish)
             found[method] = tuple(one.called(f"{method}_{k}" if k else method) for k, one in enumerate(recorded)), notes
         everything = [one for recorded, _ in found.values() for one in recorded]
@@ -176,15 +181,19 @@ class _Freezing:
         originals = self._settle(lasting)
         sources = self._kept = self._sources(persistent)
         folded, record = fold([lowering.unfolded for lowering in lowerings], self._pool.tensors, lasting)
-        programs = iter([self._frozen(*pair, record) for pair in zip(lowerings, folded, strict=True)])
+        held = sum(tensor.untyped_storage().nbytes() for tensor in _apart(self._pool.tensors.values()))
+        contexts = [self._running_context(lowering, held) for lowering in lowerings]
+        pairs = zip(lowerings, folded, contexts, strict=True)
+        programs = iter([self._frozen(lowering, one, record, context) for lowering, one, context in pairs])
         methods = {
             method: FrozenMethod(examples[method].form, tuple(next(programs) for _ in recorded), notes)
             for method, (recorded, notes) in found.items()
         }
-        finishers = [partial(_finish, self._options, one.recorded.hints, one.dump) for one in lowerings]
+        finishers = [partial(_finish, context, one.dump) for one, context in zip(lowerings, contexts, strict=True)]
         running = Running(methods, make_executors(self._options), finishers)
         running.bind(self._pool, release=self._settings.discards)
         running.prepare()
+        self._taken = {}
         frozen = FrozenModule(
             type(self._model).__name__,
             running,
@@ -209,9 +218,19 @@ class _Freezing:
         unfolded = Unfolded(program, one.plan, asked, len(one.arguments))
         return _Lowering(one, unfolded, dump)
 
-    def _frozen(self, lowering: _Lowering, folded: Folded, record: StepRecord) -> FrozenProgram:
+    def _running_context(self, lowering: _Lowering, held_bytes: int) -> Context:
+        """What is known of a program that runs. held_bytes: of weights."""
+        program, count = lowering.recorded.program, len(lowering.recorded.arguments)
+        if self._options.memory_limit is not None:
+            refuse_unknown_sizes(lowering.unfolded.program, self._options.memory_limit)
+        roles = Signature(program.signature.inputs[:count], program.signature.outputs)
+        arguments = replace(program, inputs=program.inputs[:count], signature=roles)
+        return Context(self._options, lowering.recorded.hints, state_bytes=held_bytes + state_bytes(arguments))
+
+    def _frozen(self, lowering: _Lowering, folded: Folded, record: StepRecord, context: Context) -> FrozenProgram:
         one = lowering.recorded
         lowering.dump.step("fold_constants", folded.program, record)
+        folded = within_limit(folded, context, lowering.dump)
         return FrozenProgram(
             folded=folded,
             arguments=one.arguments,
@@ -246,6 +265,8 @@ class _Freezing:
         if self._settings.keep_sources is not None:
             hint = "load_state_dict(frozen.source_state_dict(), assign=True, strict=False) puts them back"
         self._unread = {slot.name: slot.read() for slot in slots if slot.name in self._pool.unused}
+        if self._options.memory_limit is not None:
+            self._taken = {slot.name: slot.read() for slot in slots}
         self._discarded = discard(slots, type(self._model).__name__, hint)
 
     def _put_back(self, discarded: Discarded, error: BaseException) -> None:
@@ -253,7 +274,7 @@ class _Freezing:
         known = {**(self._kept.read() if self._kept is not None else {}), **self._pool.stored()}
         origins = self._pool.origins
         left = {dotted: known[name] for name, dots in origins.items() if name in known for dotted in dots}
-        lost = discarded.put_back(left)
+        lost = discarded.put_back({**left, **self._taken})
         if lost:
             error.add_note(f"dovetail: discarded and lost before this happened: {', '.join(lost)}")
 
@@ -272,9 +293,12 @@ def _given(unfolded: Unfolded) -> Unfolded:
     return unfolded
 
 
-def _finish(
-    options: Options, hints: Mapping[str, Number], dump: Dump, folded: Folded, executors: ExecutorList
-) -> RunnableProgram:
+def _apart(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
+    """Of tensors that share memory, one; without those of libraries."""
+    return {x.untyped_storage().data_ptr(): x for x in tensors if x.layout is torch.strided}.values()
+
+
+def _finish(context: Context, dump: Dump, folded: Folded, executors: ExecutorList) -> RunnableProgram:
     """What runs. It knows nothing of the model, which it would keep alive."""
-    program = finish(folded, Context(options, hints), dump)
+    program = finish(folded, replace(context, plans=PlanMemory()), dump)
     return dump.watched(CompiledProgram(program, executors), FORWARD)

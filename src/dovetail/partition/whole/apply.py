@@ -17,11 +17,16 @@ from dovetail.partition.whole.problem import WholeProblem
 from dovetail.partition.whole.solve import Schedule
 
 
-def apply_schedule(program: Program, problem: WholeProblem, schedule: Schedule) -> Program:
-    """The program in which nodes run as the schedule says; itself where each runs once."""
+def apply_schedule(
+    program: Program, problem: WholeProblem, schedule: Schedule, originals: dict[str, str] | None = None
+) -> Program:
+    """The program in which nodes run as the schedule says; itself where each runs once.
+
+    originals: is given, for the name of each value that is made again, the name of the first one.
+    """
     if len(schedule.runs) == len(program.nodes):
         return program
-    return _Writer(program).written(problem, schedule)
+    return _Writer(program, {} if originals is None else originals).written(problem, schedule)
 
 
 class _Writer:
@@ -29,8 +34,9 @@ class _Writer:
     phase: of the node for which something is made again.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, originals: dict[str, str]) -> None:
         self.program = program
+        self.originals = originals
         self.draft = Draft(program)
         self.producers = program.producers()
         self.places: dict[int, int] = {}
@@ -92,6 +98,7 @@ class _Writer:
             place = fresh.get(storage, self.places.get(storage, storage))
             new = Value(self.draft.name(f"{value.name}_again"), replace(value.tensor, storage=place))
             outputs.append(new)
+            self.originals[new.name] = value.name
             if storage in replaced:
                 self.places[storage] = place
                 self._stands_for(value, new)

@@ -9,12 +9,14 @@ what applies its choice; all rely on the facts of operators (`ops.facts`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from dovetail.errors import InvalidProgram
-from dovetail.ir.program import Node, Program, Value, made_symbols
+from dovetail.ir.program import Node, Phase, Program, Value, made_symbols, values_in
+from dovetail.ir.signature import InputMutation, Residual, SharedBytes, UserOutput
 from dovetail.ops.facts import facts_of, writes_of, written_values
 from dovetail.partition.frozen import frozen
+from dovetail.partition.split import Split, is_forward
 
 
 def verify_whole(program: Program, changed: Program) -> None:
@@ -23,6 +25,39 @@ def verify_whole(program: Program, changed: Program) -> None:
     program: functional, but for copies into its inputs.
     """
     _Checker(program, changed).check()
+
+
+def verify_sources(program: Program, split: Split, *, only_what_eager_holds: bool) -> None:
+    """Raise InvalidProgram where backward reads what may be something else by then.
+
+    That is, beyond what the program's own backward reads: inputs that are written, their new contents, and, if asked
+    for, inputs and returned values, which the caller may change or let go.
+    """
+    roles = list(zip(program.signature.outputs, program.outputs, strict=True))
+    inputs = list(zip(program.signature.inputs, program.inputs, strict=True))
+    late = [made for role, made in roles if not is_forward(role)]
+    own = {v for node in program.nodes if node.phase is Phase.BACKWARD for v in node.operands()} | set(values_in(late))
+    held = _storages(own)
+    written = [role for role in program.signature.outputs if isinstance(role, InputMutation)]
+    lost = _storages(v for role, made in roles if isinstance(role, InputMutation) for v in values_in(made)) | _storages(
+        value
+        for place, (kind, value) in enumerate(inputs)
+        if isinstance(kind, SharedBytes)
+        or any(value.name == role.constant if role.constant else place == role.input for role in written)
+    )
+    if only_what_eager_holds:
+        returned = [made for role, made in roles if isinstance(role, UserOutput)]
+        lost |= (_storages(values_in(returned)) | _storages(v for _, v in inputs)) - held
+    known = {value.name for value in own}
+    for role, value in zip(split.backward.signature.inputs, split.backward.inputs, strict=True):
+        if isinstance(role, Residual) and value.name not in known and not _storages([value]).isdisjoint(lost):
+            raise InvalidProgram(
+                program=program.name, stage="split", rule="backward reads what stays as it is", detail=value.name
+            )
+
+
+def _storages(values: Iterable[Value]) -> set[int]:
+    return {value.tensor.storage for value in values if value.is_tensor}
 
 
 class _Checker:

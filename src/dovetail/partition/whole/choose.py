@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dovetail.partition.choose import MOST_WORK
+from dovetail.partition.choose import work_to_spare
 from dovetail.partition.whole.problem import WholeProblem
 from dovetail.partition.whole.solve import Schedule, solve_whole
 
@@ -31,10 +31,15 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """chosen: None where the limit cannot be kept. floor_bytes: the lowest peak that was found then."""
+    """chosen: None where the limit cannot be kept. lowest: the one with the lowest peak that was found then."""
 
     chosen: Weighed | None
-    floor_bytes: int = 0
+    lowest: Weighed | None = None
+
+    @property
+    def floor_bytes(self) -> int:
+        """The lowest peak that was found."""
+        return 0 if self.lowest is None else self.lowest.peak_bytes
 
 
 class Ladder:
@@ -51,7 +56,7 @@ class Ladder:
 
     def frugal(self) -> Weighed | None:
         """The lowest peak for two percent of work at most; None where none is lower."""
-        most = (MOST_WORK - 1) * self.problem.work
+        most = work_to_spare(self.problem.work)
         rung = self._lowest(lambda k: self._fits(k) and self._schedule(k).work <= most)
         best = self._at(rung) if rung is not None else None
         return best if best is not None and best.peak_bytes < self.peak_bytes else None
@@ -70,7 +75,7 @@ class Ladder:
             return Choice(self._at(low - 1))
         tried = [self._at(k) for k in range(feasible, min(feasible + _LOWEST, _RUNGS))]
         lowest = min([*tried, *self._weighed.values()], key=lambda w: (w.peak_bytes, w.schedule.work))
-        return Choice(lowest if lowest.peak_bytes <= limit_bytes else None, lowest.peak_bytes)
+        return Choice(lowest if lowest.peak_bytes <= limit_bytes else None, lowest)
 
     def _budget(self, rung: int) -> int:
         return self._low + (self.peak_bytes - self._low) * rung // _RUNGS

@@ -60,18 +60,21 @@ def build_whole_problem(
     hints: Mapping[str, Number],
     need_of: Callable[[Node], Need] = lambda _: NOTHING,
     places: Mapping[int, int] = MappingProxyType({}),
+    until: Mapping[int, int] = MappingProxyType({}),
 ) -> WholeProblem:
     """The choice for a functional program, which may end in copies into its inputs.
 
     hints: a number for each size symbol. need_of: what nodes need besides operands and results. places: in which
-    other storage the contents of a storage will lie once the program works in place; an input's, perhaps.
+    other storage the contents of a storage will lie once the program works in place; an input's, perhaps. until: for
+    some storages, the node from which on nothing that runs again may read them.
     """
-    return _Builder(program, policy, hints).built(need_of, places)
+    return _Builder(program, policy, hints, until).built(need_of, places)
 
 
 class _Builder:
-    def __init__(self, program: Program, policy: Policy, hints: Mapping[str, Number]) -> None:
+    def __init__(self, program: Program, policy: Policy, hints: Mapping[str, Number], until: Mapping[int, int]) -> None:
         self.program = program
+        self.until = until
         self.hints = hints
         fixed = frozenset(made_symbols(program))
         bytes_ = storage_bytes(program, hints)
@@ -84,7 +87,7 @@ class _Builder:
         self.can_run: list[bool] = []
         self.viewed: set[int] = set()
         self.inputs_read: list[set[int]] = []
-        self.written: dict[int, int] = {}
+        self.written = dict(until)
         for at, node in enumerate(program.nodes):
             self._add(at, node, inputs)
             again = can_run_again(node, fixed) and policy.allows(node)
@@ -126,7 +129,7 @@ class _Builder:
         """Whether each storage can be made again until its last use, or longer: its *horizon*."""
         found: list[bool] = []
         until: list[int] = []  # a position before which it is there or can be made
-        for number, maker in enumerate(self.makers):
+        for (number, maker), storage in zip(enumerate(self.makers), self.number, strict=True):
             horizon = -1
             if self.can_run[maker] and number not in self.viewed:
                 sources = [until[read] for read in self.reads[maker] if read != number]
@@ -134,7 +137,7 @@ class _Builder:
                 horizon = min(sources, default=NEVER)
             end = self.ends[number]
             found.append(horizon > end if end != NEVER else False)
-            until.append(max(horizon, end + 1))
+            until.append(min(max(horizon, end + 1), self.until.get(storage, NEVER)))
         return found
 
     def built(self, need_of: Callable[[Node], Need], places: Mapping[int, int]) -> WholeProblem:

@@ -1,0 +1,311 @@
+"""Split a graph: what forward saves, by the peak of both halves as they will run.
+
+Three solvers make splits: the default one, which saves what backward reads; the minimum cut, which knows bytes and no
+time (`partition.solve`); and schedules of the whole program (`partition.whole`). What counts is the simulated peak of
+what comes of each, in place, with what operators take for themselves (`analysis.one_run`).
+
+| asked for | chosen |
+|---|---|
+| a limit in bytes | of the splits that keep it, the one with the least work |
+| `partition="auto"` | the lowest peak for two percent more work |
+| `partition="min_cut"` | the minimum cut, unless its peak is higher than that of the default split |
+| `partition="default"` | the default split |
+| a function | what it chooses |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from dovetail.analysis.liveness import simulate_peak
+from dovetail.analysis.one_run import as_one_run
+from dovetail.errors import MemoryLimitTooLow
+from dovetail.execute.needs import Needs
+from dovetail.ir.calling import CallPlan
+from dovetail.ir.program import Node, Phase, Program
+from dovetail.ir.signature import Residual
+from dovetail.ir.sizes import Number
+from dovetail.partition.check import verify_split
+from dovetail.partition.check_recompute import verify_recomputation
+from dovetail.partition.choose import (
+    MIN_CUT,
+    NOTHING_TO_GAIN,
+    PartitionReport,
+    StepCost,
+    added_nodes,
+    choose_split,
+    cut_within,
+    joined,
+    residual_bytes,
+    split_by,
+    step_cost,
+    work_to_spare,
+)
+from dovetail.partition.policy import Policy
+from dovetail.partition.problem import Problem
+from dovetail.partition.recompute import keeps_named, split_keeping
+from dovetail.partition.split import Split, dying_inputs, split_by_phase
+from dovetail.partition.whole.apply import apply_schedule
+from dovetail.partition.whole.check import verify_sources, verify_whole
+from dovetail.partition.whole.choose import Ladder, Weighed
+from dovetail.partition.whole.halves import read_until, split_with_repeats
+from dovetail.partition.whole.problem import build_whole_problem
+from dovetail.partition.whole.solve import Schedule
+from dovetail.partition.work import work_of
+from dovetail.passes.dead_code import remove_dead_code
+from dovetail.passes.inplace import PlanMemory
+from dovetail.passes.sink import sink
+from dovetail.pipeline.copies_back import carry_out_writes
+from dovetail.pipeline.memory_limit import MemoryLimit
+from dovetail.pipeline.recompute import GRAPH, may_pay, recompute, too_low
+from dovetail.torch_compat.autograd import frees_arriving_gradients
+
+WHOLE = "whole program"
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """A split, and the joint program that it is of, in which nodes may run again already. report: of the choice."""
+
+    joint: Program
+    split: Split
+    report: PartitionReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """solver: who found it. work: of what runs again."""
+
+    halves: Halves
+    solver: str
+    peak_bytes: int
+    work: int
+
+
+class Splitting:
+    """Splits the programs of one graph for all patterns of gradients that arrive: the first one decides what is saved.
+
+    kept: names of what forward saves, where that is not the default. needs: what operators take for themselves.
+    plans: how halves work in place.
+    """
+
+    def __init__(
+        self,
+        plan: CallPlan,
+        hints: Mapping[str, Number],
+        partition: str | Callable[[Problem], Collection[int]],
+        recompute: str,
+        limit: MemoryLimit | None = None,
+        *,
+        is_foreign: bool = False,
+    ) -> None:
+        """is_foreign: the code of the halves is not ours, and what it needs is not known."""
+        self.kept: frozenset[str] | None = None
+        self.needs = Needs(hints)
+        self.plans = PlanMemory(need_of=None if limit is None else self.needs.need_of)
+        self.limit = limit
+        self._plan = plan
+        self._hints = hints
+        self._partition = partition
+        self._policy = Policy(recompute=recompute, only_what_eager_holds=partition != "min_cut")
+        self._is_foreign = is_foreign
+        self._written: dict[int, tuple[Program, Program]] = {}
+        self._works: dict[Node, int] = {}
+        self._is_default = False
+
+    # --- how a split runs ---------------------------------------------------------------------------------------------
+
+    def written(self, forward: Program) -> Program:
+        """Forward with its writes to inputs; the same object for the same program."""
+        known = self._written.get(id(forward))
+        if known is None:
+            known = self._written[id(forward)] = (forward, carry_out_writes(forward, self._plan))
+        return known[1]
+
+    def peak_of_run(self, forward: Program, backward: Program, stays: Collection[str] = ()) -> int:
+        """The peak of halves that run one after the other, as they are. stays: see `analysis.one_run`."""
+        run = as_one_run(forward, backward, stays, lets_go=frees_arriving_gradients())
+        self.needs.measure(run.nodes)
+        return simulate_peak(run, self._hints, need_of=self.needs.need_of).peak_bytes
+
+    def _peak_of(self, split: Split) -> int:
+        """The peak of a split once its halves are in order and work in place, with a gradient for each output."""
+        dying = dying_inputs(split, arriving=frees_arriving_gradients(), is_last=True)
+        forward, _ = sink(self.written(split.forward), (), self.plans)
+        backward, _ = sink(split.backward, dying, self.plans)
+        return self.peak_of_run(self.plans.in_place(forward)[1], self.plans.in_place(backward)[1])
+
+    def weighed(self, halves: Halves, solver: str) -> Candidate:
+        """What a split costs. solver: who found it."""
+        split = halves.split
+        if self._is_foreign:
+            peak = simulate_peak(joined(halves.joint, split), self._hints).peak_bytes
+        else:
+            peak = self._peak_of(split)
+        nodes = (*split.forward.nodes, *split.backward.nodes)
+        self._works.update({node: work_of(node, self._hints) for node in nodes if node not in self._works})
+        return Candidate(halves, solver, peak, sum([self._works[node] for node in nodes]))
+
+    def too_low(self, split: Split, stays: Collection[str], state: int) -> MemoryLimitTooLow | None:
+        """The error for a split, as its halves run, that does not keep the limit. state: bytes of inputs."""
+        if self.limit is None:
+            return None
+        peak = self.peak_of_run(split.forward, split.backward, stays)
+        return too_low(self.limit, peak, state, GRAPH) if peak > self.limit.above(state) else None
+
+    def backward_within(self, forward: Program, backward: Program, stays: Collection[str], state: int) -> Program:
+        """The backward for another pattern, in which nodes run again as far as the limit asks for it.
+
+        forward: as it runs. Raises: MemoryLimitTooLow.
+        """
+
+        def around(late: Program) -> Program:
+            return as_one_run(forward, late, stays, lets_go=frees_arriving_gradients())
+
+        limit, policy = self.limit, self._policy
+        return recompute(backward, self._hints, self.plans, limit, state, policy, GRAPH, around=around)[0]
+
+    # --- choosing -----------------------------------------------------------------------------------------------------
+
+    def split(self, program: Program, state_bytes: int = 0, *, must_fit: bool = True) -> Halves:
+        """The program in halves. What the first pattern saves holds for all: the others compute the rest again.
+
+        state_bytes: of inputs. must_fit: where no split keeps the limit, none is given; else that with the lowest peak.
+        Raises: MemoryLimitTooLow.
+        """
+        if self.kept is not None:
+            return Halves(program, split_keeping(program, keeps_named(program, self.kept)))
+        default = Halves(program, split_by_phase(program))
+        if self._is_default or all(node.phase is Phase.FORWARD for node in program.nodes):
+            return default
+        if callable(self._partition):
+            found = Halves(program, split_by(self._partition, program, self._policy, self._hints))
+        elif self.limit is not None:
+            found = self._under(default, self.limit, state_bytes, must_fit=must_fit)
+        elif self._partition == "default":
+            found = default
+        elif self._partition == "min_cut":
+            found = Halves(program, *choose_split(program, self._policy, self._hints))
+        else:
+            found = self._frugal(default)
+        self._is_default = found.split.residuals == default.split.residuals and found.joint is program
+        self._is_default = self._is_default and not callable(self._partition)
+        if not self._is_default:
+            self.kept = frozenset(found.split.residuals)
+        return found
+
+    def verify(self, program: Program, halves: Halves) -> None:
+        """Prove a split of a program, independently of how it was made. Raises: InvalidProgram."""
+        if halves.joint is not program:
+            verify_split(halves.joint, halves.split)
+            verify_sources(program, halves.split, only_what_eager_holds=self._policy.only_what_eager_holds)
+        elif self.kept is None:
+            verify_split(program, halves.split)
+        else:
+            verify_recomputation(program, halves.split)
+
+    def _frugal(self, default: Halves) -> Halves:
+        """The lowest peak for two percent more work at most."""
+        program, hints = default.joint, self._hints
+        problem = build_whole_problem(program, self._policy, hints, until=read_until(program, self._policy))
+        most = work_to_spare(problem.work)
+        cut = cut_within(program, self._policy, hints, most)
+        if cut is None and not may_pay(problem):
+            reason = f"NOT-WORTH-IT: nothing runs again for {most:.0f} of work"
+            return self._kept_default(default, None, reason if any(problem.can_drop) else NOTHING_TO_GAIN)
+        found = [] if cut is None else [self.weighed(Halves(program, cut), MIN_CUT)]
+        before = self.weighed(default, "default")
+        if may_pay(problem):
+            schedules = _Schedules(self, default, before.peak_bytes, self._policy, self._hints)
+            weighed = schedules.ladder.frugal()
+            found += [] if weighed is None else [schedules.candidate(weighed)]
+        best = min(found, key=lambda one: (one.peak_bytes, one.work), default=before)
+        if best.peak_bytes >= before.peak_bytes:
+            reason = f"NOT-WORTH-IT: peak {best.peak_bytes}, not {before.peak_bytes}"
+            return self._kept_default(default, best, reason)
+        return self._reported(default, before, best)
+
+    def _under(self, default: Halves, limit: MemoryLimit, state_bytes: int, *, must_fit: bool) -> Halves:
+        """The least work below a limit."""
+        most, before = limit.above(state_bytes), self.weighed(default, "default")
+        if before.peak_bytes <= most:
+            return self._kept_default(default, before, "FITS: the limit is kept as it is")
+        cut = cut_within(default.joint, self._policy, self._hints, math.inf)
+        found = [] if cut is None else [self.weighed(Halves(default.joint, cut), MIN_CUT)]
+        schedules = _Schedules(self, default, before.peak_bytes, self._policy, self._hints)
+        choice = schedules.ladder.under(most)
+        if choice.chosen is not None:
+            found.append(schedules.candidate(choice.chosen))
+        elif choice.lowest is not None:
+            found.append(schedules.candidate(choice.lowest))
+        fits = [one for one in found if one.peak_bytes <= most]
+        lowest = min([before, *found], key=lambda one: (one.peak_bytes, one.work))
+        if not fits and must_fit:
+            raise too_low(limit, lowest.peak_bytes, state_bytes, GRAPH)
+        best = min(fits, key=lambda one: (one.work, one.peak_bytes), default=lowest)
+        return default if best is before else self._reported(default, before, best)
+
+    # --- reports ------------------------------------------------------------------------------------------------------
+
+    def _cost(self, one: Candidate) -> StepCost:
+        return StepCost(residual_bytes(one.halves.split, self._hints), one.peak_bytes, one.work)
+
+    def _kept_default(self, default: Halves, rejected: Candidate | None, reason: str) -> Halves:
+        before = step_cost(default.joint, default.split, self._hints, self._works)
+        after, solver = (before, "none") if rejected is None else (self._cost(rejected), rejected.solver)
+        return replace(default, report=PartitionReport(before, after, solver, 0, reason))
+
+    def _reported(self, default: Halves, before: Candidate, best: Candidate) -> Halves:
+        again = added_nodes(default.split, best.halves.split)
+        report = PartitionReport(self._cost(before), self._cost(best), best.solver, again)
+        return replace(best.halves, report=report)
+
+
+class _Schedules:
+    """Splits that come of schedules of the whole program."""
+
+    def __init__(
+        self, splitting: Splitting, default: Halves, peak_bytes: int, policy: Policy, hints: Mapping[str, Number]
+    ) -> None:
+        """peak_bytes: of the default split."""
+        self._splitting = splitting
+        self._program = program = default.joint
+        self._made: dict[int, Candidate] = {}
+        splitting.needs.measure(program.nodes)
+        places, until = self._places(default.split), read_until(program, policy)
+        self._problem = build_whole_problem(program, policy, hints, splitting.needs.need_of, places, until)
+        self.ladder = Ladder(self._problem, peak_bytes, lambda schedule: self._candidate(schedule).peak_bytes)
+
+    def candidate(self, weighed: Weighed) -> Candidate:
+        """What comes of a schedule."""
+        return self._candidate(weighed.schedule)
+
+    def _candidate(self, schedule: Schedule) -> Candidate:
+        known = self._made.get(id(schedule))
+        if known is None:
+            originals: dict[str, str] = {}
+            changed = apply_schedule(self._program, self._problem, schedule, originals)
+            verify_whole(self._program, changed)
+            halves = Halves(*split_with_repeats(self._program, remove_dead_code(changed)[0], originals))
+            known = self._made[id(schedule)] = self._splitting.weighed(halves, WHOLE)
+        return known
+
+    def _places(self, split: Split) -> dict[int, int]:
+        """In which storage each one lies once the halves work in place."""
+        found: dict[int, int] = {}
+        for half in (split.backward, self._splitting.written(split.forward)):
+            plan = self._splitting.plans.in_place(half)[0]
+            found.update({storage: buffer.number for storage, (buffer, _) in plan.places.items()})
+        return found
+
+
+def stays_behind(first: Split, split: Split) -> frozenset[str]:
+    """Residuals that are held until backward ends, for backwards of other outputs: what is not read, and sources.
+
+    first: whose forward runs.
+    """
+    given = {role.name for role in first.forward.signature.outputs if isinstance(role, Residual)}
+    read = {role.name for role in split.backward.signature.inputs if isinstance(role, Residual)}
+    return frozenset((given - read) | {*first.sources})
