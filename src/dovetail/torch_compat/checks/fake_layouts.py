@@ -147,7 +147,8 @@ def _sizes_that_numbers_tell() -> list[tuple[str, object, object]]:
 def check_least_squares() -> str | None:
     """Matrices of full rank have residuals by each driver; where ranks decide, nothing is told."""
     a, b = torch.eye(5, 3, device="cpu").expand(2, 5, 3), torch.ones(2, 5, 2, device="cpu")
-    mode, found = fakes.new_fake_mode(), []
+    mode = fakes.new_fake_mode()
+    found: list[tuple[str, object, object]] = []
     twins = [mode.from_tensor(item) for item in (a, b)]
     for driver in ("gelss", "gelsd"):
         with mode:
