@@ -55,7 +55,7 @@ from dovetail.ops.facts import (
 )
 from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.reach.frames import unfollowed
-from dovetail.torch_compat.autograd import version_of
+from dovetail.torch_compat.autograd import refuse_inference_tensor, version_of
 from dovetail.torch_compat.dispatch import (
     DispatchMode,
     HigherOrder,
@@ -123,7 +123,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
         self.symbols: dict[str, Any] = {}
         self._expected: set[Scalar] = set()
         self._cuts = Cuts()
-        self._given: set[int] = set()
+        self._given, self._of_inference = set[int](), set[int]()
         self.written: list[tuple[Value, torch.Tensor, bool]] = []
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
@@ -139,10 +139,15 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
 
     # --- declaring -------------------------------------------------------------------------------------------------
 
-    def add_tensor(self, tensor: torch.Tensor, name: str) -> Value:
-        """Declare an input tensor."""
+    def add_tensor(self, tensor: torch.Tensor, name: str, real: torch.Tensor | None = None) -> Value:
+        """Declare an input tensor. real: what it stands for, if it does not tell itself whether writes are allowed."""
         value = self._bind(tensor, Value(name, self._describe(tensor, name)))
+        return self._note_given(value, tensor if real is None else real)
+
+    def _note_given(self, value: Value, tensor: torch.Tensor) -> Value:
         self._given.add(value.tensor.storage)
+        if tensor.is_inference():
+            self._of_inference.add(value.tensor.storage)
         return value
 
     def add_number(self, number: object, name: str) -> Value:
@@ -174,8 +179,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
         assert not is_fake(tensor), f"a fake tensor {tuple(tensor.shape)} that was not created while recording"
         name = f"constant_{len(self.constants)}"
         value = self._bind(tensor, Value(name, self._describe(tensor, name)))
-        self._given.add(value.tensor.storage)
-        self.constants.append((tensor, value))
+        self.constants.append((tensor, self._note_given(value, tensor)))
         self.met[value] = (version_of(tensor), tensor.grad_fn)
         return value
 
@@ -304,7 +308,10 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
                 if isinstance(tensor, torch.Tensor):
                     if counts_writes_in_its_kernel(func):
                         torch.autograd.graph.increment_version(tensor)
-                    self.written.append((self.value_of(tensor), tensor, torch.is_grad_enabled()))
+                    value = self.value_of(tensor)
+                    if value.tensor.storage in self._of_inference and tensor is held:  # lists are not asked about
+                        refuse_inference_tensor()
+                    self.written.append((value, tensor, torch.is_grad_enabled()))
 
     def _append(
         self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...], result: object

@@ -179,7 +179,7 @@ class StepRecording:
                 exchange_tensors(item.tensor, fake)
                 done.append((item.tensor, fake))
                 self.recorder.known.learn(item.tensor, fake)
-                self._values.append(self.recorder.add_tensor(item.tensor, item.name))
+                self._values.append(self.recorder.add_tensor(item.tensor, item.name, fake))  # the real one now
             for index, gradient in gradients:
                 if gradient is not None and must_be_dropped(gradient):
                     self._must_drop = self.tensors[index].label

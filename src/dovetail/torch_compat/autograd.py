@@ -193,3 +193,12 @@ def refused_backward(refuse: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         torch.autograd.backward = before
+
+
+def refuse_inference_tensor() -> None:
+    """What torch's C++ says, word by word, when an inference tensor is written; nothing in inference mode."""
+    if not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "Inplace update to inference tensor outside InferenceMode is not allowed.You can make a clone to get a "
+            "normal tensor before doing inplace update.See https://github.com/pytorch/rfcs/pull/17 for more details."
+        )

@@ -351,7 +351,22 @@ def check_engine_adds_after() -> str | None:
     return first_difference(("whether sums are the engine's", watch.seen, [False, True]))
 
 
+def check_refuse_inference_tensor() -> str | None:
+    """Torch says the same where an inference tensor is written, and nobody says anything in inference mode."""
+    with torch.inference_mode():
+        made = torch.ones(1)
+        autograd.refuse_inference_tensor()
+    said = []
+    for write in (lambda: made.add_(1), autograd.refuse_inference_tensor):
+        try:
+            write()
+        except RuntimeError as error:
+            said.append(str(error))
+    return first_difference(("what is said", said[1:], said[:1]), ("how often", len(said), 2))
+
+
 CHECKS = (
+    check_refuse_inference_tensor,
     check_call_node,
     check_engine_adds_after,
     check_frees_arriving_gradients,
