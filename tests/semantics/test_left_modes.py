@@ -160,3 +160,16 @@ def test_graphs_that_set_the_default_dtype_before_operators_that_look_at_it_are_
     finally:
         torch.set_default_dtype(torch.float32)
         torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("name", ["use_deterministic_algorithms", "set_float32_matmul_precision"])
+def test_graphs_that_switch_kernels_before_operators_are_refused(name: str) -> None:
+    """They ran under the setting of the caller: `empty` was not filled, for one."""
+    value: Any = True if name == "use_deterministic_algorithms" else "medium"
+
+    def program(x: Tensor) -> Tensor:
+        getattr(torch, name)(value)
+        return x + torch.empty(3)
+
+    with pytest.raises(Exception, match="DT-CAPTURE-015"):
+        _backend(program)(torch.ones(3))

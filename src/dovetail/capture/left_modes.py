@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import fx
 
 from dovetail.capture.origins import OriginTracker
 from dovetail.errors import OtherSettingsInside, PythonSideEffect
 from dovetail.ir.program import values_in
+from dovetail.ir.provenance import origin_of
 from dovetail.torch_compat.modes import DEFAULT_DTYPE, kernel_switches, set_switches, switches
 
 _GUARDED = frozenset(
@@ -74,6 +76,24 @@ def switched_in(targets: Iterable[object]) -> frozenset[str]:
     known = set(map(_function_of, switches()))
     names = (str(getattr(target, "__name__", "")).lstrip("_") for target in targets)
     return frozenset(_IN_GRAPHS.get(name, name) for name in names if _IN_GRAPHS.get(name, name) in known)
+
+
+def refuse_kernels_switched(nodes: Iterable[fx.Node]) -> None:
+    """Raises: OtherSettingsInside where a graph switches what kernels look at before other operators of its own.
+
+    Dynamo has carried that out while it made the graph: nobody knows what the caller had set.
+    """
+    switches = {_function_of(name): name for name in kernel_switches() if name != DEFAULT_DTYPE}
+    set_inside = ""
+    for node in nodes:
+        if node.op not in ("call_function", "call_method", "call_module"):
+            continue
+        function = str(getattr(node.target, "__name__", "")).lstrip("_")
+        name = switches.get(_IN_GRAPHS.get(function, function), "")
+        if set_inside and not switched_in([node.target]):
+            before = "what the caller had set"
+            raise OtherSettingsInside(setting=set_inside, now="set inside", before=before, origin=origin_of(node))
+        set_inside = set_inside or name
 
 
 def unknown_before(set_anyway: Collection[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import fx
 from dovetail.analysis.alias_pattern import APART, AliasPattern
 from dovetail.capture.inputs import InputSpec
 from dovetail.capture.interpret import GraphInterpreter
-from dovetail.capture.left_modes import switched_in
+from dovetail.capture.left_modes import refuse_kernels_switched, switched_in
 from dovetail.capture.recording import Recording
 from dovetail.errors import UnsupportedInputMutation
 from dovetail.frontends.inputs import check_tensor, specs_with_parts
@@ -33,6 +33,7 @@ class GraphRecorder:
         self.placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
         self._gm = gm
         self._taken_apart = taken_apart
+        refuse_kernels_switched(gm.graph.nodes)
         self._switched = switched_in(node.target for node in gm.graph.nodes)
         examples = (node.meta.get("example_value") for node in self.placeholders)
         self._mode = mode = graph_fake_mode(examples) or new_fake_mode()
