@@ -50,7 +50,8 @@ from dovetail.ir.sizes import SizeExpr, symbol
 
 @dataclass(frozen=True, slots=True)
 class StepPrograms:
-    """tensors, numbers: which of those recorded are inputs of the programs, in order; tensors met in passing follow."""
+    """tensors, numbers: which of those recorded are inputs of the programs, in order; tensors met in passing follow.
+    infer: describes what operators make of values of the programs."""
 
     recorded: Program
     functional: Program
@@ -58,6 +59,7 @@ class StepPrograms:
     tensors: tuple[int, ...]
     numbers: tuple[int, ...]
     constants: tuple[torch.Tensor, ...]
+    infer: MetaInference
 
 
 Slot: TypeAlias = Callable[..., int]
@@ -179,6 +181,7 @@ class RecordedStep:
             tensors,
             used,
             tuple(tensor for tensor, _ in recorder.constants),
+            self.infer,
         )
 
     def _settled_results(self, slot: Slot, functional: Functionalizer) -> Iterator[OutputRule]:

@@ -14,6 +14,7 @@
 | dynamic | - | compile, step, aot | one program for all sizes above 1 of the arguments |
 | double_backward | - | graphs | keep the inputs of each call, so that backward works with create_graph=True |
 | donate | - | compile, aot | arguments, by name or position, that calls may overwrite; see docs/inplace.md |
+| numerics | - | step | eager: eager's results, bit by bit; fast: they may differ by rounding, see docs/memory.md |
 | keep_grads | - | step | False: do not leave gradients in `.grad` where the step begins by clearing it |
 | executors | - | all but aot | executors, or names of them, in order of preference |
 | compile_trace | - | all but load | a `CompileTrace` that keeps the result of every pass; see `dovetail.explain` |
@@ -58,7 +59,11 @@ _OBJECTS = (
         "a CompileTrace of dovetail.pipeline.compile_trace",
     ),
 )
-_CHOICES = {"partition": ("default", "min_cut", "auto"), "recompute": ("auto", "cheap", "all")}
+_CHOICES = {
+    "partition": ("default", "min_cut", "auto"),
+    "recompute": ("auto", "cheap", "all"),
+    "numerics": ("eager", "fast"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,7 @@ class Options:
     double_backward: bool = False
     donate: tuple[str | int, ...] = ()
     keep_grads: bool = True
+    numerics: str = "eager"
     executors: tuple[str | Executor, ...] = ("aten",)
     compilers: Compilers | None = None
     compile_trace: CompileTrace | None = None

@@ -5,7 +5,8 @@
 | joint | forward and backward, or a whole step, functional | a recording |
 | forward, backward | a half of a split | joint |
 | inference | the forward half where nothing is trained | joint |
-| step | a whole training step that writes its state | joint |
+| fast | a whole training step, functional, where results may differ by rounding | joint |
+| step | a whole training step that writes its state | fast |
 | frozen | an inference program whose constants are inputs | joint |
 | packed | the same with constants folded, as it runs | frozen |
 """
@@ -22,6 +23,7 @@ from dovetail.ir.program import Program, Stage
 from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Policy
 from dovetail.passes.channels_last import channels_last
+from dovetail.passes.chunk_rows import chunk_rows
 from dovetail.passes.common_subexpressions import merge_common_subexpressions
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.early_updates import early_updates
@@ -125,6 +127,9 @@ _FOLD_BATCH_NORMS = PassSpec(
     None,
     lambda p, given: fold_batch_norms(p, given.constants, given.infer, frugal=True, contents=given.contents),
 )
+_CHUNK_ROWS = PassSpec(
+    "chunk_rows", "numerics", frozenset({Stage.WHOLE}), None, lambda p, given: chunk_rows(p, given.infer, given.hints)
+)
 _HALF = (_EXPAND_FOREACH, _SINK, _REINPLACE)
 
 
@@ -154,7 +159,8 @@ PASSES: dict[str, PassList] = {
     "forward": PassList(_HALF, "joint", FORWARD, weighs=True),
     "backward": PassList(_HALF, "joint", BACKWARD, weighs=True),
     "inference": PassList((_EXPAND_FOREACH, _SINK, _RECOMPUTE, _REINPLACE), "joint", FORWARD, weighs=True),
-    "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _RECOMPUTE, _REINPLACE), "joint"),
+    "fast": PassList((_CHUNK_ROWS,), "joint"),
+    "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _RECOMPUTE, _REINPLACE), "fast"),
     "frozen": PassList(
         (
             PassSpec("remove_dropout", "bitwise", _FUNCTIONAL, None, _over_constants(remove_dropout)),

@@ -56,8 +56,11 @@ def compile_step_programs(
     dump = Dump(options.dump, name, hints, options.dump_calls, None, options.compile_trace)
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
-    context = Context(options, hints, state_bytes=state_bytes, held=STEP)
+    context = Context(options, hints, infer=programs.infer, state_bytes=state_bytes, held=STEP)
     program, simplified = run_passes("joint", programs.functional, context, dump)
+    if options.numerics == "fast":
+        program, faster = run_passes("fast", program, context, dump)
+        simplified = (*simplified, *faster)
     program = with_copies(_with_late_writes(program))
     dump.step(STEP_STATE, program)
     program, records = run_passes("step", program, context, dump)
