@@ -5,7 +5,9 @@
 
 The price of work is set so low that `auto` takes what it can get. Gradients and results are compared bit by bit, with
 `min_cut` and `auto` in turn; with `auto`, some programs have an input written between forward and backward, which must
-raise where eager raises, or, as with the default split, where a value is saved that another output needs.
+raise where eager raises, or, as with the default split, where a value is saved that another output needs. Some programs
+run again under memory limits between the lowest peak on offer and that of the default split: same bits, and a measured
+peak that is not above the limit.
 The exit status is 1 when something failed.
 """
 
@@ -25,10 +27,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dovetail
+from dovetail.errors import MemoryLimitTooLow
+from dovetail.inspect.memory import measure_peak
 from dovetail.partition import choose, work
 from tests.searching import Standing, begin, keep, parser_of
 
 _SIZE = 6
+_LIMITED = 3  # every third program runs under limits, too
 Step: TypeAlias = "Callable[[Tensor, Tensor, Tensor], Tensor]"
 
 
@@ -140,11 +145,50 @@ def failure(seed: int) -> tuple[str, bool, bool]:
     if isinstance(found, str) and not isinstance(expected, str) and writes:
         expected = outcome(function, dovetail.compile(function, partition="default"), seed, writes)
     if isinstance(found, str) or isinstance(expected, str):
-        wrong = "" if found == expected else f"{_said(expected)}, and here {_said(found)}"
-        return wrong, isinstance(found, str), again
-    pairs = zip(expected, found, strict=True)
-    wrong = next((f"value {place} differs" for place, (a, b) in enumerate(pairs) if not _same(a, b)), "")
+        return _difference(expected, found), isinstance(found, str), again
+    wrong = _difference(expected, found)
+    if not wrong and seed % _LIMITED == 0:
+        wrong = under_limits(function, expected, seed)
     return wrong, False, again
+
+
+def under_limits(function: Callable[..., Any], expected: list[Tensor] | str, seed: int) -> str:
+    """What is wrong with a program under memory limits, "" for nothing."""
+    drawn = random.Random(seed)
+    least, most = _lowest_peak(function, seed), _peak(dovetail.compile(function, partition="default"), seed)
+    for share in sorted((0.0, drawn.random(), drawn.random())):
+        limit = least + int(share * max(0, most - least))
+        compiled = dovetail.compile(function, memory_limit=f"transient:{limit}B", verify=1)
+        wrong = _difference(expected, outcome(function, compiled, seed, writes=False))
+        peak = _peak(compiled, seed)
+        if wrong or peak > limit:
+            return f"limit {limit}: {wrong or f'the peak is {peak}'}"
+    return ""
+
+
+def _lowest_peak(function: Callable[..., Any], seed: int) -> int:
+    try:
+        outcome(function, dovetail.compile(function, memory_limit="transient:1B"), seed, writes=False)
+    except MemoryLimitTooLow as error:
+        return int(error.facts["floor_bytes"])
+    return 1
+
+
+def _peak(called: Callable[..., Any], seed: int) -> int:
+    inputs = [torch.randn(*shape).requires_grad_() for shape in ((_SIZE, _SIZE), (_SIZE, _SIZE), (_SIZE,))]
+
+    def step() -> None:
+        results = called(*inputs)
+        results[-1].backward()
+
+    return measure_peak(step).peak_bytes
+
+
+def _difference(expected: list[Tensor] | str, found: list[Tensor] | str) -> str:
+    if isinstance(expected, str) or isinstance(found, str):
+        return "" if expected == found else f"{_said(expected)}, and here {_said(found)}"
+    pairs = zip(expected, found, strict=True)
+    return next((f"value {place} differs" for place, (a, b) in enumerate(pairs) if not _same(a, b)), "")
 
 
 def _said(result: list[Tensor] | str) -> str:
