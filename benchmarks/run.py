@@ -1,8 +1,8 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
-Subcommands: aot-capture, first-step, step, step-capture, step-memory, small-calls, overlap, overhead, inplace, artifact
-and freeze. Without one every benchmark runs with its defaults. Each measurement of a first step, a step, of decoding or
-of a frozen model has a fresh process with empty caches.
+Subcommands: aot-capture, first-step, step, step-capture, step-memory, small-calls, overlap, overhead, inplace, arena,
+artifact and freeze. Without one every benchmark runs with its defaults. Each measurement of a first step, a step, of
+decoding or of a frozen model has a fresh process with empty caches.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.aot_capture import aot_capture
+from benchmarks.arena import CAPACITY, measure_problem, measure_steps, published_problems, write_arena_report
 from benchmarks.arguments import DEFAULT_OUT, Backends, Device, Models, Out, Threads, Timeout, split_names
 from benchmarks.artifact import measure_files, write_artifact_report
 from benchmarks.decode import BACKENDS as DECODE_BACKENDS
@@ -66,6 +67,7 @@ def run_all(context: typer.Context) -> None:
         overlap()
         overhead()
         inplace()
+        arena()
         artifact()
         freeze()
 
@@ -150,6 +152,14 @@ def overlap(
     machine = describe_machine("cpu")
     groups = measure_groups([int(count) for count in views.split(",")])
     write_overlap_report(groups, measure_pairs(wait_for_numpy=wait_for_numpy), machine, out)
+
+
+@app.command()
+def arena(models: Models = "gpt2-4,gpt2-12,bert,llama,resnet18,small-gpt,mlp", out: Out = DEFAULT_OUT) -> None:
+    """Place the buffers of steps, and of published problems, in arenas."""
+    rows = [measure_problem(name, problem, CAPACITY) for name, problem in published_problems()]
+    rows += measure_steps(split_names(models, MODELS, "--models"))
+    write_arena_report(rows, describe_machine("cpu"), out)
 
 
 @app.command()

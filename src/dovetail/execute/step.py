@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dovetail.analysis.liveness import simulate_peak
+from dovetail.analysis.liveness import Need, simulate_peak
 from dovetail.errors import GuardMiss, StepInterrupted
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.needs import Needs, bytes_before_run
@@ -80,6 +80,10 @@ class CompiledStepProgram:
     def unknown_needs(self) -> tuple[str, ...]:
         """Operators of which it is not known what they take besides."""
         return tuple(dict.fromkeys(str(node.target) for node in self._needs.unknown))
+
+    def need_of(self, node: Node) -> Need:
+        """What a node of the program takes besides operands and results."""
+        return self._needs.need_of(node)
 
     @cached_property
     def _needs(self) -> Needs:
