@@ -108,6 +108,19 @@ def test_training_graphs_keep_to_a_limit_with_the_bits_of_eager(name: str) -> No
     assert _floor(lambda: limited(floor - 1)) == floor
 
 
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", MODELS)
+def test_the_peak_is_known_before(name: str) -> None:
+    training = Training(name)
+    compiled = dovetail.compile(training.model)
+    _, peak = training.run(lambda model: compiled)
+    found = dovetail.explain(compiled, *training.batch).call
+    assert found is not None
+    assert found.peak_bytes == peak
+    held = [*training.model.parameters(), *training.model.buffers(), *training.batch]
+    assert found.state_bytes <= sum(x.untyped_storage().nbytes() for x in held)
+
+
 def test_what_does_not_fit_is_refused_before_anything_runs() -> None:
     training = Training("mlp")
     compiled = dovetail.compile(training.model, memory_limit="60KiB")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import linecache
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dovetail.analysis.liveness import simulate_peak
-from dovetail.analysis.one_run import whole_step
+from dovetail.analysis.one_run import as_one_run, whole_step
 from dovetail.errors import NothingToExplain
+from dovetail.execute.needs import Needs, bytes_before_run
 from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, compile
@@ -26,16 +27,21 @@ from dovetail.inspect.decisions import (
 )
 from dovetail.inspect.explanation import Explanation
 from dovetail.inspect.memory_map import call_text, memory_map, node_origins, operator_name, saved_storages
-from dovetail.inspect.report_rows import Decision, EagerMemory, MemoryMap, NodeRow, ProgramReport, StepRow
+from dovetail.inspect.report_rows import CallMemory, Decision, EagerMemory, MemoryMap, NodeRow, ProgramReport, StepRow
 from dovetail.inspect.step_time import measure_step
 from dovetail.ir.program import Program
+from dovetail.ir.sizes import Number
 from dovetail.ir.text import Names
 from dovetail.partition.choose import PartitionReport
+from dovetail.partition.split import Split
 from dovetail.passes.inplace_report import DonationRow, InplaceReport
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.compile_trace import LIKELY, STEP_STATE, CompileTrace, Lowering, Step
 from dovetail.pipeline.donation import DonationReport
 from dovetail.pipeline.driver import StepRecord
+from dovetail.pipeline.memory_limit import state_bytes
+from dovetail.pipeline.splitting import stays_behind
+from dovetail.torch_compat.autograd import frees_arriving_gradients
 
 
 def explain(
@@ -169,6 +175,18 @@ class _Gatherer:
             tuple(decisions),
             source_lines(programs, decisions),
             eager_memory(self._likely),
+            call=self._call_memory(trains=trains) if self._executors is not None else None,
+        )
+
+    def _call_memory(self, *, trains: bool) -> CallMemory:
+        first = Split(self._forward, self._likely.half("backward") or self._backward, ())
+        is_partial = self._likely is not self._main
+        stays = stays_behind(first, first) if is_partial else frozenset[str]()
+        backward = first.backward
+        return call_memory(
+            as_one_run(self._forward, backward, stays, lets_go=frees_arriving_gradients()) if trains else self._forward,
+            state_bytes(self._joint),
+            self._main.hints,
         )
 
     def _used(self, lowering: Lowering, trains: bool) -> tuple[str, ...]:
@@ -189,6 +207,14 @@ class _Gatherer:
                 found += donation_decisions(step.program, report.donations if report is not None else withheld(step))
                 before = step.program
         return found
+
+
+def call_memory(program: Program, held_bytes: int, hints: Mapping[str, Number], least: int = 0) -> CallMemory:
+    """What a run of a program takes. held_bytes: of what is there before. least: what it takes before it begins."""
+    needs = Needs(hints)
+    needs.measure(program.nodes)
+    peak = max(least, simulate_peak(program, hints, need_of=needs.need_of).peak_bytes)
+    return CallMemory(peak, held_bytes, tuple(dict.fromkeys(str(node.target) for node in needs.unknown)))
 
 
 def explain_step(lowering: Lowering, executors: ExecutorList | None, *, measure_time: bool = False) -> Explanation:
@@ -215,6 +241,7 @@ def explain_step(lowering: Lowering, executors: ExecutorList | None, *, measure_
         source_lines([report], rows),
         eager_memory(lowering),
         time,
+        call_memory(program, state_bytes(program), hints, bytes_before_run(program)) if executors is not None else None,
     )
 
 

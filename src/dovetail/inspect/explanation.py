@@ -19,7 +19,8 @@ class Explanation(ExplanationData):
     name: of the function. programs: forward, then backward if it trains. step: memory of both, run one after the other
     with saved values in between; for inference, of forward alone. steps: every step in order. decisions: what is saved,
     computed again, done in place, copied. lines: source text by `file:line`. eager: what eager mode would hold, None
-    where the recorded program is not known. time: where it goes, if it was measured.
+    where the recorded program is not known. time: where it goes, if it was measured. call: what a call takes, with what
+    operators take for themselves; None for dumps.
     """
 
     __slots__ = ()

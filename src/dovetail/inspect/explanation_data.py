@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dovetail.inspect.report_rows import Decision, EagerMemory, MemoryMap, ProgramReport, StepRow
+from dovetail.inspect.report_rows import CallMemory, Decision, EagerMemory, MemoryMap, ProgramReport, StepRow
 from dovetail.inspect.step_time import StepTime
 
 
@@ -25,6 +25,7 @@ class ExplanationData:
     lines: Mapping[str, str]
     eager: EagerMemory | None = None
     time: StepTime | None = None
+    call: CallMemory | None = None
 
     @property
     def peak_bytes(self) -> int:
