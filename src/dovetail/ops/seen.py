@@ -9,8 +9,9 @@ import torch
 
 from dovetail.errors import FreedGraph
 from dovetail.ir.calling import Look
-from dovetail.torch_compat.autograd import call_node, viewed_tensor
+from dovetail.torch_compat.autograd import call_node
 
+_NEGATIVE: Any = torch.ops.aten._neg_view.default
 _TOKEN = torch.zeros((), requires_grad=True)
 
 
@@ -18,15 +19,22 @@ def as_seen(tensor: Any, look: Look) -> Any:
     """The tensor, as one that requires a gradient if it did in eager; of a graph that is gone, if it was of one."""
     if look.is_parameter:
         return torch.nn.Parameter(tensor, look.is_new_leaf)
+    if not (look.is_new_leaf or look.graph):
+        return tensor
+    # Another tensor on this memory: what other results view, or are viewed by, keeps out of it when it is written.
+    tensor = _on_same_memory(tensor)
     if look.is_new_leaf:
         return tensor.requires_grad_()
-    if not look.graph:
-        return tensor
-    if viewed_tensor(tensor) is not tensor:  # which may be written later on, through another result
-        storage, layout = tensor.untyped_storage(), (tensor.storage_offset(), tensor.shape, tensor.stride())
-        tensor = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, *layout)
     with torch.enable_grad():
         return _freed(look.graph).apply(_TOKEN, [tensor])
+
+
+def _on_same_memory(tensor: torch.Tensor) -> torch.Tensor:
+    storage, layout = tensor.untyped_storage(), (tensor.storage_offset(), tensor.shape, tensor.stride())
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, *layout)
+    if tensor.is_conj():
+        made = made.conj()
+    return _NEGATIVE(made) if tensor.is_neg() else made
 
 
 @functools.lru_cache(maxsize=256)
