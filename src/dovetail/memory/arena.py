@@ -12,8 +12,8 @@ from dovetail.memory.check import verify_placement
 from dovetail.memory.problem import build_problem
 from dovetail.memory.solve import solve
 
-REPORTED = 2000
-"""Decisions of the search that a report is worth: about a second."""
+_REPORTED = 1_000_000
+"""Decisions of the search that a report is worth, times buffers: each takes longer the more there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,9 @@ class ArenaReport:
         return f"{self.size_bytes:,} bytes for {self.buffers} buffers, {share} ({self.by})"
 
 
-def plan_arena(
-    program: Program, hints: Mapping[str, Number], need_of: Callable[[Node], Need], decisions: int = REPORTED
-) -> ArenaReport:
+def plan_arena(program: Program, hints: Mapping[str, Number], need_of: Callable[[Node], Need]) -> ArenaReport:
     """Place all storages of a program, and prove the placement. See `problem.build_problem` and `solve.solve`."""
     problem = build_problem(program, hints, need_of)
-    placement = solve(problem, decisions=decisions)
+    placement = solve(problem, decisions=_REPORTED // max(1, len(problem.buffers)))
     verify_placement(problem, placement, program.name)
     return ArenaReport(placement.size_bytes, placement.bound_bytes, len(problem.buffers), placement.by)
