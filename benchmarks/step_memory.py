@@ -21,7 +21,7 @@ import torch
 from benchmarks.clock import own_now
 from benchmarks.measure import EAGER, describe_error
 from benchmarks.processes import ask_fresh_process
-from benchmarks.training_steps import HOOKS, INDUCTOR, SEED, TrainingStep, make_training_step
+from benchmarks.training_steps import BUDGET, HOOKS, INDUCTOR, SEED, TrainingStep, make_training_step
 from dovetail.frontends.step.step import CompiledStep
 from dovetail.inspect.memory import measure_peak
 
@@ -106,9 +106,9 @@ def measure_ways(model: str, ways: Sequence[str], clip: bool, rounds: int, steps
 def ask_for_ways(
     model: str, ways: Sequence[str], *, clip: bool, rounds: int, steps_per_round: int, threads: int, timeout_s: float
 ) -> Json:
-    """Measure in fresh processes: one for inductor, with eager beside it, and one for all other ways.
+    """Measure in fresh processes: one for each way through Dynamo, with eager beside it, and one for all others.
 
-    Times of inductor are compared with the eager of its own process. Where there is no C++ compiler, or where one
+    Times of these are compared with the eager of their own process. Where there is no C++ compiler, or where one
     gives up, the way's answer is an error.
     """
     arguments = {"model": model, "clip": clip, "rounds": rounds, "steps_per_round": steps_per_round}
@@ -117,16 +117,16 @@ def ask_for_ways(
         answer = ask_fresh_process("step-memory", {**arguments, "ways": chosen}, threads=threads, timeout_s=timeout_s)
         return dict.fromkeys(chosen, answer) if "error" in answer else answer
 
-    usual = [way for way in ways if way != INDUCTOR and not (clip and way == HOOKS)]
-    answers = ask(usual)
-    if INDUCTOR in ways:
-        if has_cpp_compiler():
-            beside = ask([EAGER, INDUCTOR])
-            answers[INDUCTOR] = beside[INDUCTOR]
-            if "error" not in beside[EAGER] and "error" not in answers[INDUCTOR]:
-                answers[INDUCTOR]["eager"] = beside[EAGER]
-        else:
-            answers[INDUCTOR] = {"error": NO_COMPILER}
+    by_dynamo = [way for way in ways if way in (INDUCTOR, BUDGET)]
+    answers = ask([way for way in ways if way not in by_dynamo and not (clip and way == HOOKS)])
+    for way in by_dynamo:
+        if way == INDUCTOR and not has_cpp_compiler():
+            answers[way] = {"error": NO_COMPILER}
+            continue
+        beside = ask([EAGER, way])
+        answers[way] = beside[way]
+        if "error" not in beside[EAGER] and "error" not in answers[way]:
+            answers[way]["eager"] = beside[EAGER]
     return answers
 
 

@@ -7,23 +7,37 @@ with AdamW. All ways start from the same weights and, for each measurement, from
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import dovetail
 from benchmarks.measure import EAGER, compile_for
 from benchmarks.models import Workload, build_workload, loss_of
+from dovetail.errors import MemoryLimitTooLow
+from dovetail.inspect.memory import measure_peak
 
 HOOKS = "eager + hooks"
 DOVETAIL = "dovetail"
 INDUCTOR = "inductor"
-WAYS = (EAGER, HOOKS, DOVETAIL, INDUCTOR)
+CHECKPOINT = "eager + checkpoint"
+BUDGET = "aot_eager budget 0"
+HALF = "dovetail half"
+LOWEST = "dovetail lowest"
+FAST = "dovetail fast"
+WAYS = (EAGER, HOOKS, CHECKPOINT, BUDGET, DOVETAIL, HALF, LOWEST, FAST, INDUCTOR)
 """hooks: each parameter has an optimizer of its own, which steps in backward as soon as the gradient is complete.
+checkpoint: each layer of the model within `torch.utils.checkpoint`. budget 0: eager's operators behind AOTAutograd's
+partitioner, with `activation_memory_budget` at 0. half, lowest: limits of half of eager's peak, and of the lowest that
+is found. fast: `numerics="fast"`, whose results differ by rounding.
 inductor: `torch.compile` of the model; backward and optimizer are those of eager."""
+_PARTITIONED = "aot_eager_decomp_partition"
 
 _RATE = 1e-4
 _CLIP = 1.0
@@ -71,13 +85,49 @@ def make_training_step(
             raise ValueError("clipping needs all gradients at once, and hooks give each one up as soon as it is there")
         plain = _hooked_step(workload.model)
     else:
-        forward = compile_for(INDUCTOR, workload.model) if way == INDUCTOR else workload.model
-        plain = _usual_step(workload.model, forward, clip, log)
-    return TrainingStep(workload, _compiled(plain) if way == DOVETAIL else plain, plain)
+        plain = _usual_step(workload.model, _forward(way, workload.model), clip, log)
+    options = _options(way, model, clip)
+    run = plain if options is None else dovetail.compile_step(plain, keep_grads=False, **options)
+    return TrainingStep(workload, run, plain)
 
 
-def _compiled(step: Step) -> Step:
-    return dovetail.compile_step(step, keep_grads=False)
+def _forward(way: str, model: nn.Module) -> Callable[..., Any]:
+    """The model as a way runs it."""
+    if way == CHECKPOINT:
+        _checkpoint_layers(model)
+    if way == BUDGET:
+        importlib.import_module("torch._functorch.config").activation_memory_budget = 0.0  # of this process
+        return compile_for(_PARTITIONED, model)
+    return compile_for(INDUCTOR, model) if way == INDUCTOR else model
+
+
+def _checkpoint_layers(model: nn.Module) -> None:
+    """Let each layer of the longest list of layers run again in backward."""
+    lists = [found for found in model.modules() if isinstance(found, nn.ModuleList | nn.Sequential)]
+    for layer in max(lists, key=len, default=()):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def _options(way: str, model: str, clip: bool) -> dict[str, Any] | None:
+    """The options of dovetail; None for other ways. Limits are found with a model of their own."""
+    if way in (HALF, LOWEST):
+        workload = build_workload(model, "cpu", SEED)
+        step = _usual_step(workload.model, workload.model, clip, None)
+        for _ in range(2):
+            step(workload.inputs)
+        eager = measure_peak(step, workload.inputs).peak_bytes
+        return {"memory_limit": f"transient:{eager // 2 if way == HALF else _lowest(step, workload)}B"}
+    return {DOVETAIL: {}, FAST: {"numerics": "fast"}}.get(way)
+
+
+def _lowest(step: Step, workload: Workload) -> int:
+    compiled = dovetail.compile_step(step, keep_grads=False, memory_limit="transient:1B")
+    try:
+        for _ in range(2):
+            compiled(workload.inputs)
+    except MemoryLimitTooLow as error:
+        return int(str(error.facts["floor_bytes"]))
+    return 1
 
 
 def _usual_step(model: nn.Module, forward: Callable[..., Any], clip: bool, log: Callable[[Any], None] | None) -> Step:
