@@ -105,7 +105,13 @@ def try_row(number: int, state: State) -> None:
     wrong: Exception | None = None
     for share in (0.0, drawn.random()):
         limit = floor + int(share * max(0, free - floor))
-        limited = replace(case, options={**case.options, "memory_limit": f"transient:{limit}B"}, may_refuse=True)
+        limited = replace(
+            case,
+            options={**case.options, "memory_limit": f"transient:{limit}B"},
+            may_refuse=True,
+            captures=None,
+            eager_calls=None,
+        )
         agree(limited, steps=_CALLS)
         state.limits += 1
         try:

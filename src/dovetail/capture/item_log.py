@@ -109,16 +109,26 @@ class ItemLog(DispatchMode):
 
 
 class ItemHints:
-    """Hands out logged numbers and results, line by line, in order; the last one again when there are no more."""
+    """Hands out logged numbers and results, line by line, in order; the last one again when there are no more.
+
+    is_log: a call was logged, and what it did not ask for is as good as any guess. Else nothing may depend on a guess.
+    """
 
     def __init__(
         self,
         numbers: Mapping[tuple[str, int], Sequence[Plain]] | None = None,
         sizes: Mapping[_SizeKey, Sequence[Results]] | None = None,
+        *,
+        is_log: bool = True,
     ) -> None:
         self._numbers = numbers or {}
         self._sizes = sizes or {}
+        self.is_log = is_log
         self._next: dict[tuple[str, int] | _SizeKey, int] = {}
+
+    def knows(self, origin: Origin) -> bool:
+        """Whether the numbers of a line may be relied on."""
+        return self.is_log or (origin.file, origin.line) in self._numbers
 
     def next_at(self, origin: Origin, dtype: torch.dtype, otherwise: Plain | None = None) -> Plain:
         """The number for the next `.item()` of a line; `otherwise`, or 1 (or True), where nothing was logged."""

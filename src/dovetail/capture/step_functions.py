@@ -29,7 +29,7 @@ from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
 from dovetail.torch_compat.traced_numbers import is_traced, number_now
 
-_SET_GRAD: Any = getattr(torch.Tensor.grad, "__set__")  # noqa: B009
+_GRADIENT = (getattr(torch.Tensor.grad, "__get__"), getattr(torch.Tensor.grad, "__set__"))  # noqa: B009
 _SET_DATA: Any = getattr(torch.Tensor.data, "__set__")  # noqa: B009
 _REGISTER = frozenset({torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook})
 _STAND_INS = sys.modules[StandIn.__module__].__file__
@@ -46,7 +46,8 @@ class StepFunctions(TorchFunctionMode):
     """See the module docstring.
 
     cleared: ids of tensors whose `.grad` was set to None, each with whether the step had asked about numbers before.
-    hooked: of those that got a hook, with the last such line. refusals: errors raised.
+    asked: ids of tensors whose `.grad` was asked for before, other than to clear it. hooked: of those that got a hook,
+    with the last such line. refusals: errors raised.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class StepFunctions(TorchFunctionMode):
         self._set_data = set_data
         self._dtype_of_numpy = dtype_of_numpy
         self.cleared: dict[int, bool] = {}
+        self.asked: set[int] = set()
         self.hooked: dict[int, Origin] = {}
         self.refusals: list[DovetailError] = []
         self._origins = origins
@@ -92,10 +94,8 @@ class StepFunctions(TorchFunctionMode):
     ) -> Any:
         keywords = dict(kwargs or {})
         self._look_at((*args, *keywords.values()))
-        if func == _SET_GRAD:
-            self._on_gradient(args[0])
-            if args[1] is None:
-                self.cleared.setdefault(id(args[0]), self._has_asked())
+        if func in _GRADIENT:
+            self._note_gradient(args, sys._getframe(1))
             return func(*args)
         if func in _SIZES and _asks_for_user(sys._getframe(1)):
             return self._with_numbers(func(*args, **keywords))
@@ -129,6 +129,17 @@ class StepFunctions(TorchFunctionMode):
             args = [self._plain(argument) for argument in args]
             keywords = {name: self._plain(argument) for name, argument in keywords.items()}
         return func(*args, **keywords)
+
+    def _note_gradient(self, args: Sequence[Any], asking: FrameType) -> None:
+        """`.grad` of a tensor is asked for, or set. asking: the frame that does so."""
+        tensor = args[0]
+        if len(args) == 1:
+            if id(tensor) not in self.cleared and not _clears(asking):
+                self.asked.add(id(tensor))
+            return
+        self._on_gradient(tensor)
+        if args[1] is None:
+            self.cleared.setdefault(id(tensor), self._has_asked())
 
     def _made_of_numbers(self, func: Any, args: Sequence[Any], keywords: Mapping[str, Any]) -> torch.Tensor | None:
         """The tensor that a function makes of a drawn array, or of numbers of which some are traced."""
@@ -177,6 +188,11 @@ class StepFunctions(TorchFunctionMode):
         error = kind(origin=self._origins.here(), **facts)
         self.refusals.append(error)
         raise error
+
+
+def _clears(frame: FrameType) -> bool:
+    """Whether code is torch's that clears gradients: what it leaves is the same whether there were any."""
+    return frame.f_code.co_name == "zero_grad" and is_library_file(frame.f_code.co_filename)
 
 
 def _no_text(*_: Any) -> None:

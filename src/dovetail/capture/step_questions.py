@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 
 from dovetail.capture.checks_of_kernels import likely_answer
-from dovetail.capture.item_log import ItemHints
+from dovetail.capture.guesses import Guesses
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
 from dovetail.ir.program import Node, Operand, Origin, Target, Value
@@ -36,7 +36,7 @@ class AskingRecorder(Recorder):
     """See the module docstring. questions: by the number that their guards carry."""
 
     questions: list[Question]
-    _hints: ItemHints
+    guesses: Guesses
     _tracker: OriginTracker
 
     def _number_node(self, target: Target, operands: tuple[Operand, ...], name: str, now: Plain) -> Value:
@@ -44,7 +44,7 @@ class AskingRecorder(Recorder):
 
     def answer_to(self, func: Any, args: Sequence[torch.Tensor]) -> bool:
         """What `equal` or `allclose` of two tensors answered in eager mode: the program asks again."""
-        logged = self._hints.next_at(self._tracker.here(), torch.bool, likely_answer(self, func, args))
+        logged = self.guesses.answer(likely_answer(self, func, args))
         assert isinstance(logged, bool), "of this dtype"
         first, second, *rest = cast("tuple[Any, ...]", args)
         if func is torch.ops.aten.allclose.default:
@@ -62,6 +62,7 @@ class AskingRecorder(Recorder):
 
     def ask(self, target: Target, handle: Value | SizeExpr, answer: Plain, about: str = "it") -> None:
         """Append a question whose answer the code took for this one."""
+        self.guesses.check(handle)
         origin = self._tracker.here()
         which = len(self.questions)
         self.questions.append(Question(answer, origin, about))

@@ -21,12 +21,12 @@ import torch
 
 from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS, result_at_full_rank
 from dovetail.capture.data_sizes import DataSizes, UnknownSize
+from dovetail.capture.guesses import Guesses
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.packed_sequences import PackedValues
 from dovetail.capture.resizing import lie_on
-from dovetail.capture.sparse_gradients import guessed_results
 from dovetail.capture.step_questions import AskingRecorder, Question
 from dovetail.capture.step_tensors import of_graph_from_before
 from dovetail.capture.step_texts import Texts
@@ -42,6 +42,7 @@ from dovetail.torch_compat.traced_numbers import Plain, fixed_number, handle_of,
 
 _SIZE = torch.ops.aten.sym_size.int
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_LIFT = torch.ops.aten.lift_fresh.default
 _RENAMES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
 _UNKNOWN: tuple[type[Exception], ...] = (UnknownSize, *DATA_DEPENDENT_ERRORS)
 _FIRST_TOKEN = 0x3FE2_9D4C_7A51_0000  # the bits of a number near 0.58
@@ -66,7 +67,7 @@ class StepRecorder(AskingRecorder):
         self.known = KnownNumbers()
         self.packed = PackedValues(self, self.known.learn_number)
         self.refusals: list[DovetailError] = []
-        self._hints = hints
+        self.guesses = Guesses(hints, origins, self.refusals)
         self._tracker = origins
         self._from_data: set[Value] = set()
         self._tokens: dict[float, Any] = {}
@@ -184,6 +185,8 @@ class StepRecorder(AskingRecorder):
         if isinstance(func, Overload):
             args, kwargs = settled(func, args, kwargs or {}, self._as_size, set(map(id, self._tokens.values())))
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is _LIFT and not is_fake(args[0]):
+            self.known.learn(result, args[0])
         self.sizes.ask()
         if func in _RENAMES:
             self.renamed[id(result)] = self._tracker.here()
@@ -222,10 +225,7 @@ class StepRecorder(AskingRecorder):
             return self.answer_to(func, args)
         if (made := result_at_full_rank(func, args, keywords)) is not None:
             return made
-
-        def in_eager_mode() -> Results:
-            return self._hints.next_results(self._tracker.here(), func) or guessed_results(func, args)
-
+        in_eager_mode = partial(self.guesses.results, func, args)
         try:
             try:
                 result = self._known_results.run(func, args, keywords)
@@ -260,6 +260,7 @@ class StepRecorder(AskingRecorder):
         now, handle = number_now(number), handle_of(number)
         if type(now) is not int or handle not in self._from_data:
             return fixed_number(number)
+        self.guesses.check(handle)
         if now < 0:  # a symbol is at least 0
             return -self.sizes.size_of(self.apply(operator.neg, (handle,), -now), -now)
         return self.sizes.size_of(handle, now)
@@ -271,12 +272,13 @@ class StepRecorder(AskingRecorder):
             return tensor
         self.phase = Phase.FORWARD if running_sequence_number() is None else Phase.BACKWARD
         tensor = self._without_real(tensor)
-        now = self.known.number(tensor)
-        logged = self._hints.next_at(self._tracker.here(), tensor.dtype)
-        value = self._number_node(_ITEM, (self.value_of(tensor),), "item", logged if now is None else now)
-        if now is None:
+        known = self.known.number(tensor)
+        now, is_guess = self.guesses.number_at(self._tracker.here(), tensor.dtype, known)
+        value = self._number_node(_ITEM, (self.value_of(tensor),), "item", now)
+        if known is None:
             self._from_data.add(value)
-            now = logged
+        if is_guess:
+            self.guesses.add(value)
         return traced_number(self, value, now)
 
     def _number_node(self, target: Target, operands: tuple[Operand, ...], name: str, now: Plain) -> Value:
@@ -299,6 +301,7 @@ class StepRecorder(AskingRecorder):
         self._computed[key] = made
         if any(value in self._from_data for value in values):
             self._from_data.add(made)
+            self.guesses.add(made, values)
         self._roots[made] = roots
         return made
 

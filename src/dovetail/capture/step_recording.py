@@ -65,8 +65,8 @@ class StepRecording:
     """Make one, call `run`, `leave` for each value that is wanted besides results, then `programs`.
 
     Attributes: tensors: those given, then the gradients that they hold; held: by the number of a tensor, that of its
-    gradient; numbers; recorder; moves, of tensors that lie elsewhere in the end; hooked: labels of tensors that have
-    more hooks afterwards, with the line.
+    gradient; numbers; recorder; moves, exits, flags: see `RecordedStep`; hooked: labels of tensors that have more hooks
+    afterwards, with the line; left, see `leave`.
     """
 
     def __init__(
@@ -99,20 +99,15 @@ class StepRecording:
         self._of_graphs = {i: line_of(x.tensor) for i, x in enumerate(self.tensors) if not x.tensor.is_leaf}
         self.numbers = list(numbers)
         self.results: list[OutputRule | Value | MadeTensor] = []
-        self._values: list[Value] = []
-        self._number_values: list[Value] = []
-        self._left: list[object] = []
-        self._exits: list[GradientExit | MadeTensor] = []
-        self._flags: list[GradientFlag] = []
-        self.hooked: dict[str, Origin | None] = {}
-        self.left_modes: dict[str, Any] = {}
+        self._values, self._number_values = list[Value](), list[Value]()
+        self.left, self.flags = list[object](), list[GradientFlag]()
+        self.exits: list[GradientExit | MadeTensor] = []
+        self.hooked, self.left_modes = dict[str, "Origin | None"](), dict[str, Any]()
         self._moved = Moves(self.recorder, self.tensors, self._values)
-        self.moves: list[Move] = []
-        self._hooks = [hook_tables(item.tensor) for item in self.tensors]
+        self.moves, self._hooks = list[Move](), [hook_tables(item.tensor) for item in self.tensors]
         self._hook_counts = list(map(_count, self._hooks))
         self._assume_cleared = assume_cleared
-        self._must_not_seem = False
-        self._must_drop = ""
+        self._must_not_seem, self._must_drop = False, ""
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
         self.look_at: Callable[[Sequence[Any]], None] = lambda _: None
         told, asked = self.recorder, partial(bool, self.recorder.questions)
@@ -143,7 +138,7 @@ class StepRecording:
                 with self.recorder_paused():
                     self.results = [self._result(index, item) for index, item in enumerate(results)]
                     self.moves = list(map(self._move, self._moved.found))
-        if self._must_not_seem:
+        if self._must_not_seem or any(id(self.tensors[i].tensor) in self._functions.asked for i in self._seeming):
             raise not_cleared(self._must_drop)
 
     def _raise_refusals(self) -> None:
@@ -221,8 +216,8 @@ class StepRecording:
             if _count(hook_tables(tensor)) > self._hook_counts[index]:
                 self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
-                self._flags.append(GradientFlag(index, tensor.requires_grad, before=False))
-            self._exits.append(self._exit(index, tensor))
+                self.flags.append(GradientFlag(index, tensor.requires_grad, before=False))
+            self.exits.append(self._exit(index, tensor))
         unowned = {value for _, value in self.recorder.constants}
         for value, tensor, _ in self.recorder.written:
             if value in unowned:
@@ -325,8 +320,8 @@ class StepRecording:
 
     def leave(self, number: object) -> int:
         """A value, or a traced or plain number, that is wanted after each run; they are numbered as they come."""
-        self._left.append(handle_of(number) if is_traced(number) else number)
-        return len(self._left) - 1
+        self.left.append(handle_of(number) if is_traced(number) else number)
+        return len(self.left) - 1
 
     def value_of_number(self, place: int) -> Value:
         """The input that a number, by its place among `numbers`, is."""
@@ -334,8 +329,13 @@ class StepRecording:
 
     def values_of_tensors(self, tensors: Collection[torch.Tensor]) -> set[Value]:
         """The inputs that these tensor objects are."""
-        wanted = set(map(id, tensors))
-        return {v for item, v in zip(self.tensors, self._values, strict=True) if id(item.tensor) in wanted}
+        pairs, wanted = zip(self.tensors, self._values, strict=True), set(map(id, tensors))
+        return {v for item, v in pairs if id(item.tensor) in wanted}
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values of the tensors, then of the numbers."""
+        return [*self._values, *self._number_values]
 
     @property
     def size_conditions(self) -> list[Scalar]:
@@ -347,8 +347,8 @@ class StepRecording:
     @property
     def size_hints(self) -> dict[str, Number]:
         """A number for each size symbol."""
-        found = {name: hint_of(number) for name, number in self.recorder.symbols.items()}
-        return {name: number for name, number in found.items() if number is not None}
+        found = ((name, hint_of(number)) for name, number in self.recorder.symbols.items())
+        return {name: number for name, number in found if number is not None}
 
     def description_of(self, index: int) -> TensorMeta:
         """What is known of a tensor, its sizes in symbols."""
@@ -383,9 +383,9 @@ class StepRecording:
             cleared=self._functions.cleared,
             seeming={index: value for index, (_, value) in self._seeming.items()},
             results=self.results,
-            exits=self._exits,
-            flags=self._flags,
-            left=self._left,
+            exits=self.exits,
+            flags=self.flags,
+            left=self.left,
             moves=self.moves,
         )
         with named_errors(self.origins):

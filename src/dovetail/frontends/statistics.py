@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Stats:
 
     misses: calls that were looked at, and fitted no program that there was. guard_misses: programs that were given up
     before their first write. variants: oldest first. seconds: spent capturing and compiling, by the clock of the
-    process; of functions, backward passes left out.
+    process; of functions, backward passes left out. eager_reasons: why calls of a step ran in eager mode, each once.
     """
 
     calls: int
@@ -32,6 +32,7 @@ class Stats:
     guard_misses: int
     variants: tuple[VariantStats, ...]
     seconds: float
+    eager_reasons: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -41,6 +42,7 @@ class Stats:
         for number, variant in enumerate(self.variants):
             misses = f", {variant.guard_misses} misses" if variant.guard_misses else ""
             lines.append(f"  variant {number}: {variant.calls} calls{misses}: {variant.reason}")
+        lines += [f"  in eager mode: {reason}" for reason in self.eager_reasons]
         return "\n".join(lines)
 
 
@@ -54,8 +56,9 @@ class Counts:
     misses: int = 0
     guard_misses: int = 0
     seconds: float = 0.0
+    eager_reasons: dict[str, None] = field(default_factory=dict)
 
     def stats(self, variants: Iterable[VariantStats]) -> Stats:
         """What was counted until now."""
         counted = (self.calls, self.eager_calls, self.captures, self.misses, self.guard_misses)
-        return Stats(*counted, tuple(variants), self.seconds)
+        return Stats(*counted, tuple(variants), self.seconds, tuple(self.eager_reasons))

@@ -16,62 +16,43 @@ import torch
 from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
 from dovetail.capture.sparse_operands import KnownMatrix
-from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber
 from dovetail.errors import DovetailError, UnsupportedStep
-from dovetail.frontends.arguments import Arguments
-from dovetail.frontends.step.captured_memory import bytes_before, refuse_set, refuse_sharing, torch_generators
+from dovetail.frontends.step.attempts import ContainersRead, MoreIsRead, StateToMake
+from dovetail.frontends.step.captured_memory import refuse_set, torch_generators
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
-from dovetail.frontends.step.early_questions import EarlyQuestions
-from dovetail.frontends.step.guard import UNBOUND, StepCall, StepGuard
-from dovetail.frontends.step.host_calls import HostCall, HostCalls
-from dovetail.frontends.step.kept import Tree, Trees, slots_of_graphs
-from dovetail.frontends.step.left_behind import (
-    ContainersRead,
-    LeftBehind,
-    MoreIsRead,
-    StateToMake,
-    kept_if_used,
-    overwritten,
-    refused_change,
-)
+from dovetail.frontends.step.guard import StepCall
+from dovetail.frontends.step.host_calls import HostCalls
+from dovetail.frontends.step.kept import Trees, slots_of_graphs
+from dovetail.frontends.step.left_behind import LeftBehind, kept_if_used, overwritten, refused_change
 from dovetail.frontends.step.lifting import Lifting, Numbers
-from dovetail.frontends.step.memory import Accesses
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.output import STREAMS
 from dovetail.frontends.step.outside import Outside, refuse_new_objects
 from dovetail.frontends.step.program_inputs import (
     FoundTensors,
-    changing,
     groups_of,
     number_inputs,
-    number_label,
-    sources_of_numbers,
 )
 from dovetail.frontends.step.reachable_state import ReachableState
-from dovetail.frontends.step.runner import StepRunner
+from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.searches import SearchCalled
 from dovetail.frontends.step.syntax import percent_formats
-from dovetail.frontends.step.tensor_kinds import Source, expected_tensors
+from dovetail.frontends.step.tensor_kinds import Source
 from dovetail.frontends.step.text_uses import check_texts
-from dovetail.frontends.step.variant import StepVariant, bindings_to
+from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.step.write_only import WriteOnlyContainers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
-from dovetail.frontends.variant_cache import Variant
 from dovetail.ir.draft import free_name
-from dovetail.ir.plan_inputs import renumbered
 from dovetail.ir.program import Value
 from dovetail.ir.text import identifier
 from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
-from dovetail.pipeline.step import compile_step_programs
 from dovetail.reach.changes import ReadChange
-from dovetail.reach.guard import PythonGuard
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.watcher import Watcher
-from dovetail.torch_compat.autograd import version_of
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
 
@@ -89,13 +70,17 @@ class StepCapture:
         options: Options,
         guarded: frozenset[Path],
         shown: Lifting,
+        *,
+        makes_state: bool = False,
     ) -> None:
         """Prepare.
 
         shown: slots of tensors that may be other ones in each call, which are read like arguments, and containers that
         are only written. lifted: slots of the reachable state and leaves of the arguments that are inputs, where they
-        hold numbers; hyperparameters of optimizers are as well, but for `guarded` ones.
+        hold numbers; hyperparameters of optimizers are as well, but for `guarded` ones. makes_state: what the step
+        makes and keeps is to be found out.
         """
+        self._makes_state = makes_state
         self._call = call
         self._reachable = reachable
         self._options = options
@@ -120,8 +105,6 @@ class StepCapture:
         self._asked = [(lambda item=item: item) for item in reachable.others]
         self._not_guarded: list[Any] = []
         self._count = 0
-        self._bound: list[tuple[Path, Tree]] = []
-        self._filled: list[tuple[Path, Tree]] = []
         self._elsewhere: list[ReadChange] = []
         self._watcher = Watcher(
             refuses_draws=False, line_of=reachable.line_naming, stand_ins=None if reachable.asks_types else StandIns()
@@ -160,17 +143,18 @@ class StepCapture:
 
     def variant(
         self, name: str, hints: ItemHints, *, assume_cleared: bool = False, calls_hooks: bool = False
-    ) -> StepVariant:
-        """Record, compile and bind.
+    ) -> tuple[StepVariant | None, Recorded]:
+        """Record, compile and bind. No program, but the recording, where the step makes state.
 
         assume_cleared: see `StepRecording`. calls_hooks: hooks of optimizers are host calls instead of recorded.
         Raises: GradientsNotCleared; NumbersToLift when more numbers must become inputs; StateToMake when the step makes
-        state, which eager mode does better; DovetailError for what cannot be captured. All is as before then.
+        state that no run can make; DovetailError for what cannot be captured. All is as before then.
         """
         with collection_paused():  # nearly all that a capture makes stays
-            return self._variant(name, hints, assume_cleared, calls_hooks)
+            recorded = self._recorded(name, hints, assume_cleared, calls_hooks)
+            return None if recorded.made else recorded.tied(name, self._options), recorded
 
-    def _variant(self, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> StepVariant:
+    def _recorded(self, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> Recorded:
         found = self._tensors()
         tensors, sources = found.tensors, found.sources
         leaves = self._call.leaves
@@ -197,7 +181,8 @@ class StepCapture:
                 if self._write_only.read:
                     raise ContainersRead(frozenset(self._write_only.read))
                 newly = overwritten(self._watcher.reads, self._reachable)
-                left = LeftBehind(self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
+                found_before = (self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
+                left = LeftBehind(*found_before, makes_state=self._makes_state)
                 left.is_drawn = self._draws.explain
                 left.find_write_only()
                 check_texts(recording.recorder)
@@ -211,14 +196,38 @@ class StepCapture:
                 raise
             trees = Trees(recording, self._reachable.knows)
             writes = list(left.numbers(recording, trees))
-            self._bound, self._filled = left.bound, left.filled
             hosts.settle(trees)
+            left.make(trees)  # last: what comes before is numbered as in a recording that makes nothing
         reads = self._watcher.guard(self._compared(), self._not_guarded)
         self._draws.check()
         host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
         sources += [Source("gradient", index) for index in recording.held]
-        return self._variant_of(recording, programs, sources, name, writes, host_calls, reads)
+        assert self._result_structure is not None, "the step was recorded"
+        return Recorded(
+            call=self._call,
+            reachable=self._reachable,
+            recording=recording,
+            programs=programs,
+            sources=sources,
+            slots=self._numbers,
+            leaves=self._lifted_leaves,
+            kept=self._kept,
+            given=self._given,
+            lifted=self.lifted,
+            hyperparameters=self.hyperparameters,
+            held=[() if self._is_kept(tensor) else slot.path for slot, tensor in self._reachable.tensors],
+            writes=writes,
+            bound=left.bound,
+            filled=left.filled,
+            host_calls=host_calls,
+            draws=self._draws,
+            write_only=self._write_only.paths,
+            reads=reads,
+            structure=self._result_structure,
+            count=self._count,
+            made=left.made,
+        )
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:
@@ -309,79 +318,6 @@ class StepCapture:
         }
         held = [x for group in scheduler.optimizer.param_groups for x in group.values()]
         return found | recording.values_of_tensors([x for x in held if isinstance(x, torch.Tensor)])
-
-    # --- tying ------------------------------------------------------------------------------------------------
-
-    def _variant_of(
-        self,
-        recording: StepRecording,
-        programs: StepPrograms,
-        sources: list[Source],
-        name: str,
-        writes: list[tuple[NumberSlot, int]],
-        host_calls: tuple[HostCall, ...],
-        reads: PythonGuard,
-    ) -> StepVariant:
-        call, reachable = self._call, self._reachable
-        cleared = {g.input for g in programs.plan.gradients if g.is_cleared}
-        kept = [i for i, source in enumerate(sources) if source.kind != "gradient" or source.index not in cleared]
-        moved = {index: place for place, index in enumerate(kept)}
-        plan = renumbered(programs.plan, moved)
-        whole = frozenset(moved[i] for i in recording.addressed() if i in moved)
-        accesses = Accesses(
-            frozenset(write.input for write in plan.writes), frozenset(moved[i] for i in programs.tensors), whole
-        )
-        kinds = expected_tensors(
-            recording, sources, kept, self._given, plan, accesses, is_dynamic=self._options.dynamic
-        )
-        tensors = [recording.tensors[i].tensor for i in kept]
-        taken = [*tensors, *programs.constants]
-        refuse_sharing(recording, taken, kept, accesses)
-        labels = (
-            *(recording.tensors[i].label for i in programs.tensors),
-            *("a tensor found while recording" for _ in programs.constants),
-            *(number_label(i, self._numbers, self._lifted_leaves) for i in programs.numbers),
-        )
-        names = [recording.tensors[i].label for i in kept]
-        before, sizes = bytes_before(taken, plan), recording.size_hints
-        program = compile_step_programs(programs, plan, names, labels, name, self._options, sizes, before)
-        assert self._result_structure is not None, "the step was recorded"
-        leaf_of = dict(enumerate(sorted(self._lifted_leaves), len(self._numbers)))
-        guard = StepGuard(
-            arguments=Arguments.like(call.leaves, call.structure, self._lifted_leaves),
-            kinds=kinds,
-            record=reachable.record(self.lifted),
-            lifted=self.lifted,
-            state=[() if self._is_kept(tensor) else slot.path for slot, tensor in reachable.tensors],
-            kept=[number_slot.path for number_slot in self._kept],
-            reads=reads,
-            constants=[(tensor, version_of(tensor)) for tensor in programs.constants],
-            questions=tuple(recording.recorder.questions),
-            early=EarlyQuestions(
-                programs.functional,
-                [] if self._draws.made else changing(programs.numbers, self._numbers, leaf_of, self.hyperparameters),
-            ),
-            bindings=UNBOUND,
-        )
-        runner = StepRunner(
-            program=program,
-            takes=[moved[i] for i in programs.tensors],
-            constants=list(programs.constants),
-            numbers=sources_of_numbers(programs.numbers, self._numbers, leaf_of, self._draws.taken),
-            writes=[(number_slot.path, which) for number_slot, which in writes],
-            host_calls=host_calls,
-            result_structure=self._result_structure,
-            count=self._count,
-            bound=self._bound,
-            filled=self._filled,
-            write_only=self._write_only.paths,
-            draws=self._draws.made,
-            drawn=self._draws.among(programs.constants),
-            left_modes=recording.left_modes,
-        )
-        kinds.learn(tensors)
-        guard.bindings = bindings_to(reachable, guard, runner)
-        return Variant(guard, runner)
 
     @property
     def drawing_functions(self) -> tuple[list[FunctionType], list[FunctionType]]:

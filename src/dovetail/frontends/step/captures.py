@@ -10,14 +10,16 @@ import torch
 
 from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_questions import Question
-from dovetail.errors import CaptureFailed, DovetailError, GuardMiss, MemoryLimitTooLow, StateChangedOtherwise
+from dovetail.errors import (
+    CaptureFailed,
+    DataDependentControlFlow,
+    DovetailError,
+    GuardMiss,
+    MemoryLimitTooLow,
+    StateChangedOtherwise,
+)
 from dovetail.frontends.patience import Walks
-from dovetail.frontends.step.capture import StepCapture
-from dovetail.frontends.step.drawing_functions import NotBeforeRuns
-from dovetail.frontends.step.eager_run import EagerRuns, leads_on
-from dovetail.frontends.step.guard import NOTHING, UNBOUND, StepCall
-from dovetail.frontends.step.interrupts import interrupts_wait
-from dovetail.frontends.step.left_behind import (
+from dovetail.frontends.step.attempts import (
     ContainersRead,
     ContainersWritten,
     FlagsTurned,
@@ -25,13 +27,25 @@ from dovetail.frontends.step.left_behind import (
     NumbersToLift,
     StateToMake,
     TensorsToKeep,
+    in_short,
 )
+from dovetail.frontends.step.capture import StepCapture
+from dovetail.frontends.step.drawing_functions import NotBeforeRuns
+from dovetail.frontends.step.eager_run import EagerRuns, leads_on
+from dovetail.frontends.step.guard import NOTHING, UNBOUND, StepCall
+from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.lifting import Lifting, Numbers
+from dovetail.frontends.step.made_state import MadeState
 from dovetail.frontends.step.reachable_state import ReachableState
+from dovetail.frontends.step.recorded import Recorded
+from dovetail.frontends.step.same_recordings import made_beforehand
 from dovetail.frontends.step.searches import SearchCalled
-from dovetail.frontends.step.variant import StepVariant, bindings_to
+from dovetail.frontends.step.variant import StepVariant, tie
 from dovetail.frontends.variant_cache import VariantCache
+from dovetail.ir.program import Value
+from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
+from dovetail.reach.names import Names
 
 Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
 
@@ -45,8 +59,19 @@ class StepCaptures:
     given_up: why the step runs in eager mode from now on. searching: the optimizers of a step that calls LBFGS.
     """
 
-    def __init__(self, cache: VariantCache[StepVariant], state: Any, falls_back: bool, options: Options) -> None:
-        """Capture nothing yet. falls_back: run in eager mode what cannot be captured."""
+    def __init__(
+        self,
+        cache: VariantCache[StepVariant],
+        state: Any,
+        falls_back: bool,
+        options: Options,
+        *,
+        begins_in_eager_mode: bool = True,
+    ) -> None:
+        """Capture nothing yet.
+
+        falls_back: run in eager mode what cannot be captured. begins_in_eager_mode: so does the first call.
+        """
         self.given_up: DovetailError | None = None
         self.searching: list[torch.optim.Optimizer] | None = None
         self._cache = cache
@@ -60,24 +85,44 @@ class StepCaptures:
         self._rounds = 0
         self._last_miss: Question | None = None
         self._walks = Walks()
+        self._begins_in_eager_mode = begins_in_eager_mode
+        self._why_eager = ""
+        self._is_begun = False
+        self._begins_cleared = not self._begins_in_eager_mode
+        self._put: MadeState | None = None
 
     def is_first(self, call: StepCall) -> bool:
-        """Whether no call was watched yet. Such a call runs in eager mode; its arguments are noted."""
-        if self._eager.has_watched:
+        """Whether a call is the first one, and is to run in eager mode. Its arguments are noted in any case."""
+        if self._eager.has_watched or self._is_begun:
             return False
+        self._is_begun = not self._begins_in_eager_mode
         self._lifting.see(call.leaves, call.structure)
-        return True
+        return self._begins_in_eager_mode
 
     def run_eager(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
         self._cache.counts.eager_calls += 1
+        why, self._why_eager = self._why_eager, ""
         if self._cache.is_full:
             return step(*args, **kwargs)
         try:
-            return self._eager.run(step, args, kwargs)
+            results = self._eager.run(step, args, kwargs)
         except Exception:
             self._failed = False  # it is the step's own error
             raise
+        if why:
+            self._say_why(why)
+        return results
+
+    def ran(self) -> None:
+        """The program that was chosen has run: the state that was made for it is there to stay."""
+        self._put = None
+
+    def did_not_run(self) -> None:
+        """It has not, and nothing was written: all is to be as it was before."""
+        if self._put is not None:
+            self._put.take_away()
+            self._put = None
 
     def missed(self, variant: StepVariant, miss: GuardMiss) -> None:
         """A program has asked a question that got another answer."""
@@ -90,7 +135,7 @@ class StepCaptures:
 
         tried: variants whose questions got other answers in this call.
         """
-        cache = self._cache
+        cache, self._put = self._cache, None
         found = cache.find(call.leaves, call.structure, tried)
         if found is not None:
             return found
@@ -106,6 +151,7 @@ class StepCaptures:
             return found
         if tried and not self._missed:
             self._missed = True  # it may have been this once
+            self._why_eager = f"a check had another outcome: {self._last_miss}"
             return None
         self._missed = False
         cache.drop_dead()
@@ -128,9 +174,7 @@ class StepCaptures:
             guard = variant.guard
             if variant in tried or not guard.arguments.are(call.leaves, call.structure):
                 continue
-            if guard.record.fits(reachable.record(guard.lifted)) and guard.bind(
-                bindings_to(reachable, guard, variant.runner), call.leaves
-            ):
+            if tie(variant, reachable, call.leaves):
                 tensors = guard.inputs(call.leaves, call.structure)
                 if tensors is not None:
                     self._cache.prefer(variant)
@@ -155,47 +199,136 @@ class StepCaptures:
         guards = [variant.guard for variant in self._cache.variants if variant not in tried]
         self._lifting.learn(call.leaves, call.structure, reachable, guards)
         try:
-            variant = self._attempted(reachable, call)
+            variant, recorded = self._attempted(reachable, call)
+            if variant is None:
+                variant, reachable = self._with_state(recorded, reachable, call)
         except SearchCalled:
             self.searching = [optimizer for _, optimizer in reachable.optimizers]
             return None
-        except StateToMake as making:
-            if self._rounds < _MOST_ROUNDS:
-                self._rounds += 1
-            else:
-                self._give_up(making.error)
-            return None
         except MemoryLimitTooLow:  # eager mode would not keep it either
             raise
-        except DovetailError as error:
-            if isinstance(error, CaptureFailed) and not self._failed:
-                self._failed = True  # eager mode raises what is to be raised, or shows that it is our doing
-            else:
-                self._give_up(error)
+        except (StateToMake, DovetailError) as error:
+            self._left_to_eager(error, call)
             return None
         self._failed, self._rounds = False, 0
         self._let_go(reachable)
         return variant, variant.guard.expected(call.leaves)
 
-    def _attempted(self, reachable: ReachableState, call: StepCall) -> StepVariant:
-        """A program for a call; attempts show which numbers, tensors and containers are inputs.
+    def _left_to_eager(self, error: StateToMake | DovetailError, call: StepCall) -> None:
+        """A call runs in eager mode. Raises: DovetailError where that would be no use for later calls."""
+        told = error.error if isinstance(error, StateToMake) else error
+        self._why_eager = in_short(told)
+        if isinstance(error, DovetailError) and not self._eager.has_watched:  # which shows more
+            if not self._cache.variants:
+                self._lifting = Lifting()
+                self._lifting.see(call.leaves, call.structure)
+                self._calls_hooks = False
+                self._eager.read = Names()
+        elif isinstance(error, StateToMake):
+            if self._rounds == _MOST_ROUNDS:
+                self._give_up(error.error)
+            self._rounds += 1
+        elif isinstance(error, CaptureFailed) and not self._failed:
+            self._failed = True  # eager mode raises what is to be raised, or shows that it is our doing
+        else:
+            self._give_up(error)
 
-        Raises: DovetailError; StateToMake.
+    def _with_state(
+        self, first: Recorded, reachable: ReachableState, call: StepCall
+    ) -> tuple[StepVariant, ReachableState]:
+        """A program for a call that makes state, and another one for later calls, where that can be.
+
+        One program is for all calls if what is made does not depend on data: it is made before the program runs.
+        Raises: DovetailError; StateToMake where eager mode is to make it.
         """
-        clears = any(g.is_cleared for v in self._cache.variants for g in v.runner.program.plan.gradients)
+        made = MadeState(first)
+        later = self._later(made, call) if made.is_of_plain_tensors else None
+        if later is not None:
+            variant, recorded, found = later
+            alone = made_beforehand(first, recorded, found)
+            if alone is not None and not made.turns_flags_early(recorded):
+                now = self._begun(made, made.begun(alone), variant, call)
+                if now is not None:
+                    return variant, now
+        with collection_paused():
+            of_this_call = first.tied(self._cache.name, made.options(self._options))
+        if later is not None:
+            variant.reason = "later calls find what the first one makes"
+            self._cache.add(variant)
+        return of_this_call, reachable
+
+    def _begun(
+        self, made: MadeState, tensors: dict[int, torch.Tensor], variant: StepVariant, call: StepCall
+    ) -> ReachableState | None:
+        """The reachable state with what a step makes, to which a program is tied; None where it does not fit."""
+        try:
+            self._put = made
+            made.put(tensors)
+            now = self._reachable(call)
+            if tie(variant, now, call.leaves):
+                return now
+        except BaseException:
+            self.did_not_run()
+            raise
+        self.did_not_run()
+        return None
+
+    def _later(self, made: MadeState, call: StepCall) -> tuple[StepVariant, Recorded, dict[Value, torch.Tensor]] | None:
+        """A program for calls that find the state, not tied to anything; None where there is none.
+
+        With it: its recording, and the tensors that stood in, by the value that the first call makes.
+        """
+        tensors = made.stand_ins()
+        with made.stood_in(tensors):
+            try:
+                variant, recorded = self._attempted(self._reachable(call), call)
+            except MemoryLimitTooLow:
+                raise
+            except (DovetailError, StateToMake, SearchCalled):
+                return None
+            if variant is None:
+                return None
+            variant.guard.bindings = UNBOUND
+            return variant, recorded, {value: tensors[place] for place, value in made.values().items()}
+
+    def _attempted(self, reachable: ReachableState, call: StepCall) -> tuple[StepVariant | None, Recorded]:
+        """A program for a call, None where the step makes state, and its recording. Raises: DovetailError; StateToMake.
+
+        A first step is expected to begin by clearing gradients, as later ones do, so that one program is for both.
+        """
+        if self._cache.variants:
+            cleared = [g.is_cleared for v in self._cache.variants for g in v.runner.program.plan.gradients]
+            return self._after_attempts(reachable, call, any(cleared))
+        if self._begins_cleared:
+            try:
+                return self._after_attempts(reachable, call, True)
+            except (MemoryLimitTooLow, DataDependentControlFlow):
+                raise
+            except (DovetailError, StateToMake):  # it may be because of gradients that are not there
+                self._begins_cleared = False
+        return self._after_attempts(reachable, call, False)
+
+    def _after_attempts(
+        self, reachable: ReachableState, call: StepCall, clears: bool
+    ) -> tuple[StepVariant | None, Recorded]:
+        """See `_attempted`: attempts show which numbers, tensors and containers are inputs.
+
+        clears: whether the step is expected to begin by clearing gradients.
+        """
         left_out, first = Numbers(), None
         for _ in range(_MOST_ATTEMPTS):
             lifted = self._lifting.numbers(call.leaves, reachable) - left_out
             guarded = (self._lifting.guarded | left_out).slots
-            capture = StepCapture(call, reachable, lifted, self._options, guarded, self._lifting)
+            makes = not self._begins_in_eager_mode
+            capture = StepCapture(call, reachable, lifted, self._options, guarded, self._lifting, makes_state=makes)
             hints, hooks = self._eager.hints, self._calls_hooks
             try:
                 with interrupts_wait():
-                    variant = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
+                    found = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
                 self._lifting.guarded |= left_out
-                return variant
+                return found
             except GradientsNotCleared:
-                clears = False
+                clears = self._begins_cleared = False
             except MoreIsRead:
                 continue
             except ContainersWritten as error:
@@ -228,6 +361,31 @@ class StepCaptures:
                     raise first from first.__cause__
                 left_out |= fewer
         raise CaptureFailed(error="each attempt shows more that it reads or changes")
+
+    def _say_why(self, why: str) -> None:
+        """A call has run in eager mode; under a limit, which it may have passed, that is said once."""
+        self._cache.counts.eager_reasons[why] = None
+        limit = self._options.memory_limit
+        if limit is not None:
+            text = f"a call ran in eager mode, and was not held to memory_limit={limit!r}, because {why}"
+            self._cache.warn(f"{self._cache.name}: {text}", stacklevel=5)
+
+    def unrun(self, call: StepCall) -> tuple[StepVariant, int]:
+        """A program for a call, as later calls find it, and the bytes of the state that the first one makes.
+
+        Nothing runs, and all is as before; that state counts as state of the program. Raises: DovetailError.
+        """
+        try:
+            variant, recorded = self._attempted(self._reachable(call), call)
+            if variant is not None:
+                return variant, 0
+            made = MadeState(recorded)
+            later = self._later(made, call) if made.is_of_plain_tensors else None
+            if later is not None:
+                return later[0], made.size_bytes
+            return recorded.tied(self._cache.name, made.options(self._options)), 0
+        except StateToMake as making:
+            raise making.error from None
 
     def _give_up(self, error: DovetailError) -> None:
         """Raise the error, or run in eager mode from now on."""

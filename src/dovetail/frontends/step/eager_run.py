@@ -30,7 +30,7 @@ class EagerRuns:
     @property
     def hints(self) -> ItemHints:
         """The numbers and sizes that the last call took from data, to be handed out."""
-        return ItemHints(self._log.numbers, self._log.sizes)
+        return ItemHints(self._log.numbers, self._log.sizes, is_log=self.has_watched)
 
     def run(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a step, and note what it reads, unless another thread does the same. Raises: what the step raises."""

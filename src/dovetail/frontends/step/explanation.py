@@ -26,7 +26,7 @@ class StepExplanation:
     questions: what is asked before the first write, and the answers that it was captured for. first_write: how many
     operators run before it. results: where each comes from. left: what is put into Python objects afterwards.
     host_calls: what is really called, in order. dropped, kept: of how many tensors the gradients of this step are not
-    left, and are. passes: what each pass says of itself.
+    left, and are. passes: what each pass says of itself. in_eager_mode: why calls of the step ran so.
     """
 
     name: str
@@ -50,6 +50,7 @@ class StepExplanation:
     dropped: int
     kept: int
     passes: tuple[tuple[str, str], ...]
+    in_eager_mode: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join(self._locator())
@@ -76,6 +77,8 @@ class StepExplanation:
                 yield f"  {title}: {_listed(items)}"
         if self.passing:
             yield f"  {self.passing} unreachable tensors are read; they must not change"
+        if self.in_eager_mode:
+            yield f"  calls in eager mode: {_listed(self.in_eager_mode)}"
         yield f"  gradients: left in .grad of {self.kept} tensors, dropped for {self.dropped}"
         for name, report in self.passes:
             yield f"  {name}: {report}"
@@ -86,8 +89,8 @@ def _listed(items: Sequence[str]) -> str:
     return ", ".join(items[:_SHOWN]) + more
 
 
-def explain_variant(name: str, variant: StepVariant) -> StepExplanation:
-    """Put together what is known of a variant."""
+def explain_variant(name: str, variant: StepVariant, in_eager_mode: Sequence[str] = ()) -> StepExplanation:
+    """Put together what is known of a variant. in_eager_mode: why calls ran so."""
     guard, runner = variant.guard, variant.runner
     compiled = runner.program
     program, plan = compiled.program, compiled.plan
@@ -121,6 +124,7 @@ def explain_variant(name: str, variant: StepVariant) -> StepExplanation:
         dropped=sum(1 for e in exits if e is GradientExit.NONE),
         kept=sum(1 for e in exits if not isinstance(e, GradientExit)),
         passes=compiled.reports,
+        in_eager_mode=tuple(in_eager_mode),
     )
 
 

@@ -6,6 +6,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,13 @@ import torch
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import DovetailError, StateChangedOtherwise
+from dovetail.frontends.step.attempts import (
+    ContainersWritten,
+    FlagsTurned,
+    NumbersToLift,
+    StateToMake,
+    TensorsToKeep,
+)
 from dovetail.frontends.step.containers import Container, Path, Sequential, Slot
 from dovetail.frontends.step.hook_tables import HookTable
 from dovetail.frontends.step.kept import NotMadeAgain, Tree, Trees
@@ -32,52 +40,15 @@ _NUMBERS = (bool, int, float)
 _SCALER_STATES = "_per_optimizer_states"  # emptied by every update
 
 
-class NumbersToLift(Exception):
-    """The step changes Python numbers that were taken for constants. paths: of their slots in the reachable state."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a step puts where there was nothing. old: what was there. error: what is to be said where it may not."""
 
-    def __init__(self, paths: frozenset[Path]) -> None:
-        super().__init__(paths)
-        self.paths = paths
-
-
-class MoreIsRead(Exception):
-    """The step reads what it did not read before: its reachable state is larger."""
-
-
-class TensorsToKeep(Exception):
-    """The step puts other tensors where tensors were. paths: of these slots in the reachable state."""
-
-    def __init__(self, paths: frozenset[Path]) -> None:
-        super().__init__(paths)
-        self.paths = paths
-
-
-class ContainersWritten(Exception):
-    """The step puts something into containers, which it may not read. paths: of these in the reachable state."""
-
-    def __init__(self, paths: frozenset[Path]) -> None:
-        super().__init__(paths)
-        self.paths = paths
-
-
-class ContainersRead(ContainersWritten):
-    """The step reads containers that it was thought only to write."""
-
-
-class StateToMake(Exception):
-    """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
-
-    def __init__(self, error: DovetailError) -> None:
-        super().__init__()
-        self.error = error
-
-
-class FlagsTurned(StateToMake):
-    """The step turns flags of optimizers, which it may do once and never again. paths: of these slots."""
-
-    def __init__(self, error: DovetailError, paths: frozenset[Path]) -> None:
-        super().__init__(error)
-        self.paths = paths
+    slot: Slot
+    path: Path
+    old: Any
+    tree: Tree
+    error: DovetailError
 
 
 @contextmanager
@@ -95,11 +66,11 @@ def kept_if_used(recorder: StepRecorder, of_graphs: Sequence[Slot]) -> Iterator[
 
 class LeftBehind:
     """What a step that was recorded has left in its reachable state. slots: of the numbers that are inputs of the
-    program.
+        program.
 
-    bound: slots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
-    containers in which it leaves more or less than there was. is_drawn, to be set: whether what was drawn from a
-    generator is drawn by runs as well.
+        bound: slots in which the step leaves tensors, texts or containers, each with how a run makes them. filled:
+    XX be set: whether what was drawn from a
+        generator is drawn by runs as well.
     """
 
     def __init__(
@@ -110,10 +81,14 @@ class LeftBehind:
         overwritten: Collection[tuple[int, str]] = (),
         also_read: Collection[Path] = (),
         turned: Collection[Path] = (),
+        *,
+        makes_state: bool = False,
     ) -> None:
         """Look at a reachable state whose code has just run on fakes.
 
         also_read: containers that the step reads. turned: flags that it has turned in earlier calls.
+
+        makes_state: what it puts where there was nothing is found out; else StateToMake is raised.
 
         kept: slots of tensors that may be others in each call. overwritten: attributes that were set before they were
         read, by the identity of their `__dict__`.
@@ -127,6 +102,9 @@ class LeftBehind:
         self.is_drawn: Callable[[Any], bool] = lambda _: False
         self.filled: list[tuple[Path, Tree]] = []
         self.bound: list[tuple[Path, Tree]] = []
+        self.made: list[Made] = []
+        self._makes_state = makes_state
+        self._to_make: list[Change] = []
 
     def numbers(self, recording: StepRecording, trees: Trees) -> Iterator[tuple[NumberSlot, int]]:
         """The slots that the step leaves other numbers in, each with the number of the value that it leaves.
@@ -154,7 +132,7 @@ class LeftBehind:
                 if type(change.old) in (int, float):
                     lift.add(slot.path)
                 elif self._is_turned_first(change, slot):
-                    raise FlagsTurned(self._refused(change), frozenset((slot.path,)))
+                    self._turn_first(change, slot)
                 else:
                     new = change.new if is_traced(change.new) else FromConstant(change.new)
                     yield self._writable(slot), recording.leave(new)
@@ -166,15 +144,33 @@ class LeftBehind:
             elif (change.old is MISSING and slot is not None and slot.kind == "dict") or (
                 change.old is None or (slot is not None and isinstance(slot.container, HookTable))
             ):
-                made[change.label] = self._refused(change)
+                self._to_make.append(change)
             else:
                 raise self._refused(change)
-        if made:
-            raise StateToMake(next(iter(made.values())))
+        if made or (self._to_make and not self._makes_state):
+            raise StateToMake(next(iter([*made.values(), *map(self._refused, self._to_make)])))
         if keep:
             raise TensorsToKeep(frozenset(keep))
         if lift:
             raise NumbersToLift(frozenset(lift))
+
+    def make(self, trees: Trees) -> None:
+        """What was put where there was nothing is made by runs. Raises: StateToMake where that cannot be."""
+        for change in self._to_make:
+            slot, error = change.slot, self._refused(change)
+            if slot is None or slot.kind != "dict" or isinstance(slot.container, HookTable):
+                raise StateToMake(error)
+            try:
+                tree = trees.of(change.new)
+            except (NotMadeAgain, DovetailError):
+                raise StateToMake(error) from None
+            self.made.append(Made(slot, self._reachable.path_of(slot), change.old, tree, error))
+
+    def _turn_first(self, change: Change, slot: Slot) -> None:
+        """A flag of an optimizer is turned for the first time. Raises: FlagsTurned, unless runs may do so."""
+        if not self._makes_state:
+            raise FlagsTurned(self._refused(change), frozenset((slot.path,)))
+        self._to_make.append(change)
 
     def _is_turned_first(self, change: Change, slot: Slot) -> bool:
         """Whether a flag of an optimizer is turned for the first time: a program would be for this call only."""

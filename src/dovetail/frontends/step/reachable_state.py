@@ -170,9 +170,18 @@ class ReachableState:
                 if container.path_of(key) == path:
                     return Slot(container, key)
         for container in self._walk.containers:  # an attribute, or an entry, that is not there now
-            if container.path == path[:-1] and container.kind == "dict" and type(path[-1]) is str:
-                return Slot(container, path[-1])
+            if container.path == path[:-1] and container.kind == "dict":
+                if type(path[-1]) is str:
+                    return Slot(container, path[-1])
+                if type(path[-1]) is tuple:  # a tensor, called by where it is held
+                    return Slot(container, self.slot(path[-1]).read())
         raise LookupError(path)
+
+    def path_of(self, slot: Slot) -> Path:
+        """The path of a slot, also of one that came to be since this was made."""
+        is_new = is_a(slot.key, torch.Tensor) and id(slot.key) not in slot.container.names
+        first = self._walk.first_slot(slot.key) if is_new else None
+        return slot.path if first is None else (*slot.container.path, first.path)
 
     @property
     def slots(self) -> list[Slot]:

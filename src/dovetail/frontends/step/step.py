@@ -2,7 +2,8 @@
 
 The first call runs in eager mode: optimizers make their state, lazy modules their parameters, and the numbers that the
 code reads off tensors are noted as hints. The second call captures. From then on each call runs an existing
-program whose guards hold, or captures another one. See docs/training-step.md.
+program whose guards hold, or captures another one. Under a memory limit the first call captures already: see
+docs/decisions/0013-state-before-the-first-call.md, and docs/training-step.md.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ from dovetail.torch_compat.version import ensure_supported_torch
 
 _Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
 
-_MOST_ROUNDS = 3  # calls in eager mode, one after the other, that make state for the next one
 _ON_UNSUPPORTED = ("raise", "eager")
 
 
@@ -104,7 +104,10 @@ class CompiledStep:
         self._options = replace(options, compile_trace=self._compile_trace)
         name = identifier(getattr(step, "__name__", type(step).__name__))
         self._cache = VariantCache[StepVariant](name, options.max_variants)
-        self._captures = StepCaptures(self._cache, state, falls_back, self._options)
+        begins_in_eager_mode = options.memory_limit is None
+        self._captures = StepCaptures(
+            self._cache, state, falls_back, self._options, begins_in_eager_mode=begins_in_eager_mode
+        )
         self._searches: Searches | None = None
         functools.update_wrapper(self, step)
 
@@ -138,12 +141,15 @@ class CompiledStep:
             try:
                 variant.calls += 1
                 results = variant.runner.run(tensors, call.leaves, variant.guard.bindings)
+                captures.ran()
                 cache.patience.found()
                 return results
             except GuardMiss as miss:
+                captures.did_not_run()
                 captures.missed(variant, miss)
                 tried.append(variant)
             except NothingWritten:  # eager raises what is to be raised
+                captures.did_not_run()
                 return self._run_eager(args, kwargs)
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
@@ -183,7 +189,7 @@ class CompiledStep:
 
         Raises: NothingToExplain before there is one.
         """
-        return explain_variant(self._cache.name, self._latest())
+        return explain_variant(self._cache.name, self._latest(), self.stats.eager_reasons)
 
     @property
     def options(self) -> Options:

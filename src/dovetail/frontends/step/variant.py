@@ -50,5 +50,13 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
     return Bindings(guards, state, reads, writes, kept, binds, containers, filled, sources)
 
 
+def tie(variant: StepVariant, reachable: ReachableState, leaves: Sequence[Any]) -> bool:
+    """Bind a program to a reachable state and to arguments, if it is for such."""
+    guard = variant.guard
+    return guard.record.fits(reachable.record(guard.lifted)) and guard.bind(
+        bindings_to(reachable, guard, variant.runner), leaves
+    )
+
+
 def _reader(number_slot: NumberSlot) -> Callable[[Sequence[Any]], Any]:
     return lambda _: number_slot.read()

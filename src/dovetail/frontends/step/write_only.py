@@ -36,24 +36,24 @@ _UNTOUCHED = frozenset(
 
 
 class Put:
-    """Something that a step puts into a container. at: the number of the container."""
+    """Something that a step puts into a container. at: the number of the container. trees: how a run makes it."""
 
     def __init__(self, at: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.at = at
         self._name = name
         self._given: tuple[Any, ...] = (list(args), kwargs)
-        self._trees: tuple[Tree, ...] = ()
+        self.trees: tuple[Tree, ...] = ()
         self.__qualname__ = f"{name} of a container"
 
     def settle(self, trees: Trees) -> None:
         """The step has ended: find out how runs make what is put in. Raises: NotMadeAgain."""
         args, kwargs = self._given
-        self._trees = (*map(trees.of, args), trees.of(kwargs))
+        self.trees = (*map(trees.of, args), trees.of(kwargs))
         self._given = ()
 
     def __call__(self, container: Any, run: Handed) -> None:
         """Put it in."""
-        *args, kwargs = [grown(tree, run) for tree in self._trees]
+        *args, kwargs = [grown(tree, run) for tree in self.trees]
         getattr(container, self._name)(*args, **kwargs)
 
 

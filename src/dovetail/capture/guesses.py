@@ -1,0 +1,76 @@
+"""What recording on fakes takes numbers of tensors for, and which of them are no more than a guess.
+
+Numbers are known (`capture.known_numbers`), or an eager call of the step has shown what they were like (`ItemHints`).
+Where there was no such call the rest are guesses: a number may be computed with, but nothing may depend on its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+import torch
+
+from dovetail.capture.item_log import ItemHints, Results
+from dovetail.capture.origins import OriginTracker
+from dovetail.capture.sparse_gradients import guessed_results
+from dovetail.errors import DataDependentControlFlow, DovetailError
+from dovetail.ir.program import Origin, Value
+from dovetail.torch_compat.dispatch import Overload
+from dovetail.torch_compat.traced_numbers import Plain
+
+
+class Guesses:
+    """See the module docstring.
+
+    Attributes: seen, by line, the numbers that were taken off tensors, None for a guess.
+    """
+
+    def __init__(self, hints: ItemHints, tracker: OriginTracker, refusals: list[DovetailError]) -> None:
+        """refusals: gets what is raised, which the user's code may catch."""
+        self.seen: dict[tuple[str, int], list[Plain | None]] = {}
+        self._hints = hints
+        self._tracker = tracker
+        self._refusals = refusals
+        self._guessed: set[object] = set()
+
+    def number_at(self, origin: Origin, dtype: torch.dtype, known: Plain | None) -> tuple[Plain, bool]:
+        """What to take the next number of a line for, and whether that is a guess. known: what it is, if anything."""
+        hint = self._hints.next_at(origin, dtype)
+        is_guess = known is None and not self._hints.knows(origin)
+        number = hint if known is None else known
+        self.seen.setdefault((origin.file, origin.line), []).append(None if is_guess else number)
+        return number, is_guess
+
+    def answer(self, likely: bool | None) -> bool:
+        """What a comparison of tensors answers. likely: what it nearly always does.
+
+        Raises: DataDependentControlFlow where nothing tells.
+        """
+        here = self._tracker.here()
+        if likely is None and not self._hints.knows(here):
+            self._refuse("a comparison")
+        return bool(self._hints.next_at(here, torch.bool, likely))
+
+    def results(self, func: Overload, args: Sequence[object]) -> Results:
+        """What an operator gives whose sizes depend on data. Raises: DataDependentControlFlow where nothing tells."""
+        found = self._hints.next_results(self._tracker.here(), func)
+        if not found and not self._hints.is_log:
+            self._refuse(str(func))
+        return found or guessed_results(func, args)
+
+    def add(self, value: Value, operands: Iterable[Value] = ()) -> None:
+        """A value is a guess; or, given operands, it is where one of them is."""
+        operands = list(operands)
+        if not operands or not self._guessed.isdisjoint(operands):
+            self._guessed.add(value)
+
+    def check(self, handle: object) -> None:
+        """The program is to depend on what a number is. Raises: DataDependentControlFlow where that is a guess."""
+        if handle in self._guessed:
+            self._refuse("a number")
+
+    def _refuse(self, what: str) -> NoReturn:
+        error = DataDependentControlFlow(operator=what, origin=self._tracker.here())
+        self._refusals.append(error)
+        raise error

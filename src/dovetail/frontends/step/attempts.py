@@ -1,0 +1,61 @@
+"""What one recording of a step shows that the next one has to know."""
+
+from __future__ import annotations
+
+from dovetail.errors import DovetailError
+from dovetail.frontends.step.containers import Path
+
+
+class NumbersToLift(Exception):
+    """The step changes Python numbers that were taken for constants. paths: of their slots in the reachable state."""
+
+    def __init__(self, paths: frozenset[Path]) -> None:
+        super().__init__(paths)
+        self.paths = paths
+
+
+class MoreIsRead(Exception):
+    """The step reads what it did not read before: its reachable state is larger."""
+
+
+class TensorsToKeep(Exception):
+    """The step puts other tensors where tensors were. paths: of these slots in the reachable state."""
+
+    def __init__(self, paths: frozenset[Path]) -> None:
+        super().__init__(paths)
+        self.paths = paths
+
+
+class ContainersWritten(Exception):
+    """The step puts something into containers, which it may not read. paths: of these in the reachable state."""
+
+    def __init__(self, paths: frozenset[Path]) -> None:
+        super().__init__(paths)
+        self.paths = paths
+
+
+class ContainersRead(ContainersWritten):
+    """The step reads containers that it was thought only to write."""
+
+
+class StateToMake(Exception):
+    """The step makes what it keeps for later calls. error: what is to be said if it does so again and again."""
+
+    def __init__(self, error: DovetailError) -> None:
+        super().__init__()
+        self.error = error
+
+
+class FlagsTurned(StateToMake):
+    """The step turns flags of optimizers, which it may do once and never again. paths: of these slots."""
+
+    def __init__(self, error: DovetailError, paths: frozenset[Path]) -> None:
+        super().__init__(error)
+        self.paths = paths
+
+
+def in_short(error: DovetailError) -> str:
+    """The first line of an error, without its code, and the user's line where that is known."""
+    first = str(error).splitlines()[0].partition(": ")[2].rstrip(".")
+    origin = error.facts.get("origin")
+    return f"{first} ({origin})" if origin is not None else first

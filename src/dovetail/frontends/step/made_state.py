@@ -1,0 +1,163 @@
+"""What a step makes in its first call and keeps: moments of optimizers, counters, flags.
+
+It can be put where the step would put it, with other tensors in the places of those that the step computes: to record
+what later calls do, or, with the very contents that the step would begin with, so that the first call is like those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dovetail.capture.step_tensors import MadeTensor, look_of
+from dovetail.frontends.step.kept import Handed, New, Tree, grown
+from dovetail.frontends.step.recorded import Recorded
+from dovetail.frontends.step.same_recordings import run_beforehand
+from dovetail.ir.calling import FromConstant, FromInput, FromOutput, Look
+from dovetail.ir.program import Node, Value
+from dovetail.ops.facts import facts_of
+from dovetail.pipeline.memory_limit import memory_limit
+from dovetail.pipeline.options import Options
+from dovetail.reach.contents import MISSING
+from dovetail.reach.values import dict_methods
+
+
+class MadeState:
+    """See the module docstring. tensors: those that the step computes, by their place among its results."""
+
+    def __init__(self, recorded: Recorded) -> None:
+        """recorded: a step that makes something."""
+        self._recorded = recorded
+        self._made = recorded.made
+        self._places = sorted({place for made in self._made for place in _outputs_in(made.tree)})
+        results = recorded.recording.results
+        self.tensors = {place: found for place in self._places if isinstance(found := results[place], MadeTensor)}
+
+    @property
+    def is_of_plain_tensors(self) -> bool:
+        """Whether other tensors may stand in for those that are computed: nothing else is, and each has its memory."""
+        storages = [found.value.tensor.storage for found in self.tensors.values()]
+        return (
+            all(_is_simple(made.tree) for made in self._made)
+            and all(self._is_known(place) or place in self.tensors for place in self._places)
+            and len(set(storages)) == len(storages)
+            and all(map(_is_plain, self.tensors.values()))
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(found.item.numel() * found.item.element_size() for found in self.tensors.values())
+
+    def stand_ins(self) -> dict[int, torch.Tensor]:
+        """Tensors like those that the step computes. Single numbers are what they begin with, where that is known."""
+        made = {place: _like(found.item) for place, found in self.tensors.items()}
+        for place, tensor in made.items():
+            if tensor.numel() == 1:
+                self._begin(place, tensor)
+        return made
+
+    def _begin(self, place: int, tensor: torch.Tensor) -> None:
+        """Let a tensor of one number hold what the step makes there first; 0 where that takes more than an operator."""
+        tensor.zero_()
+        value = self.tensors[place].value
+        node = next(node for node in self._recorded.recording.recorder.nodes if value in node.results())
+        known = {value for _, value in self._recorded.recording.recorder.constants}
+        if known.issuperset(node.operands()) and facts_of(node.target).is_pure:
+            tensor.copy_(run_beforehand(self._recorded, [node], [value])[0])
+
+    def begun(self, nodes: Sequence[Node]) -> dict[int, torch.Tensor]:
+        """The tensors that the step begins with. nodes: of its recording, that make them."""
+        made = run_beforehand(self._recorded, nodes, [found.value for found in self.tensors.values()])
+        return dict(zip(self.tensors, made, strict=True))
+
+    def turns_flags_early(self, later: Recorded) -> bool:
+        """Whether something that is called before the program would see a flag of an optimizer turned too early.
+
+        later: a recording of calls that find the state.
+        """
+        return any(type(made.old) is bool for made in self._made) and any(call.before for call in later.host_calls)
+
+    def options(self, options: Options) -> Options:
+        """Options for a program that makes the state: under a limit above the state, it counts as such."""
+        limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
+        if limit is None or not limit.is_transient:
+            return options
+        return replace(options, memory_limit=f"transient:{limit.bytes + self.size_bytes}B")
+
+    def put(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        """Put all of it where the step would. tensors: by their place among the results."""
+        recording = self._recorded.recording
+        results: list[Any] = [None] * len(recording.results)
+        for place in self._places:
+            rule = recording.results[place]
+            if isinstance(rule, FromInput):
+                results[place] = recording.tensors[rule.input].tensor
+            elif isinstance(rule, FromConstant):
+                results[place] = rule.value
+            else:
+                results[place] = tensors[place]
+        handed = Handed(results)
+        for made in self._made:
+            made.slot.write(grown(made.tree, handed))
+
+    def take_away(self) -> None:
+        """Let everything be as it was before."""
+        for made in reversed(self._made):
+            if made.old is MISSING:
+                methods = dict_methods(made.slot.item)
+                if methods.__contains__(made.slot.item, made.slot.key):
+                    methods.__delitem__(made.slot.item, made.slot.key)
+            else:
+                made.slot.write(made.old)
+
+    @contextmanager
+    def stood_in(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """While active, all of it is there."""
+        try:
+            self.put(tensors)
+            yield
+        finally:
+            self.take_away()
+
+    def _is_known(self, place: int) -> bool:
+        return isinstance(self._recorded.recording.results[place], FromInput | FromConstant)
+
+    def values(self) -> dict[int, Value]:
+        """The values of the tensors, by their place among the results."""
+        return {place: found.value for place, found in self.tensors.items()}
+
+
+def _outputs_in(tree: Tree) -> Iterator[int]:
+    if isinstance(tree, FromOutput):
+        yield tree.output
+    elif isinstance(tree, New):
+        for part in tree.parts:
+            yield from _outputs_in(part)
+
+
+def _is_simple(tree: Tree) -> bool:
+    """Whether it has no number or text that is computed, other than by results."""
+    if isinstance(tree, New):
+        return all(map(_is_simple, tree.parts))
+    return isinstance(tree, FromOutput | FromConstant)
+
+
+def _is_plain(found: MadeTensor) -> bool:
+    """Whether a tensor is all of its memory, and no leaf of a graph."""
+    item, described = found.item, found.value.tensor
+    return (
+        look_of(item) == Look()
+        and described.offset == 0
+        and item.layout is torch.strided
+        and not described.overlaps_itself()
+        and item.grad is None
+    )
+
+
+def _like(item: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=item.device)
