@@ -6,6 +6,7 @@ from dovetail.errors import DovetailError, DovetailWarning
 from dovetail.frontends.analysis_report import AnalysisReport, analyse
 from dovetail.frontends.aot import AotModule, aot_function, aot_module, aot_module_simplified, make_boxed_compiler
 from dovetail.frontends.backend import dovetail_backend
+from dovetail.frontends.estimate import Estimate, estimate
 from dovetail.frontends.freezing.freeze import freeze
 from dovetail.frontends.freezing.loading import load
 from dovetail.frontends.freezing.module import FrozenModule
@@ -25,6 +26,7 @@ __all__ = [
     "CompiledStep",
     "DovetailError",
     "DovetailWarning",
+    "Estimate",
     "Explanation",
     "FrozenModule",
     "Options",
@@ -36,6 +38,7 @@ __all__ = [
     "compile",
     "compile_step",
     "dovetail_backend",
+    "estimate",
     "explain",
     "freeze",
     "host_call",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from dovetail.inspect.categories import CATEGORIES, handed_to_backward
+from dovetail.analysis.categories import CATEGORIES, handed_to_backward
 from dovetail.inspect.explanation import Explanation
 from dovetail.inspect.grouping import GROUPINGS, Branch, group, group_decisions
 from dovetail.inspect.holders import Holder, layers_of, moment, peak_moment, short_operator

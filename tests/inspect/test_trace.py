@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.analysis.categories import CATEGORIES
 from dovetail.errors import NothingToExplain, ReportNotWritten
-from dovetail.inspect.categories import CATEGORIES
 from dovetail.inspect.explanation import Explanation
 from dovetail.inspect.memory import measure_peak
 from dovetail.inspect.source_paths import line_text

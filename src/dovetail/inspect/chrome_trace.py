@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.inspect.categories import CATEGORIES
+from dovetail.analysis.categories import CATEGORIES
 from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.report_rows import MemoryMap, NodeRow
 from dovetail.inspect.source_paths import line_text

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from dovetail.analysis.categories import SAVED
 from dovetail.analysis.inplace_plan import Reason
 from dovetail.analysis.liveness import storage_bytes
-from dovetail.inspect.categories import SAVED
 from dovetail.inspect.memory_map import node_origins, operator_name, saved_storages
 from dovetail.inspect.report_rows import Decision, MemoryMap
 from dovetail.ir.program import Node, Operand, Origin, Phase, Program, Value, made_symbols, map_operands

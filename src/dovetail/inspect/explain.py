@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dovetail.analysis.categories import CATEGORIES, handed_to_backward
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.one_run import as_one_run, whole_step
 from dovetail.errors import NothingToExplain
@@ -16,7 +17,6 @@ from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, compile
 from dovetail.frontends.step.step import CompiledStep
-from dovetail.inspect.categories import CATEGORIES, handed_to_backward
 from dovetail.inspect.decisions import (
     Halves,
     donation_decisions,

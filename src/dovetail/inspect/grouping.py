@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dovetail.inspect.categories import CATEGORIES
+from dovetail.analysis.categories import CATEGORIES
 from dovetail.inspect.holders import Holder, short_operator
 from dovetail.inspect.layers import Layers
 from dovetail.inspect.report_rows import Decision

@@ -17,7 +17,7 @@ _FUNCTIONAL = "functional_aten_"  # how the functional form of an operator that 
 class Holder:
     """One storage that is in memory at a moment.
 
-    category: one of `inspect.categories.CATEGORIES`. module: of what made it, or of whose weight it is. layer: that
+    category: one of `analysis.categories.CATEGORIES`. module: of what made it, or of whose weight it is. layer: that
     with repeated layers folded. line: of the code that made it, short, and source: its text; both "" for what was there
     before. operator: short, "" likewise. is_library: whether the line is an installed package's. is_resident: whether
     it was there before the program and is in no simulated sum.

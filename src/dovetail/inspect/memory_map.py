@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from dovetail.analysis.categories import CONSTANTS, input_category, input_storages, made_purposes, module_of_input
 from dovetail.analysis.liveness import input_bytes, simulate_peak, storage_lives
-from dovetail.inspect.categories import CONSTANTS, input_category, input_storages, made_purposes, module_of_input
 from dovetail.inspect.report_rows import MemoryMap, StorageRow
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Origin, Phase, Program, Value

@@ -15,8 +15,8 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from dovetail.analysis.categories import CATEGORIES
 from dovetail.inspect import page_answers, page_tables, page_text
-from dovetail.inspect.categories import CATEGORIES
 from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.grouping import Branch, By, group
 from dovetail.inspect.holders import Holder, Moment, peak_moment

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from dovetail.analysis.categories import CATEGORIES
 from dovetail.inspect import page_text as text
-from dovetail.inspect.categories import CATEGORIES
 from dovetail.inspect.decisions import kinds_in
 from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.grouping import Branch, DecisionGroup, group, group_decisions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from dovetail.inspect.categories import CATEGORIES
+from dovetail.analysis.categories import CATEGORIES
 from dovetail.inspect.source_paths import line_text
 from dovetail.inspect.units import Unit
 from dovetail.ir.program import Origin

@@ -52,7 +52,7 @@ class StorageRow:
 
     name, operator, origin: of the node that makes it. role: "saved" for backward, "returned", "recomputed" or
     "temporary". is_returned: whether it stays after the program, for backward or the caller. category: what it is for,
-    one of `inspect.categories`; from the node `later_from` on, where that is not -1, it is for `later`: backward has
+    one of `analysis.categories`; from the node `later_from` on, where that is not -1, it is for `later`: backward has
     written something else into memory that was saved for it. One that was there before has no operator, and the role
     "input".
     """
@@ -146,7 +146,7 @@ class CallMemory:
 class EagerMemory:
     """What eager mode would hold at its peak: simulated from the recorded program, operator by operator.
 
-    peak_bytes: of what the program makes. parts: bytes by category (`inspect.categories`), what was there before
+    peak_bytes: of what the program makes. parts: bytes by category (`analysis.categories`), what was there before
     included.
     """
 

@@ -26,6 +26,9 @@ _EQUAL_SIZES = {
     *("full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "empty_strided"),
     *("new_empty_strided", "_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"),
     *("binary_cross_entropy", "binary_cross_entropy_backward", "huber_loss", "huber_loss_backward"),
+    *("gelu", "gelu_backward", "silu", "silu_backward", "tanh_backward", "sigmoid_backward", "threshold_backward"),
+    *("elu", "elu_backward", "leaky_relu", "leaky_relu_backward", "hardtanh", "hardtanh_backward", "hardswish"),
+    *("hardswish_backward", "softplus", "softplus_backward", "mish", "mish_backward", "rsqrt", "glu", "glu_backward"),
     *("smooth_l1_loss", "smooth_l1_loss_backward", "rand_like", "randn_like", "bernoulli"),
 }
 

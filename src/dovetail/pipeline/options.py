@@ -32,7 +32,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from dovetail.errors import BadOptionValue, NotYetSupported, UnknownOption
+from dovetail.errors import BadOptionValue, UnknownOption
 from dovetail.execute.foreign import Compilers
 from dovetail.execute.protocol import Executor
 from dovetail.partition.problem import Problem
@@ -41,9 +41,6 @@ from dovetail.pipeline.doors import Door
 from dovetail.pipeline.memory_limit import memory_limit
 from dovetail.torch_compat.decompositions import Decompositions
 
-_LATER = {
-    "estimate": ("a memory estimate", "whole-program planning comes later", "measure with dovetail.inspect.memory"),
-}
 _NO_LIMIT_BESIDE = {
     "dynamic": "one program is for all sizes of the arguments, and a limit is kept for those that it was made for",
     "double_backward": "backward with create_graph=True runs in eager mode, which keeps no limit",
@@ -101,13 +98,10 @@ def resolve_options(
 ) -> Options:
     """Options from the environment, overridden by what the user gives. door: the way in that they are given to.
 
-    Raises: UnknownOption, BadOptionValue, NotYetSupported, before anything else happens.
+    Raises: UnknownOption, BadOptionValue, before anything else happens.
     """
     known = {field.name for field in dataclasses.fields(Options)}
     for name in given or {}:
-        if name in _LATER:
-            feature, reason, hint = _LATER[name]
-            raise NotYetSupported(feature=feature, reason=reason, hint=hint)
         if name not in known:
             offered = known if door is None else door.reads | door.parameters
             close = difflib.get_close_matches(name, offered, n=1)

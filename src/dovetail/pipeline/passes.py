@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from dovetail.execute.needs import Needs
 from dovetail.ir.program import Program, Stage
 from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Policy
@@ -50,7 +51,8 @@ class Context:
     hints: a number for each size symbol. donated: numbers of inputs whose memory may be used. dying: of inputs that
     nobody else holds. constants: names of inputs that are the same in every call. infer: the `MetaInference` of what
     was recorded. contents: the tensors behind inputs, by name. plans: how programs work in place, worked out once.
-    state_bytes: of what is there before a run, which a limit counts. held: how errors speak of that.
+    state_bytes: of what is there before a run, which a limit counts. held: how errors speak of that. needs: what
+    operators take, where that is not measured as they are.
     """
 
     options: Options
@@ -63,6 +65,7 @@ class Context:
     plans: PlanMemory = field(default_factory=PlanMemory)
     state_bytes: int = 0
     held: Held = GRAPH
+    needs: Needs | None = None
 
 
 Run: TypeAlias = Callable[[Program, Context], tuple[Program, Any]]
@@ -140,7 +143,9 @@ def _recompute(program: Program, given: Context) -> tuple[Program, object]:
         return program, "nothing runs again, as partition= says"
     is_free = options.recompute == "auto" or given.held is STEP  # steps do not read the option
     policy = Policy(recompute="all" if is_free else options.recompute)
-    return recompute(program, given.hints, given.plans, limit, given.state_bytes, policy, held=given.held)
+    return recompute(
+        program, given.hints, given.plans, limit, given.state_bytes, policy, held=given.held, needs=given.needs
+    )
 
 
 _RECOMPUTE = PassSpec(

@@ -65,7 +65,7 @@ GRAPH = Held("graph", "weights and arguments", "or take a smaller batch")
 FROZEN = Held("frozen program", "weights and arguments", "or take a smaller batch")
 
 
-def recompute(
+def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     program: Program,
     hints: Mapping[str, Number],
     plans: PlanMemory,
@@ -76,19 +76,20 @@ def recompute(
     *,
     before: Callable[[Program], Program] = _itself,
     around: Callable[[Program], Program] = _itself,
+    needs: Needs | None = None,
 ) -> tuple[Program, RecomputeReport]:
     """The program in which some nodes run again, so that their results need not be kept.
 
     limit: for the peak; where there is none, as much as two percent of work give. state_bytes: of inputs. held: what
     errors say of the program and its inputs. before: what becomes of a program before it works in place. around: that
-    program with what runs before and after it.
+    program with what runs before and after it. needs: what nodes take besides; measured where it is not given.
     Raises: MemoryLimitTooLow; UnsupportedStep where a limit is given and sizes depend on data.
     """
     if limit is not None:
         _refuse_unknown_sizes(program)
     elif not may_pay(build_whole_problem(program, policy, hints)):
         return program, RecomputeReport(0, -1, -1, reason="NOT-WORTH-IT: all of it costs more work than it is worth")
-    needs, least = Needs(hints), held.least_bytes(program)
+    needs, least = needs or Needs(hints), held.least_bytes(program)
 
     def peak_of(changed: Program) -> int:
         in_place = around(plans.in_place(before(changed))[1])

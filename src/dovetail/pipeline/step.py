@@ -29,7 +29,7 @@ from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.compile_trace import STEP_STATE
-from dovetail.pipeline.driver import run_passes
+from dovetail.pipeline.driver import StepRecord, run_passes
 from dovetail.pipeline.dump import JOINT, Dump
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
@@ -54,15 +54,8 @@ def compile_step_programs(
     Raises: UnsupportedStep where something would have to be checked after the first write; MemoryLimitTooLow.
     """
     dump = Dump(options.dump, name, hints, options.dump_calls, None, options.compile_trace)
-    dump.step("recorded", programs.recorded)
-    dump.step("functional", programs.functional)
     context = Context(options, hints, infer=programs.infer, state_bytes=state_bytes, held=STEP)
-    program, simplified = run_passes("joint", programs.functional, context, dump)
-    if options.numerics == "fast":
-        program, faster = run_passes("fast", program, context, dump)
-        simplified = (*simplified, *faster)
-    program = with_copies(_with_late_writes(program))
-    dump.step(STEP_STATE, program)
+    program, simplified = writing_step(programs, context, dump)
     program, records = run_passes("step", program, context, dump)
     reports = [(record.name, record.report) for record in (*simplified, *records)]
     check, last_check = _last_check(program), LastCheck()
@@ -78,6 +71,19 @@ def compile_step_programs(
         dump.text(f"code-{name}", compiled.code.source)
         dump.text("wrapper", wrapper_source(plan, program, names)[0])
     return compiled
+
+
+def writing_step(programs: StepPrograms, context: Context, dump: Dump) -> tuple[Program, tuple[StepRecord, ...]]:
+    """A recorded step, simplified, that writes its state in the end; and what was done."""
+    dump.step("recorded", programs.recorded)
+    dump.step("functional", programs.functional)
+    program, simplified = run_passes("joint", programs.functional, context, dump)
+    if context.options.numerics == "fast":
+        program, faster = run_passes("fast", program, context, dump)
+        simplified = (*simplified, *faster)
+    program = with_copies(_with_late_writes(program))
+    dump.step(STEP_STATE, program)
+    return program, simplified
 
 
 def _with_late_writes(program: Program) -> Program:

@@ -6,6 +6,7 @@ import importlib
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from torch.utils._mode_utils import no_dispatch as _no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 FakeMode = FakeTensorMode
+_BYTES_OF: weakref.WeakKeyDictionary[FakeTensorMode, dict[int, torch.UntypedStorage]] = weakref.WeakKeyDictionary()
 
 DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
     DataDependentOutputException,
@@ -52,19 +54,22 @@ def new_fake_mode(shape_env: ShapeEnv | None = None, *, meta_stands_for: torch.d
         return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shape_env)
     mode = _ModeForMeta(allow_non_fake_inputs=True, shape_env=shape_env)
     mode.meta_stands_for = meta_stands_for
-    mode.bytes_of = {}
     return mode
 
 
 class _ModeForMeta(FakeTensorMode):
-    """A fake mode that makes twins of tensors without numbers. bytes_of: see `fake_like`."""
+    """A fake mode that makes twins of tensors on device meta."""
 
     meta_stands_for: torch.device
-    bytes_of: dict[int, torch.UntypedStorage]
 
     def device_of_twin(self, tensor: torch.Tensor) -> torch.device:
         """Where the twin of a tensor seems to be."""
         return self.meta_stands_for if tensor.device.type == "meta" else tensor.device
+
+
+def number_behind(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The real tensor of one element that torch knows a fake by, if there is one."""
+    return tensor.constant if isinstance(tensor, FakeTensor) else None
 
 
 def has_no_numbers(tensor: torch.Tensor) -> bool:
@@ -170,9 +175,11 @@ def fake_of(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 
     Never symbolic: every size is fixed.
     """
-    if isinstance(mode, _ModeForMeta) and has_no_numbers(tensor):
+    is_foreign = is_fake(tensor) and mode_of(tensor) is not mode
+    if is_foreign or (isinstance(mode, _ModeForMeta) and tensor.device.type == "meta"):
+        device = mode.device_of_twin(tensor) if isinstance(mode, _ModeForMeta) else tensor.device
         with _disable_current_modes():
-            twin = fake_like(mode, tensor, mode.device_of_twin(tensor), mode.bytes_of)
+            twin = fake_like(mode, tensor, device, _BYTES_OF.setdefault(mode, {}))
         return twin.requires_grad_(tensor.requires_grad and tensor.is_leaf)
     with _quiet_about_gradients():
         return mode.from_tensor(tensor, static_shapes=True)

@@ -59,6 +59,8 @@ class StepCaptures:
     given_up: why the step runs in eager mode from now on. searching: the optimizers of a step that calls LBFGS.
     """
 
+    capture: type[StepCapture] = StepCapture
+
     def __init__(
         self,
         cache: VariantCache[StepVariant],
@@ -320,7 +322,7 @@ class StepCaptures:
             lifted = self._lifting.numbers(call.leaves, reachable) - left_out
             guarded = (self._lifting.guarded | left_out).slots
             makes = not self._begins_in_eager_mode
-            capture = StepCapture(call, reachable, lifted, self._options, guarded, self._lifting, makes_state=makes)
+            capture = self.capture(call, reachable, lifted, self._options, guarded, self._lifting, makes_state=makes)
             hints, hooks = self._eager.hints, self._calls_hooks
             try:
                 with interrupts_wait():

@@ -192,6 +192,16 @@ class CompiledStep:
         return explain_variant(self._cache.name, self._latest(), self.stats.eager_reasons)
 
     @property
+    def step(self) -> Callable[..., Any]:
+        """The function that is compiled."""
+        return self._step
+
+    @property
+    def state(self) -> Any:
+        """What the step writes beyond its reach; see `compile_step`."""
+        return self._state
+
+    @property
     def options(self) -> Options:
         """The options that it is compiled with."""
         return self._options

@@ -54,6 +54,16 @@ def check_fake_of() -> str | None:
     )
 
 
+def check_number_behind() -> str | None:
+    """What `torch.tensor(2)` makes under a fake mode has its number."""
+    with fakes.new_fake_mode():
+        known, other = torch.tensor(2), torch.ones(1)
+    found = fakes.number_behind(known)
+    return first_difference(
+        ("the number", found is not None and int(found), 2), ("of others", fakes.number_behind(other), None)
+    )
+
+
 def check_has_no_numbers() -> str | None:
     """Twins of tensors on device meta seem to be where the mode says, and share memory where the originals do."""
     mode = fakes.new_fake_mode(meta_stands_for=torch.device("cpu"))
@@ -329,6 +339,7 @@ CHECKS = (
     check_is_fake,
     check_fake_of,
     check_has_no_numbers,
+    check_number_behind,
     check_data_dependent_errors,
     check_allow_real_inputs,
     check_keep_number,

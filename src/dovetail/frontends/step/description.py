@@ -1,0 +1,110 @@
+"""A step as it is recorded for an estimate: its programs and what it finds there before, and nothing of it runs.
+
+Tensors without numbers (on device meta, or fakes) are recorded as tensors of their device; those on meta as on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from dovetail.capture.item_log import ItemHints
+from dovetail.capture.step_programs import StepPrograms
+from dovetail.capture.step_recording import StepRecording
+from dovetail.errors import UnsupportedStep
+from dovetail.frontends.step.attempts import StateToMake
+from dovetail.frontends.step.capture import StepCapture
+from dovetail.frontends.step.captures import StepCaptures
+from dovetail.frontends.step.guard import StepCall
+from dovetail.frontends.step.made_state import MadeState
+from dovetail.frontends.step.recorded import Recorded
+from dovetail.frontends.step.searches import SearchCalled
+from dovetail.ir.signature import Constant
+from dovetail.ir.sizes import Number
+from dovetail.passes.collection import collection_paused
+from dovetail.pipeline.estimate import StateItem
+from dovetail.torch_compat.fakes import number_behind
+
+
+@dataclass(frozen=True, slots=True)
+class StepDescription:
+    """state: what is there when a call begins. late: tensors whose old gradients are dropped once checks have passed.
+
+    hints: a number for each size symbol.
+    """
+
+    programs: StepPrograms
+    state: tuple[StateItem, ...]
+    late: tuple[StateItem, ...]
+    hints: Mapping[str, Number]
+
+
+class _Describing(StepCapture):
+    recording = partial(StepRecording, meta_stands_for=torch.device("cpu"))
+
+    def variant(
+        self, name: str, hints: ItemHints, *, assume_cleared: bool = False, calls_hooks: bool = False
+    ) -> tuple[None, Recorded]:
+        """A recording, and no program of it."""
+        with collection_paused():
+            return None, self._recorded(name, hints, assume_cleared, calls_hooks)
+
+
+class _DescribedState(MadeState):
+    def stand_ins(self) -> dict[int, torch.Tensor]:
+        """Tensors like those that the step computes; those of more than one number on device meta."""
+        with torch.device("cpu"):
+            made = {place: _like(found.item) for place, found in self.tensors.items()}
+        for place, tensor in made.items():
+            if tensor.device.type != "meta":
+                self._begin(place, tensor)
+        return made
+
+
+def _like(item: torch.Tensor) -> torch.Tensor:
+    device = torch.device("meta") if item.numel() != 1 and item.device.type == "cpu" else item.device
+    return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
+
+
+class DescribedSteps(StepCaptures):
+    """The captures of a step that is described only."""
+
+    capture = _Describing
+
+    def described(self, call: StepCall) -> StepDescription:
+        """A description of a call as later calls find it. Nothing runs. Raises: DovetailError; all is as it was."""
+        self.is_first(call)
+        try:
+            _, recorded = self._attempted(self._reachable(call), call)
+            made = _DescribedState(recorded) if recorded.made else None
+            if made is not None and made.is_of_plain_tensors:
+                with made.stood_in(made.stand_ins()):
+                    _, recorded = self._attempted(self._reachable(call), call)
+            return _description(recorded)
+        except SearchCalled:
+            raise UnsupportedStep(
+                what="calls LBFGS",
+                why="how often its search runs the closure depends on the losses",
+                hint="estimate the closure by itself",
+            ) from None
+        except StateToMake as making:
+            raise making.error from None
+
+
+def _description(recorded: Recorded) -> StepDescription:
+    recording, programs, sources = recorded.recording, recorded.programs, recorded.sources
+    gradients = programs.plan.gradients
+    cleared = {gradient.input for gradient in gradients if gradient.is_cleared}
+    behind = {id(number_behind(x.tensor)) for x in recording.tensors}
+    items = [StateItem(x.label, x.role, x.tensor) for x in recording.tensors]
+    kept = [
+        items[x]
+        for x, source in enumerate(sources)
+        if (source.kind != "gradient" or source.index not in cleared) and id(items[x].tensor) not in behind
+    ]
+    met = [StateItem("a tensor found while recording", Constant(""), x) for x in programs.constants]
+    late = [items[g.input] for g in gradients if g.is_cleared and not g.is_first]
+    return StepDescription(programs, (*kept, *met), tuple(late), recording.size_hints)

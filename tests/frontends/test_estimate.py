@@ -1,0 +1,210 @@
+"""What an estimate says, against what calls take; for tensors without numbers, and limits and batches that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dovetail
+from dovetail.errors import BadOptionValue, DovetailError
+from dovetail.inspect.memory import measure_peak
+
+
+def _tagger() -> nn.Module:
+    return nn.Sequential(nn.Embedding(40, 24), nn.Linear(24, 48), nn.SiLU(), nn.LayerNorm(48), nn.Linear(48, 40))
+
+
+def _images() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(294, 5)
+    )
+
+
+_MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "tagger": (_tagger, lambda: torch.arange(96).reshape(12, 8) % 40),
+    "images": (_images, lambda: torch.randn(12, 3, 16, 16)),
+}
+
+
+class Training:
+    """A model and its step."""
+
+    def __init__(self, name: str, device: str = "cpu", optimizer: Callable[..., Any] = torch.optim.SGD) -> None:
+        torch.manual_seed(0)
+        make, batch = _MODELS[name]
+        with torch.device(device):
+            self.net = make()
+        self.x = batch().to(device)
+        self.optimizer = optimizer(self.net.parameters(), lr=0.01)
+
+    def step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.net(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("name", _MODELS)
+@pytest.mark.parametrize("keep_grads", [True, False])
+def test_steps_take_what_was_estimated(name: str, keep_grads: bool) -> None:
+    training = Training(name)
+    step = dovetail.compile_step(training.step, keep_grads=keep_grads)
+    before = [x.clone() for x in training.net.state_dict().values()], torch.get_rng_state()
+    estimate = dovetail.estimate(step, training.x)
+    assert all(map(torch.equal, before[0], training.net.state_dict().values()))
+    assert torch.equal(before[1], torch.get_rng_state())
+    assert all(p.grad is None for p in training.net.parameters())
+    for _ in range(3):
+        step(training.x)
+    assert measure_peak(step, training.x).peak_bytes == estimate.transient_bytes == step.explain().peak_bytes
+    assert estimate.peak_bytes - estimate.transient_bytes == step.explain().state_bytes
+    assert sum(estimate.breakdown.values()) == estimate.peak_bytes
+    assert sum(consumer.bytes for consumer in estimate.consumers) == estimate.peak_bytes
+    assert estimate.breakdown["parameters"] == sum(4 * p.numel() for p in training.net.parameters())
+    limited = dovetail.compile_step(training.step, keep_grads=keep_grads, memory_limit=estimate.floor_bytes)
+    for _ in range(3):
+        limited(training.x)
+    assert limited.explain().peak_bytes <= estimate.floor_transient_bytes
+
+
+@pytest.mark.parametrize("name", _MODELS)
+@pytest.mark.parametrize("grad", [True, False])
+def test_models_take_what_was_estimated(name: str, grad: bool) -> None:
+    training = Training(name)
+    with torch.set_grad_enabled(grad):
+        estimate = dovetail.estimate(training.net, training.x)
+        compiled = dovetail.compile(training.net)
+        assert dovetail.estimate(compiled, training.x).breakdown == estimate.breakdown
+        compiled(training.x)
+        assert measure_peak(compiled, training.x).peak_bytes == estimate.transient_bytes
+    assert bool(estimate.breakdown["residuals"]) == grad
+    assert sum(estimate.breakdown.values()) == estimate.peak_bytes
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_tensors_without_numbers_count_as_real_ones(name: str) -> None:
+    real, meta = Training(name), Training(name, "meta")
+    with torch._subclasses.FakeTensorMode():
+        fake = Training(name)
+    kinds = [type(p) for p in fake.net.parameters()]
+    wanted = dovetail.estimate(real.step, real.x)
+    forward = dovetail.estimate(real.net, real.x)
+    for training in (meta, fake):
+        found = dovetail.estimate(training.step, training.x)
+        assert (found.peak_bytes, found.floor_bytes) == (wanted.peak_bytes, wanted.floor_bytes)
+        assert found.breakdown == wanted.breakdown
+        assert dovetail.estimate(training.net, training.x).breakdown == forward.breakdown
+    assert all(p.device.type == "meta" and p.requires_grad and p.grad is None for p in meta.net.parameters())
+    assert [type(p) for p in fake.net.parameters()] == kinds
+
+
+def test_state_that_was_made_on_meta() -> None:
+    def trained(device: str) -> Training:
+        training = Training("tagger", device, torch.optim.Adam)
+        for p in training.net.parameters():
+            p.grad = torch.zeros_like(p)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        return training
+
+    real, meta = trained("cpu"), trained("meta")
+    found = dovetail.estimate(meta.step, meta.x)
+    assert found.breakdown == dovetail.estimate(real.step, real.x).breakdown
+    parameters = sum(p.numel() for p in real.net.parameters())
+    assert found.breakdown["optimizer state"] >= 8 * parameters
+    for device in ("cpu", "meta"):  # and state that nothing has made yet
+        fresh = Training("tagger", device, torch.optim.Adam)
+        assert dovetail.estimate(fresh.step, fresh.x).breakdown == found.breakdown
+        assert not fresh.optimizer.state
+
+
+def test_models_larger_than_any_machine() -> None:
+    with torch.device("meta"):
+        net = nn.Sequential(nn.Linear(1 << 20, 1 << 20, bias=False), nn.GELU())
+        x = torch.zeros(1 << 10, 1 << 20)
+    with torch.no_grad():
+        estimate = dovetail.estimate(net, x)
+    assert estimate.breakdown["parameters"] == 4 << 40
+    assert estimate.breakdown["arguments"] == 4 << 30
+    assert not estimate.fits("4TiB")
+    assert estimate.fits("transient:9GiB")
+    assert not estimate.unknown_needs
+
+
+def test_batches_that_fit() -> None:
+    training = Training("images")
+    estimate = dovetail.estimate(training.step, training.x)
+    for limit in (estimate.floor_bytes, estimate.floor_bytes - 1, "1MiB"):
+        batch = estimate.max_batch(limit)
+        for size, fits in ((batch, True), (batch + 1, False)):
+            again = dovetail.estimate(training.step, torch.randn(size, 3, 16, 16))
+            assert again.fits(limit) is fits
+    assert estimate.max_batch(estimate.floor_bytes) >= 12 > estimate.max_batch(estimate.floor_bytes - 1)
+    assert estimate.max_batch("transient:1B") == 0
+
+
+def test_which_size_is_the_batch() -> None:
+    def scored(x: Tensor, weights: Tensor) -> Tensor:
+        return F.softmax(x * weights, -1)
+
+    compiled = dovetail.compile(scored)
+    estimate = dovetail.estimate(compiled, torch.randn(6, 9), torch.randn(9))
+    with pytest.raises(BadOptionValue, match="6 in argument 0, 9 in argument 1"):
+        estimate.max_batch("1MiB")
+    batch = estimate.max_batch("1MiB", batch_dim={0: 0})
+    assert dovetail.estimate(compiled, torch.randn(batch, 9), torch.randn(9)).fits("1MiB")
+    for wrong in ({"z": 0}, {0: 5}, "first", 3):
+        with pytest.raises(BadOptionValue, match="batch_dim"):
+            estimate.max_batch("1MiB", batch_dim=wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_refused() -> None:
+    for wrong in (3, "step", nn.Linear):
+        with pytest.raises(BadOptionValue, match="step_or_model"):
+            dovetail.estimate(wrong)
+    training = Training("tagger")
+    estimate = dovetail.estimate(training.step, training.x)
+    with pytest.raises(BadOptionValue, match="memory_limit"):
+        estimate.fits("6 gigs")
+    with pytest.raises(BadOptionValue, match="memory_limit"):
+        estimate.max_batch("6 gigs")
+    net, optimizer = nn.Linear(4, 1), torch.optim.SGD
+
+    def by_data(x: Tensor) -> Tensor:
+        made = optimizer(net.parameters(), lr=0.1)
+        loss = net(x[x[:, 0] > 0]).sum()
+        loss.backward()
+        made.step()
+        return loss.detach()
+
+    with pytest.raises(dovetail.DovetailError):
+        dovetail.estimate(by_data, torch.randn(8, 4))
+    assert net.weight.grad is None
+
+
+def test_sizes_that_depend_on_data() -> None:
+    net = nn.Linear(4, 1)
+
+    def step(x: Tensor) -> Tensor:
+        loss = net(x[x[:, 0] > 0]).sum()
+        loss.backward()
+        return loss.detach()
+
+    with pytest.raises(DovetailError, match=r"depends? on (tensor )?data"):
+        dovetail.estimate(step, torch.randn(8, 4))
+    assert net.weight.grad is None
+
+
+def test_it_reads_as_a_table() -> None:
+    training = Training("images")
+    estimate = dovetail.estimate(training.step, training.x)
+    text = str(estimate)
+    assert f"{estimate.peak_bytes:,} bytes" in text
+    assert all(part in text for part in estimate.breakdown)
+    assert "test_estimate.py" in text
