@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dovetail.errors import BadOptionValue, NotYetSupported, UnknownOption
+from dovetail.errors import BadOptionValue, UnknownOption
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import Options, resolve_options
@@ -108,12 +108,6 @@ def test_unknown_names(name: str, hint: str) -> None:
     with pytest.raises(UnknownOption, match=hint) as caught:
         resolve_options({name: 1}, PASS_NAMES)
     assert "max_variants" in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["estimate"])
-def test_features_to_come(name: str) -> None:
-    with pytest.raises(NotYetSupported):
-        resolve_options({name: 1}, PASS_NAMES)
 
 
 def test_executors() -> None:
