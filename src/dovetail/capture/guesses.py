@@ -11,36 +11,37 @@ from typing import NoReturn
 
 import torch
 
+from dovetail.capture.computed_numbers import number_of
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.origins import OriginTracker
+from dovetail.capture.recorder import Recorder
 from dovetail.capture.sparse_gradients import guessed_results
 from dovetail.errors import DataDependentControlFlow, DovetailError
-from dovetail.ir.program import Origin, Value
+from dovetail.ir.program import Value
 from dovetail.torch_compat.dispatch import Overload
 from dovetail.torch_compat.traced_numbers import Plain
 
 
 class Guesses:
-    """See the module docstring.
-
-    Attributes: seen, by line, the numbers that were taken off tensors, None for a guess.
-    """
+    """See the module docstring. reals: tensors from before the step, by their values."""
 
     def __init__(self, hints: ItemHints, tracker: OriginTracker, refusals: list[DovetailError]) -> None:
         """refusals: gets what is raised, which the user's code may catch."""
-        self.seen: dict[tuple[str, int], list[Plain | None]] = {}
+        self.reals: dict[Value, torch.Tensor] = {}
         self._hints = hints
         self._tracker = tracker
         self._refusals = refusals
         self._guessed: set[object] = set()
 
-    def number_at(self, origin: Origin, dtype: torch.dtype, known: Plain | None) -> tuple[Plain, bool]:
-        """What to take the next number of a line for, and whether that is a guess. known: what it is, if anything."""
-        hint = self._hints.next_at(origin, dtype)
-        is_guess = known is None and not self._hints.knows(origin)
-        number = hint if known is None else known
-        self.seen.setdefault((origin.file, origin.line), []).append(None if is_guess else number)
-        return number, is_guess
+    def number_at(self, recorder: Recorder, tensor: torch.Tensor, known: Plain | None) -> tuple[Plain, bool]:
+        """What to take the number of a tensor for, and whether that is a guess. known: what it is, if anything."""
+        origin = self._tracker.here()
+        hint = self._hints.next_at(origin, tensor.dtype)
+        if known is not None or self._hints.knows(origin):
+            return hint if known is None else known, False
+        reals = {**self.reals, **{value: constant for constant, value in recorder.constants}}
+        found = number_of(recorder.nodes, recorder.value_of(tensor), reals)
+        return (hint, True) if found is None else (found, False)
 
     def answer(self, likely: bool | None) -> bool:
         """What a comparison of tensors answers. likely: what it nearly always does.

@@ -141,6 +141,12 @@ class StepRecorder(AskingRecorder):
         """A symbolic number for an input that is a number, which is `now` in this call."""
         return traced_number(self, value, now)
 
+    def add_exchanged(self, tensor: torch.Tensor, name: str, real: torch.Tensor) -> Value:
+        """Declare an input tensor. real: what has its contents while the step is recorded."""
+        value = self.add_tensor(tensor, name, real)
+        self.guesses.reals[value] = real
+        return value
+
     def add_traced(self, name: str, now: Plain) -> Value:
         """Declare an input number that is traced."""
         self.numbers_now[name] = now
@@ -161,6 +167,7 @@ class StepRecorder(AskingRecorder):
     def end(self) -> None:
         """Nothing is recorded any more: numbers, which know the recorder, are let go."""
         self._tokens.clear()
+        self.guesses.reals.clear()
 
     # --- operators ------------------------------------------------------------------------------------------
 
@@ -273,7 +280,7 @@ class StepRecorder(AskingRecorder):
         self.phase = Phase.FORWARD if running_sequence_number() is None else Phase.BACKWARD
         tensor = self._without_real(tensor)
         known = self.known.number(tensor)
-        now, is_guess = self.guesses.number_at(self._tracker.here(), tensor.dtype, known)
+        now, is_guess = self.guesses.number_at(self, tensor, known)
         value = self._number_node(_ITEM, (self.value_of(tensor),), "item", now)
         if known is None:
             self._from_data.add(value)

@@ -174,7 +174,7 @@ class StepRecording:
                 exchange_tensors(item.tensor, fake)
                 done.append((item.tensor, fake))
                 self.recorder.known.learn(item.tensor, fake)
-                self._values.append(self.recorder.add_tensor(item.tensor, item.name, fake))  # the real one now
+                self._values.append(self.recorder.add_exchanged(item.tensor, item.name, fake))
             for index, gradient in gradients:
                 if gradient is not None and must_be_dropped(gradient):
                     self._must_drop = self.tensors[index].label

@@ -145,7 +145,7 @@ def test_numbers_that_only_a_run_tells_are_met_in_eager_mode_first() -> None:
         training.optimizer.zero_grad()
         loss = F.cross_entropy(training.net(x), y)
         loss.backward()
-        if torch.isfinite(loss):
+        if torch.isfinite(loss):  # after dropout, which is not drawn beforehand
             training.optimizer.step()
         return loss.detach()
 
@@ -155,6 +155,26 @@ def test_numbers_that_only_a_run_tells_are_met_in_eager_mode_first() -> None:
     assert (step.stats.eager_calls, step.stats.captures) == (1, 1)
     assert "in eager mode: control flow" in str(step.stats)
     assert step.explain().in_eager_mode == step.stats.eager_reasons
+
+
+def test_numbers_of_arguments_are_known_before() -> None:
+    training = Training(optim.AdamW, None)
+
+    @dovetail.compile_step(memory_limit=LIMIT)
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        factor = 1.0 if (y.diff() == 1).all() else 2.0
+        return factor * training.plain(x, y)
+
+    x, y = training.batch
+    for labels in (y, y.flip(0)):
+        twin = copy.deepcopy(training.net)
+        torch.manual_seed(0)
+        factor = 1.0 if (labels.diff() == 1).all() else 2.0
+        wanted = factor * F.cross_entropy(twin(x), labels)
+        torch.manual_seed(0)
+        assert torch.equal(step(x, labels), wanted)
+        if labels is y:
+            assert step.stats.eager_calls == 0
 
 
 def test_two_steps_share_an_optimizer() -> None:
