@@ -47,7 +47,7 @@ class Trace:
         self.fixed.append(number)
         return number
 
-    def text(self, handle: Any, convert: Callable[[Any], str]) -> str:
+    def text(self, handle: Any, now: Any, convert: Callable[[Any], str]) -> str:
         self.texts += 1
         return f"<{convert(0.25)}>"
 

@@ -125,7 +125,7 @@ class NumberSymbols:
     def _note(self, fact: NumberFact) -> None:
         self.facts.setdefault(str(fact), fact)
 
-    def text(self, handle: Any, convert: Callable[[Any], str]) -> str:
+    def text(self, handle: Any, now: Plain, convert: Callable[[Any], str]) -> str:
         """See `NumberTrace`."""
         return convert(self.fix(handle, evaluate(handle, self.now)))
 

@@ -368,10 +368,14 @@ class StepRecorder(AskingRecorder):
         self.ask(GUARD_NUMBER, handle, number)
         return number
 
-    def text(self, handle: Any, convert: Callable[[Any], str]) -> str:
+    def text(self, handle: Any, now: Plain, convert: Callable[[Any], str]) -> str:
         """See `NumberTrace`. Raises: UnsupportedStep where the text is made by a library."""
         if not isinstance(handle, Value):
             return convert(handle)
+        if handle in self._from_data and type(now) is not float:
+            if self.texts.asks_whole_numbers:
+                return convert(self.fix(handle, now))
+            self.texts.has_whole_numbers = True
         made = self.texts.mark_for(handle, convert)
         if made is None:
             self.blame_texts([handle])

@@ -55,6 +55,8 @@ class Texts:
 
     hosts: instructions that gave texts to host calls. calls: those that called functions of the user's. formats_at: set
     by who knows it, the formats of the `%` that a frame is in the middle of. lost: a text that went to a library.
+    has_whole_numbers: whether some are of whole numbers that data decide. asks_whole_numbers, to be set: whether these
+    are asked for instead, so that texts of them are what they are in every call (names of layers, say).
     """
 
     def __init__(self) -> None:
@@ -67,6 +69,8 @@ class Texts:
         self.hosts: set[tuple[CodeType, int]] = set()
         self.calls: set[tuple[CodeType, int]] = set()
         self.lost: Source | None = None
+        self.has_whole_numbers = False
+        self.asks_whole_numbers = False
         self.formats_at: Callable[[FrameType], Sequence[str]] = lambda _: ()
 
     @property

@@ -99,7 +99,7 @@ def _format(before: Callable[..., str]) -> Callable[..., str]:
     def text(self: Any, spec: str) -> str:
         if not is_traced(self):
             return before(self, spec)
-        made: str = self.node.trace.text(self.node.handle, lambda number: format(number, spec))
+        made: str = self.node.trace.text(self.node.handle, self.node.now, lambda number: format(number, spec))
         return made
 
     return text

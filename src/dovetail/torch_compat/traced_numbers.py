@@ -35,7 +35,7 @@ class NumberTrace(Protocol):
     def fix(self, handle: Any, number: Plain) -> Plain:
         """The number itself is asked for, which is this one now. Returns: what is to be given."""
 
-    def text(self, handle: Any, convert: Callable[[Any], str]) -> str:
+    def text(self, handle: Any, now: Plain, convert: Callable[[Any], str]) -> str:
         """The number is turned into text. Returns: what stands for the text; may raise."""
 
     def size_for(self, handle: Any, now: Plain) -> Any:
@@ -113,7 +113,7 @@ class NumberNode(_SymNode):  # type: ignore[misc]
         return NumberNode(self.trace, number, bool(number))
 
     def str(self) -> builtins.str:
-        return self.trace.text(self.handle, builtins.str)
+        return self.trace.text(self.handle, self.now, builtins.str)
 
     __str__ = __repr__ = _graph_repr = str
 

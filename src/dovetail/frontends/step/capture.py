@@ -18,6 +18,7 @@ from dovetail.capture.origins import module_names
 from dovetail.capture.sparse_operands import KnownMatrix
 from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber
+from dovetail.capture.step_texts import Texts
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.step.attempts import ContainersRead, MoreIsRead, StateToMake
 from dovetail.frontends.step.captured_memory import refuse_set, torch_generators
@@ -98,6 +99,8 @@ class StepCapture:
         self.lifted = frozenset(x.path for found in (self._numbers, self._kept, self._of_graphs) for x in found)
         self._lifted_leaves = lifted.leaves
         self._blamed: Callable[[], frozenset[str]] = frozenset
+        self._texts: Texts | None = None
+        self.asks_texts = False
         self._draws: Any = None
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
@@ -174,6 +177,8 @@ class StepCapture:
         self._draws = Draws(self._reachable, recording, self._drawing)
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
+        texts.asks_whole_numbers = self.asks_texts
+        self._texts = texts
         with self._undone(), kept_if_used(recording.recorder, self._of_graphs):
             outside = Outside(recording.origins, self._reachable.slots)
             try:
@@ -323,6 +328,11 @@ class StepCapture:
     def drawing_functions(self) -> tuple[list[FunctionType], list[FunctionType]]:
         """Functions one of which should be called as a whole before runs; those that cannot be."""
         return (self._draws.wanted, self._draws.useless) if self._draws else ([], [])
+
+    @property
+    def has_texts_of_data(self) -> bool:
+        """Whether the step makes texts of whole numbers that data decide. asks_texts: such numbers are asked for."""
+        return self._texts is not None and self._texts.has_whole_numbers
 
     @property
     def blamed(self) -> Numbers:

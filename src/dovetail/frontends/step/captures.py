@@ -16,7 +16,6 @@ from dovetail.errors import (
     DovetailError,
     GuardMiss,
     MemoryLimitTooLow,
-    StateChangedOtherwise,
 )
 from dovetail.frontends.patience import Walks
 from dovetail.frontends.step.attempts import (
@@ -82,7 +81,6 @@ class StepCaptures:
         self._lifting = Lifting()
         self._eager = EagerRuns()
         self._options = options
-        self._calls_hooks = False
         self._missed = self._failed = False
         self._rounds = 0
         self._last_miss: Question | None = None
@@ -224,7 +222,7 @@ class StepCaptures:
             if not self._cache.variants:
                 self._lifting = Lifting()
                 self._lifting.see(call.leaves, call.structure)
-                self._calls_hooks = False
+                self._lifting.calls_hooks = False
                 self._eager.read = Names()
         elif isinstance(error, StateToMake):
             if self._rounds == _MOST_ROUNDS:
@@ -323,7 +321,7 @@ class StepCaptures:
             guarded = (self._lifting.guarded | left_out).slots
             makes = not self._begins_in_eager_mode
             capture = self.capture(call, reachable, lifted, self._options, guarded, self._lifting, makes_state=makes)
-            hints, hooks = self._eager.hints, self._calls_hooks
+            hints, hooks, capture.asks_texts = self._eager.hints, self._lifting.calls_hooks, self._lifting.asks_texts
             try:
                 with interrupts_wait():
                     found = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
@@ -353,8 +351,7 @@ class StepCaptures:
                 may_be_numbers = bool(useless) and fewer is not None  # that are inputs, and read by such a function
                 if not may_be_numbers and self._lifting.draws_in(wanted, useless):
                     continue
-                if isinstance(error, StateChangedOtherwise) and not hooks and capture.has_hooks:
-                    self._calls_hooks = True  # it may be a hook that does what cannot be recorded
+                if self._lifting.has_another_way(error, capture.has_hooks, capture.has_texts_of_data):
                     continue
                 if not isinstance(error, NotBeforeRuns):
                     first = first or error

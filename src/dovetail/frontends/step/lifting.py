@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from dovetail.errors import StateChangedOtherwise
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.guard import StepGuard
 from dovetail.frontends.step.reachable_state import ReachableState
@@ -46,11 +47,13 @@ class Lifting:
 
     drawing: functions that draw outside torch, and are called before each run.
     kept: slots of tensors that calls replace. write_only: containers that calls only put things into. read: those that
-    calls read as well. turned: flags that calls have turned.
+    calls read as well. turned: flags that calls have turned. calls_hooks: hooks of optimizers are host calls.
+    asks_texts: whole numbers that data decide are asked for where they are made into texts.
     """
 
     def __init__(self) -> None:
         self.guarded = Numbers()
+        self.calls_hooks = self.asks_texts = False
         self._changed = Numbers()
         self._written: frozenset[Path] = frozenset()
         self.kept: frozenset[Path] = frozenset()
@@ -60,6 +63,15 @@ class Lifting:
         self.drawing: list[FunctionType] = []
         self._useless: list[FunctionType] = []
         self._before: tuple[Structure, list[Any]] | None = None
+
+    def has_another_way(self, error: Exception, has_hooks: bool, has_texts: bool) -> bool:
+        """Whether hooks, or texts, are recorded in another way after an error, as there are some."""
+        if isinstance(error, StateChangedOtherwise) and has_hooks and not self.calls_hooks:
+            self.calls_hooks = True  # it may be a hook that does what cannot be recorded
+            return True
+        wants_texts = has_texts and not self.asks_texts  # the code may need the text itself
+        self.asks_texts = self.asks_texts or wants_texts
+        return wants_texts
 
     def see(self, leaves: Sequence[Any], structure: Structure) -> None:
         """Note the arguments of a call that no program was captured for."""

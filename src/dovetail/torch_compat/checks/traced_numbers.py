@@ -35,7 +35,7 @@ class TraceOfTexts:
         self.told.append((handle, number))
         return number
 
-    def text(self, handle: object, convert: Callable[[Any], str]) -> str:
+    def text(self, handle: object, now: object, convert: Callable[[Any], str]) -> str:
         """See `NumberTrace`."""
         return f"{handle} as {convert(0.5)}"
 
