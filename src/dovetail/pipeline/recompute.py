@@ -16,7 +16,7 @@ from dovetail.partition.whole.apply import apply_schedule
 from dovetail.partition.whole.check import verify_whole
 from dovetail.partition.whole.choose import Ladder
 from dovetail.partition.whole.problem import WholeProblem, build_whole_problem
-from dovetail.partition.whole.solve import Schedule
+from dovetail.partition.whole.schedule import Run, Schedule
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.memory_limit import MemoryLimit, readable
 
@@ -24,20 +24,23 @@ from dovetail.pipeline.memory_limit import MemoryLimit, readable
 @dataclass(frozen=True, slots=True)
 class RecomputeReport:
     """runs_again: how many nodes. peak_bytes, was_bytes: of the program once it works in place, and without them.
-    work: of what runs again, as a part of all. reason: why nothing does.
+    work: of what runs again, as a part of all. least_work: the part that any schedule would need for a
+    peak like it, as the solver counts. reason: why nothing runs again.
     """
 
     runs_again: int
     peak_bytes: int
     was_bytes: int
     work: float = 0.0
+    least_work: float = 0.0
     reason: str = ""
 
     def __str__(self) -> str:
         if not self.runs_again:
             return f"nothing runs again, {self.reason}"
         peak = f"peak {self.peak_bytes}, not {self.was_bytes} bytes"
-        return f"{self.runs_again} nodes run again: {peak}, for {100 * self.work:.1f} % of work"
+        least = "" if self.least_work >= self.work else f" (no schedule needs less than {100 * self.least_work:.2g} %)"
+        return f"{self.runs_again} nodes run again: {peak}, for {100 * self.work:.1f} % of work{least}"
 
 
 _ALL = Policy(recompute="all")
@@ -104,11 +107,12 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     plan = plans.in_place(before(program))[0]
     places = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
     problem = build_whole_problem(program, policy, hints, needs.need_of, places)
-    made: dict[int, Program] = {}
+    made: dict[tuple[Run, ...], Program] = {}
 
     def weigh(schedule: Schedule) -> int:
-        made[id(schedule)] = apply_schedule(program, problem, schedule)
-        return peak_of(made[id(schedule)])
+        if schedule.runs not in made:
+            made[schedule.runs] = apply_schedule(program, problem, schedule)
+        return peak_of(made[schedule.runs])
 
     ladder = Ladder(problem, was, weigh)
     if limit is None or most is None:
@@ -120,10 +124,11 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
             raise too_low(limit, choice.floor_bytes, state_bytes, held)
     if chosen is None:
         return program, RecomputeReport(0, was, was, reason="NOT-WORTH-IT: it would cost more work than it is worth")
-    result = made[id(chosen.schedule)]
+    result = made[chosen.schedule.runs]
     verify_whole(program, result)
-    again, share = len(result.nodes) - len(program.nodes), chosen.schedule.work / problem.work
-    return result, RecomputeReport(again, chosen.peak_bytes, was, share)
+    again, schedule = len(result.nodes) - len(program.nodes), chosen.schedule
+    bound = min(schedule.least_work, schedule.work) / problem.work
+    return result, RecomputeReport(again, chosen.peak_bytes, was, schedule.work / problem.work, bound)
 
 
 def may_pay(problem: WholeProblem) -> bool:

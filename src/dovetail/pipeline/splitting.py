@@ -52,7 +52,7 @@ from dovetail.partition.whole.check import verify_sources, verify_whole
 from dovetail.partition.whole.choose import Ladder, Weighed
 from dovetail.partition.whole.halves import read_until, split_with_repeats
 from dovetail.partition.whole.problem import build_whole_problem
-from dovetail.partition.whole.solve import Schedule
+from dovetail.partition.whole.schedule import Run, Schedule
 from dovetail.partition.work import work_of
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import PlanMemory
@@ -272,7 +272,7 @@ class _Schedules:
         """peak_bytes: of the default split."""
         self._splitting = splitting
         self._program = program = default.joint
-        self._made: dict[int, Candidate] = {}
+        self._made: dict[tuple[Run, ...], Candidate] = {}
         splitting.needs.measure(program.nodes)
         places, until = self._places(default.split), read_until(program, policy)
         self._problem = build_whole_problem(program, policy, hints, splitting.needs.need_of, places, until)
@@ -283,13 +283,13 @@ class _Schedules:
         return self._candidate(weighed.schedule)
 
     def _candidate(self, schedule: Schedule) -> Candidate:
-        known = self._made.get(id(schedule))
+        known = self._made.get(schedule.runs)
         if known is None:
             originals: dict[str, str] = {}
             changed = apply_schedule(self._program, self._problem, schedule, originals)
             verify_whole(self._program, changed)
             halves = Halves(*split_with_repeats(self._program, remove_dead_code(changed)[0], originals))
-            known = self._made[id(schedule)] = self._splitting.weighed(halves, WHOLE)
+            known = self._made[schedule.runs] = self._splitting.weighed(halves, WHOLE)
         return known
 
     def _places(self, split: Split) -> dict[int, int]:

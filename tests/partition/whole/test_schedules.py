@@ -18,7 +18,8 @@ from dovetail.partition.whole.apply import apply_schedule
 from dovetail.partition.whole.check import verify_whole
 from dovetail.partition.whole.choose import Ladder, largest_node
 from dovetail.partition.whole.problem import NEVER, WholeProblem, build_whole_problem
-from dovetail.partition.whole.solve import Schedule, solve_whole
+from dovetail.partition.whole.schedule import Schedule
+from dovetail.partition.whole.solve import solve_quickly, solve_whole
 from tests.partition.joint_programs import DRAW, POINTWISE, PRODUCT, VIEW, Maker, random_program
 
 aten = torch.ops.aten
@@ -63,8 +64,9 @@ def test_random_programs_under_random_limits(part: int) -> None:
         problem = _problem(program)
         free = simulate_peak(program).peak_bytes
         assert solve_whole(problem, NEVER).peak_bytes == free
+        solve = solve_quickly if seed % 10 else solve_whole
         for share in LIMITS:
-            schedule = solve_whole(problem, int(free * share))
+            schedule = solve(problem, int(free * share))
             changed = apply_schedule(program, problem, schedule)
             verify_whole(program, changed)
             assert simulate_peak(changed).peak_bytes <= schedule.peak_bytes
@@ -160,7 +162,7 @@ def test_what_operators_take_besides_counts() -> None:
     assert largest_node(problem) == 1101
 
 
-@pytest.mark.parametrize("seed", range(0, 400, 4))
+@pytest.mark.parametrize("seed", range(0, 400, 20))
 def test_a_lower_limit_never_has_a_higher_rung(seed: int) -> None:
     program = random_program(seed, nodes=40)
     problem = _problem(program)

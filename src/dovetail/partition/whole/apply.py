@@ -14,7 +14,7 @@ from dataclasses import replace
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Phase, Program, Value
 from dovetail.partition.whole.problem import WholeProblem
-from dovetail.partition.whole.solve import Schedule
+from dovetail.partition.whole.schedule import Schedule
 
 
 def apply_schedule(

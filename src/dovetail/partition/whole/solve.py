@@ -1,191 +1,123 @@
-"""Fit a program under a limit: drop values that are cheap to compute again and not needed for long.
+"""Fit a program under a limit with little work, and say how little it could be.
 
-The program is walked in its order with a count of live bytes. Where a node would need more than the limit, values are
-dropped, those first whose *price* is lowest: the work of making them again, for each byte and position until their
-next use. A dropped value is made again right before the node that needs it, and then stays, so that chains that several
-nodes need are made once. Some exponents are tried for the time to the next use, and the schedule with the least work is
-taken; it is not proved to be the best one.
+The heuristic (`walk`) takes what each storage counts for. It is tried with a few exponents, then along the plans of the
+minimum cuts that bound the work (`bounds`), then with storages counting for more or less than they do, those first
+whose making again costs most. Small problems are then searched for the best schedule there is (`exact`). All
+choices are drawn from a generator with a fixed seed, and counted, not timed: equal problems have equal schedules.
 
-Source: Kirisame et al., "Dynamic tensor rematerialization" (ICLR 2021), with the future known, so that the time to the
-        next use takes the place of staleness (Belady, "A study of replacement algorithms for a virtual-storage
-        computer", 1966).
-Cost:   O(nodes + operands + drops log drops), and what chains of dropped values cost to follow.
+Cost: that of up to forty walks, less for long programs, and of the cuts; a few walks where it must be quick.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from heapq import heappop, heappush
-from typing import NamedTuple
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 
+from dovetail.partition.whole.bounds import Bound, Plan, Position, bound_work, live_bytes, lowest_peak
+from dovetail.partition.whole.exact import MOST_STATES, search_best
 from dovetail.partition.whole.problem import NEVER, WholeProblem
+from dovetail.partition.whole.schedule import Run, Schedule, schedule_of
+from dovetail.partition.whole.walk import walk
 
-_LONGEST_CHAIN = 200  # nodes that are followed to find what it costs to make a value again
 _WEIGHTS = (0.5, 0.25, 0.0)  # what the time to the next use counts for, as an exponent
-_MOST_WORK = 3  # times the work of the program: a run that needs more is given up
+_ALONG, _AGAINST = 1 / 1024, 1024  # what storages count for that a plan drops, or keeps
+_STEPS = 50_000  # nodes that are walked over to improve a schedule
+_MOST_TRIALS = 24
+_NONE: Mapping[int, float] = MappingProxyType({})
 
 
-class Run(NamedTuple):
-    """A node, and the storages that its results are from now on."""
+def solve_quickly(problem: WholeProblem, limit_bytes: int) -> Schedule:
+    """The schedule with the least work that a few walks found; the one with the lowest peak where none fits."""
+    found = [walk(problem, limit_bytes, weight, _NONE) for weight in _WEIGHTS]
+    return min(found, key=lambda schedule: _order(schedule, limit_bytes))
 
-    node: int
-    makes: tuple[int, ...]
 
+def solve_whole(problem: WholeProblem, limit_bytes: int, most_states: int = MOST_STATES) -> Schedule:
+    """The schedule with the least work that was found under a limit; the one with the lowest peak where none fits.
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """runs: in order; the second time a node is there, it runs again.
-
-    peak_bytes: of live storages that the program makes, scratch included. work: of what runs again.
+    It says how little work a better one could need; no less than its own where it is the best. most_states: of the
+    search for the best one.
     """
-
-    runs: tuple[Run, ...]
-    peak_bytes: int
-    work: int
+    return _Solver(problem, limit_bytes).schedule(most_states)
 
 
-def solve_whole(problem: WholeProblem, limit_bytes: int) -> Schedule:
-    """The schedule with the least work that was found under a limit; the one with the lowest peak where none fits."""
-    found = [_Walk(problem, limit_bytes, weight).schedule() for weight in _WEIGHTS]
-    return min(found, key=lambda s: (max(s.peak_bytes, limit_bytes), s.work))
+def _order(schedule: Schedule, limit_bytes: int) -> tuple[int, int]:
+    return max(schedule.peak_bytes, limit_bytes), schedule.work
 
 
-class _Walk:
-    def __init__(self, problem: WholeProblem, limit: int, weight: float) -> None:
+class _Solver:
+    """best: with what its storages counted for, and the exponent."""
+
+    def __init__(self, problem: WholeProblem, limit: int) -> None:
         self.problem = problem
         self.limit = limit
-        self.weight = weight
-        self.held: dict[int, int] = {}  # in which memory each storage is
-        self.in_use: dict[int, int] = {}  # how many storages are in it; memory of its own has numbers below -1
-        self.live = self.peak = self.work = 0
-        self.most_work = _MOST_WORK * problem.work
-        self.runs: list[Run] = []
-        self.heap: list[tuple[float, int]] = []
+        self.best = solve_quickly(problem, limit)
+        self.counts: Mapping[int, float] = _NONE
+        self.weight = _WEIGHTS[0]
 
-    def schedule(self) -> Schedule:
-        """Walk the program."""
-        problem = self.problem
-        for at, reads in enumerate(problem.reads):
-            if self.work > self.most_work:
-                self.limit = NEVER  # it does not fit
-            self._make(reads, at)
-            self._run(at, at, set(reads))
-            for storage in (*reads, *problem.makes[at]):
-                if problem.ends[storage] <= at:
-                    self._let_go(storage)
-        return Schedule(tuple(self.runs), self.peak, self.work)
+    def schedule(self, most_states: int) -> Schedule:
+        """The best one found."""
+        if not self.best.work and self.best.peak_bytes <= self.limit:
+            return schedule_of(self.problem, self.best.runs)
+        exact = search_best(self.problem, self.limit, schedule_of(self.problem, self.best.runs), most_states)
+        if exact is not None:
+            return exact
+        bound = self._bound()
+        for plan in bound.plans:
+            self._try_plan(plan)
+        self._improve(bound.least_work)
+        self.best = schedule_of(self.problem, self.best.runs)
+        fits = self.best.peak_bytes <= self.limit
+        return replace(self.best, least_work=min(bound.least_work, self.best.work) if fits else bound.least_work)
 
-    # --- memory
+    def _bound(self) -> Bound:
+        if self.limit < lowest_peak(self.problem):
+            return Bound(NEVER)
+        live = live_bytes(self.problem)
+        return bound_work(self.problem, self.limit, Position(self.problem, live.index(max(live))))
 
-    def _bytes(self, memory: int) -> int:
-        return self.problem.sizes[memory if memory >= 0 else -2 - memory]
+    def _try_plan(self, plan: Plan) -> None:
+        counts = dict.fromkeys(plan.keep, float(_AGAINST)) | dict.fromkeys(plan.drop, _ALONG)
+        for weight in _WEIGHTS:
+            self._try(weight, counts)
 
-    def _hold(self, storage: int, memory: int) -> None:
-        self.held[storage] = memory
-        if memory == -1:
-            return
-        if memory not in self.in_use:
-            self.in_use[memory] = 0
-            self.live += self._bytes(memory)
-        self.in_use[memory] += 1
+    def _try(self, weight: float, counts: Mapping[int, float]) -> None:
+        found = walk(self.problem, self.limit, weight, counts)
+        if _order(found, self.limit) <= _order(self.best, self.limit):
+            self.best, self.weight, self.counts = found, weight, counts
 
-    def _let_go(self, storage: int) -> int:
-        """Drop a storage, and say how many bytes are free now."""
-        memory = self.held.pop(storage, -1)
-        if memory == -1:
-            return 0
-        self.in_use[memory] -= 1
-        if self.in_use[memory]:
-            return 0
-        del self.in_use[memory]
-        self.live -= self._bytes(memory)
-        return self._bytes(memory)
+    def _improve(self, least_work: int) -> None:
+        """Walk again with storages that count for more or less."""
+        drawn = random.Random(0)
+        droppable = [storage for storage, can in enumerate(self.problem.can_drop) if can]
+        for _ in range(min(_MOST_TRIALS, _STEPS // max(1, len(self.problem.reads)))):
+            if self.best.peak_bytes <= self.limit and self.best.work <= least_work:
+                return
+            counts, weight = dict(self.counts), self.weight
+            again = list(runs_again(self.best))
+            kind = drawn.random()
+            if kind < 0.5 and again:
+                costs = [1 + self.problem.costs[run.node] for run in again]
+                for run in drawn.choices(again, costs, k=drawn.choice((1, 1, 2, 4))):
+                    counts.update({s: counts.get(s, 1.0) * drawn.choice((2, 8)) for s in run.makes})
+            elif kind < 0.85 and droppable:
+                for storage in drawn.sample(droppable, max(1, len(droppable) // 10)):
+                    counts[storage] = counts.get(storage, 1.0) * drawn.choice((0.25, 0.5, 2, 4))
+            elif kind < 0.95:
+                weight = drawn.choice((0.0, 0.1, 0.25, 0.5, 0.75, 1.0))
+            else:
+                for storage in drawn.sample(sorted(counts), len(counts) // 2):
+                    del counts[storage]
+            self._try(weight, counts)
 
-    def _run(self, node: int, at: int, locked: Collection[int], *, again: bool = False) -> None:
-        problem = self.problem
-        made = problem.makes[node]
-        fresh = [storage for storage in made if storage not in self.held]
-        places = {storage: -2 - storage if again else problem.places[storage] for storage in made}
-        new = {place for place in places.values() if place != -1 and (again or place not in self.in_use)}
-        need = sum([self._bytes(place) for place in new]) + problem.scratch[node]
-        if self.live + need > self.limit:
-            self._drop(self.live + need - self.limit, at, locked)
-        self.peak = max(self.peak, self.live + need)
-        for storage in fresh:
-            self._hold(storage, places[storage])
-        self.runs.append(Run(node, tuple(fresh)))
-        if again:
-            self.work += problem.costs[node]
-        for storage in fresh:
-            if problem.can_drop[storage] and problem.sizes[storage] and places[storage] != -1:
-                heappush(self.heap, (self._price(storage, at), storage))
 
-    # --- making again
-
-    def _make(self, storages: Iterable[int], at: int) -> None:
-        """Have these storages, which a node at some position needs."""
-        problem = self.problem
-        wanted = set(storages)
-        stack = [storage for storage in wanted if storage not in self.held]
-        waiting: dict[int, tuple[int, ...]] = {}  # for what is to be made: what its maker reads
-        while stack:
-            storage = stack[-1]
-            if storage in self.held:
-                stack.pop()
-                waiting.pop(storage, None)
-                continue
-            maker = problem.makers[storage]
-            waiting[storage] = problem.reads[maker]
-            missing = [read for read in problem.reads[maker] if read not in self.held]
-            if missing:
-                stack += missing
-                continue
-            self._run(maker, at, wanted.union(*waiting.values()), again=True)
-
-    # --- dropping
-
-    def _drop(self, wanted: int, at: int, locked: Collection[int]) -> None:
-        """Drop storages of so many bytes, the cheapest first, as far as there are any."""
-        aside: list[tuple[float, int]] = []
-        while wanted > 0 and self.heap:
-            price, storage = heappop(self.heap)
-            if storage not in self.held:
-                continue
-            if storage in locked:
-                aside.append((price, storage))
-                continue
-            now = self._price(storage, at)
-            if self.heap and now > price and now > self.heap[0][0]:
-                heappush(self.heap, (now, storage))
-                continue
-            wanted -= self._let_go(storage)
-        for entry in aside:
-            heappush(self.heap, entry)
-
-    def _price(self, storage: int, at: int) -> float:
-        """What it costs to make a storage again, for each byte, the less the longer it is not used."""
-        problem = self.problem
-        uses = problem.uses[storage]
-        place = bisect_left(uses, at + 1)
-        if place == len(uses):
-            return 0.0  # it was only made for another one
-        gap = uses[place] - at
-        return float(self._cost(storage) / problem.sizes[storage] / gap**self.weight)
-
-    def _cost(self, storage: int) -> int:
-        """The work of all nodes that would run to make a storage again, given what is there."""
-        problem = self.problem
-        stack = [problem.makers[storage]]
-        seen = set(stack)
-        cost = 0
-        while stack and len(seen) < _LONGEST_CHAIN:
-            node = stack.pop()
-            cost += problem.costs[node]
-            for read in problem.reads[node]:
-                maker = problem.makers[read]
-                if read not in self.held and maker not in seen:
-                    seen.add(maker)
-                    stack.append(maker)
-        return cost
+def runs_again(schedule: Schedule) -> Iterator[Run]:
+    """The runs that are not the first of their node."""
+    done = 0
+    for run in schedule.runs:
+        if run.node < done:
+            yield run
+        else:
+            done += 1
