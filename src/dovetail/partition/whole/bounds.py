@@ -22,6 +22,7 @@ from dovetail.partition.whole.problem import NEVER, WholeProblem
 _SOURCE, _SINK = 0, 1
 _ONE = 1 << 10  # prices are whole numbers of its parts
 _HIGHEST = 1 << 24
+_MOST_PLANS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """least_work: `NEVER` where no schedule keeps the limit. plans: the cheapest that keep it, and the next ones."""
+    """least_work: `NEVER` where no schedule keeps the limit. plans: those whose bytes are closest to it."""
 
     least_work: int
     plans: tuple[Plan, ...] = ()
@@ -150,8 +151,8 @@ def bound_work(problem: WholeProblem, limit_bytes: int, position: Position) -> B
             low = price
         else:
             high = price
-    close = sorted(plans, key=lambda plan: abs(plan.held_bytes - limit_bytes))
-    return Bound(best, tuple(dict.fromkeys(close[:4])))
+    close = sorted(dict.fromkeys(plans), key=lambda plan: abs(plan.held_bytes - limit_bytes))
+    return Bound(best, tuple(close[:_MOST_PLANS]))
 
 
 def lowest_peak(problem: WholeProblem) -> int:
