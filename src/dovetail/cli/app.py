@@ -22,6 +22,7 @@ from dovetail.cli.bisect import bisect_command
 from dovetail.cli.doctor import doctor
 from dovetail.cli.draw import draw_command
 from dovetail.cli.explain import explain_command
+from dovetail.cli.fit import fit_command
 from dovetail.cli.minify import minify_command
 from dovetail.cli.output import installed_version
 from dovetail.cli.replay import replay_command
@@ -45,6 +46,7 @@ for name, command in (
     ("bisect", bisect_command),
     ("minify", minify_command),
     ("bench", bench_command),
+    ("fit", fit_command),
 ):
     app.command(name)(command)
 

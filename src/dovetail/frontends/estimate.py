@@ -40,6 +40,7 @@ from dovetail.pipeline.estimate import (
 )
 from dovetail.pipeline.memory_limit import memory_limit, readable
 from dovetail.pipeline.options import Options, resolve_options
+from dovetail.pipeline.recompute import PlanPoint
 from dovetail.torch_compat.dispatch import without_modes
 from dovetail.torch_compat.fakes import fake_apart, has_no_numbers, new_fake_mode, parameter_of_fake
 from dovetail.torch_compat.swapping import exchange_back, exchange_tensors
@@ -70,8 +71,15 @@ class Estimate:
     consumers: tuple[Consumer, ...]
     unknown_needs: tuple[str, ...]
     extrapolated: tuple[str, ...]
+    _plans: Callable[[], tuple[PlanPoint, ...]] = field(repr=False, compare=False)
     _again: Figured = field(repr=False, compare=False)
     _call: tuple[list[Any], Structure] = field(repr=False, compare=False)
+
+    def plans(self) -> tuple[PlanPoint, ...]:
+        """What lower limits cost, for a step: peaks above state and arguments, the lowest found first, each with
+        the work of what runs again, as a part of all work. Empty for a model.
+        """
+        return self._plans()
 
     def fits(self, limit: str | int) -> bool:
         """Whether some plan keeps a limit, as `memory_limit=` takes it: "80GiB", "transient:2GiB", bytes.
@@ -162,6 +170,7 @@ def estimate(step_or_model: Any, /, *args: Any, **kwargs: Any) -> Estimate:
         consumers=figures.consumers,
         unknown_needs=figures.unknown_needs,
         extrapolated=figures.extrapolated,
+        _plans=figures.plans,
         _again=again,
         _call=call,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -23,7 +24,7 @@ from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.memory_limit import MemoryLimit
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
-from dovetail.pipeline.recompute import STEP, recompute
+from dovetail.pipeline.recompute import STEP, PlanPoint, plan_points, recompute
 from dovetail.pipeline.step import writing_step
 from dovetail.torch_compat.dispatch import storage_key
 
@@ -48,6 +49,7 @@ _PART_OF = {
     categories.SAVED: "residuals",
 }
 _LARGEST_RUN_BYTES = 16 * 1024**2
+_POINTS = 12
 _BEFORE_FLOOR = ("early_updates", "expand_foreach")
 
 
@@ -75,7 +77,8 @@ class Figures:
     """state_bytes: of what is there before. transient_bytes: the peak above it. floor_transient_bytes: the lowest one.
 
     parts: bytes of each of `PARTS` at the peak. consumers: the largest first. unknown_needs, extrapolated: operators
-    of which it is not known what they take for themselves, and is known from smaller runs.
+    of which it is not known what they take for themselves, and is known from smaller runs. plans: finds what lower
+    peaks cost; none for a forward.
     """
 
     state_bytes: int
@@ -85,6 +88,7 @@ class Figures:
     consumers: tuple[Consumer, ...]
     unknown_needs: tuple[str, ...]
     extrapolated: tuple[str, ...]
+    plans: Callable[[], tuple[PlanPoint, ...]]
 
 
 def figures_of_step(
@@ -108,7 +112,8 @@ def figures_of_step(
     ordered, _ = run_passes("step", program, context, dump, only=_BEFORE_FLOOR)
     floor = _floor(ordered, hints, needs)
     planned, _ = run_passes("step", ordered, context, dump, only=("recompute", "reinplace"))
-    return _figures(planned, held, hints, needs, bytes_before_run(planned), floor)
+    figures = _figures(planned, held, hints, needs, bytes_before_run(planned), floor)
+    return replace(figures, plans=partial(plan_points, ordered, hints, needs, _POINTS))
 
 
 def _floor(program: Program, hints: Mapping[str, Number], needs: Needs) -> int:
@@ -186,4 +191,5 @@ def _figures(
         consumers=tuple(sorted(consumers, key=lambda consumer: -consumer.bytes)),
         unknown_needs=tuple(dict.fromkeys(str(node.target) for node in needs.unknown)),
         extrapolated=tuple(dict.fromkeys(str(node.target) for node in needs.extrapolated)),
+        plans=tuple,
     )

@@ -92,29 +92,12 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
         _refuse_unknown_sizes(program)
     elif not may_pay(build_whole_problem(program, policy, hints)):
         return program, RecomputeReport(0, -1, -1, reason="NOT-WORTH-IT: all of it costs more work than it is worth")
-    needs, least = needs or Needs(hints), held.least_bytes(program)
-
-    def peak_of(changed: Program) -> int:
-        in_place = around(plans.in_place(before(changed))[1])
-        needs.measure(in_place.nodes)
-        return max(simulate_peak(in_place, hints, need_of=needs.need_of).peak_bytes, least)
-
-    was = peak_of(program)
-    most = None if limit is None else limit.above(state_bytes)
+    search = _Search(program, hints, plans, policy, held, before, around, needs)
+    was, most = search.was, None if limit is None else limit.above(state_bytes)
     if most is not None and was <= most:
         return program, RecomputeReport(0, was, was, reason="FITS: the limit is kept as it is")
-    needs.measure(program.nodes)
-    plan = plans.in_place(before(program))[0]
-    places = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
-    problem = build_whole_problem(program, policy, hints, needs.need_of, places)
-    made: dict[tuple[Run, ...], Program] = {}
-
-    def weigh(schedule: Schedule) -> int:
-        if schedule.runs not in made:
-            made[schedule.runs] = apply_schedule(program, problem, schedule)
-        return peak_of(made[schedule.runs])
-
-    ladder = Ladder(problem, was, weigh)
+    ladder = search.ladder()
+    problem, made = ladder.problem, search.made
     if limit is None or most is None:
         chosen = ladder.frugal()
     else:
@@ -129,6 +112,70 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     again, schedule = len(result.nodes) - len(program.nodes), chosen.schedule
     bound = min(schedule.least_work, schedule.work) / problem.work
     return result, RecomputeReport(again, chosen.peak_bytes, was, schedule.work / problem.work, bound)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPoint:
+    """A plan. peak_bytes: of it, above state and arguments. work: of what runs again, as a part of all."""
+
+    peak_bytes: int
+    work: float
+
+
+def plan_points(
+    program: Program, hints: Mapping[str, Number], needs: Needs, points: int, held: Held = STEP
+) -> tuple[PlanPoint, ...]:
+    """What lower peaks cost: plans for so many limits, the lowest first, and the program as it is last."""
+    search = _Search(program, hints, PlanMemory(), _ALL, held, _itself, _itself, needs)
+    ladder = search.ladder()
+    found = [PlanPoint(w.peak_bytes, w.schedule.work / ladder.problem.work) for w in ladder.curve(points)]
+    return (*found, PlanPoint(search.was, 0.0))
+
+
+class _Search:
+    """Weighs programs in which nodes run again. was: the peak of the program as it is. made: programs, by schedule."""
+
+    def __init__(
+        self,
+        program: Program,
+        hints: Mapping[str, Number],
+        plans: PlanMemory,
+        policy: Policy,
+        held: Held,
+        before: Callable[[Program], Program],
+        around: Callable[[Program], Program],
+        needs: Needs | None,
+    ) -> None:
+        self._program = program
+        self._hints = hints
+        self._plans = plans
+        self._policy = policy
+        self._before = before
+        self._around = around
+        self._needs = needs or Needs(hints)
+        self._least = held.least_bytes(program)
+        self.made: dict[tuple[Run, ...], Program] = {}
+        self.was = self._peak_of(program)
+
+    def ladder(self) -> Ladder:
+        """The schedules of the program."""
+        program, needs = self._program, self._needs
+        needs.measure(program.nodes)
+        plan = self._plans.in_place(self._before(program))[0]
+        places = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
+        problem = build_whole_problem(program, self._policy, self._hints, needs.need_of, places)
+
+        def weigh(schedule: Schedule) -> int:
+            if schedule.runs not in self.made:
+                self.made[schedule.runs] = apply_schedule(program, problem, schedule)
+            return self._peak_of(self.made[schedule.runs])
+
+        return Ladder(problem, self.was, weigh)
+
+    def _peak_of(self, changed: Program) -> int:
+        in_place = self._around(self._plans.in_place(self._before(changed))[1])
+        self._needs.measure(in_place.nodes)
+        return max(simulate_peak(in_place, self._hints, need_of=self._needs.need_of).peak_bytes, self._least)
 
 
 def may_pay(problem: WholeProblem) -> bool:

@@ -91,6 +91,17 @@ class Ladder:
         lowest = min([*tried, *self._weighed.values()], key=lambda w: (w.peak_bytes, w.schedule.work))
         return Choice(lowest if lowest.peak_bytes <= limit_bytes else None, lowest)
 
+    def curve(self, points: int) -> tuple[Weighed, ...]:
+        """Schedules for so many limits at most, the lowest first; each needs less work than those of lower peaks."""
+        feasible = self._lowest(self._fits) or 0
+        every = max(1, -(-(_RUNGS - feasible) // points))
+        found = [self._at(rung) for rung in range(feasible, _RUNGS, every)]
+        best: list[Weighed] = []
+        for weighed in sorted(found, key=lambda w: (w.peak_bytes, w.schedule.work)):
+            if weighed.peak_bytes < self.peak_bytes and (not best or weighed.schedule.work < best[-1].schedule.work):
+                best.append(weighed)
+        return tuple(best)
+
     def _better(self, rung: int, limit_bytes: int) -> Weighed:
         """The schedule of a rung that keeps a limit, or one with less work that was looked for longer."""
         quick = self._at(rung)
