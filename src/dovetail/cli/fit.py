@@ -117,9 +117,7 @@ def _verdict(found: Estimate, limit: str | None, fits: bool, largest: int | None
     call = f': dovetail.compile_step(step, memory_limit="{limit}")'
     lines = [f"fits in {limit}{call}" if fits else f"does not fit in {limit}: the lowest found is {readable(floor)}"]
     if found.breakdown["gradients"] and not fits:
-        lines.append(
-            "gradients left in .grad count; compile_step(step, keep_grads=False) frees each one early"
-        )
+        lines.append("gradients left in .grad count; compile_step(step, keep_grads=False) frees each one early")
     if largest is not None:
         lines.append(f"the largest batch that fits: {largest}")
     return lines
