@@ -29,6 +29,7 @@ GIVEN: dict[str, Any] = {
         "donate": (0,),
         "keep_grads": True,
         "memory_limit": "6GiB",
+        "policy": {"aten.relu": "SAVE"},
         "numerics": "fast",
         "executors": ("aten",),
         "compile_trace": CompileTrace(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dovetail.ir.program import Node
 from dovetail.ops.facts import facts_of, is_copy, writes_of
@@ -18,12 +18,14 @@ from dovetail.ops.facts import facts_of, is_copy, writes_of
 class Mark(enum.Enum):
     """What the user or a pass asks for one node.
 
-    MUST_SAVE: backward never runs it again. MUST_RECOMPUTE: its results are never saved; without effect on a node that
-    cannot run again, a draw say.
+    MUST_SAVE: it never runs again. MUST_RECOMPUTE: its results are never saved; without effect on a node that cannot
+    run again, a draw say. SAVE: it runs again only where a limit asks for it. RECOMPUTE: its work counts as nothing.
     """
 
-    MUST_SAVE = "must save"
-    MUST_RECOMPUTE = "must recompute"
+    MUST_SAVE = "MUST_SAVE"
+    MUST_RECOMPUTE = "MUST_RECOMPUTE"
+    SAVE = "SAVE"
+    RECOMPUTE = "RECOMPUTE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,16 @@ class Policy:
         """Whether a node that can run again may."""
         mark = self.marks.get(node)
         if mark is not None:
-            return mark is Mark.MUST_RECOMPUTE
+            return mark in (Mark.MUST_RECOMPUTE, Mark.RECOMPUTE)
         return self.recompute == "all" or is_cheap(node)
+
+    def cost(self, node: Node, work: int) -> int:
+        """What running a node again counts for. work: what it is."""
+        return 0 if self.marks.get(node) is Mark.RECOMPUTE else work
+
+    def under_need(self) -> Policy:
+        """What holds where the limit cannot be kept otherwise: wishes to save are given up."""
+        return replace(self, marks={node: mark for node, mark in self.marks.items() if mark is not Mark.SAVE})
 
 
 def can_run_again(node: Node, fixed: Collection[Node]) -> bool:

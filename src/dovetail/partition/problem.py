@@ -123,7 +123,7 @@ class _Builder:
             and storages.isdisjoint(self.returned_late)
         )
         number = len(self.costs)
-        self.costs.append(work_of(node, self.hints) if can_recompute else None)
+        self.costs.append(self.policy.cost(node, work_of(node, self.hints)) if can_recompute else None)
         self.reads.append(tuple(number for number in reads if number != FREE) if can_recompute else ())
         is_marked = can_recompute and self.policy.marks.get(node) is Mark.MUST_RECOMPUTE
         numbers: dict[int, int] = {}

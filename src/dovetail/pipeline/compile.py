@@ -31,6 +31,7 @@ from dovetail.ir.sizes import Number
 from dovetail.ir.stages import verify_program
 from dovetail.partition.choose import PartitionReport, joined
 from dovetail.partition.split import Split, dying_inputs
+from dovetail.partition.whole.forced import recompute_as_asked
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.compile_trace import LIKELY
 from dovetail.pipeline.copies_back import counted_only
@@ -89,6 +90,7 @@ class _GraphCompiler:
             options.partition,
             options.recomputes,
             limit,
+            patterns=options.policy,
             is_foreign=options.compilers is not None,
         )
         self._first: Split | None = None
@@ -177,6 +179,7 @@ class _GraphCompiler:
         with nullcontext() if casts else autocast_off():  # a backward is run outside of autocast, as a rule
             programs = self._recording.programs(name, pattern)
         program = programs.functional
+        self._options.policy.meet(program)
         dump.step("recorded", programs.recorded)
         record = _functionalized(programs.recorded, program, start)
         dump.step("functional", program, record, comparable=programs.comparable)
@@ -185,6 +188,9 @@ class _GraphCompiler:
         context = Context(self._options, self._hints)
         program, records = run_passes("joint", program, context, dump, decisions=self._decisions)
         self._decisions.update({record.name: not record.reason for record in records})
+        program, again = recompute_as_asked(program, self._options.policy, self._hints, is_split=True)
+        if again:
+            dump.step("policy", program)
         compilers = self._options.compilers
         if compilers is not None and compilers.joint is not None and self._recording.can_train:
             joint = to_graph_module(program, described=self._described())

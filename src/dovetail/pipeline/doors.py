@@ -49,7 +49,7 @@ _EVERYWHERE = frozenset({"dump", "dump_calls", "verify", "skip", "stop_after", "
 _PARAMETERS_OF_FREEZE = frozenset(
     {"dynamic_shapes", "discard_originals", "keep_sources", "passes", "on_stale", "on_grad", "measure"}
 )
-_GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward", "memory_limit"})
+_GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward", "memory_limit", "policy"})
 
 COMPILE = Door("dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"})
 BACKEND = Door(
@@ -63,7 +63,7 @@ BACKEND = Door(
 )
 COMPILE_STEP = Door(
     "dovetail.compile_step",
-    _EVERYWHERE | {"max_variants", "dynamic", "keep_grads", "memory_limit", "numerics", "partition"},
+    _EVERYWHERE | {"max_variants", "dynamic", "keep_grads", "memory_limit", "numerics", "partition", "policy"},
     reasons={
         "donate": "a step does not overwrite its arguments",
         "partition": "a step's program runs forward and backward: it is not split",
@@ -75,7 +75,7 @@ COMPILE_STEP = Door(
 )
 FREEZE = Door(
     "dovetail.freeze",
-    _EVERYWHERE | {"memory_limit"},
+    _EVERYWHERE | {"memory_limit", "policy"},
     reasons={
         "donate": "a frozen program does not overwrite its arguments",
         **dict.fromkeys(("partition", "recompute", "double_backward"), "a frozen program has no backward"),

@@ -21,6 +21,7 @@ from dovetail.ir.draft import Draft
 from dovetail.ir.plan_inputs import renumbered
 from dovetail.ir.program import Node, Operand, Program, Value, values_in
 from dovetail.ops.packed import is_packing
+from dovetail.partition.policy import Mark, Policy
 from dovetail.partition.split import split_by_phase
 from dovetail.passes.fold_constants import FoldReport, fold_constants
 from dovetail.passes.fold_plan import FoldingPlan, plan_folding
@@ -28,6 +29,7 @@ from dovetail.pipeline.copies_back import carry_out_writes
 from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
 from dovetail.pipeline.memory_limit import MemoryLimit, memory_limit
+from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import PASSES, Context
 from dovetail.pipeline.recompute import FROZEN, recompute, too_low
 
@@ -93,14 +95,30 @@ def within_limit(folded: Folded, context: Context, dump: Dump) -> Folded:
     if limit is None:
         return folded
 
+    patterns = context.options.policy
+    patterns.meet(program)
+    policy = Policy("all", patterns.of(program))
+
     def before(changed: Program) -> Program:
         return carry_out_writes(split_by_phase(changed).forward, folded.plan)
 
     state, plans = context.state_bytes, context.plans
-    changed, report = recompute(program, context.hints, plans, limit, state, held=FROZEN, before=before)
+    changed, report = recompute(program, context.hints, plans, limit, state, policy, FROZEN, before=before)
     spent, counts = elapsed_us(start), (len(program.nodes), len(changed.nodes))
     dump.step("recompute", changed, StepRecord("recompute", *counts, spent, str(report), details=report))
     return replace(folded, program=changed)
+
+
+def refuse_idle_policy(options: Options) -> None:
+    """Raises: BadOptionValue for a policy that has no effect on a frozen program."""
+    patterns = options.policy
+    if Mark.MUST_RECOMPUTE in patterns.marks.values():
+        reason, expected = "nothing is made again for the backward of a frozen program: it has none", "RECOMPUTE"
+    elif patterns.marks and options.memory_limit is None:
+        reason, expected = "nothing runs again in a frozen program without a limit", "it with a memory_limit"
+    else:
+        return
+    raise BadOptionValue(option="policy", value=patterns, reason=reason, expected=expected)
 
 
 def _limit(context: Context) -> MemoryLimit | None:

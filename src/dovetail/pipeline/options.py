@@ -10,6 +10,7 @@
 | partition | DOVETAIL_PARTITION | graphs, step | auto, min_cut: save least; default: save all; or a function |
 | recompute | DOVETAIL_RECOMPUTE | graphs | what may run again: cheap (pointwise, copies), or all; auto: see docs |
 | memory_limit | - | compile, backend, step, freeze | bytes of a call at most: "6GiB"; above state: "transient:2GiB" |
+| policy | - | compile, backend, step, freeze, aot | what runs again: {pattern: "SAVE", "RECOMPUTE", "MUST_..."} |
 | max_variants | - | graphs, step | limit on kinds of calls of a function, and on programs of each kind; default: 8 |
 | dynamic | - | compile, step, aot | one program for all sizes above 1 of the arguments |
 | double_backward | - | graphs | keep the inputs of each call, so that backward works with create_graph=True |
@@ -30,11 +31,12 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dovetail.errors import BadOptionValue, UnknownOption
 from dovetail.execute.foreign import Compilers
 from dovetail.execute.protocol import Executor
+from dovetail.partition.patterns import Patterns, patterns_of
 from dovetail.partition.problem import Problem
 from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import Door
@@ -75,6 +77,7 @@ class Options:
     partition: str | Callable[[Problem], Collection[int]] = "auto"
     recompute: str = "auto"
     memory_limit: str | int | None = None
+    policy: Patterns = field(default_factory=lambda: Patterns({}))
     max_variants: int = 8
     dynamic: bool = False
     double_backward: bool = False
@@ -117,6 +120,7 @@ def resolve_options(
             values[name] = tuple(part for part in str(values[name]).split(",") if part)
         elif isinstance(values.get(name), list):
             values[name] = tuple(values[name])  # type: ignore[arg-type]
+    values["policy"] = patterns_of(values.get("policy", {}))
     donate = values.get("donate", ())
     values["donate"] = tuple(donate) if isinstance(donate, list | tuple | set | frozenset) else (donate,)
     options = Options(**values)  # type: ignore[arg-type]

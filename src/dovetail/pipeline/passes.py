@@ -142,7 +142,7 @@ def _recompute(program: Program, given: Context) -> tuple[Program, object]:
     if limit is None and options.partition != "auto":
         return program, "nothing runs again, as partition= says"
     is_free = options.recompute == "auto" or given.held is STEP  # steps do not read the option
-    policy = Policy(recompute="all" if is_free else options.recompute)
+    policy = Policy("all" if is_free else options.recompute, options.policy.of(program))
     return recompute(
         program, given.hints, given.plans, limit, given.state_bytes, policy, held=given.held, needs=given.needs
     )

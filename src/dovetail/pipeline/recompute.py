@@ -103,6 +103,10 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     else:
         choice = ladder.under(most)
         chosen = choice.chosen
+        relaxed = policy.under_need()
+        if chosen is None and len(relaxed.marks) < len(policy.marks):
+            others = (plans, limit, state_bytes, relaxed, held)
+            return recompute(program, hints, *others, before=before, around=around, needs=needs)
         if chosen is None:
             raise too_low(limit, choice.floor_bytes, state_bytes, held)
     if chosen is None:
@@ -110,8 +114,8 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     result = made[chosen.schedule.runs]
     verify_whole(program, result)
     again, schedule = len(result.nodes) - len(program.nodes), chosen.schedule
-    bound = min(schedule.least_work, schedule.work) / problem.work
-    return result, RecomputeReport(again, chosen.peak_bytes, was, schedule.work / problem.work, bound)
+    bound = min(schedule.least_work, schedule.work) / max(problem.work, 1)
+    return result, RecomputeReport(again, chosen.peak_bytes, was, schedule.work / max(problem.work, 1), bound)
 
 
 @dataclass(frozen=True, slots=True)

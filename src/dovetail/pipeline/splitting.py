@@ -43,7 +43,8 @@ from dovetail.partition.choose import (
     step_cost,
     work_to_spare,
 )
-from dovetail.partition.policy import Policy
+from dovetail.partition.patterns import Patterns
+from dovetail.partition.policy import Mark, Policy
 from dovetail.partition.problem import Problem
 from dovetail.partition.recompute import keeps_named, split_keeping
 from dovetail.partition.split import Split, dying_inputs, split_by_phase
@@ -99,9 +100,10 @@ class Splitting:
         recompute: str,
         limit: MemoryLimit | None = None,
         *,
+        patterns: Patterns | None = None,
         is_foreign: bool = False,
     ) -> None:
-        """is_foreign: the code of the halves is not ours, and what it needs is not known."""
+        """patterns: what is asked for nodes. is_foreign: the code of the halves is not ours, and its needs unknown."""
         self.kept: frozenset[str] | None = None
         self.needs = Needs(hints)
         self.plans = PlanMemory(need_of=None if limit is None else self.needs.need_of)
@@ -110,6 +112,7 @@ class Splitting:
         self._hints = hints
         self._partition = partition
         self._policy = Policy(recompute=recompute, only_what_eager_holds=partition != "min_cut")
+        self._patterns = Patterns({}) if patterns is None else patterns
         self._is_foreign = is_foreign
         self._written: dict[int, tuple[Program, Program]] = {}
         self._works: dict[Node, int] = {}
@@ -146,7 +149,8 @@ class Splitting:
             peak = self._peak_of(split)
         nodes = (*split.forward.nodes, *split.backward.nodes)
         self._works.update({node: work_of(node, self._hints) for node in nodes if node not in self._works})
-        return Candidate(halves, solver, peak, sum([self._works[node] for node in nodes]))
+        free = {node for node, mark in self._patterns.of(halves.joint).items() if mark is Mark.RECOMPUTE}
+        return Candidate(halves, solver, peak, sum([self._works[node] for node in nodes if node not in free]))
 
     def too_low(self, split: Split, stays: Collection[str], state: int) -> MemoryLimitTooLow | None:
         """The error for a split, as its halves run, that does not keep the limit. state: bytes of inputs."""
@@ -164,7 +168,7 @@ class Splitting:
         def around(late: Program) -> Program:
             return as_one_run(forward, late, stays, lets_go=frees_arriving_gradients())
 
-        limit, policy = self.limit, self._policy
+        limit, policy = self.limit, replace(self._policy, marks=self._patterns.of(backward))
         return recompute(backward, self._hints, self.plans, limit, state, policy, GRAPH, around=around)[0]
 
     # --- choosing -----------------------------------------------------------------------------------------------------
@@ -178,18 +182,19 @@ class Splitting:
         if self.kept is not None:
             return Halves(program, split_keeping(program, keeps_named(program, self.kept)))
         default = Halves(program, split_by_phase(program))
+        policy = replace(self._policy, marks=self._patterns.of(program))
         if self._is_default or all(node.phase is Phase.FORWARD for node in program.nodes):
             return default
         if callable(self._partition):
-            found = Halves(program, split_by(self._partition, program, self._policy, self._hints))
+            found = Halves(program, split_by(self._partition, program, policy, self._hints))
         elif self.limit is not None:
-            found = self._under(default, self.limit, state_bytes, must_fit=must_fit)
+            found = self._under(default, policy, self.limit, state_bytes, must_fit=must_fit)
         elif self._partition == "default":
             found = default
         elif self._partition == "min_cut":
-            found = Halves(program, *choose_split(program, self._policy, self._hints))
+            found = Halves(program, *choose_split(program, policy, self._hints))
         else:
-            found = self._frugal(default)
+            found = self._frugal(default, policy)
         self._is_default = found.split.residuals == default.split.residuals and found.joint is program
         self._is_default = self._is_default and not callable(self._partition)
         if not self._is_default:
@@ -206,19 +211,19 @@ class Splitting:
         else:
             verify_recomputation(program, halves.split)
 
-    def _frugal(self, default: Halves) -> Halves:
+    def _frugal(self, default: Halves, policy: Policy) -> Halves:
         """The lowest peak for two percent more work at most."""
         program, hints = default.joint, self._hints
-        problem = build_whole_problem(program, self._policy, hints, until=read_until(program, self._policy))
+        problem = build_whole_problem(program, policy, hints, until=read_until(program, policy))
         most = work_to_spare(problem.work)
-        cut = cut_within(program, self._policy, hints, most)
+        cut = cut_within(program, policy, hints, most)
         if cut is None and not may_pay(problem):
             reason = f"NOT-WORTH-IT: nothing runs again for {most:.0f} of work"
             return self._kept_default(default, None, reason if any(problem.can_drop) else NOTHING_TO_GAIN)
         found = [] if cut is None else [self.weighed(Halves(program, cut), MIN_CUT)]
         before = self.weighed(default, "default")
         if may_pay(problem):
-            schedules = _Schedules(self, default, before.peak_bytes, self._policy, self._hints)
+            schedules = _Schedules(self, default, before.peak_bytes, policy, self._hints)
             weighed = schedules.ladder.frugal()
             found += [] if weighed is None else [schedules.candidate(weighed)]
         best = min(found, key=lambda one: (one.peak_bytes, one.work), default=before)
@@ -227,20 +232,25 @@ class Splitting:
             return self._kept_default(default, best, reason)
         return self._reported(default, before, best)
 
-    def _under(self, default: Halves, limit: MemoryLimit, state_bytes: int, *, must_fit: bool) -> Halves:
+    def _under(
+        self, default: Halves, policy: Policy, limit: MemoryLimit, state_bytes: int, *, must_fit: bool
+    ) -> Halves:
         """The least work below a limit."""
         most, before = limit.above(state_bytes), self.weighed(default, "default")
         if before.peak_bytes <= most:
             return self._kept_default(default, before, "FITS: the limit is kept as it is")
-        cut = cut_within(default.joint, self._policy, self._hints, math.inf)
+        cut = cut_within(default.joint, policy, self._hints, math.inf)
         found = [] if cut is None else [self.weighed(Halves(default.joint, cut), MIN_CUT)]
-        schedules = _Schedules(self, default, before.peak_bytes, self._policy, self._hints)
+        schedules = _Schedules(self, default, before.peak_bytes, policy, self._hints)
         choice = schedules.ladder.under(most)
         if choice.chosen is not None:
             found.append(schedules.candidate(choice.chosen))
         elif choice.lowest is not None:
             found.append(schedules.candidate(choice.lowest))
         fits = [one for one in found if one.peak_bytes <= most]
+        relaxed = policy.under_need()
+        if not fits and len(relaxed.marks) < len(policy.marks):
+            return self._under(default, relaxed, limit, state_bytes, must_fit=must_fit)
         lowest = min([before, *found], key=lambda one: (one.peak_bytes, one.work))
         if not fits and must_fit:
             raise too_low(limit, lowest.peak_bytes, state_bytes, GRAPH)

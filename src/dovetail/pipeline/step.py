@@ -27,6 +27,7 @@ from dovetail.ir.signature import InputMutation, Signature
 from dovetail.ir.sizes import Number
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
+from dovetail.partition.whole.forced import recompute_as_asked
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.compile_trace import STEP_STATE
 from dovetail.pipeline.driver import StepRecord, run_passes
@@ -77,10 +78,14 @@ def writing_step(programs: StepPrograms, context: Context, dump: Dump) -> tuple[
     """A recorded step, simplified, that writes its state in the end; and what was done."""
     dump.step("recorded", programs.recorded)
     dump.step("functional", programs.functional)
+    context.options.policy.meet(programs.functional)
     program, simplified = run_passes("joint", programs.functional, context, dump)
     if context.options.numerics == "fast":
         program, faster = run_passes("fast", program, context, dump)
         simplified = (*simplified, *faster)
+    program, again = recompute_as_asked(program, context.options.policy, context.hints, is_split=False)
+    if again:
+        dump.step("policy", program)
     program = with_copies(_with_late_writes(program))
     dump.step(STEP_STATE, program)
     return program, simplified

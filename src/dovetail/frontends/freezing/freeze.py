@@ -34,7 +34,16 @@ from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import FREEZE
 from dovetail.pipeline.driver import PASS_NAMES, StepRecord
 from dovetail.pipeline.dump import FORWARD, Dump
-from dovetail.pipeline.freezing import Folded, Unfolded, chosen_passes, finish, fold, simplify, within_limit
+from dovetail.pipeline.freezing import (
+    Folded,
+    Unfolded,
+    chosen_passes,
+    finish,
+    fold,
+    refuse_idle_policy,
+    simplify,
+    within_limit,
+)
 from dovetail.pipeline.memory_limit import refuse_unknown_sizes, state_bytes
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.passes import Context
@@ -93,6 +102,7 @@ def freeze(
     ensure_supported_torch()
     settings = _Settings.checked(discard_originals, keep_sources, on_stale, on_grad, measure)
     resolved = resolve_options(options, PASS_NAMES, FREEZE)
+    refuse_idle_policy(resolved)
     names = chosen_passes(passes)
     target = as_callable(model)
     if not isinstance(target, torch.nn.Module):

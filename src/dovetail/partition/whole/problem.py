@@ -75,6 +75,7 @@ class _Builder:
     def __init__(self, program: Program, policy: Policy, hints: Mapping[str, Number], until: Mapping[int, int]) -> None:
         self.program = program
         self.until = until
+        self.policy = policy
         self.hints = hints
         fixed = frozenset(made_symbols(program))
         bytes_ = storage_bytes(program, hints)
@@ -152,7 +153,7 @@ class _Builder:
             storages=tuple(self.number),
             reads=tuple(self.reads),
             makes=tuple(self.makes),
-            costs=tuple(work_of(node, self.hints) for node in nodes),
+            costs=tuple(self.policy.cost(node, work_of(node, self.hints)) for node in nodes),
             scratch=tuple(need.scratch_bytes for need in needs),
             sizes=tuple(self.sizes),
             places=tuple(self.number.get(places.get(storage, storage), -1) for storage in self.number),

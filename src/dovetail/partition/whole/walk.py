@@ -22,6 +22,7 @@ from dovetail.partition.whole.schedule import Run, Schedule
 
 _LONGEST_CHAIN = 200  # nodes that are followed to find what it costs to make a value again
 _MOST_WORK = 3  # times the work of the program: a run that needs more is given up
+_MOST_RUNS = 100  # times the nodes of the program, as some nodes may count as no work
 
 
 def walk(problem: WholeProblem, limit_bytes: int, weight: float, counts: Mapping[int, float]) -> Schedule:
@@ -49,7 +50,7 @@ class _Walk:
         """Walk the program."""
         problem = self.problem
         for at, reads in enumerate(problem.reads):
-            if self.work > self.most_work:
+            if self.work > self.most_work or len(self.runs) > _MOST_RUNS * len(problem.reads):
                 self.limit = NEVER  # it does not fit
             self._make(reads, at)
             self._run(at, at, set(reads))
