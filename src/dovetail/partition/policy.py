@@ -40,6 +40,11 @@ class Policy:
     marks: Mapping[Node, Mark] = field(default_factory=dict)
     only_what_eager_holds: bool = False
 
+    def may_hold(self) -> frozenset[int]:
+        """Storages that may be held for backward though eager would not hold them: what is read for a wish."""
+        wished = [node for node, mark in self.marks.items() if mark is Mark.RECOMPUTE]
+        return frozenset(value.tensor.storage for node in wished for value in node.operands() if value.is_tensor)
+
     def allows(self, node: Node) -> bool:
         """Whether a node that can run again may."""
         mark = self.marks.get(node)

@@ -96,7 +96,7 @@ class _Builder:
         self.contents = contents - written  # a view of the input itself changes with it
         self.returned_late = _storages([operand for role, operand in roles if not is_forward(role)])
         self.homes: dict[Value, int] = {}
-        held = {value.tensor.storage for value in self.saved_by_default if value.is_tensor}
+        held = {value.tensor.storage for value in self.saved_by_default if value.is_tensor} | policy.may_hold()
         self.let_go = self.returned - held if policy.only_what_eager_holds else frozenset()
         for value in program.inputs:
             is_free = value.is_tensor and value.tensor.storage not in written

@@ -205,7 +205,9 @@ class Splitting:
         """Prove a split of a program, independently of how it was made. Raises: InvalidProgram."""
         if halves.joint is not program:
             verify_split(halves.joint, halves.split)
-            verify_sources(program, halves.split, only_what_eager_holds=self._policy.only_what_eager_holds)
+            policy = replace(self._policy, marks=self._patterns.of(program))
+            strict, more = policy.only_what_eager_holds, policy.may_hold()
+            verify_sources(program, halves.split, only_what_eager_holds=strict, may_hold=more)
         elif self.kept is None:
             verify_split(program, halves.split)
         else:

@@ -27,11 +27,13 @@ def verify_whole(program: Program, changed: Program) -> None:
     _Checker(program, changed).check()
 
 
-def verify_sources(program: Program, split: Split, *, only_what_eager_holds: bool) -> None:
+def verify_sources(
+    program: Program, split: Split, *, only_what_eager_holds: bool, may_hold: frozenset[int] = frozenset()
+) -> None:
     """Raise InvalidProgram where backward reads what may be something else by then.
 
     That is, beyond what the program's own backward reads: inputs that are written, their new contents, and, if asked
-    for, inputs and returned values, which the caller may change or let go.
+    for, inputs and returned values, which the caller may change or let go. may_hold: storages of those all the same.
     """
     roles = list(zip(program.signature.outputs, program.outputs, strict=True))
     inputs = list(zip(program.signature.inputs, program.inputs, strict=True))
@@ -47,7 +49,7 @@ def verify_sources(program: Program, split: Split, *, only_what_eager_holds: boo
     )
     if only_what_eager_holds:
         returned = [made for role, made in roles if isinstance(role, UserOutput)]
-        lost |= (_storages(values_in(returned)) | _storages(v for _, v in inputs)) - held
+        lost |= (_storages(values_in(returned)) | _storages(v for _, v in inputs)) - held - may_hold
     known = {value.name for value in own}
     for role, value in zip(split.backward.signature.inputs, split.backward.inputs, strict=True):
         if isinstance(role, Residual) and value.name not in known and not _storages([value]).isdisjoint(lost):

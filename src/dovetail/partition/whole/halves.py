@@ -42,7 +42,8 @@ def read_until(program: Program, policy: Policy) -> dict[int, int]:
         saved, direct = residuals_of(program, nodes[border:])
         inputs = zip(program.signature.inputs, program.inputs, strict=True)
         given = {v.tensor.storage for role, v in inputs if v.is_tensor and not isinstance(role, Tangent)}
-        lost |= (given | storages(UserOutput)) - {value.tensor.storage for value in (*saved, *direct)}
+        held = {value.tensor.storage for value in (*saved, *direct)} | policy.may_hold()
+        lost |= (given | storages(UserOutput)) - held
     return dict.fromkeys(lost, border)
 
 
