@@ -132,7 +132,7 @@ def plan_points(
     """What lower peaks cost: plans for so many limits, the lowest first, and the program as it is last."""
     search = _Search(program, hints, PlanMemory(), _ALL, held, _itself, _itself, needs)
     ladder = search.ladder()
-    found = [PlanPoint(w.peak_bytes, w.schedule.work / ladder.problem.work) for w in ladder.curve(points)]
+    found = [PlanPoint(w.peak_bytes, w.schedule.work / max(ladder.problem.work, 1)) for w in ladder.curve(points)]
     return (*found, PlanPoint(search.was, 0.0))
 
 

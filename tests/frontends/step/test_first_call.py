@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 import dovetail
 from dovetail.errors import DovetailWarning, MemoryLimitTooLow
 from dovetail.frontends.step.unrun import record_unrun
+from dovetail.inspect.memory import measure_peak
 from dovetail.pipeline.doors import COMPILE_STEP
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import resolve_options
@@ -267,3 +269,21 @@ def test_a_program_without_a_run(name: str) -> None:
     assert found.program.peak_bytes == reached.step.explain().peak_bytes
     held = [x for state in reached.optimizer.state.values() for x in state.values() if isinstance(x, Tensor)]
     assert found.made_bytes == sum(x.numel() * x.element_size() for x in held)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "momentum", "RMSprop"])
+def test_the_first_call_keeps_the_lowest_limit(name: str) -> None:
+    """With the state that it makes; nothing of the capture is held meanwhile."""
+    make = OPTIMIZERS[name][0]
+    tried = Training(make, "transient:1B")
+    with pytest.raises(MemoryLimitTooLow) as refused:
+        tried.step(*tried.batch)
+    floor = int(str(refused.value.facts["floor_bytes"]))
+    training = Training(make, f"transient:{floor}B")
+    peaks = [measure_peak(lambda: training.step(*training.batch)).peak_bytes for _ in range(3)]
+    state = pytree.tree_leaves(training.optimizer.state_dict()["state"])
+    made = sum(item.untyped_storage().nbytes() for item in state if isinstance(item, Tensor))
+    constants = 16 * len(state)  # numbers that the recording keeps until the call is over
+    assert training.step.stats.eager_calls == 0
+    assert peaks[0] <= floor + made + constants
+    assert max(peaks[1:]) <= floor

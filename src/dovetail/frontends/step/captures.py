@@ -34,7 +34,7 @@ from dovetail.frontends.step.eager_run import EagerRuns, leads_on
 from dovetail.frontends.step.guard import NOTHING, UNBOUND, StepCall
 from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.lifting import Lifting, Numbers
-from dovetail.frontends.step.made_state import MadeState
+from dovetail.frontends.step.made_state import MadeState, give_up
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.same_recordings import made_beforehand
@@ -246,6 +246,7 @@ class StepCaptures:
         if later is not None:
             variant, recorded, found = later
             alone = made_beforehand(first, recorded, found)
+            give_up(found.values())
             if alone is not None and not made.turns_flags_early(recorded):
                 now = self._begun(made, made.begun(alone), variant, call)
                 if now is not None:

@@ -6,7 +6,7 @@ what later calls do, or, with the very contents that the step would begin with, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -130,6 +130,12 @@ class MadeState:
     def values(self) -> dict[int, Value]:
         """The values of the tensors, by their place among the results."""
         return {place: found.value for place, found in self.tensors.items()}
+
+
+def give_up(stand_ins: Iterable[torch.Tensor]) -> None:
+    """Free the memory of tensors that stood in: a recording may hold them for longer."""
+    for tensor in stand_ins:
+        tensor.untyped_storage().resize_(0)
 
 
 def _outputs_in(tree: Tree) -> Iterator[int]:
