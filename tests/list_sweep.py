@@ -63,6 +63,7 @@ LISTS = (
     "tests/models/test_models.py",
     "tests/ops/test_writing_forms.py",
     "tests/passes/test_channels_last.py",
+    "tests/test_construct_sweep.py",
     "tests/passes/test_early_updates.py",
     "tests/passes/test_fold_batch_norms.py",
     "tests/passes/test_fold_bits.py",

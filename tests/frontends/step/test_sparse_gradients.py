@@ -44,7 +44,7 @@ def _always_the_same(table: nn.Module, head: nn.Module, items: Tensor, labels: T
     return F.cross_entropy(head(table(items * 0).sum(1)), labels)
 
 
-def _selected(table: nn.Module, head: nn.Module, items: Tensor, labels: Tensor) -> Tensor:
+def selected(table: nn.Module, head: nn.Module, items: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(head(table(items[labels > 0]).sum(1)), labels[labels > 0])
 
 
@@ -77,7 +77,7 @@ CASES: tuple[tuple[Makes, Callable[[], nn.Module], Loss], ...] = (
     (_sparse_adam, _table(), _twice),
     (_sparse_adam, _table(), _one_row),
     (_sparse_adam, _table(), _always_the_same),
-    (_sparse_adam, _table(), _selected),
+    (_sparse_adam, _table(), selected),
     (_sparse_adam, _table(padding_idx=2), _looked_up),
     (_sgd, _table(max_norm=0.5), _looked_up),
     (_sgd, _table(), _gathered),

@@ -293,7 +293,7 @@ PATTERNS = (
         "parts by chunk, of a temporary",
         parts_by_chunk_of_a_temporary,
         lambda: (torch.randn(8, 4),),
-        more={"mutations": 1, "mutations_and_views": 2},
+        more={"mutations_and_views": 2},
         weakness="a result is contiguous where the part it replaces is not",
     ),
     Pattern("the diagonal", write_the_diagonal, _square),
