@@ -10,7 +10,7 @@ would need all blocks first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dovetail.ir.program import Node, Program, Value, values_in
@@ -38,16 +38,29 @@ class RowRegion:
     narrow_bytes: int
 
 
-def row_regions(program: Program) -> Iterator[RowRegion]:
-    """The regions of a functional program, for each product that may begin one, the largest first."""
-    seeds = [seed for node in program.nodes if (seed := _seed(node, program)) is not None]
+def row_regions(program: Program, beginning: Collection[str]) -> Iterator[RowRegion]:
+    """The regions of a functional program, for each product that may begin one, the largest first.
+
+    beginning: names of results of products that may.
+    """
+    uses = _Uses(program.producers(), program.use_counts())
+    makers = [node for node in program.nodes if any(value.name in beginning for value in node.results())]
+    seeds = [seed for node in makers if (seed := _seed(node, program)) is not None]
     seeds.sort(key=lambda seed: -seed.large_bytes)
     for seed in seeds:
         for units in seed.cuts():
-            region = _Finder(program, seed, units).found()
+            region = _Finder(program, seed, units, uses).found()
             if region is not None:
                 yield region
                 break
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """Who makes each value of a program, and how many read it."""
+
+    producers: Mapping[Value, Node]
+    counts: Mapping[Value, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +101,12 @@ def _seed(node: Node, program: Program) -> _Seed | None:
 class _Finder:
     """Grows the region of one product, node by node in program order, until nothing large is read elsewhere."""
 
-    def __init__(self, program: Program, seed: _Seed, units: int) -> None:
+    def __init__(self, program: Program, seed: _Seed, units: int, uses: _Uses) -> None:
         self._program = program
         self._seed = seed
         self._units = units
         self._forced: set[Node] = set()
-        self._producers = program.producers()
-        self._users = program.use_counts()
+        self._uses = uses
 
     def found(self) -> RowRegion | None:
         """The region; None where a node that would belong to it cannot run on blocks."""
@@ -170,8 +182,8 @@ class _Finder:
 
     def _made(self, value: Value, rows: Rows, known: dict[Value, Rows]) -> tuple[Node, RowStep] | None:
         """The node that makes a large value which nobody else reads of narrow ones, and how blocks do that."""
-        node = self._producers.get(value)
-        if node is None or self._users[value] > 1 or not self._is_large(value):
+        node = self._uses.producers.get(value)
+        if node is None or self._uses.counts[value] > 1 or not self._is_large(value):
             return None
         lead = value.tensor.shape[: rows.lead]
         alike = {v: rows for v in node.operands() if v.is_tensor and v.tensor.shape[: rows.lead] == lead}

@@ -120,6 +120,11 @@ def filled_step(node: Node, rows: Rows) -> RowStep | None:
     return RowStep(dict.fromkeys(_tensors(node)), (rows,), block) if fills else None
 
 
+def dtype_of_sums(dtype: torch.dtype) -> torch.dtype:
+    """In which dtype sums of blocks are added up: kernels add narrow numbers up in a wider one, and round once."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
 def rows_in(shape: Sequence[object], units: int, lead: int | None = None) -> Rows | None:
     """The rows of a tensor of this shape: in so many leading dimensions, or in as few as hold the units evenly."""
     for count in range(1, len(shape) + 1) if lead is None else (lead,):
@@ -315,6 +320,8 @@ def _nll_loss(node: Node, known: Known, units: int) -> RowStep | None:
     takes: dict[Value, Rows | None] = {scores: rows, target: rows}
     if isinstance(weight, Value):
         takes[weight] = None
+    if scores.tensor.dtype is torch.float16 and named["reduction"] in (_MEAN, _SUM):
+        return None  # the sum of a block may be out of range where the mean is not
     if named["reduction"] not in (_MEAN, _SUM):
         unused = Ahead((), lambda call: call(aten.full.default, ([], 0), (("dtype", scores.tensor.dtype),)))
         return RowStep(takes, (rows, None), lambda count: node, ahead={1: unused})

@@ -19,7 +19,7 @@ Cost:   O(nodes) for each product that widens its rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -33,7 +33,7 @@ from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Operand, Origin, Program, Target, TensorMeta, Value
 from dovetail.ir.sizes import Number, product
 from dovetail.ops.facts import facts_of
-from dovetail.ops.rows import Rows, RowStep, reads_layout_only
+from dovetail.ops.rows import Rows, RowStep, dtype_of_sums, reads_layout_only
 
 aten = torch.ops.aten
 
@@ -73,20 +73,23 @@ def chunk_rows(program: Program, infer: MetaInference, hints: Mapping[str, Numbe
     hints: a number for each size symbol. The results differ by rounding.
     """
     found: list[ChunkRow] = []
+    names = {value.name for value in program.values()}  # products within blocks are not cut again
     while True:
-        better = _one_more(program, infer, hints)
+        better = _one_more(program, names, infer, hints)
         if better is None:
             return program, ChunkReport(tuple(found))
         program, row = better
         found.append(row)
 
 
-def _one_more(program: Program, infer: MetaInference, hints: Mapping[str, Number]) -> tuple[Program, ChunkRow] | None:
+def _one_more(
+    program: Program, names: Collection[str], infer: MetaInference, hints: Mapping[str, Number]
+) -> tuple[Program, ChunkRow] | None:
     """The program with one more region in blocks, the largest that does not raise the peak.
 
     It may lower it though it does not seem to: updates of weights run earlier later on, and work in place.
     """
-    for region in row_regions(program):
+    for region in row_regions(program, names):
         sizes = _block_sizes(region)
         if len(sizes) < 2:
             continue
@@ -251,8 +254,9 @@ class _Chunker:
             self._origin = node.origin
             block = step.block(count).with_operands(lambda value, step=step: operand(value, step))  # type: ignore[misc]
             total = self._sums.get(node.outputs[0]) if node.outputs[0] is not None else None
-            if total is not None and step.adds is not None:
-                block = replace(block, target=step.adds, args=(total, *block.args))
+            adds = step.adds if total is not None and total.tensor.dtype == node.results()[0].tensor.dtype else None
+            if adds is not None:
+                block = replace(block, target=adds, args=(total, *block.args))
             made = self._make.call(
                 block.target, block.args, block.kwargs, name=node.results()[0].name, origin=node.origin
             )
@@ -265,10 +269,17 @@ class _Chunker:
                     if value in self._wanted:
                         self._parts.setdefault(value, []).append(part)
                 elif value in self._wanted:
-                    before = None if step.adds is not None else self._sums.get(value)
-                    self._sums[value] = (
-                        part if before is None else self._call(aten.add.Tensor, (before, part), name=value.name)
-                    )
+                    self._sums[value] = part if adds is not None else self._added(value, part)
+
+    def _added(self, value: Value, part: Value) -> Value:
+        """The sum of the blocks so far, in a dtype that is wide enough."""
+        before, dtype = self._sums.get(value), dtype_of_sums(part.tensor.dtype)
+        if before is not None:
+            return self._call(aten.add.Tensor, (before, part), name=value.name)
+        return part if part.tensor.dtype == dtype else self._converted(part, dtype)
+
+    def _converted(self, value: Value, dtype: torch.dtype) -> Value:
+        return self._call(aten._to_copy.default, (value,), (("dtype", dtype),), name=value.name)
 
     # --- what leaves ------------------------------------------------------------------------------------------
 
@@ -284,6 +295,8 @@ class _Chunker:
                 divisor = self._sums[second] if second is not None else step.divisor
                 target = aten.div.Tensor if isinstance(divisor, Value) else aten.div.Scalar
                 whole = self._call(target, (whole, divisor), name=value.name)
+            if whole.tensor.dtype != value.tensor.dtype:
+                whole = self._converted(whole, value.tensor.dtype)
         else:
             dim = int(rows.is_turned)
             whole = self._call(aten.cat.default, (self._parts[value], dim), name=value.name)
