@@ -299,3 +299,28 @@ def test_graphs_for_your_own_compilers_obey() -> None:
     found = [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
     assert _same(found, _gradients(_eager)[0])
     assert [names.count("aten.gelu.default") for names in seen] == [3, 3]
+
+
+def test_an_estimate_knows_what_is_asked_for() -> None:
+    """Its lowest peak is the one that a limit can ask for, and its curve keeps to the same plans."""
+    net = nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(64, 64), nn.GELU())], nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    x = torch.randn(256, 64)
+    floors = []
+    for policy in ({}, {"*": "MUST_SAVE"}, {"aten.gelu": "MUST_SAVE"}):
+        compiled = dovetail.compile_step(step, keep_grads=False, memory_limit="transient:1B", policy=policy)
+        with pytest.raises(MemoryLimitTooLow) as refused:
+            compiled(x)
+        found = dovetail.estimate(dovetail.compile_step(step, keep_grads=False, policy=policy), x)
+        floors.append(found.floor_transient_bytes)
+        assert found.floor_transient_bytes == refused.value.facts["floor_bytes"]
+        assert min(plan.peak_bytes for plan in found.plans()) >= found.floor_transient_bytes
+    assert floors[0] < floors[2] <= floors[1]

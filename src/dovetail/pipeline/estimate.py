@@ -17,13 +17,14 @@ from dovetail.execute.needs import Needs, bytes_before_run
 from dovetail.ir.program import Program, values_in
 from dovetail.ir.signature import InputRole, Residual
 from dovetail.ir.sizes import Number
+from dovetail.partition.policy import Policy
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import Dump
 from dovetail.pipeline.memory_limit import MemoryLimit
 from dovetail.pipeline.options import Options
-from dovetail.pipeline.passes import Context
+from dovetail.pipeline.passes import Context, policy_for
 from dovetail.pipeline.recompute import STEP, PlanPoint, plan_points, recompute
 from dovetail.pipeline.step import writing_step
 from dovetail.torch_compat.dispatch import storage_key
@@ -110,16 +111,18 @@ def figures_of_step(
     context = Context(options, hints, infer=programs.infer, state_bytes=state_bytes, held=STEP, needs=needs)
     program, _ = writing_step(programs, context, dump)
     ordered, _ = run_passes("step", program, context, dump, only=_BEFORE_FLOOR)
-    floor = _floor(ordered, hints, needs)
+    policy = policy_for(ordered, options, STEP)
+    floor = _floor(ordered, hints, policy, needs)
     planned, _ = run_passes("step", ordered, context, dump, only=("recompute", "reinplace"))
     figures = _figures(planned, held, hints, needs, bytes_before_run(planned), floor)
-    return replace(figures, plans=partial(plan_points, ordered, hints, needs, _POINTS))
+    return replace(figures, plans=partial(plan_points, ordered, hints, policy, needs, _POINTS))
 
 
-def _floor(program: Program, hints: Mapping[str, Number], needs: Needs) -> int:
+def _floor(program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs) -> int:
     """The lowest peak that is found."""
+    limit = MemoryLimit(1, is_transient=True)
     try:
-        return recompute(program, hints, PlanMemory(), MemoryLimit(1, is_transient=True), needs=needs)[1].peak_bytes
+        return recompute(program, hints, PlanMemory(), limit, policy=policy, needs=needs)[1].peak_bytes
     except MemoryLimitTooLow as error:
         found = error.facts["floor_bytes"]
         assert isinstance(found, int), "the error says how many"

@@ -136,13 +136,18 @@ _CHUNK_ROWS = PassSpec(
 _HALF = (_EXPAND_FOREACH, _SINK, _REINPLACE)
 
 
+def policy_for(program: Program, options: Options, held: Held) -> Policy:
+    """What may run again in a program, and what the user asks for. Raises: BadOptionValue."""
+    is_free = options.recompute == "auto" or held is STEP  # steps do not read the option
+    return Policy("all" if is_free else options.recompute, options.policy.of(program))
+
+
 def _recompute(program: Program, given: Context) -> tuple[Program, object]:
     options = given.options
     limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
     if limit is None and options.partition != "auto":
         return program, "nothing runs again, as partition= says"
-    is_free = options.recompute == "auto" or given.held is STEP  # steps do not read the option
-    policy = Policy("all" if is_free else options.recompute, options.policy.of(program))
+    policy = policy_for(program, options, given.held)
     return recompute(
         program, given.hints, given.plans, limit, given.state_bytes, policy, held=given.held, needs=given.needs
     )

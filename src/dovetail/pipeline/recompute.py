@@ -127,10 +127,10 @@ class PlanPoint:
 
 
 def plan_points(
-    program: Program, hints: Mapping[str, Number], needs: Needs, points: int, held: Held = STEP
+    program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs, points: int
 ) -> tuple[PlanPoint, ...]:
-    """What lower peaks cost: plans for so many limits, the lowest first, and the program as it is last."""
-    search = _Search(program, hints, PlanMemory(), _ALL, held, _itself, _itself, needs)
+    """What lower peaks of a step cost: plans for so many limits, the lowest first, and the program as it is last."""
+    search = _Search(program, hints, PlanMemory(), policy, STEP, _itself, _itself, needs)
     ladder = search.ladder()
     found = [PlanPoint(w.peak_bytes, w.schedule.work / max(ladder.problem.work, 1)) for w in ladder.curve(points)]
     return (*found, PlanPoint(search.was, 0.0))
