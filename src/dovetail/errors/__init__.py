@@ -371,7 +371,10 @@ class NotFunctional(DovetailError):
     code = "DT-INPLACE-001"
     summary = "node {node} is not functional: {reason}."
     because = "in-place operators depend on an order that the pass does not see"
-    way_out = "trace with torch.func.functionalize, or use the graph of torch.export before it is made in-place"
+    way_out = (
+        "trace with torch.func.functionalize, `make_fx(functionalize(f))`, or export: "
+        "`torch.export.export(model, inputs).run_decompositions().graph_module`"
+    )
     rows = ("origin",)
 
 

@@ -92,7 +92,7 @@ class NotExportable(DovetailError):
     code = "DT-FREEZE-011"
     summary = "{method} cannot be exported: {reason}."
     because = "torch.export has to trace the frozen program again"
-    way_out = "save it with frozen.save(path), which dovetail.load reads without torch.export"
+    way_out = "{hint}"
 
 
 class FrozenIsFixed(DovetailError):

@@ -175,7 +175,10 @@ def _second_order(ctx: Any, state: _CallState, arrived: Mapping[int, torch.Tenso
     """The gradients of the inputs, computed so that they can be differentiated again."""
     graph = state.graph
     if graph.source is None or state.second is None:
-        hint = f'compile with options={{"double_backward": True}}, which keeps the inputs of each call; or {HINT}'
+        hint = (
+            "compile with double_backward=True, which keeps the inputs of each call (torch.compile takes it as "
+            f'options={{"double_backward": True}}); or {HINT}'
+        )
         raise DoubleBackwardUnsupported(reason="the inputs needed to compute it were not kept", hint=hint)
     inputs = state.second.inputs(ctx.saved_tensors[state.saved :])
     constants = len(graph.constants)

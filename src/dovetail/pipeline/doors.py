@@ -51,7 +51,9 @@ _PARAMETERS_OF_FREEZE = frozenset(
 )
 _GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward", "memory_limit", "policy"})
 
-COMPILE = Door("dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"})
+_BY_NAME = {"options": "each option by its own name, as in verify=1"}
+
+COMPILE = Door("dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"}, instead=_BY_NAME)
 BACKEND = Door(
     'torch.compile(backend="dovetail")',
     _EVERYWHERE | _GRAPHS | {"compilers"},
@@ -70,6 +72,7 @@ COMPILE_STEP = Door(
         "recompute": "a step computes again what costs the least for the memory that it gives",
         "double_backward": "backward runs within the step",
     },
+    instead=_BY_NAME,
     parameters=frozenset({"state", "on_unsupported"}),
     choices={"partition": ("auto", "default")},
 )
@@ -82,6 +85,7 @@ FREEZE = Door(
         "max_variants": "a frozen module has the programs that its example needs, and gets no others",
     },
     instead={
+        **_BY_NAME,
         "dynamic": "dynamic_shapes=, by which sizes are symbolic",
         "example_kwargs": 'them as part of example_inputs: {"forward": ((argument, ...), {"name": argument})}',
     },
@@ -96,5 +100,6 @@ AOT = Door(
         "executors": "your compilers make the code, in place of executors",
         "compilers": "it creates them of its arguments",
     },
+    instead=_BY_NAME,
 )
 DOORS = (COMPILE, BACKEND, COMPILE_STEP, FREEZE, LOAD, AOT)

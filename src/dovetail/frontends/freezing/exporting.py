@@ -9,11 +9,13 @@ import torch
 from dovetail.errors import NotExportable
 from dovetail.frontends.freezing.call_form import bound
 from dovetail.frontends.freezing.method import RunnableMethod
+from dovetail.frontends.freezing.saving import refusal
 from dovetail.frontends.freezing.variant import FrozenVariant
 from dovetail.ir.program import TensorMeta
 from dovetail.ir.sizes import Size, SizeExpr, evaluate
 
 _FIRST_SIZE = 5
+_SAVE = "save it with frozen.save(path), which dovetail.load reads without torch.export"
 
 
 def export(method: RunnableMethod, state: frozenset[str]) -> Any:
@@ -38,7 +40,9 @@ def export(method: RunnableMethod, state: frozenset[str]) -> Any:
         with torch.no_grad():
             return torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=shapes if free else None)
     except Exception as error:
-        raise NotExportable(method=method.form.method, reason=str(error).split("\n")[0]) from error
+        refused = refusal(method.method)
+        hint = _SAVE if refused is None else f"{refused.facts['hint']} (it cannot be saved either)"
+        raise NotExportable(method=method.form.method, reason=str(error).split("\n")[0], hint=hint) from error
 
 
 def _example(method: RunnableMethod, chosen: FrozenVariant, sizes: dict[str, int]) -> tuple[list[Any], list[Any]]:

@@ -58,19 +58,7 @@ def save(contents: Contents, path: str | Path) -> None:
     Raises: NotSerializable for what only code can make again (arguments that are objects, subgraphs of control
     flow, containers of the user's own kind), before anything is written; OSError.
     """
-    members: dict[str, Any] = {}
-    methods = {}
-    for name, method in contents.methods.items():
-        entries = []
-        for number, frozen in enumerate(method.programs):
-            stem = f"programs/{name}.{number}"
-            folded = frozen.folded
-            members[f"{stem}.py"] = program_text(folded.program).encode()
-            members[f"{stem}.json"] = json_bytes(_program(folded.program, folded.plan))
-            unfolded = frozen.unfolded()
-            members[f"{stem}.unfolded.json"] = json_bytes(_program(unfolded.program, unfolded.plan))
-            entries.append(_entry(frozen, unfolded, stem))
-        methods[name] = {**_form(method.form), "notes": list(method.notes), "variants": entries}
+    members, methods = _described(contents.methods)
     pool, sources = contents.pool, contents.sources
     kept = sources.read() if sources is not None else {}
     index = {
@@ -86,6 +74,33 @@ def save(contents: Contents, path: str | Path) -> None:
     }
     members = {INDEX: json_bytes(index), **members, **save_tensors(pool.stored())}
     write_container(path, {**members, **save_tensors(kept, "sources")})
+
+
+def refusal(method: FrozenMethod) -> NotSerializable | None:
+    """Why a method cannot be written to a file, if it cannot."""
+    try:
+        _described({method.form.method: method})
+    except NotSerializable as error:
+        return error
+    return None
+
+
+def _described(methods: Mapping[str, FrozenMethod]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The members with the programs of methods, and what the index says of each. Raises: NotSerializable."""
+    members: dict[str, Any] = {}
+    described = {}
+    for name, method in methods.items():
+        entries = []
+        for number, frozen in enumerate(method.programs):
+            stem = f"programs/{name}.{number}"
+            folded = frozen.folded
+            members[f"{stem}.py"] = program_text(folded.program).encode()
+            members[f"{stem}.json"] = json_bytes(_program(folded.program, folded.plan))
+            unfolded = frozen.unfolded()
+            members[f"{stem}.unfolded.json"] = json_bytes(_program(unfolded.program, unfolded.plan))
+            entries.append(_entry(frozen, unfolded, stem))
+        described[name] = {**_form(method.form), "notes": list(method.notes), "variants": entries}
+    return members, described
 
 
 def _program(program: Program, plan: Any) -> dict[str, Any]:

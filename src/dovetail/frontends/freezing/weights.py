@@ -126,7 +126,8 @@ def _by_name(pool: Pool, given: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         if not isinstance(tensor, torch.Tensor):
             raise BadWeights(reason=f"{dotted!r} is a {type(tensor).__name__}", hint="give tensors")
         if tensor.layout is not torch.strided or tensor.device.type == "meta" or is_wrapper(tensor):
-            kind = type(tensor).__name__ if is_wrapper(tensor) else f"{tensor.layout} tensor on {tensor.device}"
+            is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+            kind = f"{tensor.layout} tensor on {tensor.device}" if is_plain else type(tensor).__name__
             raise BadWeights(reason=f"{dotted!r} is a {kind}", hint="give plain strided tensors with data")
         other = found.setdefault(names[dotted], tensor)
         if other is not tensor and not _same(other, tensor):
