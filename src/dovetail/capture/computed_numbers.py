@@ -14,6 +14,7 @@ import torch
 
 from dovetail.ir.program import Node, Value
 from dovetail.ops.facts import facts_of, written_values
+from dovetail.ops.interpret import run_node
 from dovetail.torch_compat.dispatch import Overload, without_modes
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.modes import autocast_off
@@ -29,18 +30,10 @@ def number_of(nodes: Sequence[Node], value: Value, reals: Mapping[Value, torch.T
     if chain is None:
         return None
     held: dict[Value, Any] = dict(reals)
-
-    def given(operand: Any) -> Any:
-        if isinstance(operand, Value):
-            return held[operand]
-        return type(operand)(map(given, operand)) if isinstance(operand, tuple | list) else operand
-
     with without_modes(), torch.no_grad(), autocast_off():
         try:
             for node in chain:
-                made: Any = node.target(*given(node.args), **{name: given(x) for name, x in node.kwargs})
-                results = made if node.unpack else [made]
-                held.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v is not None)
+                held.update(run_node(node, held, {}))
             number = held[value].item()
         except (RuntimeError, IndexError, ValueError, TypeError):  # eager mode raises it
             return None

@@ -25,6 +25,7 @@ from dovetail.ir.calling import GradientExit
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Value
 from dovetail.ops.facts import facts_of, written_values
+from dovetail.ops.interpret import run_node
 from dovetail.torch_compat.modes import autocast_off
 
 _COMPARED = (int, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -257,15 +258,7 @@ def run_beforehand(first: Recorded, nodes: Sequence[Node], wanted: Sequence[Valu
     held.update(
         zip(recording.inputs, [x.tensor for x in recording.tensors] + [x.now for x in recording.numbers], strict=True)
     )
-
-    def given(operand: Any) -> Any:
-        if isinstance(operand, Value):
-            return held[operand]
-        return type(operand)(map(given, operand)) if isinstance(operand, tuple | list) else operand
-
     with torch.no_grad(), autocast_off():
         for node in nodes:
-            made: Any = node.target(*given(node.args), **{name: given(x) for name, x in node.kwargs})
-            results = made if node.unpack else [made]
-            held.update((value, item) for value, item in zip(node.outputs, results, strict=True) if value is not None)
+            held.update(run_node(node, held, {}))
     return [held[value] for value in wanted]
