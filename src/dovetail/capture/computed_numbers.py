@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import RefusedOperands
 from dovetail.ir.program import Node, Value
 from dovetail.ops.facts import facts_of, written_values
 from dovetail.ops.interpret import run_node
@@ -35,7 +36,7 @@ def number_of(nodes: Sequence[Node], value: Value, reals: Mapping[Value, torch.T
             for node in chain:
                 held.update(run_node(node, held, {}))
             number = held[value].item()
-        except (RuntimeError, IndexError, ValueError, TypeError):  # eager mode raises it
+        except (RefusedOperands, RuntimeError, IndexError, ValueError, TypeError):  # eager mode raises it
             return None
     return number if isinstance(number, bool | int | float) else None
 
