@@ -34,6 +34,10 @@ class KnownNumbers:
         with without_modes():
             self._twins[id(fake)] = torch.tensor(number)
 
+    def end(self) -> None:
+        """Nothing is asked any more: let go of the twins, which are real tensors."""
+        self._twins.clear()
+
     def number(self, fake: torch.Tensor) -> bool | int | float | None:
         """The number that a fake holds now; None where it is not known."""
         twin = self._twins.get(id(fake))

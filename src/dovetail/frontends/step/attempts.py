@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
+
 from dovetail.errors import DovetailError
 from dovetail.frontends.step.containers import Path
+from dovetail.ir.provenance import is_library_file
 
 
 class NumbersToLift(Exception):
@@ -52,6 +56,25 @@ class FlagsTurned(StateToMake):
     def __init__(self, error: DovetailError, paths: frozenset[Path]) -> None:
         super().__init__(error)
         self.paths = paths
+
+
+def free_locals(error: BaseException) -> None:
+    """Let go of what an attempt that failed has recorded: frames of an error hold it, and it holds real tensors.
+
+    What a user's function held stays, for who looks at the error in a debugger.
+    """
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        found = chain.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        chain += [found.__context__, found.__cause__]
+        for frame, _ in traceback.walk_tb(found.__traceback__):
+            if is_library_file(frame.f_code.co_filename):
+                with contextlib.suppress(RuntimeError):  # it still runs
+                    frame.clear()
 
 
 def in_short(error: DovetailError) -> str:

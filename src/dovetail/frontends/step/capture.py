@@ -20,7 +20,7 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.capture.step_tensors import StepNumber
 from dovetail.capture.step_texts import Texts
 from dovetail.errors import DovetailError, UnsupportedStep
-from dovetail.frontends.step.attempts import ContainersRead, MoreIsRead, StateToMake
+from dovetail.frontends.step.attempts import ContainersRead, MoreIsRead, StateToMake, free_locals
 from dovetail.frontends.step.captured_memory import refuse_set, torch_generators
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
@@ -154,8 +154,12 @@ class StepCapture:
         state that no run can make; DovetailError for what cannot be captured. All is as before then.
         """
         with collection_paused():  # nearly all that a capture makes stays
-            recorded = self._recorded(name, hints, assume_cleared, calls_hooks)
-            return None if recorded.made else recorded.tied(name, self._options), recorded
+            try:
+                recorded = self._recorded(name, hints, assume_cleared, calls_hooks)
+                return None if recorded.made else recorded.tied(name, self._options), recorded
+            except BaseException as error:
+                free_locals(error)
+                raise
 
     def _recorded(self, name: str, hints: ItemHints, assume_cleared: bool, calls_hooks: bool) -> Recorded:
         found = self._tensors()
@@ -207,6 +211,7 @@ class StepCapture:
         self._draws.check()
         host_calls = hosts.placed(partial(self._changed_by, recording))
         programs = recording.programs(name, keep_gradients=self._options.keep_grads)
+        recording.recorder.known.end()
         sources += [Source("gradient", index) for index in recording.held]
         assert self._result_structure is not None, "the step was recorded"
         return Recorded(

@@ -29,12 +29,13 @@ from dovetail.frontends.step.attempts import (
     in_short,
 )
 from dovetail.frontends.step.capture import StepCapture
+from dovetail.frontends.step.containers import Slot
 from dovetail.frontends.step.drawing_functions import NotBeforeRuns
 from dovetail.frontends.step.eager_run import EagerRuns, leads_on
 from dovetail.frontends.step.guard import NOTHING, UNBOUND, StepCall
 from dovetail.frontends.step.interrupts import interrupts_wait
 from dovetail.frontends.step.lifting import Lifting, Numbers
-from dovetail.frontends.step.made_state import MadeState, give_up
+from dovetail.frontends.step.made_state import MadeState, give_up, take_away
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.same_recordings import made_beforehand
@@ -89,7 +90,7 @@ class StepCaptures:
         self._why_eager = ""
         self._is_begun = False
         self._begins_cleared = not self._begins_in_eager_mode
-        self._put: MadeState | None = None
+        self._put: list[tuple[Slot, Any]] = []
 
     def is_first(self, call: StepCall) -> bool:
         """Whether a call is the first one, and is to run in eager mode. Its arguments are noted in any case."""
@@ -116,13 +117,12 @@ class StepCaptures:
 
     def ran(self) -> None:
         """The program that was chosen has run: the state that was made for it is there to stay."""
-        self._put = None
+        self._put = []
 
     def did_not_run(self) -> None:
         """It has not, and nothing was written: all is to be as it was before."""
-        if self._put is not None:
-            self._put.take_away()
-            self._put = None
+        take_away(self._put)
+        self._put = []
 
     def missed(self, variant: StepVariant, miss: GuardMiss) -> None:
         """A program has asked a question that got another answer."""
@@ -135,7 +135,7 @@ class StepCaptures:
 
         tried: variants whose questions got other answers in this call.
         """
-        cache, self._put = self._cache, None
+        cache, self._put = self._cache, []
         found = cache.find(call.leaves, call.structure, tried)
         if found is not None:
             return found
@@ -263,7 +263,7 @@ class StepCaptures:
     ) -> ReachableState | None:
         """The reachable state with what a step makes, to which a program is tied; None where it does not fit."""
         try:
-            self._put = made
+            self._put = made.before
             made.put(tensors)
             now = self._reachable(call)
             if tie(variant, now, call.leaves):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dovetail.capture.step_tensors import MadeTensor, look_of
+from dovetail.frontends.step.containers import Slot
 from dovetail.frontends.step.kept import Handed, New, Tree, grown
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.same_recordings import run_beforehand
@@ -105,15 +106,10 @@ class MadeState:
         for made in self._made:
             made.slot.write(grown(made.tree, handed))
 
-    def take_away(self) -> None:
-        """Let everything be as it was before."""
-        for made in reversed(self._made):
-            if made.old is MISSING:
-                methods = dict_methods(made.slot.item)
-                if methods.__contains__(made.slot.item, made.slot.key):
-                    methods.__delitem__(made.slot.item, made.slot.key)
-            else:
-                made.slot.write(made.old)
+    @property
+    def before(self) -> list[tuple[Slot, Any]]:
+        """Where all of it goes, with what is there before: the way back, which needs nothing of the recording."""
+        return [(made.slot, made.old) for made in self._made]
 
     @contextmanager
     def stood_in(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
@@ -122,7 +118,7 @@ class MadeState:
             self.put(tensors)
             yield
         finally:
-            self.take_away()
+            take_away(self.before)
 
     def _is_known(self, place: int) -> bool:
         return isinstance(self._recorded.recording.results[place], FromInput | FromConstant)
@@ -130,6 +126,17 @@ class MadeState:
     def values(self) -> dict[int, Value]:
         """The values of the tensors, by their place among the results."""
         return {place: found.value for place, found in self.tensors.items()}
+
+
+def take_away(before: Sequence[tuple[Slot, Any]]) -> None:
+    """Let slots be as they were before state was put there."""
+    for slot, old in reversed(before):
+        if old is MISSING:
+            methods = dict_methods(slot.item)
+            if methods.__contains__(slot.item, slot.key):
+                methods.__delitem__(slot.item, slot.key)
+        else:
+            slot.write(old)
 
 
 def give_up(stand_ins: Iterable[torch.Tensor]) -> None:
