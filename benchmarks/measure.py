@@ -57,6 +57,7 @@ _ELSEWHERE = {
     "read-artifact": ("benchmarks.freeze_artifact", "read_artifact"),
     "discarding": ("benchmarks.freeze_artifact", "measure_discarding"),
     "step-memory": ("benchmarks.step_memory", "measure_ways"),
+    "step-limits": ("benchmarks.step_limits", "measure_limits"),
     "step-logging": ("benchmarks.step_logging", "measure_logging"),
     "step-capture": ("benchmarks.step_capture", "measure_capture"),
     "step-call": ("benchmarks.step_call", "measure_call"),

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.nets import ImageTransformer, RecurrentModel, SwigluTransformer, UNet
 from examples.demo.model import Gpt, GptConfig
 
 
@@ -105,6 +106,28 @@ def _resnet18() -> Workload:
     return Workload(ResNet18(), {"images": torch.randn(8, 3, 64, 64), "labels": torch.randint(100, (8,))})
 
 
+def _swiglu(layers: int, *, width: int, inner: int, vocabulary: int, batch: int, time: int) -> Workload:
+    tokens = torch.randint(vocabulary, (batch, time + 1))
+    net = SwigluTransformer(layers, width=width, heads=4, inner=inner, vocabulary=vocabulary)
+    return Workload(net, {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()})
+
+
+def _vit() -> Workload:
+    net = ImageTransformer(4, width=256, heads=4, patch=8, side=64, classes=100)
+    return Workload(net, {"images": torch.randn(16, 3, 64, 64), "labels": torch.randint(100, (16,))})
+
+
+def _lstm() -> Workload:
+    tokens = torch.randint(4096, (16, 65))
+    net = RecurrentModel(2, width=256, vocabulary=4096)
+    return Workload(net, {"tokens": tokens[:, :-1].contiguous(), "targets": tokens[:, 1:].contiguous()})
+
+
+def _unet() -> Workload:
+    images, labels = torch.randn(4, 3, 64, 64), torch.randint(10, (4, 64, 64))
+    return Workload(UNet(4, channels=32, classes=10), {"images": images, "labels": labels})
+
+
 def _transformers() -> Any:
     # Loaded on demand: the models of plain torch can be measured without it.
     import transformers  # noqa: PLC0415
@@ -182,6 +205,11 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "bert": _bert,
     "llama": _llama,
     "small-gpt": _small_gpt,
+    "swiglu-8": lambda: _swiglu(8, width=128, inner=512, vocabulary=512, batch=4, time=256),
+    "swiglu-16": lambda: _swiglu(16, width=64, inner=172, vocabulary=256, batch=4, time=64),
+    "vit": _vit,
+    "lstm": _lstm,
+    "unet": _unet,
     "mlp": _mlp,
     "mlp-small": lambda: _mlp(blocks=2, width=32, inner=64, batch=16),
     "gpt2-base": lambda: _gpt2(12, width=768, heads=12, vocabulary=50257, batch=8, time=512),

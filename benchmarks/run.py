@@ -1,8 +1,8 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
-Subcommands: aot-capture, first-step, step, step-capture, step-memory, small-calls, overlap, overhead, inplace, arena,
-artifact and freeze. Without one every benchmark runs with its defaults. Each measurement of a first step, a step, of
-decoding or of a frozen model has a fresh process with empty caches.
+Subcommands: aot-capture, first-step, step, step-capture, step-memory, step-limits, small-calls, overlap, overhead,
+inplace, arena, artifact and freeze. Without one every benchmark runs with its defaults. Each measurement of a first
+step, a step, of decoding or of a frozen model has a fresh process with empty caches.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from benchmarks.overlap import measure_groups, measure_pairs, write_overlap_repo
 from benchmarks.processes import ask_fresh_process, describe_machine
 from benchmarks.report import write_report
 from benchmarks.small_calls import small_calls
-from benchmarks.step_commands import step_capture, step_memory
+from benchmarks.step_commands import step_capture, step_limits, step_memory
 from benchmarks.summary import FirstStep, Step, summarize_first_steps, summarize_steps
 
 app = typer.Typer(help=__doc__, add_completion=False)
@@ -54,6 +54,7 @@ app.command()(aot_capture)
 app.command()(small_calls)
 app.command()(step_capture)
 app.command()(step_memory)
+app.command()(step_limits)
 
 
 @app.callback(invoke_without_command=True)
@@ -64,6 +65,7 @@ def run_all(context: typer.Context) -> None:
         step()
         step_capture()
         step_memory()
+        step_limits()
         overlap()
         overhead()
         inplace()

@@ -13,6 +13,7 @@ from benchmarks.models import MODELS
 from benchmarks.processes import ask_fresh_process, describe_machine
 from benchmarks.step_call import StepCall
 from benchmarks.step_capture import CaptureCost, summarize_capture
+from benchmarks.step_limits import write_limits_report
 from benchmarks.step_logging import summarize_logging
 from benchmarks.step_memory import StepMemory, ask_for_ways, summarize_ways
 from benchmarks.step_report import write_capture_report, write_memory_report
@@ -81,3 +82,23 @@ def step_memory(
     answers = ask_fresh_process("step-logging", asked, threads=threads, timeout_s=timeout)
     logging = summarize_logging(answers, EAGER)
     write_memory_report(rows, logging, machine, {**settings, "threads": threads}, out)
+
+
+def step_limits(
+    models: Models = "gpt2-4,gpt2-4-short,gpt2-12,llama,bert,vit,resnet18,mlp,lstm,unet,swiglu-8,swiglu-16",
+    limits: Annotated[int, typer.Option(min=1, help="Limits of each model, from the lowest to the highest.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed calls under each limit.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    out: Out = DEFAULT_OUT,
+    timeout: Timeout = 3600.0,
+) -> None:
+    """Measure whole training steps under many limits: whether they are kept, at which cost, with eager's bits."""
+    console = Console(stderr=True)
+    machine = describe_machine("cpu")
+    settings = {"limits": limits, "rounds": rounds, "threads": threads}
+    answers: list[dict[str, Any]] = []
+    for model in split_names(models, MODELS, "--models"):
+        console.print(model, markup=False)
+        asked = {"model": model, "limits": limits, "rounds": rounds}
+        answers.append({"model": model} | ask_fresh_process("step-limits", asked, threads=threads, timeout_s=timeout))
+        write_limits_report(answers, machine, settings, out)

@@ -85,7 +85,7 @@ def make_training_step(
             raise ValueError("clipping needs all gradients at once, and hooks give each one up as soon as it is there")
         plain = _hooked_step(workload.model)
     else:
-        plain = _usual_step(workload.model, _forward(way, workload.model), clip, log)
+        plain = usual_step(workload.model, _forward(way, workload.model), clip=clip, log=log)[0]
     options = _options(way, model, clip)
     run = plain if options is None else dovetail.compile_step(plain, keep_grads=False, **options)
     return TrainingStep(workload, run, plain)
@@ -112,7 +112,7 @@ def _options(way: str, model: str, clip: bool) -> dict[str, Any] | None:
     """The options of dovetail; None for other ways. Limits are found with a model of their own."""
     if way in (HALF, LOWEST):
         workload = build_workload(model, "cpu", SEED)
-        step = _usual_step(workload.model, workload.model, clip, None)
+        step, _ = usual_step(workload.model, clip=clip)
         for _ in range(2):
             step(workload.inputs)
         eager = measure_peak(step, workload.inputs).peak_bytes
@@ -130,7 +130,15 @@ def _lowest(step: Step, workload: Workload) -> int:
     return 1
 
 
-def _usual_step(model: nn.Module, forward: Callable[..., Any], clip: bool, log: Callable[[Any], None] | None) -> Step:
+def usual_step(
+    model: nn.Module,
+    forward: Callable[..., Any] | None = None,
+    *,
+    clip: bool = False,
+    log: Callable[[Any], None] | None = None,
+) -> tuple[Step, torch.optim.Optimizer]:
+    """A training step of a model as users write it, and its optimizer. forward: what runs the model; itself if None."""
+    forward = model if forward is None else forward
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE)
 
     def step(inputs: dict[str, Tensor]) -> Tensor:
@@ -144,7 +152,7 @@ def _usual_step(model: nn.Module, forward: Callable[..., Any], clip: bool, log: 
             log(loss.item())
         return loss.detach()
 
-    return step
+    return step, optimizer
 
 
 def _hooked_step(model: nn.Module) -> Step:
