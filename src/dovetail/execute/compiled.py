@@ -13,8 +13,8 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType, TracebackType
-from typing import Any
+from types import CodeType, MappingProxyType, TracebackType
+from typing import Any, TypeAlias
 
 import torch
 from torch.profiler import record_function
@@ -27,8 +27,11 @@ from dovetail.ops import prims
 from dovetail.torch_compat.autograd import profiler_is_running
 from dovetail.torch_compat.modes import autocast_is_active, autocast_off
 
+AfterNode: TypeAlias = Callable[[object], object]
+
 _SERIAL = itertools.count()
-_NOTHING: Mapping[Node, Callable[[object], object]] = MappingProxyType({})
+_NOTHING: Mapping[Node, AfterNode] = MappingProxyType({})
+_FILES = "<dovetail "
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +44,13 @@ class _Code:
 class CompiledProgram:
     """Callable `(inputs: list) -> tuple`; empties the list."""
 
-    def __init__(
-        self, program: Program, executors: ExecutorList, after: Mapping[Node, Callable[[object], object]] = _NOTHING
-    ) -> None:
+    def __init__(self, program: Program, executors: ExecutorList, after: Mapping[Node, AfterNode] = _NOTHING) -> None:
         """after: by a node, what is called with its result."""
         self.program = program
         self.executors = executors
         self._after = after
         self._serial = next(_SERIAL)
-        self._code = self._build(f"<dovetail {program.name} {self._serial}>", None)
+        self._code = self._build(f"{_FILES}{program.name} {self._serial}>", None)
         self._profiled: _Code | None = None
 
     @property
@@ -82,7 +83,7 @@ class CompiledProgram:
 
     def _with_ranges(self) -> _Code:
         if self._profiled is None:
-            filename = f"<dovetail {self.program.name} {self._serial} profiled>"
+            filename = f"{_FILES}{self.program.name} {self._serial} profiled>"
             code = self._build(filename, lambda node: node.origin.module)
 
             def run(inputs: list[Any]) -> tuple[Any, ...]:
@@ -108,6 +109,11 @@ class CompiledProgram:
             node = self.program.nodes[at]
             origin = str(node.origin) or "an operator without a line of its own"
             error.add_note(f"dovetail: while running {node.target} of {self.program.name}, from {origin}")
+
+
+def is_generated(code: CodeType) -> bool:
+    """Whether it is the code of a program."""
+    return code.co_filename.startswith(_FILES)
 
 
 def _build(source: ProgramText, filename: str) -> Callable[[list[Any]], tuple[Any, ...]]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -23,16 +25,36 @@ from dovetail.torch_compat.modes import autocast_off
 from dovetail.torch_compat.profiler import AllocatorEvent, record_allocator_events
 from dovetail.torch_compat.rng import default_generator
 
+_Found = TypeVar("_Found")
+_Found_co = TypeVar("_Found_co", covariant=True)
 _BEGIN, _END = 1_000_003, 1_000_033  # bytes of blocks that are taken before and after each call, as marks
 
 
-def run_calls(calls: Sequence[OperatorCall]) -> list[Need | None]:
-    """For each call, what it needs; None where it cannot be run. The default generator stays where it is."""
-    found: list[Need | None] = []
+class Trial(Protocol[_Found_co]):
+    """A call that is made while the allocator's events are recorded.
+
+    prepare, judge: what is done before and after it, whose events do not count.
+    """
+
+    def prepare(self) -> Any:
+        """What the call is made with."""
+
+    def run(self, prepared: Any) -> object:
+        """The call itself. It may raise."""
+
+    def judge(self, prepared: Any, results: object) -> _Found_co | None:
+        """What is to be known of the results, which are gone afterwards."""
+
+
+def run_trials(trials: Sequence[Trial[_Found]]) -> list[tuple[_Found, int] | None]:
+    """For each, what was found, and the bytes that it took from the allocator beyond what stayed. None where it could
+    not be made, or nothing was found. The default generator stays where it is.
+    """
+    found: list[_Found | None] = []
 
     def run_all() -> None:
-        for call in calls:
-            found.append(_run_between_marks(call))
+        for trial in trials:
+            found.append(_run_between_marks(trial))
 
     generator = default_generator()
     state = generator.get_state()
@@ -46,31 +68,52 @@ def run_calls(calls: Sequence[OperatorCall]) -> list[Need | None]:
             warnings.simplefilter("ignore")
             _, events = record_allocator_events(run_all)
     except (AttributeError, RuntimeError):  # the profiler of another torch: programs run without it
-        return [None] * len(calls)
+        return [None] * len(trials)
     finally:
         generator.set_state(state)
     scratch = [_scratch(window) for window in _windows(events)]
-    if len(scratch) != len(calls):
-        return [None] * len(calls)
-    return [n and Need(n.scratch_bytes + more, n.kept_bytes) for n, more in zip(found, scratch, strict=True)]
+    if len(scratch) != len(trials):
+        return [None] * len(trials)
+    return [None if what is None else (what, more) for what, more in zip(found, scratch, strict=True)]
 
 
-def _run_between_marks(call: OperatorCall) -> Need | None:
-    """What its results hold beyond their descriptions; None where it cannot be run. A block is taken before and after
-    the operator, whatever happens, so that each call is found among the events.
+def run_calls(calls: Sequence[OperatorCall]) -> list[Need | None]:
+    """For each call, what it needs; None where it cannot be run."""
+    found = run_trials([_Measured(call) for call in calls])
+    return [one and Need(one[0].scratch_bytes + one[1], one[0].kept_bytes) for one in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A call of which it is to be known what it needs."""
+
+    call: OperatorCall
+
+    def prepare(self) -> tuple[list[Any], dict[str, Any]]:
+        return self.call.operands()
+
+    def run(self, prepared: tuple[list[Any], dict[str, Any]]) -> object:
+        return self.call.node.target(*prepared[0], **prepared[1])
+
+    def judge(self, prepared: object, results: object) -> Need:
+        return _beyond_described(self.call, results)
+
+
+def _run_between_marks(trial: Trial[_Found]) -> _Found | None:
+    """What was found; None where it cannot be run. A block is taken before and after the call, whatever happens, so
+    that each is found among the events.
     """
     try:
-        operands = call.operands()
+        prepared, is_run = trial.prepare(), True
     except Exception:
-        operands = None
+        prepared, is_run = None, False
     torch.empty(_BEGIN, dtype=torch.uint8, device="cpu")
     try:
-        results = None if operands is None else call.node.target(*operands[0], **operands[1])
-        is_run = operands is not None
+        results = trial.run(prepared) if is_run else None
     except Exception:  # zeros are not among its operands' values, say
         results, is_run = None, False
     torch.empty(_END, dtype=torch.uint8, device="cpu")
-    return _beyond_described(call, results) if is_run else None
+    return trial.judge(prepared, results) if is_run else None
 
 
 def _beyond_described(call: OperatorCall, results: object) -> Need:

@@ -16,6 +16,7 @@ import torch
 
 from dovetail.analysis.liveness import Need, simulate_peak
 from dovetail.errors import GuardMiss, StepInterrupted
+from dovetail.execute.arena import ArenaProgram
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.needs import Needs, bytes_before_run
 from dovetail.execute.wrapper import Wrapper
@@ -23,6 +24,7 @@ from dovetail.ir.calling import CallPlan
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import Number
+from dovetail.memory.in_arena import ArenaPlan
 from dovetail.ops.facts import facts_of, written_values
 from dovetail.torch_compat.rng import default_generator
 
@@ -53,7 +55,7 @@ class CompiledStepProgram:
     if None. last_check: that the code passes. state_bytes: of what a call has before it begins.
     """
 
-    code: CompiledProgram
+    code: CompiledProgram | ArenaProgram
     plan: CallPlan
     wrapper: Wrapper
     names: tuple[str, ...]
@@ -73,8 +75,17 @@ class CompiledStepProgram:
     @cached_property
     def peak_bytes(self) -> int:
         """The peak of a call above what is there before: tensors, and what operators take besides."""
-        peak = simulate_peak(self.program, self.hints, need_of=self._needs.need_of).peak_bytes
+        arena = self.arena
+        if arena is None:
+            peak = simulate_peak(self.program, self.hints, need_of=self._needs.need_of).peak_bytes
+        else:
+            peak = arena.peak_bytes
         return max(peak, bytes_before_run(self.program))
+
+    @property
+    def arena(self) -> ArenaPlan | None:
+        """What of it lies in an arena, and where; None where it runs without one."""
+        return self.code.plan if isinstance(self.code, ArenaProgram) else None
 
     @property
     def unknown_needs(self) -> tuple[str, ...]:

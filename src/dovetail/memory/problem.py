@@ -103,7 +103,7 @@ def build_problem(
     that lie elsewhere.
     """
     needs = [need_of(node) for node in program.nodes]
-    kept = _kept_bytes(program, needs)
+    kept = kept_bytes(program, needs)
     buffers = [
         Buffer(f"storage {life.storage}", life.bytes + kept.get(life.storage, 0), life.first, life.last + 1)
         for life in storage_lives(program, hints)
@@ -117,7 +117,7 @@ def build_problem(
     return Problem(tuple(buffer for buffer in buffers if buffer.size_bytes), alignment)
 
 
-def _kept_bytes(program: Program, needs: Iterable[Need]) -> dict[int, int]:
+def kept_bytes(program: Program, needs: Iterable[Need]) -> dict[int, int]:
     """By storage, how much larger it is than its description says."""
     kept: dict[int, int] = {}
     for node, need in zip(program.nodes, needs, strict=True):

@@ -65,7 +65,7 @@ BACKEND = Door(
 )
 COMPILE_STEP = Door(
     "dovetail.compile_step",
-    _EVERYWHERE | {"max_variants", "dynamic", "keep_grads", "memory_limit", "numerics", "partition", "policy"},
+    _EVERYWHERE | {"arena", "max_variants", "dynamic", "keep_grads", "memory_limit", "numerics", "partition", "policy"},
     reasons={
         "donate": "a step does not overwrite its arguments",
         "partition": "a step's program runs forward and backward: it is not split",

@@ -10,6 +10,7 @@
 | partition | DOVETAIL_PARTITION | graphs, step | auto, min_cut: save least; default: save all; or a function |
 | recompute | DOVETAIL_RECOMPUTE | graphs | what may run again: cheap (pointwise, copies), or all; auto: see docs |
 | memory_limit | - | compile, backend, step, freeze | bytes of a call at most: "6GiB"; above state: "transient:2GiB" |
+| arena | - | step | results lie in one block of memory, at offsets that are planned; see docs/memory.md |
 | policy | - | compile, backend, step, freeze, aot | what runs again: {pattern: "SAVE", "RECOMPUTE", "MUST_..."} |
 | max_variants | - | graphs, step | limit on kinds of calls of a function, and on programs of each kind; default: 8 |
 | dynamic | - | compile, step, aot | one program for all sizes above 1 of the arguments |
@@ -48,6 +49,9 @@ _NO_LIMIT_BESIDE = {
     "double_backward": "backward with create_graph=True runs in eager mode, which keeps no limit",
     "compilers": "they make the code, and what it needs is not known",
 }
+_NO_ARENA_BESIDE = {
+    "dynamic": "one program is for all sizes of the arguments, and an arena is planned for those that it was made for",
+}
 _VERIFY_LEVELS = (0, 1, 2)
 _OBJECTS = (
     ("compilers", Compilers, "dovetail.aot_function creates it", "Compilers(forward, backward, inference)"),
@@ -77,6 +81,7 @@ class Options:
     partition: str | Callable[[Problem], Collection[int]] = "auto"
     recompute: str = "auto"
     memory_limit: str | int | None = None
+    arena: bool = False
     policy: Patterns = field(default_factory=lambda: Patterns({}))
     max_variants: int = 8
     dynamic: bool = False
@@ -127,11 +132,18 @@ def resolve_options(
     _check(options, pass_names)
     if options.memory_limit is not None:
         memory_limit(options.memory_limit)
-        for option, reason in _NO_LIMIT_BESIDE.items():
-            value: object = getattr(options, option)
-            if value:
-                raise BadOptionValue(option=option, value=value, reason=reason, expected="no memory_limit beside it")
+        _refuse_beside("memory_limit", options, _NO_LIMIT_BESIDE)
+    if options.arena:
+        _refuse_beside("arena", options, _NO_ARENA_BESIDE)
     return options
+
+
+def _refuse_beside(name: str, options: Options, reasons: Mapping[str, str]) -> None:
+    """Refuse options that do not go together with one. reasons: by option."""
+    for option, reason in reasons.items():
+        value: object = getattr(options, option)
+        if value:
+            raise BadOptionValue(option=option, value=value, reason=reason, expected=f"no {name} beside it")
 
 
 def decompositions(options: Options) -> Decompositions | None:
@@ -186,7 +198,7 @@ def _check(options: Options, pass_names: tuple[str, ...]) -> None:
                 "it must be one of the choices",
                 ", ".join(choices[:-1]) + f" or {choices[-1]}",
             )
-    for switch in ("dump_calls", "dynamic", "double_backward", "keep_grads"):
+    for switch in ("arena", "dump_calls", "dynamic", "double_backward", "keep_grads"):
         value: object = getattr(options, switch)
         if not isinstance(value, bool):
             refuse(switch, value, "it is a flag", "True or False")

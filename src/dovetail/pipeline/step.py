@@ -17,7 +17,6 @@ from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.reads import can_fail
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.errors import UnsupportedStep
-from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.step import CompiledStepProgram, LastCheck
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan
@@ -28,6 +27,7 @@ from dovetail.ir.sizes import Number
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
 from dovetail.partition.whole.forced import recompute_as_asked
+from dovetail.pipeline.arena import code_of
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.compile_trace import STEP_STATE
 from dovetail.pipeline.driver import StepRecord, run_passes
@@ -60,7 +60,8 @@ def compile_step_programs(
     program, records = run_passes("step", program, context, dump)
     reports = [(record.name, record.report) for record in (*simplified, *records)]
     check, last_check = _last_check(program), LastCheck()
-    code = CompiledProgram(program, make_executors(options), {} if check is None else {check: last_check})
+    after = {} if check is None else {check: last_check}
+    code = code_of(program, make_executors(options), options, hints, after)
     eager = simulate_peak(programs.recorded, hints).peak_bytes
     run = dump.watched(code, JOINT)
     wrapper = build_wrapper(plan, program, names)

@@ -59,7 +59,7 @@ class CheckedProgram:
         self.producers = compiled.program.producers()
         self.last_read = _last_reads(compiled.program)
         self._runs: list[CheckedRun] = []
-        self._run = _function(compiled, self._observe)
+        self._run = observed_code(compiled, self._observe)
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Run and check. inputs: emptied."""
@@ -348,7 +348,7 @@ def _last_reads(program: Program) -> dict[Value, int]:
     return found
 
 
-def _function(
+def observed_code(
     compiled: CompiledProgram, observe: Callable[[int, Callable[[], Any]], Any]
 ) -> Callable[[list[Any]], tuple[Any, ...]]:
     """The generated code of a program, with each call handed to `observe`."""

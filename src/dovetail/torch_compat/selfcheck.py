@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dovetail.torch_compat.checks import (
+    arenas,
     autograd,
     boxed,
     control_flow,
@@ -51,6 +52,7 @@ Check = Callable[[], str | None]
 
 # What compiling and running programs relies on.
 COMPILER_CHECKS: tuple[Check, ...] = (
+    *arenas.CHECKS,
     *autograd.CHECKS,
     *boxed.CHECKS,
     *control_flow.CHECKS,

@@ -10,6 +10,7 @@ from dovetail.ir.calling import GradientExit
 from dovetail.ir.plan_text import origin_of
 from dovetail.ir.signature import Constant, HeldGradient, NumberInput, UserInput
 from dovetail.memory.arena import ArenaReport, plan_arena
+from dovetail.memory.in_arena import ArenaPlan
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 
 _SHOWN = 12
@@ -20,9 +21,10 @@ class StepExplanation:
     """One program of a step.
 
     reason: why it was captured. nodes: how many operators it runs. peak_bytes: of a call, above state and arguments,
-    which have state_bytes. arena: one for all that it makes, as it could be planned. unknown_needs: operators of which
-    it is not known what they take for themselves. state, arguments, gradients, numbers, passing: what it takes, by what
-    a user would call it; passing: how many tensors it met that nothing holds. written: what it writes in place.
+    which have state_bytes. arena: one for all that it makes, as it could be planned. in_arena: what lies in one as it
+    runs; None without `arena=True`. unknown_needs: operators of which it is not known what they take for themselves.
+    state, arguments, gradients, numbers, passing: what it takes, by what a user would call it; passing: how many
+    tensors it met that nothing holds. written: what it writes in place.
     questions: what is asked before the first write, and the answers that it was captured for. first_write: how many
     operators run before it. results: where each comes from. left: what is put into Python objects afterwards.
     host_calls: what is really called, in order. dropped, kept: of how many tensors the gradients of this step are not
@@ -35,6 +37,7 @@ class StepExplanation:
     peak_bytes: int
     state_bytes: int
     arena: ArenaReport
+    in_arena: ArenaPlan | None
     unknown_needs: tuple[str, ...]
     state: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -58,7 +61,10 @@ class StepExplanation:
     def _locator(self) -> Iterator[str]:
         above = f"above {self.state_bytes:,} of state and arguments"
         yield f"{self.name}: {self.nodes} operators, peak {self.peak_bytes:,} bytes {above}"
-        yield f"  one arena would have {self.arena}"
+        if self.in_arena is None:
+            yield f"  one arena would have {self.arena}"
+        else:
+            yield f"  runs in an arena of {self.in_arena}"
         if self.unknown_needs:
             yield f"  not counted: what these take for themselves: {_listed(self.unknown_needs)}"
         yield f"  captured because {self.reason}"
@@ -109,6 +115,7 @@ def explain_variant(name: str, variant: StepVariant, in_eager_mode: Sequence[str
         peak_bytes=compiled.peak_bytes,
         state_bytes=compiled.state_bytes,
         arena=plan_arena(program, compiled.hints, compiled.need_of),
+        in_arena=compiled.arena,
         unknown_needs=compiled.unknown_needs,
         state=tuple(label for role, label in roles if not isinstance(role, others)),
         arguments=of(UserInput),
