@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 
@@ -30,10 +29,11 @@ from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.analysis.row_regions import RowRegion, row_regions
 from dovetail.ir.draft import Draft
-from dovetail.ir.program import Node, Operand, Origin, Program, Target, TensorMeta, Value
-from dovetail.ir.sizes import Number, product
+from dovetail.ir.program import Node, Operand, Origin, Program, Target, Value
+from dovetail.ir.sizes import Number
 from dovetail.ops.facts import facts_of
-from dovetail.ops.rows import Rows, RowStep, dtype_of_sums, reads_layout_only
+from dovetail.ops.rows import RowStep, dtype_of_sums, reads_layout_only
+from dovetail.passes.row_slices import flat_rows
 
 aten = torch.ops.aten
 
@@ -155,7 +155,11 @@ class _Chunker:
         for node in before:
             self._take_early(node)
         ahead = self._ahead()
-        entries = {value: self._flat(value, rows) for value, rows in self._region.entries.items()}
+        self._origin = Origin()
+        entries = {
+            value: flat_rows(self._call, self._draft.current(value), rows, self._region.units)
+            for value, rows in self._region.entries.items()
+        }
         start = 0
         for size in sizes:
             self._block(start, size, entries, ahead)
@@ -220,17 +224,6 @@ class _Chunker:
         given = self._draft.operand(args)
         assert isinstance(given, tuple), "operand tuples stay tuples"
         return self._call(target, given, kwargs)
-
-    def _flat(self, value: Value, rows: Rows) -> Value:
-        """A value from elsewhere with its rows in one dimension."""
-        value = self._draft.current(value)
-        if rows.is_turned or rows.lead == 1:
-            return value
-        self._origin = Origin()
-        if not _collapses(value.tensor, rows.lead):
-            value = self._call(aten.clone.default, (value,), (("memory_format", torch.contiguous_format),))
-        shape = [size for size in value.tensor.shape if isinstance(size, int)]
-        return self._call(aten.view.default, (value, rows.shape_of(shape, self._region.units)))
 
     # --- blocks -----------------------------------------------------------------------------------------------
 
@@ -317,12 +310,6 @@ class _Chunker:
         node = self._make.call(target, args, kwargs, name=name, origin=self._origin)
         self._draft.nodes.append(node)
         return node.results()[0]
-
-
-def _collapses(meta: TensorMeta, lead: int) -> bool:
-    """Whether a view can show the leading dimensions as one."""
-    dims = [(size, step) for size, step in zip(meta.shape[:lead], meta.stride[:lead], strict=True) if size != 1]
-    return all(outer == product((inner, size)) for (_, outer), (size, inner) in pairwise(dims))
 
 
 def _is_number(node: Node) -> bool:

@@ -51,7 +51,7 @@ _PART_OF = {
 }
 _LARGEST_RUN_BYTES = 16 * 1024**2
 _POINTS = 12
-_BEFORE_FLOOR = ("early_updates", "expand_foreach")
+_BEFORE_FLOOR = ("early_updates", "expand_foreach", "row_blocks")
 
 
 @dataclass(frozen=True, slots=True)

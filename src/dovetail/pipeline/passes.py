@@ -35,6 +35,7 @@ from dovetail.passes.merge_linears import merge_linears
 from dovetail.passes.no_ops import remove_no_ops
 from dovetail.passes.prepack import prepack
 from dovetail.passes.remove_dropout import remove_dropout
+from dovetail.passes.row_blocks import row_blocks
 from dovetail.passes.sink import sink
 from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
 from dovetail.pipeline.memory_limit import memory_limit
@@ -115,6 +116,7 @@ _LATE = frozenset({Stage.FUNCTIONAL, Stage.WHOLE, Stage.SPLIT, Stage.IN_PLACE})
 
 _EARLY_UPDATES = PassSpec("early_updates", "bitwise", _LATE, None, lambda p, given: early_updates(p, given.plans))
 _EXPAND_FOREACH = PassSpec("expand_foreach", "bitwise", _LATE, None, lambda p, given: expand_foreach(p, given.plans))
+_ROW_BLOCKS = PassSpec("row_blocks", "bitwise", _LATE, None, lambda p, given: row_blocks(p, given.infer, given.plans))
 _SINK = PassSpec("sink", "bitwise", _LATE, None, lambda p, given: sink(p, given.dying, given.plans))
 _REINPLACE = PassSpec(
     "reinplace",
@@ -170,7 +172,7 @@ PASSES: dict[str, PassList] = {
     "backward": PassList(_HALF, "joint", BACKWARD, weighs=True),
     "inference": PassList((_EXPAND_FOREACH, _SINK, _RECOMPUTE, _REINPLACE), "joint", FORWARD, weighs=True),
     "fast": PassList((_CHUNK_ROWS,), "joint"),
-    "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _RECOMPUTE, _REINPLACE), "fast"),
+    "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _ROW_BLOCKS, _RECOMPUTE, _REINPLACE), "fast"),
     "frozen": PassList(
         (
             PassSpec("remove_dropout", "bitwise", _FUNCTIONAL, None, _over_constants(remove_dropout)),
