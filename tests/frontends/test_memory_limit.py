@@ -16,6 +16,7 @@ import dovetail
 from dovetail.errors import BadOptionValue, DovetailError, MemoryLimitTooLow
 from dovetail.inspect.memory import measure_peak
 from tests.frontends.step.test_memory_limit import MODELS
+from tests.rotation import rotated
 
 
 class Loss(nn.Module):
@@ -106,6 +107,29 @@ def test_training_graphs_keep_to_a_limit_with_the_bits_of_eager(name: str) -> No
         peaks.append(peak)
     assert peaks == sorted(peaks)
     assert _floor(lambda: limited(floor - 1)) == floor
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", rotated(["held", *MODELS], of=4))
+def test_a_lower_limit_never_has_a_higher_peak(name: str) -> None:
+    model: nn.Module = Held()
+    batch: tuple[Tensor, ...] = (torch.randn(64, 64),)
+    if name in MODELS:
+        training = Training(name)
+        model, batch = training.model, training.batch
+    most = dovetail.explain(dovetail.compile(model, partition="default"), *batch).call
+    assert most is not None
+
+    def found(limit: int) -> int:
+        call = dovetail.explain(dovetail.compile(model, memory_limit=f"transient:{limit}B"), *batch).call
+        assert call is not None
+        assert call.peak_bytes <= limit
+        return call.peak_bytes
+
+    floor = _floor(lambda: found(1))
+    peaks = [found(floor + (most.peak_bytes - floor) * share // 5) for share in (0, 2, 4)]
+    assert peaks == sorted(peaks)
+    assert peaks[0] == floor
 
 
 @pytest.mark.usefixtures("alone")

@@ -41,11 +41,16 @@ class Needs:
     unknown: list[Node] = field(default_factory=list)
     extrapolated: list[Node] = field(default_factory=list)
     _needs: dict[Node, Need] = field(default_factory=dict)
+    _before: Mapping[Node, Need] = field(default_factory=dict)
+
+    def apart(self) -> Needs:
+        """The same for a program that is only looked at: what it learns is forgotten with it."""
+        return Needs(self.hints, self.largest_bytes, _before=self._needs)
 
     def measure(self, nodes: Iterable[Node]) -> None:
         """Look at the nodes of a program, so that `need_of` knows them."""
         all_nodes = list(nodes)
-        new = [node for node in dict.fromkeys(all_nodes) if node not in self._needs]
+        new = [node for node in dict.fromkeys(all_nodes) if node not in self._needs and node not in self._before]
         maker = CallMaker(OrOne(self.hints), {value: node for node in all_nodes for value in node.results()})
         calls = {node: call for node in new if (call := maker.call_of(node)) is not None}
         large = {node: call for node, call in calls.items() if self._is_large(call)}
@@ -70,9 +75,11 @@ class Needs:
 
     def need_of(self, node: Node) -> Need:
         """What a node needs."""
-        if node not in self._needs:
+        known = self._needs.get(node) or self._before.get(node)
+        if known is None:
             self.measure([node])
-        return self._needs[node]
+            known = self._needs[node]
+        return known
 
 
 def _run(calls: Sequence[OperatorCall]) -> list[Need | None]:

@@ -50,7 +50,7 @@ _PART_OF = {
     categories.SAVED: "residuals",
 }
 _LARGEST_RUN_BYTES = 16 * 1024**2
-_POINTS = 12
+_HALVINGS = 3
 _BEFORE_FLOOR = ("early_updates", "expand_foreach", "row_blocks")
 
 
@@ -115,7 +115,7 @@ def figures_of_step(
     floor = _floor(ordered, hints, policy, needs)
     planned, _ = run_passes("step", ordered, context, dump, only=("recompute", "reinplace"))
     figures = _figures(planned, held, hints, needs, bytes_before_run(planned), floor)
-    return replace(figures, plans=partial(plan_points, ordered, hints, policy, needs, _POINTS))
+    return replace(figures, plans=partial(plan_points, ordered, hints, policy, needs, _HALVINGS))
 
 
 def _floor(program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs) -> int:

@@ -16,8 +16,8 @@ from dovetail.partition.whole.apply import apply_schedule
 from dovetail.partition.whole.check import verify_whole
 from dovetail.partition.whole.choose import Ladder
 from dovetail.partition.whole.problem import WholeProblem, build_whole_problem
-from dovetail.partition.whole.schedule import Run, Schedule
-from dovetail.passes.inplace import PlanMemory
+from dovetail.partition.whole.schedule import Schedule
+from dovetail.passes.inplace import PlanMemory, apply_plan, choose_plan
 from dovetail.pipeline.memory_limit import MemoryLimit, readable
 
 
@@ -97,7 +97,7 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     if most is not None and was <= most:
         return program, RecomputeReport(0, was, was, reason="FITS: the limit is kept as it is")
     ladder = search.ladder()
-    problem, made = ladder.problem, search.made
+    problem = ladder.problem
     if limit is None or most is None:
         chosen = ladder.frugal()
     else:
@@ -108,10 +108,10 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
             others = (plans, limit, state_bytes, relaxed, held)
             return recompute(program, hints, *others, before=before, around=around, needs=needs)
         if chosen is None:
-            raise too_low(limit, choice.floor_bytes, state_bytes, held)
+            raise too_low(limit, min(was, choice.floor_bytes), state_bytes, held)
     if chosen is None:
         return program, RecomputeReport(0, was, was, reason="NOT-WORTH-IT: it would cost more work than it is worth")
-    result = made[chosen.schedule.runs]
+    result = apply_schedule(program, problem, chosen.schedule)
     verify_whole(program, result)
     again, schedule = len(result.nodes) - len(program.nodes), chosen.schedule
     bound = min(schedule.least_work, schedule.work) / max(problem.work, 1)
@@ -127,17 +127,17 @@ class PlanPoint:
 
 
 def plan_points(
-    program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs, points: int
+    program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs, halvings: int
 ) -> tuple[PlanPoint, ...]:
-    """What lower peaks of a step cost: plans for so many limits, the lowest first, and the program as it is last."""
+    """What lower peaks cost, the lowest first, and the program as it is last. halvings: see `Ladder.curve`."""
     search = _Search(program, hints, PlanMemory(), policy, STEP, _itself, _itself, needs)
     ladder = search.ladder()
-    found = [PlanPoint(w.peak_bytes, w.schedule.work / max(ladder.problem.work, 1)) for w in ladder.curve(points)]
+    found = [PlanPoint(w.peak_bytes, w.schedule.work / max(ladder.problem.work, 1)) for w in ladder.curve(halvings)]
     return (*found, PlanPoint(search.was, 0.0))
 
 
 class _Search:
-    """Weighs programs in which nodes run again. was: the peak of the program as it is. made: programs, by schedule."""
+    """Weighs programs in which nodes run again, and keeps none of them. was: the peak of the program as it is."""
 
     def __init__(
         self,
@@ -158,8 +158,7 @@ class _Search:
         self._around = around
         self._needs = needs or Needs(hints)
         self._least = held.least_bytes(program)
-        self.made: dict[tuple[Run, ...], Program] = {}
-        self.was = self._peak_of(program)
+        self.was = self._peak_of(self._plans.in_place(before(program))[1], self._needs)
 
     def ladder(self) -> Ladder:
         """The schedules of the program."""
@@ -170,16 +169,15 @@ class _Search:
         problem = build_whole_problem(program, self._policy, self._hints, needs.need_of, places)
 
         def weigh(schedule: Schedule) -> int:
-            if schedule.runs not in self.made:
-                self.made[schedule.runs] = apply_schedule(program, problem, schedule)
-            return self._peak_of(self.made[schedule.runs])
+            changed = self._before(apply_schedule(program, problem, schedule))
+            return self._peak_of(apply_plan(choose_plan(changed, self._plans.donated, commit=True)), needs.apart())
 
         return Ladder(problem, self.was, weigh)
 
-    def _peak_of(self, changed: Program) -> int:
-        in_place = self._around(self._plans.in_place(self._before(changed))[1])
-        self._needs.measure(in_place.nodes)
-        return max(simulate_peak(in_place, self._hints, need_of=self._needs.need_of).peak_bytes, self._least)
+    def _peak_of(self, in_place: Program, needs: Needs) -> int:
+        run = self._around(in_place)
+        needs.measure(run.nodes)
+        return max(simulate_peak(run, self._hints, need_of=needs.need_of).peak_bytes, self._least)
 
 
 def may_pay(problem: WholeProblem) -> bool:

@@ -53,7 +53,7 @@ from dovetail.partition.whole.check import verify_sources, verify_whole
 from dovetail.partition.whole.choose import Ladder, Weighed
 from dovetail.partition.whole.halves import read_until, split_with_repeats
 from dovetail.partition.whole.problem import build_whole_problem
-from dovetail.partition.whole.schedule import Run, Schedule
+from dovetail.partition.whole.schedule import Schedule
 from dovetail.partition.work import work_of
 from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import PlanMemory
@@ -171,6 +171,15 @@ class Splitting:
         limit, policy = self.limit, replace(self._policy, marks=self._patterns.of(backward))
         return recompute(backward, self._hints, self.plans, limit, state, policy, GRAPH, around=around)[0]
 
+    def apart(self) -> Splitting:
+        """The same for splits that are only looked at: what it works out is forgotten with it."""
+        options = (self._partition, self._policy.recompute, self.limit)
+        patterns, is_foreign = self._patterns, self._is_foreign
+        other = Splitting(self._plan, self._hints, *options, patterns=patterns, is_foreign=is_foreign)
+        other.needs = self.needs.apart()
+        other.plans = PlanMemory(need_of=None if self.limit is None else other.needs.need_of)
+        return other
+
     # --- choosing -----------------------------------------------------------------------------------------------------
 
     def split(self, program: Program, state_bytes: int = 0, *, must_fit: bool = True) -> Halves:
@@ -284,25 +293,25 @@ class _Schedules:
         """peak_bytes: of the default split."""
         self._splitting = splitting
         self._program = program = default.joint
-        self._made: dict[tuple[Run, ...], Candidate] = {}
         splitting.needs.measure(program.nodes)
         places, until = self._places(default.split), read_until(program, policy)
         self._problem = build_whole_problem(program, policy, hints, splitting.needs.need_of, places, until)
-        self.ladder = Ladder(self._problem, peak_bytes, lambda schedule: self._candidate(schedule).peak_bytes)
+        self.ladder = Ladder(self._problem, peak_bytes, self._weigh)
 
     def candidate(self, weighed: Weighed) -> Candidate:
-        """What comes of a schedule."""
-        return self._candidate(weighed.schedule)
+        """What comes of a schedule that is chosen, proved."""
+        halves, changed = self._halves(weighed.schedule)
+        verify_whole(self._program, changed)
+        return self._splitting.weighed(halves, WHOLE)
 
-    def _candidate(self, schedule: Schedule) -> Candidate:
-        known = self._made.get(schedule.runs)
-        if known is None:
-            originals: dict[str, str] = {}
-            changed = apply_schedule(self._program, self._problem, schedule, originals)
-            verify_whole(self._program, changed)
-            halves = Halves(*split_with_repeats(self._program, remove_dead_code(changed)[0], originals))
-            known = self._made[schedule.runs] = self._splitting.weighed(halves, WHOLE)
-        return known
+    def _weigh(self, schedule: Schedule) -> int:
+        """The peak of what comes of a schedule, which is not kept."""
+        return self._splitting.apart().weighed(self._halves(schedule)[0], WHOLE).peak_bytes
+
+    def _halves(self, schedule: Schedule) -> tuple[Halves, Program]:
+        originals: dict[str, str] = {}
+        changed = apply_schedule(self._program, self._problem, schedule, originals)
+        return Halves(*split_with_repeats(self._program, remove_dead_code(changed)[0], originals)), changed
 
     def _places(self, split: Split) -> dict[int, int]:
         """In which storage each one lies once the halves work in place."""

@@ -162,28 +162,63 @@ def test_what_operators_take_besides_counts() -> None:
     assert largest_node(problem) == 1101
 
 
-@pytest.mark.parametrize("seed", range(0, 400, 20))
-def test_a_lower_limit_never_has_a_higher_rung(seed: int) -> None:
-    program = random_program(seed, nodes=40)
-    problem = _problem(program)
+def _weigh_of(program: Program, problem: WholeProblem, noise: int = 0) -> Callable[[Schedule], int]:
+    """Peaks of the programs that schedules make. noise: what they are above or below what the solver thinks, in %."""
 
     def weigh(schedule: Schedule) -> int:
-        return simulate_peak(apply_schedule(program, problem, schedule)).peak_bytes
+        peak = simulate_peak(apply_schedule(program, problem, schedule)).peak_bytes
+        return peak * (100 + random.Random(len(schedule.runs) + schedule.work).randint(-noise, noise)) // 100
 
-    free = simulate_peak(program).peak_bytes
-    ladder = Ladder(problem, free, weigh)
-    works = []
-    floor = ladder.under(0).floor_bytes
-    for limit in range(free - 1, floor - 1, -max(1, (free - floor) // 20)):
-        choice = ladder.under(limit)
-        if choice.chosen is None:
-            assert choice.floor_bytes > limit
-            continue
-        assert choice.chosen.peak_bytes <= limit
-        works.append(choice.chosen.schedule.work)
-    assert ladder.under(floor).chosen is not None
-    frugal = ladder.frugal()
-    assert frugal is None or (frugal.peak_bytes < free and frugal.schedule.work <= 0.02 * problem.work)
+    return weigh
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_lower_limit_never_has_a_higher_peak_or_less_work(part: int) -> None:
+    """Each limit is asked of a ladder of its own, as of another process."""
+    several = 0
+    for seed in range(part * 3, part * 3 + 3):
+        program = random_program(seed, nodes=25 + 20 * (seed % 3))
+        problem, free = _problem(program), simulate_peak(program).peak_bytes
+        noise = (0, 2, 10)[seed % 3]
+        floor = Ladder(problem, free, _weigh_of(program, problem, noise)).floor_bytes()
+        before: tuple[int, int] | None = None
+        found = set()
+        for limit in sorted({*range(min(floor, free), free, max(1, (free - floor) // 9)), floor - 1, floor}):
+            choice = Ladder(problem, free, _weigh_of(program, problem, noise)).under(limit)
+            if limit < floor or choice.chosen is None:
+                assert choice.chosen is None
+                assert choice.floor_bytes == floor > limit
+                continue
+            point = (choice.chosen.peak_bytes, choice.chosen.work)
+            assert point[0] <= limit
+            assert choice.chosen.schedule.least_work <= point[1]
+            assert before is None or (before[0] <= point[0] and before[1] >= point[1])
+            before = point
+            found.add(point)
+        several += len(found) > 2
+    assert several
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 20))
+def test_what_is_said_of_limits(seed: int) -> None:
+    """The floor, whether a limit is kept, and the curve are those of the limits themselves."""
+    program = random_program(seed, nodes=60)
+    problem, free = _problem(program), simulate_peak(program).peak_bytes
+
+    def ladder() -> Ladder:
+        return Ladder(problem, free, _weigh_of(program, problem, 5))
+
+    floor = ladder().floor_bytes()
+    assert ladder().keeps(floor)
+    assert not ladder().keeps(min(floor, free) - 1)
+    curve = ladder().curve(3)
+    assert [point.peak_bytes for point in curve] == sorted(point.peak_bytes for point in curve)
+    for point in curve:
+        chosen = ladder().under(point.peak_bytes).chosen
+        assert chosen is not None
+        assert chosen.work <= point.work
+    frugal = ladder().frugal()
+    assert frugal is None or (frugal.peak_bytes < free and frugal.work <= 0.02 * problem.work)
 
 
 # --- the checker sees every corruption --------------------------------------------------------------------------------

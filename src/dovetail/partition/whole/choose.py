@@ -2,26 +2,36 @@
 
 The solver knows memory as the functional program uses it, with a guess of what works in place. So the limits that it is
 given are rungs of a ladder between what one node needs and what the program needs as it is, and what counts is the peak
-of the program that comes of it, as it will run. The ladder does not depend on the limit that is asked for: a lower
-limit never gives a schedule of a higher rung.
+of the program that comes of it, as it will run.
 
-Rungs are found with schedules that are quick to find, and the best one at the rung that was found is then looked for.
+A lower limit never gets a higher peak, nor less work. The rungs are a tree that is searched by halves, and the limit
+only says where the search goes. Each rung has a *point*, a peak and a work, between the points of the rungs that the
+search came by: a schedule whose peak or work is not between theirs counts as the one whose bounds it leaves. So points
+do not depend on the limit, and along the rungs peaks only rise and works only fall. Between the two points that a
+search ends with there is room for one more, that of a schedule that was looked for longer.
 
-Cost: up to twelve times that of the quick solver, three times that of the other, and twelve times that of re-inplacing.
+Below all rungs are schedules for the lowest limits that the solver keeps, the one with the least work of them always,
+and the others for limits that it does not keep.
+
+Only schedules and numbers are kept of the programs that are weighed.
+
+Cost: up to twelve times that of the quick solver, that of the other one twice, and ten times that of re-inplacing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dovetail.partition.choose import work_to_spare
 from dovetail.partition.whole.problem import WholeProblem
-from dovetail.partition.whole.schedule import Schedule
+from dovetail.partition.whole.schedule import Run, Schedule
 from dovetail.partition.whole.solve import solve_quickly, solve_whole
 
 _RUNGS = 64
 _LOWEST = 3  # rungs at the lower end that are looked at for the lowest peak
+_FEW_STORAGES = 12  # so many that may be dropped make a problem that is searched for the best at each rung
+_FEW_STATES = 40  # of that search
 _FURTHER = 3  # rungs below the one that was found which better schedules may reach
 
 
@@ -31,6 +41,11 @@ class Weighed:
 
     schedule: Schedule
     peak_bytes: int
+
+    @property
+    def work(self) -> int:
+        """Of what runs again."""
+        return self.schedule.work
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +70,10 @@ class Ladder:
         self.peak_bytes = peak_bytes
         self._weigh = weigh
         self._low = min(largest_node(problem), peak_bytes)
+        self._is_small = sum(problem.can_drop) <= _FEW_STORAGES
         self._schedules: dict[int, Schedule] = {}
-        self._weighed: dict[int, Weighed] = {}
+        self._peaks: dict[tuple[Run, ...], int] = {}
+        self._lowest_ones: tuple[Weighed, ...] = ()
 
     def frugal(self) -> Weighed | None:
         """The lowest peak for two percent of work at most; None where none is lower."""
@@ -69,56 +86,114 @@ class Ladder:
             schedule = solve_whole(self.problem, self._budget(lower))
             if schedule.peak_bytes > self._budget(lower) or schedule.work > most:
                 break
-            found.append(Weighed(schedule, self._weigh(schedule)))
-        best = min(found, key=lambda weighed: (weighed.peak_bytes, weighed.schedule.work))
+            found.append(self._of(schedule))
+        best = min(found, key=lambda weighed: (weighed.peak_bytes, weighed.work))
         return best if best.peak_bytes < self.peak_bytes else None
 
     def under(self, limit_bytes: int) -> Choice:
         """The least work for a peak below a limit, which the program as it is does not keep."""
-        feasible = self._lowest(self._fits) or 0
-        low, high = feasible, _RUNGS
+        first = self._first()
+        if first.peak_bytes > limit_bytes:
+            lowest = self._lowest_points()
+            fits = [weighed for weighed in lowest if weighed.peak_bytes <= limit_bytes]
+            best = min(fits, key=lambda weighed: (weighed.work, weighed.peak_bytes), default=None)
+            return Choice(best, min([first, *lowest], key=lambda weighed: (weighed.peak_bytes, weighed.work)))
+        below, above = first, None
+        low, high = self._bottom() + 1, _RUNGS
         while low < high:  # the highest rung whose peak is low enough is below `high`
             middle = (low + high) // 2
-            if self._at(middle).peak_bytes <= limit_bytes:
-                low = middle + 1
+            point = self._point(self._at(middle), below, above)
+            if point is not None and point.peak_bytes <= limit_bytes:
+                low, below = middle + 1, point
             else:
-                high = middle
-        if low > feasible:
-            return Choice(self._better(low - 1, limit_bytes))
-        tried = [self._at(k) for k in range(feasible, min(feasible + _LOWEST, _RUNGS))]
-        schedule = solve_whole(self.problem, self._budget(max(0, feasible - 1)))
-        tried.append(Weighed(schedule, self._weigh(schedule)))
-        lowest = min([*tried, *self._weighed.values()], key=lambda w: (w.peak_bytes, w.schedule.work))
-        return Choice(lowest if lowest.peak_bytes <= limit_bytes else None, lowest)
+                high, above = middle, point
+        return Choice(self._between(below, above, limit_bytes))
 
-    def curve(self, points: int) -> tuple[Weighed, ...]:
-        """Schedules for so many limits at most, the lowest first; each needs less work than those of lower peaks."""
-        feasible = self._lowest(self._fits) or 0
-        every = max(1, -(-(_RUNGS - feasible) // points))
-        found = [self._at(rung) for rung in range(feasible, _RUNGS, every)]
+    def keeps(self, limit_bytes: int) -> bool:
+        """Whether there is a schedule under a limit. Looks at no more schedules than that asks for."""
+        known = [self.peak_bytes, self._first().peak_bytes]
+        return min(known) <= limit_bytes or self.floor_bytes() <= limit_bytes
+
+    def floor_bytes(self) -> int:
+        """The lowest peak that is found."""
+        return min([weighed.peak_bytes for weighed in (self._first(), *self._lowest_points())])
+
+    def curve(self, halvings: int) -> tuple[Weighed, ...]:
+        """Points that limits get, the lowest peak first; each needs less work than those of lower peaks.
+
+        halvings: how often the rungs are halved; each time there are twice as many points.
+        """
+        first = self._first()
+        low = [weighed for weighed in self._lowest_points() if weighed.peak_bytes < first.peak_bytes]
+        points = [*low, first, *self._inner(self._bottom() + 1, _RUNGS, first, None, halvings)]
         best: list[Weighed] = []
-        for weighed in sorted(found, key=lambda w: (w.peak_bytes, w.schedule.work)):
-            if weighed.peak_bytes < self.peak_bytes and (not best or weighed.schedule.work < best[-1].schedule.work):
+        for weighed in sorted(points, key=lambda w: (w.peak_bytes, w.work)):
+            if weighed.peak_bytes < self.peak_bytes and (not best or weighed.work < best[-1].work):
                 best.append(weighed)
         return tuple(best)
 
-    def _better(self, rung: int, limit_bytes: int) -> Weighed:
-        """The schedule of a rung that keeps a limit, or one with less work that was looked for longer."""
-        quick = self._at(rung)
-        schedule = solve_whole(self.problem, self._budget(rung))
-        if schedule.work < quick.schedule.work:
-            found = Weighed(schedule, self._weigh(schedule))
-            return found if found.peak_bytes <= limit_bytes else quick
-        is_same = quick.schedule.peak_bytes <= self._budget(rung)
-        known = replace(quick.schedule, least_work=min(schedule.least_work, quick.schedule.work)) if is_same else None
-        return quick if known is None else Weighed(known, quick.peak_bytes)
+    def _inner(self, low: int, high: int, below: Weighed, above: Weighed | None, halvings: int) -> Iterator[Weighed]:
+        """The points between two others, in order."""
+        if not halvings or low >= high:
+            return
+        middle = (low + high) // 2
+        point = self._point(self._at(middle), below, above)
+        yield from self._inner(low, middle, below, point, halvings - 1)
+        if point is not None:
+            yield point
+            yield from self._inner(middle + 1, high, point, above, halvings - 1)
+
+    # --- points ---------------------------------------------------------------------------------------------------
+
+    def _point(self, found: Weighed, below: Weighed, above: Weighed | None) -> Weighed | None:
+        """A schedule, or the one of those below and above whose bounds it leaves. None: the program as it is."""
+        peak, work = (self.peak_bytes, 0) if above is None else (above.peak_bytes, above.work)
+        if found.peak_bytes < below.peak_bytes or found.work > below.work:
+            return below
+        return above if found.peak_bytes >= peak or found.work < work else found
+
+    def _between(self, below: Weighed, above: Weighed | None, limit_bytes: int) -> Weighed:
+        """The point below, or one with less work that was looked for longer. above: the next one; None: the last."""
+        peak, work = (self.peak_bytes, 0) if above is None else (above.peak_bytes, above.work)
+        budget = below.schedule.peak_bytes + min(peak - below.peak_bytes, self._budget(1) - self._budget(0)) // 2
+        schedule = solve_whole(self.problem, budget, at_least=work)
+        if work <= schedule.work < below.work and schedule.peak_bytes <= budget:
+            found = self._of(schedule)
+            if below.peak_bytes <= found.peak_bytes <= limit_bytes:
+                return found if found.peak_bytes < peak else below
+        least = min(schedule.least_work, below.work)
+        return Weighed(replace(below.schedule, least_work=least), below.peak_bytes)
+
+    # --- schedules ------------------------------------------------------------------------------------------------
+
+    def _bottom(self) -> int:
+        """The highest of the rungs that are looked at for the lowest peak."""
+        return min((self._lowest(self._fits) or 0) + _LOWEST, _RUNGS) - 1
+
+    def _first(self) -> Weighed:
+        """The schedule with the least work of those for the lowest limits."""
+        rungs = range(max(0, self._bottom() - _LOWEST + 1), self._bottom() + 1)
+        return self._of(min([self._schedule(rung) for rung in rungs], key=lambda s: (s.work, s.peak_bytes)))
+
+    def _lowest_points(self) -> tuple[Weighed, ...]:
+        """Schedules for the lowest limits; none needs less work than the first one."""
+        if not self._lowest_ones:
+            bottom, first = self._bottom(), self._first()
+            lowest = max(0, bottom - _LOWEST + 1)
+            looked_for = solve_whole(self.problem, self._budget(max(0, lowest - 1)), at_least=first.work)
+            found = [*(self._schedule(rung) for rung in range(lowest, bottom + 1)), looked_for]
+            self._lowest_ones = tuple([self._of(schedule) for schedule in found if schedule.work >= first.work])
+        return self._lowest_ones
 
     def _budget(self, rung: int) -> int:
         return self._low + (self.peak_bytes - self._low) * rung // _RUNGS
 
     def _schedule(self, rung: int) -> Schedule:
         if rung not in self._schedules:
-            self._schedules[rung] = solve_quickly(self.problem, self._budget(rung))
+            budget = self._budget(rung)
+            quick = not self._is_small
+            found = solve_quickly(self.problem, budget) if quick else solve_whole(self.problem, budget, _FEW_STATES)
+            self._schedules[rung] = found
         return self._schedules[rung]
 
     def _fits(self, rung: int) -> bool:
@@ -136,10 +211,13 @@ class Ladder:
         return low if low < _RUNGS else None
 
     def _at(self, rung: int) -> Weighed:
-        if rung not in self._weighed:
-            schedule = self._schedule(rung)
-            self._weighed[rung] = Weighed(schedule, self._weigh(schedule))
-        return self._weighed[rung]
+        return self._of(self._schedule(rung))
+
+    def _of(self, schedule: Schedule) -> Weighed:
+        """A schedule with its peak, which is found once for the same runs."""
+        if schedule.runs not in self._peaks:
+            self._peaks[schedule.runs] = self._weigh(schedule)
+        return Weighed(schedule, self._peaks[schedule.runs])
 
 
 def largest_node(problem: WholeProblem) -> int:

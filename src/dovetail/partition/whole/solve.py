@@ -34,13 +34,15 @@ def solve_quickly(problem: WholeProblem, limit_bytes: int) -> Schedule:
     return min(found, key=lambda schedule: _order(schedule, limit_bytes))
 
 
-def solve_whole(problem: WholeProblem, limit_bytes: int, most_states: int = MOST_STATES) -> Schedule:
+def solve_whole(
+    problem: WholeProblem, limit_bytes: int, most_states: int = MOST_STATES, *, at_least: int = 0
+) -> Schedule:
     """The schedule with the least work that was found under a limit; the one with the lowest peak where none fits.
 
     It says how little work a better one could need; no less than its own where it is the best. most_states: of the
-    search for the best one.
+    search for the best one. at_least: schedules with less work are not looked for.
     """
-    return _Solver(problem, limit_bytes).schedule(most_states)
+    return _Solver(problem, limit_bytes, at_least).schedule(most_states)
 
 
 def _order(schedule: Schedule, limit_bytes: int) -> tuple[int, int]:
@@ -50,9 +52,10 @@ def _order(schedule: Schedule, limit_bytes: int) -> tuple[int, int]:
 class _Solver:
     """best: with what its storages counted for, and the exponent."""
 
-    def __init__(self, problem: WholeProblem, limit: int) -> None:
+    def __init__(self, problem: WholeProblem, limit: int, at_least: int) -> None:
         self.problem = problem
         self.limit = limit
+        self.at_least = at_least
         self.best = solve_quickly(problem, limit)
         self.counts: Mapping[int, float] = _NONE
         self.weight = _WEIGHTS[0]
@@ -85,7 +88,7 @@ class _Solver:
 
     def _try(self, weight: float, counts: Mapping[int, float]) -> None:
         found = walk(self.problem, self.limit, weight, counts)
-        if _order(found, self.limit) <= _order(self.best, self.limit):
+        if found.work >= self.at_least and _order(found, self.limit) <= _order(self.best, self.limit):
             self.best, self.weight, self.counts = found, weight, counts
 
     def _improve(self, least_work: int) -> None:
@@ -93,7 +96,7 @@ class _Solver:
         drawn = random.Random(0)
         droppable = [storage for storage, can in enumerate(self.problem.can_drop) if can]
         for _ in range(min(_MOST_TRIALS, _STEPS // max(1, len(self.problem.reads)))):
-            if self.best.peak_bytes <= self.limit and self.best.work <= least_work:
+            if self.best.peak_bytes <= self.limit and self.best.work <= max(least_work, self.at_least):
                 return
             counts, weight = dict(self.counts), self.weight
             again = list(runs_again(self.best))
