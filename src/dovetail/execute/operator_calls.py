@@ -52,7 +52,7 @@ class OperatorCall:
         args = [_scaled(x, sizes) for x in self.args]
         kwargs = {name: _scaled(x, sizes) for name, x in self.kwargs.items()}
         results = tuple(x and x.scaled(sizes) for x in self.results)
-        key = ("scaled", _key(self.node, args, kwargs))
+        key = ("scaled", _key(self.node, args, kwargs, _settings()))
         return OperatorCall(self.node, args, kwargs, results, self.is_safe, key, True)
 
     @property
@@ -82,7 +82,7 @@ class OperatorCall:
             x.resized(dim, new) if x is not None and len(x.shape) > dim and x.shape[dim] == old else x
             for x in self.results
         )
-        key = ("scaled", _key(self.node, args, kwargs))
+        key = ("scaled", _key(self.node, args, kwargs, _settings()))
         return OperatorCall(self.node, args, kwargs, results, self.is_safe, key, True)
 
     def _named(self) -> dict[str, Operand]:
@@ -153,6 +153,8 @@ class CallMaker:
     def __init__(self, known: Mapping[str, Number], producers: Mapping[Value, Node]) -> None:
         self.known = known
         self.producers = producers
+        self._seen: dict[Hashable, Described] = {}
+        self._settings = _settings()
 
     def call_of(self, node: Node) -> OperatorCall | None:
         """What is to be run for a node; None for a view, which takes nothing, and where nothing can be run."""
@@ -166,7 +168,7 @@ class CallMaker:
             None if v is None or not v.is_tensor or v.tensor.storage in old else self._described(v.tensor)
             for v in node.outputs
         )
-        return OperatorCall(node, args, kwargs, made, self._is_safe(node), _key(node, args, kwargs))
+        return OperatorCall(node, args, kwargs, made, self._is_safe(node), _key(node, args, kwargs, self._settings))
 
     def _is_safe(self, node: Node) -> bool:
         """Whether no kernel gets whole numbers that it may not expect: zeros are no positions where nothing is."""
@@ -197,11 +199,16 @@ class CallMaker:
         return replace(found, is_made=True, made_by=(call, node.outputs.index(value))) if call.is_safe else found
 
     def _described(self, meta: TensorMeta) -> Described:
-        return Described(_numbers(meta.shape, self.known), _numbers(meta.stride, self.known), meta.dtype)
+        key = (meta.shape, meta.stride, meta.dtype)
+        found = self._seen.get(key)
+        if found is None:
+            found = Described(_numbers(meta.shape, self.known), _numbers(meta.stride, self.known), meta.dtype)
+            self._seen[key] = found
+        return found
 
 
-def _key(node: Node, args: Sequence[Operand], kwargs: Mapping[str, Operand]) -> Hashable:
-    return (node.target, _frozen(args), _frozen(sorted(kwargs.items())), _settings())
+def _key(node: Node, args: Sequence[Operand], kwargs: Mapping[str, Operand], settings: Hashable) -> Hashable:
+    return (node.target, _frozen(args), _frozen(sorted(kwargs.items())), settings)
 
 
 def _settings() -> Hashable:
