@@ -13,6 +13,8 @@ from torch.nn import functional as F
 import dovetail
 from dovetail.errors import BadOptionValue, DovetailError
 from dovetail.inspect.memory import measure_peak
+from dovetail.ir.program import Program
+from dovetail.partition.whole.apply import apply_schedule
 
 
 def _tagger() -> nn.Module:
@@ -208,3 +210,25 @@ def test_it_reads_as_a_table() -> None:
     assert f"{estimate.peak_bytes:,} bytes" in text
     assert all(part in text for part in estimate.breakdown)
     assert "test_estimate.py" in text
+
+
+def test_lower_peaks_are_looked_for_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied = 0
+
+    def counted(*args: Any) -> Program:
+        nonlocal applied
+        applied += 1
+        return apply_schedule(*args)
+
+    monkeypatch.setattr("dovetail.pipeline.recompute.apply_schedule", counted)
+    training = Training("tagger")
+    step = dovetail.compile_step(training.step, partition="default")
+    estimate = dovetail.estimate(step, training.x)
+    assert estimate.fits(estimate.peak_bytes)
+    assert not estimate.fits(1)
+    assert not applied
+    floor = estimate.floor_transient_bytes
+    assert applied
+    assert floor < estimate.transient_bytes
+    for limit in (estimate.transient_bytes - 1, floor, floor - 1):
+        assert dovetail.estimate(step, training.x).fits(f"transient:{limit}B") == (limit >= floor)

@@ -18,7 +18,7 @@ from dovetail.capture.exclusive import RECORDING
 from dovetail.errors import BadOptionValue
 from dovetail.frontends.batch_sizes import batch_of, largest_that_fits, with_batch
 from dovetail.frontends.described_call import Call
-from dovetail.frontends.function import CompiledFunction
+from dovetail.frontends.function import CompiledFunction, target_of
 from dovetail.frontends.inputs import size_hints
 from dovetail.frontends.recorded_call import recorded
 from dovetail.frontends.step.description import DescribedSteps
@@ -56,7 +56,8 @@ Figured: TypeAlias = Callable[[list[Any], Structure], Figures]
 class Estimate:
     """What a call needs; print it.
 
-    peak_bytes: with state. floor_bytes: the lowest peak of any plan that is found, which `memory_limit=` can ask for.
+    peak_bytes: with state. floor_bytes: the lowest peak of any plan that is found, which `memory_limit=` can ask for;
+    it is looked for when it is read, or printed, which takes longer than all the rest for large programs.
     transient_bytes, floor_transient_bytes: the same above state and arguments. breakdown: what the peak is made of, to
     the byte. consumers: the pieces of memory at the peak, the largest first. unknown_needs: operators that could not be
     tried, which count as taking nothing for themselves. extrapolated: those that were tried at smaller sizes.
@@ -64,14 +65,12 @@ class Estimate:
 
     name: str
     peak_bytes: int
-    floor_bytes: int
     transient_bytes: int
-    floor_transient_bytes: int
     breakdown: Mapping[str, int]
     consumers: tuple[Consumer, ...]
     unknown_needs: tuple[str, ...]
     extrapolated: tuple[str, ...]
-    _plans: Callable[[], tuple[PlanPoint, ...]] = field(repr=False, compare=False)
+    _figures: Figures = field(repr=False, compare=False)
     _again: Figured = field(repr=False, compare=False)
     _call: tuple[list[Any], Structure] = field(repr=False, compare=False)
 
@@ -79,15 +78,24 @@ class Estimate:
         """What lower limits cost, for a step: peaks above state and arguments, the lowest found first, each with
         the work of what runs again, as a part of all work. Empty for a model.
         """
-        return self._plans()
+        return self._figures.plans.points
+
+    @property
+    def floor_bytes(self) -> int:
+        """The lowest peak of any plan that is found, with state; looked for when it is asked for."""
+        return self._figures.state_bytes + self.floor_transient_bytes
+
+    @property
+    def floor_transient_bytes(self) -> int:
+        """The same above state and arguments."""
+        return self._figures.floor_transient_bytes
 
     def fits(self, limit: str | int) -> bool:
         """Whether some plan keeps a limit, as `memory_limit=` takes it: "80GiB", "transient:2GiB", bytes.
 
         Raises: BadOptionValue.
         """
-        most = memory_limit(limit)
-        return most.bytes >= (self.floor_transient_bytes if most.is_transient else self.floor_bytes)
+        return self._figures.fits(memory_limit(limit).above(self._figures.state_bytes))
 
     def max_batch(self, limit: str | int, *, batch_dim: int | Mapping[int | str, int] = 0) -> int:
         """The largest batch for which some plan keeps a limit; 0 where not even a batch of 1 does.
@@ -163,14 +171,12 @@ def estimate(step_or_model: Any, /, *args: Any, **kwargs: Any) -> Estimate:
     return Estimate(
         name=name,
         peak_bytes=figures.state_bytes + figures.transient_bytes,
-        floor_bytes=figures.state_bytes + figures.floor_transient_bytes,
         transient_bytes=figures.transient_bytes,
-        floor_transient_bytes=figures.floor_transient_bytes,
         breakdown={part: figures.parts[part] for part in PARTS},
         consumers=figures.consumers,
         unknown_needs=figures.unknown_needs,
         extrapolated=figures.extrapolated,
-        _plans=figures.plans,
+        _figures=figures,
         _again=again,
         _call=call,
     )
@@ -181,7 +187,7 @@ def _figured(target: Any) -> tuple[str, Figured]:
     if isinstance(target, CompiledStep):
         return _step(target.step, target.state, target.options)
     if isinstance(target, CompiledFunction):
-        return _forward(vars(target)["_target"], target.options)
+        return _forward(target_of(target), target.options)
     if isinstance(target, torch.nn.Module):
         return _forward(target, resolve_options({}, PASS_NAMES, COMPILE))
     if not callable(target) or isinstance(target, type):

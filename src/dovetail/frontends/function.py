@@ -62,6 +62,12 @@ def compile(
     return compiled
 
 
+def target_of(compiled: CompiledFunction) -> Callable[..., Any]:
+    """What was compiled. No attribute says so, as attributes are the module's."""
+    target: Callable[..., Any] = vars(compiled)["_target"]
+    return target
+
+
 _OWN_ATTRIBUTES = frozenset(("_target", "_options", "_donation", "_cache", "_captures"))
 
 

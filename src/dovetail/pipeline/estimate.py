@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -12,20 +12,16 @@ from dovetail.analysis import categories
 from dovetail.analysis.peak_contents import contents_at_peak
 from dovetail.capture.recording import Recording
 from dovetail.capture.step_programs import StepPrograms
-from dovetail.errors import MemoryLimitTooLow
 from dovetail.execute.needs import Needs, bytes_before_run
 from dovetail.ir.program import Program, values_in
 from dovetail.ir.signature import InputRole, Residual
 from dovetail.ir.sizes import Number
-from dovetail.partition.policy import Policy
-from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import Dump
-from dovetail.pipeline.memory_limit import MemoryLimit
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context, policy_for
-from dovetail.pipeline.recompute import STEP, PlanPoint, plan_points, recompute
+from dovetail.pipeline.recompute import STEP, PlanPoint, StepPlans
 from dovetail.pipeline.step import writing_step
 from dovetail.torch_compat.dispatch import storage_key
 
@@ -50,7 +46,6 @@ _PART_OF = {
     categories.SAVED: "residuals",
 }
 _LARGEST_RUN_BYTES = 16 * 1024**2
-_HALVINGS = 3
 _BEFORE_FLOOR = ("early_updates", "expand_foreach", "row_blocks")
 
 
@@ -73,23 +68,57 @@ class Consumer:
     line: str
 
 
+class Plans(Protocol):
+    """What lower peaks cost, found when it is asked for. `StepPlans` says what each is."""
+
+    @property
+    def floor_bytes(self) -> int:
+        """The lowest peak."""
+
+    @property
+    def points(self) -> tuple[PlanPoint, ...]:
+        """The curve."""
+
+    def keeps(self, limit_bytes: int) -> bool:
+        """Whether there is a plan under a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPlans:
+    """The one lower peak of a forward that is known."""
+
+    floor_bytes: int
+    points: tuple[PlanPoint, ...] = ()
+
+    def keeps(self, limit_bytes: int) -> bool:
+        """Whether it is under a limit."""
+        return limit_bytes >= self.floor_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """state_bytes: of what is there before. transient_bytes: the peak above it. floor_transient_bytes: the lowest one.
+    """state_bytes: of what is there before. transient_bytes: the peak above it. parts: bytes of each of `PARTS` there.
 
-    parts: bytes of each of `PARTS` at the peak. consumers: the largest first. unknown_needs, extrapolated: operators
-    of which it is not known what they take for themselves, and is known from smaller runs. plans: finds what lower
-    peaks cost; none for a forward.
+    consumers: the largest first. unknown_needs, extrapolated: operators of which it is not known what they take for
+    themselves, and is known from smaller runs. plans: what lower peaks cost.
     """
 
     state_bytes: int
     transient_bytes: int
-    floor_transient_bytes: int
     parts: Mapping[str, int]
     consumers: tuple[Consumer, ...]
     unknown_needs: tuple[str, ...]
     extrapolated: tuple[str, ...]
-    plans: Callable[[], tuple[PlanPoint, ...]]
+    plans: Plans
+
+    @property
+    def floor_transient_bytes(self) -> int:
+        """The lowest peak of any plan that is found, above the state."""
+        return min(self.plans.floor_bytes, self.transient_bytes)
+
+    def fits(self, transient_bytes: int) -> bool:
+        """Whether some plan has no higher peak above the state. Looks no further than the answer needs."""
+        return transient_bytes >= self.transient_bytes or (transient_bytes > 0 and self.plans.keeps(transient_bytes))
 
 
 def figures_of_step(
@@ -111,22 +140,9 @@ def figures_of_step(
     context = Context(options, hints, infer=programs.infer, state_bytes=state_bytes, held=STEP, needs=needs)
     program, _ = writing_step(programs, context, dump)
     ordered, _ = run_passes("step", program, context, dump, only=_BEFORE_FLOOR)
-    policy = policy_for(ordered, options, STEP)
-    floor = _floor(ordered, hints, policy, needs)
+    plans = StepPlans(ordered, hints, policy_for(ordered, options, STEP), needs)
     planned, _ = run_passes("step", ordered, context, dump, only=("recompute", "reinplace"))
-    figures = _figures(planned, held, hints, needs, bytes_before_run(planned), floor)
-    return replace(figures, plans=partial(plan_points, ordered, hints, policy, needs, _HALVINGS))
-
-
-def _floor(program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs) -> int:
-    """The lowest peak that is found."""
-    limit = MemoryLimit(1, is_transient=True)
-    try:
-        return recompute(program, hints, PlanMemory(), limit, policy=policy, needs=needs)[1].peak_bytes
-    except MemoryLimitTooLow as error:
-        found = error.facts["floor_bytes"]
-        assert isinstance(found, int), "the error says how many"
-        return found
+    return _figures(planned, held, hints, needs, bytes_before_run(planned), plans)
 
 
 def figures_of_forward(
@@ -140,7 +156,7 @@ def figures_of_forward(
         least = replace(options, partition="min_cut", recompute="all")
         frugal = compile_recording(recording, name, least, hints).forward.program
     floor = contents_at_peak(_measured(frugal, needs), hints, needs.need_of).peak_bytes
-    return _figures(program, held, hints, needs, 0, floor)
+    return _figures(program, held, hints, needs, 0, ForwardPlans(floor))
 
 
 def _measured(program: Program, needs: Needs) -> Program:
@@ -166,7 +182,7 @@ def _figures(
     hints: Mapping[str, Number],
     needs: Needs,
     least: int,
-    floor: int,
+    plans: Plans,
 ) -> Figures:
     needs = Needs(hints, needs.largest_bytes)  # which names operators of this program alone
     contents = contents_at_peak(_measured(program, needs), hints, needs.need_of)
@@ -189,10 +205,9 @@ def _figures(
     return Figures(
         state_bytes=state_bytes,
         transient_bytes=transient,
-        floor_transient_bytes=min(floor, transient),
         parts={part: sum(x.bytes for x in consumers if x.part == part) for part in PARTS},
         consumers=tuple(sorted(consumers, key=lambda consumer: -consumer.bytes)),
         unknown_needs=tuple(dict.fromkeys(str(node.target) for node in needs.unknown)),
         extrapolated=tuple(dict.fromkeys(str(node.target) for node in needs.extrapolated)),
-        plans=tuple,
+        plans=plans,
     )

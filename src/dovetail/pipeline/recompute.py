@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
@@ -44,6 +45,7 @@ class RecomputeReport:
 
 
 _ALL = Policy(recompute="all")
+_HALVINGS = 3  # of the ladder, for a curve
 
 
 def _itself(program: Program) -> Program:
@@ -126,14 +128,47 @@ class PlanPoint:
     work: float
 
 
-def plan_points(
-    program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs, halvings: int
-) -> tuple[PlanPoint, ...]:
-    """What lower peaks cost, the lowest first, and the program as it is last. halvings: see `Ladder.curve`."""
-    search = _Search(program, hints, PlanMemory(), policy, STEP, _itself, _itself, needs)
-    ladder = search.ladder()
-    found = [PlanPoint(w.peak_bytes, w.schedule.work / max(ladder.problem.work, 1)) for w in ladder.curve(halvings)]
-    return (*found, PlanPoint(search.was, 0.0))
+class StepPlans:
+    """What lower peaks of a step cost: found when it is asked for, as far as it is asked for."""
+
+    def __init__(self, program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs) -> None:
+        """program: before anything runs again. needs: what nodes take besides."""
+        self._given = (program, hints, policy, needs)
+
+    def keeps(self, limit_bytes: int) -> bool:
+        """Whether there is a plan whose peak is no higher."""
+        return self._is_kept_as_it_is(limit_bytes) or self._lowest_ladder.keeps(limit_bytes)
+
+    @cached_property
+    def floor_bytes(self) -> int:
+        """The lowest peak that is found."""
+        return min(self._search.was, self._lowest_ladder.floor_bytes())
+
+    @cached_property
+    def points(self) -> tuple[PlanPoint, ...]:
+        """Plans that limits get, the lowest peak first, and the program as it is last."""
+        work = max(self._ladder.problem.work, 1)
+        found = [PlanPoint(w.peak_bytes, w.work / work) for w in self._ladder.curve(_HALVINGS)]
+        return (*found, PlanPoint(self._search.was, 0.0))
+
+    def _is_kept_as_it_is(self, limit_bytes: int) -> bool:
+        return limit_bytes >= self._search.was
+
+    @cached_property
+    def _search(self) -> _Search:
+        program, hints, policy, needs = self._given
+        return _Search(program, hints, PlanMemory(), policy, STEP, _itself, _itself, needs)
+
+    @cached_property
+    def _ladder(self) -> Ladder:
+        return self._search.ladder()
+
+    @cached_property
+    def _lowest_ladder(self) -> Ladder:
+        """That of what may run again where a limit cannot be kept otherwise."""
+        policy = self._given[2]
+        relaxed = policy.under_need()
+        return self._ladder if len(relaxed.marks) == len(policy.marks) else self._search.ladder(relaxed)
 
 
 class _Search:
@@ -160,13 +195,13 @@ class _Search:
         self._least = held.least_bytes(program)
         self.was = self._peak_of(self._plans.in_place(before(program))[1], self._needs)
 
-    def ladder(self) -> Ladder:
-        """The schedules of the program."""
+    def ladder(self, policy: Policy | None = None) -> Ladder:
+        """The schedules of the program. policy: another one."""
         program, needs = self._program, self._needs
         needs.measure(program.nodes)
         plan = self._plans.in_place(self._before(program))[0]
         places = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
-        problem = build_whole_problem(program, self._policy, self._hints, needs.need_of, places)
+        problem = build_whole_problem(program, policy or self._policy, self._hints, needs.need_of, places)
 
         def weigh(schedule: Schedule) -> int:
             changed = self._before(apply_schedule(program, problem, schedule))
