@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -63,6 +64,10 @@ def _shifted(x: Tensor) -> Tensor:
     return x * 1
 
 
+def _write_an_array(x: Tensor) -> Tensor:
+    return torch.from_numpy(np.zeros(3)).add_(1) + x
+
+
 def _set_gradient(x: Tensor) -> Tensor:
     x.grad = x * 2
     return x
@@ -84,6 +89,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "DT-ALIAS-001": _overlapping,
     "DT-ALIAS-002": _call(lambda x: x.resize_(5) * 2, torch.ones(2)),
     "DT-ALIAS-003": _call(_shifted, torch.ones(3)),
+    "DT-ALIAS-005": _call(_write_an_array, torch.ones(3)),
     "DT-AUTOGRAD-001": _second_derivative,
     "DT-AUTOGRAD-004": _forward_mode,
     "DT-ENV-003": _call(lambda x: x + 1, torch.ones(2, device="meta")),

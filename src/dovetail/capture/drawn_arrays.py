@@ -65,6 +65,8 @@ class DrawnArray(NDArrayOperatorsMixin):
         if any(isinstance(x, torch.Tensor) for x in inputs):
             self.trace.refuse("computes with an array that it draws and a tensor in one NumPy function")
         function = getattr(ufunc, method)
+        if method == "at":
+            return self.trace.change(function, inputs, kwargs)
         if out is None:
             return self.trace.derive(function, inputs, kwargs)
         if len(out) != 1 or type(out[0]) is not DrawnArray:
@@ -107,10 +109,16 @@ class DrawnArray(NDArrayOperatorsMixin):
         self.trace.change(operator.setitem, (self, index, value), {})
 
     def __len__(self) -> int:
+        if not self.real.ndim:  # which only code of C asks, that looks for numbers
+            self.trace.refuse("reads an array that it draws in code of C")
         return len(self.real)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[place] for place in range(len(self.real)))
+
+    def followed_number(self) -> Any:
+        """The only number, which is followed; the array where it has several."""
+        return self.item() if self.real.size == 1 and self.real.ndim == 0 else self
 
     def _only(self, convert: Callable[[Any], Any]) -> Any:
         convert(self.real)  # NumPy says what is wrong, if anything is

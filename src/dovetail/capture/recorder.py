@@ -25,6 +25,7 @@ from dovetail.capture.checks_of_kernels import (
 )
 from dovetail.capture.cuts import Cuts
 from dovetail.capture.left_modes import refuse_switched
+from dovetail.capture.lent_memory import LentMemory
 from dovetail.capture.operators import device_type, must_be_kept, refuse_leaves, short_name
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.overlapping_writes import refuse_order_dependent_write
@@ -127,15 +128,14 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
         self.written: list[tuple[Value, torch.Tensor, bool]] = []
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
-        self.packed = PackedValues(self)
+        self.packed, self.lent = PackedValues(self), LentMemory(origins)
         self._values: dict[int, Value] = {}
         self._known_results = KnownResults(mode, self._values)
         self._tensors: dict[Value, list[torch.Tensor]] = {}
         self._twins: dict[Value, torch.Tensor] = {}
         self._alive: list[object] = []
         self._storages: dict[int, int] = {}
-        self._storage_numbers = itertools.count()
-        self._names = 0
+        self._storage_numbers, self._names = itertools.count(), itertools.count(1)
 
     # --- declaring -------------------------------------------------------------------------------------------------
 
@@ -245,6 +245,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
         if func is aten.lift_fresh.default and not is_fake(args[0]):
             fresh = func(*args)
             self._append(aten.lift_fresh_copy.default, (self.value_of(args[0]),), (), fresh)
+            self.lent.note(args[0], self.value_of(fresh).tensor.storage)
             return fresh
         given, args = args, [self._without_real(argument) for argument in args]
         keywords = {name: self._without_real(argument) for name, argument in keywords.items()}
@@ -309,6 +310,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
                     if counts_writes_in_its_kernel(func):
                         torch.autograd.graph.increment_version(tensor)
                     value = self.value_of(tensor)
+                    self.lent.refuse_write(value.tensor.storage)
                     if value.tensor.storage in self._of_inference and tensor is held:  # lists are not asked about
                         refuse_inference_tensor()
                     self.written.append((value, tensor, torch.is_grad_enabled()))
@@ -394,5 +396,4 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
                 self.symbols.setdefault(name, number)
 
     def _fresh_name(self, base: str) -> str:
-        self._names += 1
-        return f"{base}_{self._names}"
+        return f"{base}_{next(self._names)}"

@@ -76,6 +76,7 @@ def recording_on_fakes(
             taken_apart,
         ):
             yield
+            recorder.lent.check()
     finally:
         torch.clear_autocast_cache()
 

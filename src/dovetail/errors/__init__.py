@@ -46,6 +46,7 @@ from dovetail.errors.outside import GradientAccess as GradientAccess
 from dovetail.errors.outside import IteratorRead as IteratorRead
 from dovetail.errors.outside import OtherSettingsInside as OtherSettingsInside
 from dovetail.errors.outside import OutsideRead as OutsideRead
+from dovetail.errors.outside import WrittenArray as WrittenArray
 from dovetail.errors.reduction import BadCheck as BadCheck
 from dovetail.errors.reduction import DoesNotFail as DoesNotFail
 from dovetail.errors.reduction import FlakyFailure as FlakyFailure

@@ -48,3 +48,16 @@ class GradientAccess(DovetailError):
     summary = "the program {does} the gradient (`.grad`) of {name}."
     because = "a gradient is not among the inputs and outputs of a compiled function, so its program would miss it"
     way_out = "{hint}"
+
+
+class WrittenArray(DovetailError):
+    """The program changes an array of NumPy that lends its memory to a tensor, through either of them."""
+
+    code = "DT-ALIAS-005"
+    summary = "the program writes an array of NumPy {how}."
+    because = "what NumPy reads is read while the program is recorded, or before it runs, and would not see the write"
+    way_out = (
+        "write a copy (torch.from_numpy(array).clone(), torch.tensor(array)), or hold the tensor instead of the array; "
+        "a step may run in eager mode (on_unsupported='eager')"
+    )
+    rows = ("origin",)

@@ -38,6 +38,7 @@ class StandIn:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What Python gives; of tensors, or numbers that are followed, what `give` does."""
+        args = tuple(map(_followed, args))
         if not kwargs and any(isinstance(argument, (torch.Tensor, *_SYMBOLIC)) for argument in args):
             found = self._give(*args)
             if found is not NotImplemented:
@@ -48,6 +49,12 @@ class StandIn:
 
 
 ON_BEHALF: CodeType = StandIn.__call__.__code__  # which asks for the user's code
+
+
+def _followed(item: Any) -> Any:
+    """The number for which something stands, if it knows one that is followed."""
+    told = getattr(type(item), "followed_number", None)
+    return item if told is None else told(item)
 
 
 def _number_in(item: Any) -> Any:

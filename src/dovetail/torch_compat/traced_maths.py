@@ -110,10 +110,18 @@ def _hash(before: Callable[[Any], int]) -> Callable[[Any], int]:
 
 
 def _plain_function(self: Any, function: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-    """What NumPy does with traced numbers: as with plain ones."""
+    """What NumPy does with traced numbers: as with plain ones, unless another argument knows better."""
+    if any(map(_takes_ufuncs, (*args, *kwargs.get("out", ())))):
+        return NotImplemented
     given = [fixed_number(argument) if is_traced(argument) else argument for argument in args]
     named = {name: fixed_number(argument) if is_traced(argument) else argument for name, argument in kwargs.items()}
     return getattr(function, method)(*given, **named)
+
+
+def _takes_ufuncs(argument: Any) -> bool:
+    """Whether an argument has its own way with functions of NumPy."""
+    own = getattr(type(argument), "__array_ufunc__", None)
+    return own not in (None, np.ndarray.__array_ufunc__, _plain_function)
 
 
 def _plain_array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:

@@ -25,7 +25,7 @@ def bound_slots(walk: ValueWalk, lifted: frozenset[Path], modes: Hashable) -> Gu
 
 class _BoundSlots:
     def __init__(self, walk: ValueWalk, lifted: frozenset[Path]) -> None:
-        self._walk = walk
+        self._walk, self._lifted = walk, lifted
         self._inputs = _inputs(walk, lifted) if lifted else {}
         self._moving = {key for key, slots in walk.slots.items() if lifted and all(x[2].path in lifted for x in slots)}
         self._found = Guarded(Snapshot(), is_bound=True)
@@ -45,11 +45,20 @@ class _BoundSlots:
             if not (container.rank == SCHEDULER or isinstance(container, Fixed) or id(container.owner) in self._moving):
                 self._add(container)
         for slot, array in walk.arrays:
-            if slot.container.rank != SCHEDULER:
+            if slot.container.rank != SCHEDULER and not self._is_input(array):
                 self._add_container(array, slot.label)
         hooks = HookGuard([x for key, x in walk.tensors.items() if key not in self._moving], walk.hooks_registered)
         found.asked = {hooks.holds: True, _AreModes(modes): True}
         return found
+
+    def _is_input(self, array: Any) -> bool:
+        """Whether nothing holds an array but slots that are inputs."""
+        return bool(self._lifted) and all(
+            container.path_of(key) in self._lifted
+            for container in self._walk.containers
+            for key, value in zip(container.keys, container.values, strict=True)
+            if value is array
+        )
 
     def _add(self, container: Container) -> None:
         item, values = container.item, self._values(container)

@@ -25,6 +25,7 @@ from dovetail.frontends.step.captured_memory import refuse_set, torch_generators
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.guard import StepCall
+from dovetail.frontends.step.held_arrays import HeldArrays
 from dovetail.frontends.step.host_calls import HostCalls
 from dovetail.frontends.step.kept import Trees, slots_of_graphs
 from dovetail.frontends.step.left_behind import LeftBehind, kept_if_used, overwritten, refused_change
@@ -96,7 +97,9 @@ class StepCapture:
         ]
         self._given = [*call.leaves, *(number_slot.read() for number_slot in self._kept)]
         self._of_graphs = [slot for slot in slots_of_graphs(reachable) if slot.path not in kept]
-        self.lifted = frozenset(x.path for found in (self._numbers, self._kept, self._of_graphs) for x in found)
+        self._arrays = HeldArrays.at(reachable, lifted.slots, makes=shown.makes_arrays)
+        inputs = (self._numbers, self._kept, self._of_graphs, self._arrays.slots)
+        self.lifted = frozenset(x.path for found in inputs for x in found)
         self._lifted_leaves = lifted.leaves
         self._blamed: Callable[[], frozenset[str]] = frozenset
         self._texts: Texts | None = None
@@ -178,7 +181,8 @@ class StepCapture:
         schedulers = [scheduler for _, scheduler in self._reachable.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
         hosts.look_at = recording.look_at = self._write_only.look_at
-        self._draws = Draws(self._reachable, recording, self._drawing)
+        places = {x.name: x.path for x in self._numbers}
+        self._draws = Draws(self._reachable, recording, self._drawing, numbers=places, arrays=self._arrays)
         texts = recording.recorder.texts
         texts.formats_at, self._watcher.on_frame = percent_formats, texts.follow
         texts.asks_whole_numbers = self.asks_texts
@@ -316,6 +320,7 @@ class StepCapture:
     def _compared(self) -> frozenset[tuple[int, str]]:
         """Places that what the code read besides does not count."""
         written = {(id(vars(sys)), name) for name in STREAMS}  # by host calls
+        written |= {x.key for x in self._arrays.slots}
         return self._reachable.compared | written | overwritten(self._watcher.reads, self._reachable)
 
     def _changed_by(self, recording: StepRecording, scheduler: Any) -> set[Value]:
@@ -333,6 +338,11 @@ class StepCapture:
     def drawing_functions(self) -> tuple[list[FunctionType], list[FunctionType]]:
         """Functions one of which should be called as a whole before runs; those that cannot be."""
         return (self._draws.wanted, self._draws.useless) if self._draws else ([], [])
+
+    @property
+    def wants_arrays(self) -> bool:
+        """Whether drawn numbers met what could be an array that is read before each run, and is not."""
+        return self._draws is not None and (self._draws.wants_arrays or self._draws.wants_numbers)
 
     @property
     def has_texts_of_data(self) -> bool:

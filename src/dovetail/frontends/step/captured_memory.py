@@ -6,13 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from dovetail.capture.step_recording import StepRecording
-from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep
+from dovetail.errors import OverlappingMutatedInputs, UnsupportedStep, WrittenArray
 from dovetail.frontends.step.memory import Accesses, shared_memory
+from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.program import Origin
+from dovetail.reach.values import is_a
 from dovetail.torch_compat.dispatch import storage_key
 
 
@@ -52,6 +55,18 @@ def refuse_sharing(
         written, other = (labels[index] for index in shared)
         reason = "a step's program does not track how such writes affect each other"
         raise OverlappingMutatedInputs(written=written, other=other, reason=reason)
+
+
+def refuse_written_arrays(reachable: ReachableState, written: Iterable[torch.Tensor]) -> None:
+    """Raises: WrittenArray where the step writes a tensor on the memory of an array that it reads."""
+    slots = (slot for slot in reachable.slots if slot.container.is_read(slot.key))
+    arrays = [value for slot in slots if is_a(value := slot.read(), np.ndarray)]
+    for tensor in written if arrays else ():
+        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+            continue
+        held = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+        if any(np.may_share_memory(array, held) for array in arrays):
+            raise WrittenArray(how="that it reads, through a tensor on its memory")
 
 
 def bytes_before(tensors: Sequence[torch.Tensor], plan: CallPlan) -> int:

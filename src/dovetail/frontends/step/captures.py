@@ -326,8 +326,9 @@ class StepCaptures:
             try:
                 with interrupts_wait():
                     found = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
-                self._lifting.guarded |= left_out
-                return found
+                if not self._lifting.reads_arrays(reachable, is_wanted=capture.wants_arrays, needs_some=True):
+                    self._lifting.guarded |= left_out
+                    return found
             except GradientsNotCleared:
                 clears = self._begins_cleared = False
             except MoreIsRead:
@@ -347,12 +348,9 @@ class StepCaptures:
                 self._lifting.turned |= error.paths
                 raise
             except (DovetailError, StateToMake, NotBeforeRuns) as error:
-                wanted, useless = capture.drawing_functions
                 fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
-                may_be_numbers = bool(useless) and fewer is not None  # that are inputs, and read by such a function
-                if not may_be_numbers and self._lifting.draws_in(wanted, useless):
-                    continue
-                if self._lifting.has_another_way(error, capture.has_hooks, capture.has_texts_of_data):
+                may_be = bool(capture.drawing_functions[1]) and fewer is not None  # numbers that such a function reads
+                if self._lifting.has_another_way(error, capture, reachable, may_be_numbers=may_be):
                     continue
                 if not isinstance(error, NotBeforeRuns):
                     first = first or error

@@ -29,16 +29,24 @@ class Source:
     path: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An array, or a number, that is read before each run. path: where it is held."""
+
+    path: Path
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Draw:
     """One draw, or a function of what was drawn before.
 
-    which: its place. function: what is called, or the name of a method of the first source. sources: the generators
-    that it may draw from. kind: what its result was like; another kind is answered by question number `question`.
+    which: its place. function: what is called, the name of a method of the first source, or what is read. sources: the
+    generators that it may draw from. kind: what its result was like; another kind is answered by question number
+    `question`.
     """
 
     which: int
-    function: Callable[..., Any] | str
+    function: Callable[..., Any] | str | Held
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     sources: tuple[Source, ...] = ()
@@ -56,12 +64,15 @@ class Draw:
                 return by_source[id(item.generator)]
             if type(item) is np.ndarray:
                 return item.copy()
+            if type(item) is slice:
+                return slice(meant(item.start), meant(item.stop), meant(item.step))
             return type(item)(map(meant, item)) if type(item) in (list, tuple) else item
 
         args = [meant(item) for item in self.args]
         kwargs = {name: meant(item) for name, item in self.kwargs.items()}
         if isinstance(self.function, str):
             return getattr(generators[0], self.function)(*args, **kwargs)
+        assert not isinstance(self.function, Held), "it is read, and not made"
         return self.function(*args, **kwargs)
 
 
@@ -105,12 +116,15 @@ class Drawn:
     made: list[Any] = field(default_factory=list)
     before: list[tuple[Any, Any]] = field(default_factory=list)
 
-    def draw(self, draws: Sequence[Draw], generators: Sequence[Sequence[Any]]) -> Drawn:
-        """Make everything. generators: of the sources of each draw. Raises: GuardMiss; what a function raises."""
+    def draw(self, draws: Sequence[Draw], generators: Sequence[Sequence[Any]], read: Callable[[Held], Any]) -> Drawn:
+        """Make everything. generators: of the sources of each draw. read: gives what is read.
+
+        Raises: GuardMiss; what a function raises.
+        """
         distinct = {id(x): x for found in generators for x in found}
         self.before = [(x, random_state(x)[1]) for x in distinct.values()]
         for draw, found in zip(draws, generators, strict=True):
-            result = draw.make(found, self.made)
+            result = read(draw.function) if isinstance(draw.function, Held) else draw.make(found, self.made)
             if draw.question >= 0 and kind_of_result(result) != draw.kind:
                 raise GuardMiss(draw.question)
             self.made.append(result)
@@ -120,3 +134,20 @@ class Drawn:
         """Let the generators be where they were."""
         for generator, state in self.before:
             set_random_state(generator, state)
+
+
+def shuffled(generator: Any, items: Sequence[Any]) -> list[Any]:
+    """A list in an order that is drawn."""
+    made = list(items)
+    generator.shuffle(made)
+    return made
+
+
+def shuffled_in_place(generator: Any, array: Any) -> None:
+    """Bring an array in an order that is drawn."""
+    generator.shuffle(array)
+
+
+def part(items: Any, slot: Any) -> Any:
+    """One of several that were drawn at once."""
+    return items[slot]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NoReturn
 
@@ -22,58 +22,75 @@ from dovetail.capture.drawn_arrays import DrawnArray
 from dovetail.capture.step_questions import Question
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_recording import StepRecording
-from dovetail.errors import UnsupportedStep
+from dovetail.errors import UnsupportedStep, WrittenArray
 from dovetail.frontends.step.captured_memory import generator_is_set
-from dovetail.frontends.step.containers import Fixed, Slot
+from dovetail.frontends.step.containers import Fixed, Path, Slot
 from dovetail.frontends.step.drawing_functions import DrawingFunctions, candidates
-from dovetail.frontends.step.drawn_values import Draw, Drawn, Ref, Source, as_number, is_same_result, kind_of_result
+from dovetail.frontends.step.drawn_values import (
+    Draw,
+    Drawn,
+    Held,
+    Ref,
+    Source,
+    as_number,
+    is_same_result,
+    kind_of_result,
+    part,
+    shuffled,
+    shuffled_in_place,
+)
+from dovetail.frontends.step.generators import (
+    NAMES,
+    SHARED,
+    SHUFFLE,
+    OneFunction,
+    StandInGenerator,
+    as_it_was,
+    source_of,
+)
+from dovetail.frontends.step.held_arrays import NO_ARRAYS, HeldArrays
+from dovetail.frontends.step.numbers_before import NumbersBefore
 from dovetail.frontends.step.reachable_state import ReachableState
+from dovetail.frontends.step.tensors_on_arrays import TensorsOnArrays, from_numpy_or_drawn
+from dovetail.ir.program import Value
+from dovetail.ops.prims import GUARD_NUMBER
 from dovetail.reach.values import PLAIN, is_a, random_state, set_random_state
-from dovetail.torch_compat.traced_numbers import fixed_number, is_traced
+from dovetail.torch_compat.traced_numbers import fixed_number, handle_of, is_traced
 
-_OF_PYTHON = (
-    *("random", "uniform", "triangular", "betavariate", "expovariate", "gammavariate", "gauss", "lognormvariate"),
-    *("normalvariate", "vonmisesvariate", "paretovariate", "weibullvariate", "randint", "randrange", "getrandbits"),
-    *("choice", "choices", "sample"),
-)
-_OF_NUMPY = (
-    *("beta", "binomial", "chisquare", "exponential", "f", "gamma", "geometric", "gumbel", "hypergeometric", "laplace"),
-    *("logistic", "lognormal", "logseries", "negative_binomial", "noncentral_chisquare", "noncentral_f", "normal"),
-    *("pareto", "poisson", "power", "rayleigh", "standard_cauchy", "standard_exponential", "standard_gamma"),
-    *("standard_normal", "standard_t", "triangular", "uniform", "vonmises", "wald", "weibull", "zipf", "choice"),
-    *("rand", "randn", "randint", "random", "random_sample", "ranf", "sample", "integers", "random_integers"),
-    *("dirichlet", "multinomial", "multivariate_normal", "permutation", "permuted"),
-)
-_SHUFFLE = "shuffle"
-_NAMES = frozenset((*_OF_PYTHON, *_OF_NUMPY, _SHUFFLE))
 _MOST_IN_LISTS = 256
+_NONE: Mapping[str, Path] = {}
 _WHOLE = (np.float64, np.int64, np.bool_)
-
-# modules whose functions draw from a generator that they keep
-_SHARED = tuple(
-    (module, getattr(function, "__self__", None))
-    for module, function in ((random, random.random), (np.random, np.random.rand))
-)
 
 
 class Draws:
     """Notes the draws of one recording. made: in order. taken: those that give numbers of the program.
 
-    tensors: by the address of an array and what they are like, the slot in `made` of the tensor on its memory.
+    tensors: made on the memory of such arrays.
     wanted: functions of the user's, one of which is to be called as a whole before each run, if the recording has
     failed; useless: those that cannot be.
     """
 
     def __init__(
-        self, reachable: ReachableState, recording: StepRecording, drawing: Sequence[FunctionType] = ()
+        self,
+        reachable: ReachableState,
+        recording: StepRecording,
+        drawing: Sequence[FunctionType] = (),
+        *,
+        numbers: Mapping[str, Path] = _NONE,
+        arrays: HeldArrays = NO_ARRAYS,
     ) -> None:
-        """drawing: functions of the user's that are called as a whole before each run."""
+        """drawing: functions of the user's that are called as a whole before each run.
+
+        numbers: where numbers are held that are inputs, by their names. arrays: that are read before each run.
+        """
+        self._held_arrays = arrays
+        self.wants_arrays = False
         self.made: list[Draw] = []
         self.taken: list[Draw] = []
-        self.tensors: dict[tuple[int, Hashable], int] = {}
+        self.tensors = TensorsOnArrays(arrays)
         self.wanted: list[FunctionType] = []
         self._real: list[Any] = []
-        self._numbers: dict[int, tuple[Any, int]] = {}
+        self.numbers = NumbersBefore(recording.recorder, numbers, self, self._real)
         self._reachable = reachable
         self._recording = recording
         self._thread = threading.get_ident()
@@ -102,18 +119,25 @@ class Draws:
         with contextlib.ExitStack() as stack:
             instead: dict[int, Any] = {}
             for module in (random, np.random):
-                for name in _NAMES & set(dir(module)):
+                for name in NAMES & set(dir(module)):
                     self._exchange(stack, module, name, self._drawing(Source(module, None), name), instead)
                 for name in {"seed", "setstate", "set_state"} & set(dir(module)):
                     self._exchange(stack, module, name, self._refusing(getattr(module, name)), instead)
-            self._exchange(stack, torch, "from_numpy", _from_numpy(torch.from_numpy), instead)
+            self._exchange(stack, torch, "from_numpy", from_numpy_or_drawn(torch.from_numpy), instead)
+            for slot, source in self._held:
+                self._put(stack, slot, source, StandInGenerator(Source(source, slot.path), self._drawing))
+            stack.enter_context(self._held_arrays.replaced(self._read))
+            for name, stub in self._held_arrays.makers(self.derive, self._is_noted):
+                self._exchange(stack, np, name, stub, instead)
             for slot, held in self._reachable.holding_any(instead):
                 if not isinstance(slot.container, Fixed):
                     self._put(stack, slot, held, instead[id(held)])
-            for slot, source in self._held:
-                self._put(stack, slot, source, _Generator(Source(source, slot.path), self._drawing))
             stack.enter_context(self.functions.replaced())
+            self.recorder.lent.may_write = self.tensors.may_write
             yield
+
+    def _is_noted(self) -> bool:
+        return threading.get_ident() == self._thread and not self._is_inside
 
     @staticmethod
     def _exchange(
@@ -142,9 +166,9 @@ class Draws:
         real = getattr(source.generator, name)
 
         def draw(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != self._thread or self._is_inside:
+            if not self._is_noted():
                 return real(*args, **kwargs)
-            if name == _SHUFFLE:
+            if name == SHUFFLE:
                 self._shuffle(source, real, *args, **kwargs)
                 return None
             return self._note(name, args, kwargs, (source,), real)
@@ -154,9 +178,10 @@ class Draws:
     def _shuffle(self, source: Source, real: Callable[..., Any], items: Any) -> None:
         """Shuffle a list, or an array that is drawn."""
         if type(items) is DrawnArray:
-            self._note(_shuffled_in_place, (source, items), {}, (source,))
+            self._refuse_change(items)
+            self._note(shuffled_in_place, (source, items), {}, (source,))
         elif type(items) is list:
-            items[:] = self._note(_shuffled, (source, items), {}, (source,))
+            items[:] = self._note(shuffled, (source, items), {}, (source,))
         else:
             self.refuse("shuffles an array in place")
 
@@ -168,9 +193,16 @@ class Draws:
 
     def change(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """See `DrawnTrace`."""
+        self._refuse_change(args[0])
+        return self._note(function, args, kwargs)
+
+    def _refuse_change(self, array: Any) -> None:
+        if type(array) is not DrawnArray or self._held_arrays.lend(array.real):
+            raise WrittenArray(
+                how="which it holds, and which a program reads before it runs", origin=self.recorder.here()
+            )
         if self.tensors:
             self.refuse("changes an array that it draws after it has made a tensor on such an array")
-        return self._note(function, args, kwargs)
 
     def _note(
         self,
@@ -188,12 +220,20 @@ class Draws:
             kwargs={name: self._operand(item) for name, item in kwargs.items()},
             sources=sources,
         )
-        generators = [_Real(real)] if real is not None else [self._as_it_was(x.generator) for x in sources]
-        result = meant.make(generators, self._real)
+        generators = [OneFunction(real)] if real is not None else [as_it_was(x.generator) for x in sources]
+        with self.inside():
+            result = meant.make(generators, self._real)
         return self.add(meant, result)
 
     def add(self, meant: Draw, result: Any) -> Any:
         """Note what is made, and give what the code gets for it."""
+        return self._shown(self.remember(meant, result).which, result)
+
+    def _read(self, held: Held, real: Any) -> Any:
+        return self.add(Draw(len(self.made), held, (), {}), real)
+
+    def remember(self, meant: Draw, result: Any) -> Ref:
+        """See `Notes`."""
         shown = "what is drawn here has another shape or type: it"
         question = len(self.recorder.questions)
         self.recorder.questions.append(Question(True, self.recorder.here(), shown))
@@ -201,12 +241,11 @@ class Draws:
         which = len(self.made)
         self.made.append(Draw(which, meant.function, meant.args, meant.kwargs, meant.sources, kind, question))
         self._real.append(result)
-        return self._shown(which, result)
+        return Ref(which)
 
     def _shown(self, which: int, result: Any) -> Any:
         if isinstance(result, torch.Tensor):
-            array = self._real[self.made[which].args[0].which]
-            self.tensors[(array.__array_interface__["data"][0], kind_of_result(result))] = which
+            self.tensors.add(which, self._real[self.made[which].args[0].which], result)
             return result
         if isinstance(result, np.ndarray) or (isinstance(result, np.generic) and not isinstance(result, _WHOLE)):
             return DrawnArray(self, which, result)
@@ -215,50 +254,58 @@ class Draws:
             if isinstance(result, np.float64):
                 self.recorder.of_numpy[self._recording.numbers[-1].name] = number
             self.taken.append(self.made[which])
-            self._numbers[id(number)] = number, which
+            self.numbers.known[handle_of(number)] = Ref(which)
             return number
         if type(result) in (list, tuple):
             if len(result) > _MOST_IN_LISTS:
-                self.refuse(f"draws a list of {len(result)} numbers")
-            return type(result)(self._note(_part, (Ref(which), slot), {}) for slot in range(len(result)))
+                self._refuse(f"draws a list of {len(result)} numbers")
+            return type(result)(self._note(part, (Ref(which), slot), {}) for slot in range(len(result)))
         if type(result) is dict:
-            return {key: self._note(_part, (Ref(which), key), {}) for key in result}
+            return {key: self._note(part, (Ref(which), key), {}) for key in result}
         if result is None:
             return None
-        self.refuse("draws something that is not a number")
+        self._refuse("draws something that is not a number")
 
     def _operand(self, item: Any) -> Any:
         """An argument, by what it is before each run."""
         if type(item) in (Ref, Source):
             return item
         if type(item) is DrawnArray:
+            if self.tensors.are_written_on(item.real):
+                self.refuse("reads an array that it draws after it has written a tensor on its memory")
             return Ref(item.which)
-        if type(item) is _Generator:
-            return object.__getattribute__(item, "_source")
+        if type(item) is StandInGenerator:
+            return source_of(item)
         if is_traced(item):
-            known = self._numbers.get(id(item))
-            if known is None:
-                self.refuse("draws random numbers, or computes with them in NumPy, with arguments that it computes")
-            return Ref(known[1])
+            return self._number(item, may_guard=bool(self._held_arrays))
         if type(item) in (list, tuple):
             return type(item)(map(self._operand, item))
         if type(item) is np.ndarray and not item.dtype.hasobject:
             return item.copy()
         if type(item) is slice:
-            parts = (item.start, item.stop, item.step)
-            if any(map(is_traced, parts)):
-                self.refuse("cuts an array at a place that it computes")
-            return item
+            return slice(*map(self._operand, (item.start, item.stop, item.step)))
         if not _is_fixed(item):
-            self.refuse("draws random numbers with arguments that it computes")
+            self._refuse("draws random numbers with arguments that it computes")
         return item
+
+    def _number(self, item: Any, *, may_guard: bool) -> Any:
+        """A traced number, by what it is before each run. may_guard: the program may be for this number alone."""
+        known = self.numbers.before(handle_of(item))
+        if known is None and not may_guard:
+            self._refuse("draws random numbers, or computes with them in NumPy, with arguments that it computes")
+        return fixed_number(item) if known is None else known
 
     def argument(self, item: Any) -> Any:
         """An argument of a function that is called before each run. Raises: DovetailError where it is not known."""
-        return fixed_number(item) if is_traced(item) and self._numbers.get(id(item)) is None else self._operand(item)
+        return self._number(item, may_guard=True) if is_traced(item) else self._operand(item)
 
     def refuse(self, what: str) -> NoReturn:
-        """See `DrawnTrace`: the code needs drawn numbers now, unless a function of the user's is called as a whole."""
+        """See `DrawnTrace`: it may be that another array was not drawn, and would be."""
+        self.wants_arrays = not self._held_arrays
+        self._refuse(what)
+
+    def _refuse(self, what: str) -> NoReturn:
+        """The code needs drawn numbers now, unless a function of the user's is called as a whole."""
         if not self.wanted:
             self.wanted = candidates(self._reachable)
         error = UnsupportedStep(
@@ -282,6 +329,12 @@ class Draws:
             self._is_inside = False
 
     @property
+    def wants_numbers(self) -> bool:
+        """Whether the code asks for drawn numbers themselves, which arrays that are read before runs would not need."""
+        asked = (x.args[0] for x in self.recorder.nodes if x.target == GUARD_NUMBER)
+        return not self._held_arrays and any(isinstance(x, Value) and self.numbers.is_drawn(x) for x in asked)
+
+    @property
     def is_inside(self) -> bool:
         """Whether such a function runs."""
         return self._is_inside
@@ -296,9 +349,13 @@ class Draws:
         """Every generator that is known."""
         return self._sources
 
-    def _as_it_was(self, generator: Any) -> Any:
-        """A generator whose functions are those from before the recording."""
-        return next((hidden for shared, hidden in _SHARED if shared is generator), generator)
+    def _now(self, held: Held) -> Any:
+        """What was read before the recording."""
+        return self._real[next(x.which for x in self.made if x.function == held)]
+
+    @property
+    def _generators(self) -> list[list[Any]]:
+        return [[x.generator for x in draw.sources] for draw in self.made]
 
     # --- afterwards
 
@@ -306,7 +363,7 @@ class Draws:
         """Make everything as a run would, before the step. Raises: UnsupportedStep where that gives something else."""
         drawn = Drawn()
         try:
-            drawn.draw(self.made, [[x.generator for x in draw.sources] for draw in self.made])
+            drawn.draw(self.made, self._generators, self._now)
             is_same = all(map(is_same_result, drawn.made, self._real))
         except Exception:
             is_same = False
@@ -318,14 +375,9 @@ class Draws:
                 hint="give it what it reads as an argument, or change that after the call",
             )
 
-    def among(self, constants: Sequence[torch.Tensor]) -> dict[int, int]:
-        """The constants of a program that are made before each run: by their number, what makes them."""
-        keys = [(x.data_ptr(), kind_of_result(x)) for x in constants]
-        return {slot: self.tensors[key] for slot, key in enumerate(keys) if key in self.tensors}
-
     def explain(self, source: Any) -> bool:
         """Whether a generator is where the draws that were noted have left it. It stays there."""
-        source = next((shared for shared, hidden in _SHARED if hidden is source), source)
+        source = next((shared for shared, hidden in SHARED if hidden is source), source)
         if self._explained is None:
             self._explained = self._all_explained()
         return id(source) in self._explained
@@ -337,59 +389,11 @@ class Draws:
             set_random_state(source, state)
         try:
             with contextlib.suppress(Exception):
-                Drawn().draw(self.made, [[x.generator for x in draw.sources] for draw in self.made])
+                Drawn().draw(self.made, self._generators, self._now)
             return {key for key, (source, _, _) in self._states.items() if random_state(source)[0] == now[key][0]}
         finally:
             for key, (source, _, _) in self._states.items():
                 set_random_state(source, now[key][1])
-
-
-class _Real:
-    """Gives one function under every name."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __getattr__(self, name: str) -> Any:
-        return self._function
-
-
-class _Generator:
-    """Stands in for a generator."""
-
-    def __init__(self, source: Source, drawing: Callable[[Source, str], Callable[..., Any]]) -> None:
-        self._source, self._drawing = source, drawing
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """For `isinstance`."""
-        return type(self._source.generator)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _NAMES and hasattr(self._source.generator, name):
-            return self._drawing(self._source, name)
-        return getattr(self._source.generator, name)
-
-
-def _shuffled(generator: Any, items: Sequence[Any]) -> list[Any]:
-    made = list(items)
-    generator.shuffle(made)
-    return made
-
-
-def _shuffled_in_place(generator: Any, array: Any) -> None:
-    generator.shuffle(array)
-
-
-def _part(items: Any, slot: Any) -> Any:
-    return items[slot]
-
-
-def _from_numpy(function: Callable[..., Any]) -> Callable[..., Any]:
-    def from_numpy(array: Any) -> Any:
-        return array.tensor() if type(array) is DrawnArray else function(array)
-
-    return from_numpy
 
 
 def _is_fixed(value: Any) -> bool:

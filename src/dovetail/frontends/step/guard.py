@@ -40,7 +40,8 @@ class Bindings:
     tensors: the state. reads: for each number of the program, how it is read, given the leaves of the arguments.
     writes: where numbers that the step leaves are put, in order. kept: how tensors that calls replace are read. binds:
     where what else the step leaves is put. containers: that the step only puts things into.
-    filled: containers that hold something else after each run.
+    filled: containers that hold something else after each run. sources: of each draw. held: how to read what is read
+    before each run.
     """
 
     guard: PythonGuards | _Never
@@ -52,6 +53,7 @@ class Bindings:
     containers: list[Any] = field(default_factory=list)
     filled: list[Any] = field(default_factory=list)
     sources: list[list[Any]] = field(default_factory=list)
+    held: dict[Path, Callable[[], Any]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Which Python numbers are inputs of a step's next program, and which are guarded.
+"""Which Python numbers, and which arrays, are inputs of a step's next program, and which are guarded.
 
 A number is guarded until it differs between two calls; then it becomes an input. Where code has no use for a traced
 number (NumPy, text, a formula of torch's that asks for a plain one), it is guarded from then on, whatever it does.
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, Protocol
 
 from dovetail.errors import StateChangedOtherwise
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.guard import StepGuard
+from dovetail.frontends.step.held_arrays import array_slots, large_arrays
 from dovetail.frontends.step.reachable_state import ReachableState
 from dovetail.frontends.step.record import difference
 from dovetail.frontends.structure import Structure
@@ -42,18 +43,32 @@ class Numbers:
         return bool(self.slots or self.leaves)
 
 
+class Tried(Protocol):
+    """A recording of a step: see `StepCapture`."""
+
+    @property
+    def drawing_functions(self) -> tuple[list[FunctionType], list[FunctionType]]: ...
+    @property
+    def wants_arrays(self) -> bool: ...
+    @property
+    def has_hooks(self) -> bool: ...
+    @property
+    def has_texts_of_data(self) -> bool: ...
+
+
 class Lifting:
     """What the calls of one step have shown so far. guarded: numbers that code cannot take as inputs.
 
     drawing: functions that draw outside torch, and are called before each run.
     kept: slots of tensors that calls replace. write_only: containers that calls only put things into. read: those that
     calls read as well. turned: flags that calls have turned. calls_hooks: hooks of optimizers are host calls.
-    asks_texts: whole numbers that data decide are asked for where they are made into texts.
+    asks_texts: whole numbers that data decide are asked for where they are made into texts. makes_arrays: arrays of
+    NumPy that the step makes are made before each run.
     """
 
     def __init__(self) -> None:
         self.guarded = Numbers()
-        self.calls_hooks = self.asks_texts = False
+        self.calls_hooks = self.asks_texts = self.makes_arrays = False
         self._changed = Numbers()
         self._written: frozenset[Path] = frozenset()
         self.kept: frozenset[Path] = frozenset()
@@ -64,12 +79,22 @@ class Lifting:
         self._useless: list[FunctionType] = []
         self._before: tuple[Structure, list[Any]] | None = None
 
-    def has_another_way(self, error: Exception, has_hooks: bool, has_texts: bool) -> bool:
-        """Whether hooks, or texts, are recorded in another way after an error, as there are some."""
-        if isinstance(error, StateChangedOtherwise) and has_hooks and not self.calls_hooks:
+    def has_another_way(
+        self, error: Exception, tried: Tried, reachable: ReachableState, *, may_be_numbers: bool
+    ) -> bool:
+        """Whether the step is recorded in another way after an error: its draws, hooks, or texts.
+
+        tried: the recording. may_be_numbers: it is perhaps for numbers, which are inputs, that draws did not work.
+        """
+        wanted, useless = tried.drawing_functions
+        if not may_be_numbers and self.draws_in(wanted, useless):
+            return True
+        if self.reads_arrays(reachable, is_wanted=tried.wants_arrays):
+            return True
+        if isinstance(error, StateChangedOtherwise) and tried.has_hooks and not self.calls_hooks:
             self.calls_hooks = True  # it may be a hook that does what cannot be recorded
             return True
-        wants_texts = has_texts and not self.asks_texts  # the code may need the text itself
+        wants_texts = tried.has_texts_of_data and not self.asks_texts  # the code may need the text itself
         self.asks_texts = self.asks_texts or wants_texts
         return wants_texts
 
@@ -88,11 +113,14 @@ class Lifting:
                 for index, (x, key) in enumerate(zip(leaves, self._before[1], strict=True))
                 if type(x) in _NUMBERS and key is not None and key[0] is type(x) and value_key(x) != key
             )
-        slots = set[Path]()
+        slots, arrays = set[Path](), array_slots(reachable)
         for guard in guards:
-            for found in difference(guard.record, reachable.record(guard.lifted)):
-                if type(found.old) in _NUMBERS and type(found.old) is type(found.new):
+            differences = difference(guard.record, reachable.record(guard.lifted))
+            for found in differences:
+                if (type(found.old) in _NUMBERS and type(found.old) is type(found.new)) or found.path in arrays:
                     slots.add(found.path)
+            if arrays and not differences and guard.reads.why():
+                slots |= large_arrays(reachable)
             if guard.arguments.structure == structure:
                 changed |= guard.arguments.changed_numbers(leaves)
         self._changed |= Numbers(frozenset(slots), frozenset(changed))
@@ -112,6 +140,18 @@ class Lifting:
         """Note containers that the step puts things into. read: those that it turned out to read."""
         self.read |= read
         self.write_only = (self.write_only | paths) - self.read
+
+    def reads_arrays(self, reachable: ReachableState, *, is_wanted: bool, needs_some: bool = False) -> bool:
+        """Note that arrays are read, and made, before each run; whether that is new.
+
+        is_wanted: by a recording. needs_some: it is of no use where no array is held.
+        """
+        arrays = array_slots(reachable) if is_wanted and not self.makes_arrays else frozenset()
+        if not is_wanted or self.makes_arrays or (needs_some and not arrays):
+            return False
+        self.makes_arrays = True
+        self._changed |= Numbers(arrays)
+        return True
 
     def draws_in(self, wanted: Iterable[FunctionType], useless: Iterable[FunctionType]) -> bool:
         """Note functions that draw; whether there is another one to try. useless: those that it was no use to call."""

@@ -8,7 +8,7 @@ from typing import Any
 from dovetail.capture.step_programs import StepPrograms
 from dovetail.capture.step_recording import StepRecording
 from dovetail.frontends.arguments import Arguments
-from dovetail.frontends.step.captured_memory import bytes_before, refuse_sharing
+from dovetail.frontends.step.captured_memory import bytes_before, refuse_sharing, refuse_written_arrays
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.draws import Draws
 from dovetail.frontends.step.early_questions import EarlyQuestions
@@ -85,6 +85,7 @@ class Recorded:
         tensors = [recording.tensors[i].tensor for i in kept]
         taken = [*tensors, *programs.constants]
         refuse_sharing(recording, taken, kept, accesses)
+        refuse_written_arrays(self.reachable, [tensors[write.input] for write in plan.writes])
         names = [recording.tensors[i].label for i in kept]
         before, sizes = bytes_before(taken, plan), recording.size_hints
         program = compile_step_programs(programs, plan, names, self._labels(), name, options, sizes, before)
@@ -118,7 +119,7 @@ class Recorded:
             filled=self.filled,
             write_only=self.write_only,
             draws=self.draws.made,
-            drawn=self.draws.among(programs.constants),
+            drawn=self.draws.tensors.among(programs.constants),
             left_modes=recording.left_modes,
         )
         kinds.learn(tensors)

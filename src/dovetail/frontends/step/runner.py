@@ -89,7 +89,7 @@ class StepRunner:
     def _draw(self, drawn: Drawn, bindings: Bindings) -> None:
         """Make what is made before a run. Raises: GuardMiss; NothingWritten where the user's or NumPy's code raises."""
         try:
-            drawn.draw(self.draws, bindings.sources)
+            drawn.draw(self.draws, bindings.sources, lambda held: bindings.held[held.path]())
         except GuardMiss:
             raise
         except Exception as error:

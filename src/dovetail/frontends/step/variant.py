@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from dovetail.frontends.step.drawn_values import Draw
+from dovetail.frontends.step.drawn_values import Draw, Held
 from dovetail.frontends.step.guard import UNBOUND, Bindings, StepGuard
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
@@ -44,10 +44,12 @@ def bindings_to(reachable: ReachableState, guard: StepGuard, runner: StepRunner)
             [x.generator if x.path is None else reachable.slot(x.path).read() for x in draw.sources]
             for draw in runner.draws
         ]
+        read_before = [draw.function.path for draw in runner.draws if isinstance(draw.function, Held)]
+        held = {path: NumberSlot.at(reachable.slot(path)).reader() for path in read_before}
     except LookupError:
         return UNBOUND
     guards = PythonGuards([reachable.guard(guard.lifted), guard.reads])
-    return Bindings(guards, state, reads, writes, kept, binds, containers, filled, sources)
+    return Bindings(guards, state, reads, writes, kept, binds, containers, filled, sources, held)
 
 
 def tie(variant: StepVariant, reachable: ReachableState, leaves: Sequence[Any]) -> bool:
