@@ -376,6 +376,7 @@ class StepRecorder(AskingRecorder):
             if self.texts.asks_whole_numbers:
                 return convert(self.fix(handle, now))
             self.texts.has_whole_numbers = True
+        convert = self.texts.settled(convert, lambda x: self.fix(x, self.numbers_now[x.name]))
         made = self.texts.mark_for(handle, convert)
         if made is None:
             self.blame_texts([handle])

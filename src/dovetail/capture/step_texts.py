@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dovetail.ir.provenance import is_library_file
+from dovetail.torch_compat.traced_maths import Formatting
 
 _OWN = __file__.rpartition("/dovetail/")[0] + "/dovetail/"
 _TORCH = torch.__file__.rpartition("/")[0]
@@ -122,6 +123,13 @@ class Texts:
             at = match.end()
         found += self._split(text[at:])
         return found if any(isinstance(part, Piece) for part in found) else None
+
+    def settled(self, convert: Convert, ask: Callable[[Any], Any]) -> Convert:
+        """A format of which numbers are part (how wide it writes): `ask` gives these numbers, and may raise."""
+        parts = self.parts(convert.spec) if isinstance(convert, Formatting) else None
+        if parts is None:
+            return convert
+        return Formatting("".join(x if isinstance(x, str) else x.convert(ask(x.item)) for x in parts))
 
     def _split(self, text: str) -> list[str | Piece]:
         """A text without marks, with pieces in the place of long numbers.

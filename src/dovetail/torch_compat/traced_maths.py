@@ -9,6 +9,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -99,10 +100,21 @@ def _format(before: Callable[..., str]) -> Callable[..., str]:
     def text(self: Any, spec: str) -> str:
         if not is_traced(self):
             return before(self, spec)
-        made: str = self.node.trace.text(self.node.handle, self.node.now, lambda number: format(number, spec))
+        made: str = self.node.trace.text(self.node.handle, self.node.now, Formatting(spec))
         return made
 
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class Formatting:
+    """Makes a text of a number, as `format` does."""
+
+    spec: str
+
+    def __call__(self, number: Any) -> str:
+        """The text."""
+        return format(number, self.spec)
 
 
 def _hash(before: Callable[[Any], int]) -> Callable[[Any], int]:

@@ -291,3 +291,29 @@ class TestProgressBars:
             bars[-1].close()
         assert found[0] == found[1]
         assert run.stats.captures == 1
+
+
+class Told:
+    """Formats that objects hold."""
+
+    form, named = "%s: %.3f", "loss %(loss).3f at %(number)d"
+
+    def __init__(self) -> None:
+        self.forms = {"short": "%.1f"}
+
+
+TOLD = Told()
+
+
+def _held_formats(loss: torch.Tensor, number: int) -> None:
+    print(TOLD.form % ("loss", loss.item()), TOLD.named % {"loss": loss.item(), "number": number})
+    print(TOLD.forms["short"] % loss.item(), "{name} {loss:.3f}".format_map({"name": "a", "loss": loss.item()}))
+
+
+def test_formats_that_objects_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    _, stats = told(_held_formats, capsys)
+    assert stats.captures == 1
+
+
+def test_a_width_that_a_number_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    told(lambda loss, number: print(f"{loss.item():>{number + 8}.{number}f}|", f"{loss:<{number + 9}}|"), capsys)

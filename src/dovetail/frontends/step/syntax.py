@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import linecache
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,9 +112,27 @@ def percent_formats(frame: FrameType) -> list[str]:
     node = None if tree is None else tree.at(span_at(code, frame.f_lasti))
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
         return []
-    text: Any = node.left.value if isinstance(node.left, ast.Constant) else None
-    if isinstance(node.left, ast.Name):
-        text = frame.f_locals.get(node.left.id, frame.f_globals.get(node.left.id))
+    text = _held(node.left, frame)
     if not isinstance(text, str) or "*" in text:
         return []
     return list(dict.fromkeys(re.sub(r"\([^)]*\)", "", m[0]) for m in FORM.finditer(text) if m["kind"] != "%"))
+
+
+def _held(node: ast.AST, frame: FrameType) -> Any:
+    """What an expression is: a constant, a variable, an attribute or an item of one. None where that runs code."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
+    if isinstance(node, ast.Attribute):
+        found = inspect.getattr_static(_held(node.value, frame), node.attr, None)
+        return found if type(found) is str or not hasattr(type(found), "__get__") else None
+    if isinstance(node, ast.Subscript):
+        holder, key = _held(node.value, frame), _held(node.slice, frame)
+        if type(holder) in (dict, list, tuple) and type(key) in (str, int):
+            return next((x for k, x in _items(holder) if k == key), None)
+    return None
+
+
+def _items(holder: Any) -> Iterator[tuple[Any, Any]]:
+    return iter(dict.items(holder)) if type(holder) is dict else enumerate(holder)

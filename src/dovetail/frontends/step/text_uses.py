@@ -22,8 +22,10 @@ from dovetail.ir.program import Origin
 
 _COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.DictComp)
 _MAKERS = frozenset(("str", "repr", "format"))
-_JOINERS = frozenset(("join", "format"))
-_HOLDING = frozenset(("append", "extend", "insert", "items", "values", "copy", "join", "format", "update"))
+_JOINERS = frozenset(("join", "format", "format_map"))
+_HOLDING = frozenset(
+    ("append", "extend", "insert", "items", "values", "copy", "join", "format", "format_map", "update")
+)
 
 
 class TextUses:
@@ -262,7 +264,9 @@ def _makes_text(function: ast.AST, holds: bool) -> bool:
     if isinstance(function, ast.Name):
         return function.id == "str" and not holds
     if isinstance(function, ast.Attribute):
-        return function.attr == "join" or (function.attr == "format" and _is_plain_format(function.value))
+        return function.attr == "join" or (
+            function.attr in ("format", "format_map") and _is_plain_format(function.value)
+        )
     return False
 
 
