@@ -16,11 +16,11 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
 from dovetail.torch_compat.autograd import next_sequence_number, running_sequence_number
+from dovetail.torch_compat.modules import module_calls_noticed
 
 
 class OriginTracker:
@@ -116,10 +116,5 @@ def module_names(origins: OriginTracker, modules: Sequence[tuple[str, torch.nn.M
         if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
             origins.leave_module()
 
-    before = register_module_forward_pre_hook(enter)
-    after = register_module_forward_hook(leave, always_call=True)
-    try:
+    with module_calls_noticed(enter, leave):
         yield
-    finally:
-        before.remove()
-        after.remove()

@@ -9,6 +9,36 @@ from typing import Any
 import torch
 from torch.nn.modules import module as _module
 
+_HAS_HOOK_OF_ALL = _module._has_any_global_hook
+_OWN: set[int] = set()
+
+
+@contextlib.contextmanager
+def module_calls_noticed(enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
+    """While active, hooks of all modules are called before a module runs, and after it, also where it raises.
+
+    Torch does not count them among such hooks, of which it warns where a module is one that `torch.compile` made.
+    """
+    before = _module.register_module_forward_pre_hook(enter)
+    after = _module.register_module_forward_hook(leave, always_call=True)
+    own = {before.id, after.id}
+    _OWN.update(own)
+    asked: Any = _module
+    asked._has_any_global_hook = _has_others
+    try:
+        yield
+    finally:
+        _OWN.difference_update(own)
+        if not _OWN:
+            asked._has_any_global_hook = _HAS_HOOK_OF_ALL
+        before.remove()
+        after.remove()
+
+
+def _has_others() -> bool:
+    tables = (table for name, table in global_hook_tables().items() if "registration" not in name)
+    return any(key not in _OWN for table in tables for key in list(table))
+
 
 def global_hook_tables() -> dict[str, dict[int, Any]]:
     """The tables of hooks that run for every module, by their names: forward, backward, registration."""
@@ -53,4 +83,4 @@ def calls_only_forward(module: torch.nn.Module) -> bool:
     own = module.__dict__
     if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
         return False
-    return not ("forward" in own or own.get("_compiled_call_impl") or _module._has_any_global_hook())
+    return not ("forward" in own or own.get("_compiled_call_impl") or _HAS_HOOK_OF_ALL())

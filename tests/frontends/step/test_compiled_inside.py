@@ -168,3 +168,12 @@ def test_steps_of_several_threads_begin_at_once() -> None:
         eager = _a_step(nets[number])
         assert _same([eager(x) for x in inputs], losses[number])
         assert torch.equal(nets[number].linear.weight, nets[threads + number].linear.weight)
+
+
+@pytest.mark.parametrize("door", [dovetail.compile, dovetail.compile_step])
+def test_a_compiled_module_inside_says_nothing_of_hooks(door: Make, recwarn: pytest.WarningsRecorder) -> None:
+    compiled = torch.compile(nn.Linear(4, 4), backend="eager")
+    run = door(lambda x: compiled(x).detach() * 2)
+    for _ in range(3):
+        run(torch.ones(2, 4))
+    assert [str(x.message) for x in recwarn if "hooks" in str(x.message)] == []

@@ -88,4 +88,25 @@ def check_calls_only_forward() -> str | None:
     return first_difference(("modules that are told wrong", wrong, []))
 
 
-CHECKS = (check_global_hook_tables, check_forward_pre_hooks, check_noticed_conversions, check_calls_only_forward)
+def check_module_calls_noticed() -> str | None:
+    """Hooks are called around each module, and torch counts them not among hooks of all modules."""
+    calls: list[str] = []
+    counted: list[bool] = []
+    with modules.module_calls_noticed(lambda *_: calls.append("enter"), lambda *_: calls.append("leave")):
+        torch.nn.Identity()(torch.ones(1))
+        counted.append(bool(_module._has_any_global_hook()))
+        other = registering.register_module_forward_hook(lambda *_: None)
+        counted.append(bool(_module._has_any_global_hook()))
+        other.remove()
+    counted.append(bool(_module._has_any_global_hook()))
+    torch.nn.Identity()(torch.ones(1))
+    return first_difference(("calls", calls, ["enter", "leave"]), ("hooks counted", counted, [False, True, False]))
+
+
+CHECKS = (
+    check_module_calls_noticed,
+    check_global_hook_tables,
+    check_forward_pre_hooks,
+    check_noticed_conversions,
+    check_calls_only_forward,
+)
