@@ -7,9 +7,11 @@ step, so they count for no way.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import statistics
+import subprocess
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,14 +22,27 @@ import torch
 
 from benchmarks.clock import own_now
 from benchmarks.measure import EAGER, describe_error
-from benchmarks.processes import ask_fresh_process
-from benchmarks.training_steps import BUDGET, HOOKS, INDUCTOR, SEED, TrainingStep, make_training_step
+from benchmarks.processes import ROOT, ask_fresh_process
+from benchmarks.training_steps import (
+    BUDGET,
+    HOOKS,
+    INDUCTOR,
+    JAX,
+    JAX_CHECKPOINT,
+    SEED,
+    TrainingStep,
+    make_training_step,
+)
 from dovetail.frontends.step.step import CompiledStep
 from dovetail.inspect.memory import measure_peak
 
 Json = dict[str, Any]
 
 NO_COMPILER = "not available: no C++ compiler"
+_JAX_PYTHON = "JAX_PYTHON"
+NO_JAX = f"not available: {_JAX_PYTHON} names no Python that has JAX"
+_JAX_LAYERS = {"gpt2-4": 4, "gpt2-12": 12}
+"""Models of which JAX has a network like them."""
 _WARM_UP_STEPS = 3
 """The first one makes the optimizer's state, and in the second one dovetail captures."""
 
@@ -104,12 +119,20 @@ def measure_ways(model: str, ways: Sequence[str], clip: bool, rounds: int, steps
 
 
 def ask_for_ways(
-    model: str, ways: Sequence[str], *, clip: bool, rounds: int, steps_per_round: int, threads: int, timeout_s: float
+    model: str,
+    ways: Sequence[str],
+    *,
+    clip: bool,
+    rounds: int,
+    steps_per_round: int,
+    threads: int,
+    timeout_s: float,
 ) -> Json:
-    """Measure in fresh processes: one for each way through Dynamo, with eager beside it, and one for all others.
+    """Measure in fresh processes: one for each way through Dynamo, with eager beside it, one for each of JAX, and one
+    for all others.
 
-    Times of these are compared with the eager of their own process. Where there is no C++ compiler, or where one
-    gives up, the way's answer is an error.
+    Times of Dynamo's ways are compared with the eager of their own process. Where there is no C++ compiler or no JAX,
+    or where one gives up, the way's answer is an error.
     """
     arguments = {"model": model, "clip": clip, "rounds": rounds, "steps_per_round": steps_per_round}
 
@@ -118,7 +141,8 @@ def ask_for_ways(
         return dict.fromkeys(chosen, answer) if "error" in answer else answer
 
     by_dynamo = [way for way in ways if way in (INDUCTOR, BUDGET)]
-    answers = ask([way for way in ways if way not in by_dynamo and not (clip and way == HOOKS)])
+    by_jax = [way for way in ways if way in (JAX, JAX_CHECKPOINT)]
+    answers = ask([way for way in ways if way not in (*by_dynamo, *by_jax) and not (clip and way == HOOKS)])
     for way in by_dynamo:
         if way == INDUCTOR and not has_cpp_compiler():
             answers[way] = {"error": NO_COMPILER}
@@ -127,7 +151,31 @@ def ask_for_ways(
         answers[way] = beside[way]
         if "error" not in beside[EAGER] and "error" not in answers[way]:
             answers[way]["eager"] = beside[EAGER]
+    for way in by_jax if model in _JAX_LAYERS and not clip else ():
+        answers[way] = _ask_jax(_JAX_LAYERS[model], way, rounds * steps_per_round, threads, timeout_s)
     return answers
+
+
+def _ask_jax(layers: int, way: str, calls: int, threads: int, timeout_s: float) -> Json:
+    """Measure a network of JAX. Its peak is what XLA says that the step needs beside its arguments."""
+    python = os.environ.get(_JAX_PYTHON)
+    if python is None:
+        return {"error": NO_JAX}
+    command = [
+        python,
+        str(ROOT / "benchmarks" / "jax_worker.py"),
+        f"--layers={layers}",
+        f"--calls={calls + _WARM_UP_STEPS}",
+    ]
+    command += ["--checkpoint"] if way == JAX_CHECKPOINT else []
+    one_thread = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)} | ({"XLA_FLAGS": one_thread} if threads == 1 else {})
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"error": describe_error(error)}
+    found = json.loads(done.stdout)
+    return {"peak_bytes": found["temporary_bytes"], "wall_ms": found["wall_ms"][_WARM_UP_STEPS:]}
 
 
 def has_cpp_compiler() -> bool:
@@ -146,10 +194,15 @@ def summarize_ways(model: str, clip: bool, answers: Json) -> list[StepMemory]:
         row: Json = {
             "peak_bytes": answer["peak_bytes"],
             "predicted_bytes": answer.get("predicted_bytes"),
-            "end_bytes": answer["end_bytes"],
+            "end_bytes": answer.get("end_bytes"),
             "ms": statistics.median(answer["wall_ms"]),
         }
-        if "error" not in eager:
+        if way in (JAX, JAX_CHECKPOINT) and "error" not in eager:  # another process, another time
+            row |= {
+                "peak_vs_eager": answer["peak_bytes"] / eager["peak_bytes"],
+                "paired": row["ms"] / statistics.median(eager["wall_ms"]),
+            }
+        elif "error" not in eager:
             ratios = [mine / its for mine, its in zip(answer["wall_ms"], eager["wall_ms"], strict=True)]
             low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
             row |= {

@@ -31,12 +31,15 @@ BUDGET = "aot_eager budget 0"
 HALF = "dovetail half"
 LOWEST = "dovetail lowest"
 FAST = "dovetail fast"
-WAYS = (EAGER, HOOKS, CHECKPOINT, BUDGET, DOVETAIL, HALF, LOWEST, FAST, INDUCTOR)
+JAX = "jax.jit"
+JAX_CHECKPOINT = "jax.jit + checkpoint"
+WAYS = (EAGER, HOOKS, CHECKPOINT, BUDGET, DOVETAIL, HALF, LOWEST, FAST, INDUCTOR, JAX, JAX_CHECKPOINT)
 """hooks: each parameter has an optimizer of its own, which steps in backward as soon as the gradient is complete.
 checkpoint: each layer of the model within `torch.utils.checkpoint`. budget 0: eager's operators behind AOTAutograd's
 partitioner, with `activation_memory_budget` at 0. half, lowest: limits of half of eager's peak, and of the lowest that
 is found. fast: `numerics="fast"`, whose results differ by rounding.
-inductor: `torch.compile` of the model; backward and optimizer are those of eager."""
+inductor: `torch.compile` of the model; backward and optimizer are those of eager. jax.jit: a network of the same shapes
+in JAX, with donated weights (`benchmarks/jax_worker.py`), and with each layer in `jax.checkpoint`."""
 _PARTITIONED = "aot_eager_decomp_partition"
 
 _RATE = 1e-4

@@ -14,8 +14,8 @@ from benchmarks.measure import EAGER, answer_request
 from benchmarks.run import app
 from benchmarks.step_capture import summarize_capture
 from benchmarks.step_logging import summarize_logging
-from benchmarks.step_memory import NO_COMPILER, ask_for_ways, measure_ways, summarize_ways
-from benchmarks.training_steps import CHECKPOINT, DOVETAIL, FAST, HALF, HOOKS, INDUCTOR, LOWEST, make_training_step
+from benchmarks.step_memory import NO_COMPILER, NO_JAX, ask_for_ways, measure_ways, summarize_ways
+from benchmarks.training_steps import CHECKPOINT, DOVETAIL, FAST, HALF, HOOKS, INDUCTOR, JAX, LOWEST, make_training_step
 
 
 @pytest.fixture
@@ -106,6 +106,22 @@ def test_inductor_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     turns = {"rounds": 1, "steps_per_round": 1, "threads": 1, "timeout_s": 1.0}
     answers = ask_for_ways("mlp", [EAGER, HOOKS, INDUCTOR], clip=True, **turns)
     assert answers == {EAGER: {"error": "died"}, INDUCTOR: {"error": NO_COMPILER}}
+
+
+def test_jax_is_asked_where_there_is_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its peak is what it says, and its time is compared with eager's medians."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho \'{"temporary_bytes": 50, "wall_ms": [9, 9, 9, 2, 4]}\'\n')
+    python.chmod(0o755)
+    eager = {"losses": [1.0], "digest": "d", "wall_ms": [1.0, 1.0], "peak_bytes": 100, "end_bytes": 0}
+    monkeypatch.setattr(memory, "ask_fresh_process", lambda *_, **__: {EAGER: eager})
+    turns = {"rounds": 2, "steps_per_round": 1, "threads": 1, "timeout_s": 60.0}
+    monkeypatch.delenv("JAX_PYTHON", raising=False)
+    assert ask_for_ways("gpt2-4", [EAGER, JAX], clip=False, **turns)[JAX] == {"error": NO_JAX}
+    monkeypatch.setenv("JAX_PYTHON", str(python))
+    _, jax = summarize_ways("gpt2-4", False, ask_for_ways("gpt2-4", [EAGER, JAX], clip=False, **turns))
+    assert (jax.peak_vs_eager, jax.ms, jax.paired, jax.equal) == (0.5, 3.0, 3.0, None)
+    assert JAX not in ask_for_ways("mlp", [EAGER, JAX], clip=False, **turns)
 
 
 def test_inductor_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
