@@ -90,7 +90,7 @@ def _train(given: argparse.Namespace) -> None:
 
     def train_step(x: Tensor, target: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = model(x, target)
+        loss: Tensor = model(x, target)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -105,7 +105,7 @@ def _train(given: argparse.Namespace) -> None:
         space = _address_space() - held + budget
         resource.setrlimit(resource.RLIMIT_AS, (space, space))
     for _ in range(given.steps):
-        print("loss", step(x, target).item().hex(), flush=True)
+        print("loss", float(step(x, target)).hex(), flush=True)
 
 
 def _warm_up() -> None:
@@ -115,7 +115,7 @@ def _warm_up() -> None:
 
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = net(x, x)
+        loss: Tensor = net(x, x)
         loss.backward()
         optimizer.step()
         return loss.detach()
