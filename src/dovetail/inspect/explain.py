@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import linecache
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,12 @@ from dovetail.analysis.categories import CATEGORIES, handed_to_backward
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.one_run import as_one_run, whole_step
 from dovetail.errors import NothingToExplain
-from dovetail.execute.needs import Needs, bytes_before_run
+from dovetail.execute.needs import bytes_before_run
 from dovetail.execute.protocol import ExecutorList
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.function import CompiledFunction, compile
 from dovetail.frontends.step.step import CompiledStep
+from dovetail.inspect.call_accounts import call_memory, curve_of_step
 from dovetail.inspect.decisions import (
     Halves,
     donation_decisions,
@@ -30,7 +31,6 @@ from dovetail.inspect.memory_map import call_text, memory_map, node_origins, ope
 from dovetail.inspect.report_rows import CallMemory, Decision, EagerMemory, MemoryMap, NodeRow, ProgramReport, StepRow
 from dovetail.inspect.step_time import measure_step
 from dovetail.ir.program import Program
-from dovetail.ir.sizes import Number
 from dovetail.ir.text import Names
 from dovetail.partition.choose import PartitionReport
 from dovetail.partition.split import Split
@@ -40,12 +40,17 @@ from dovetail.pipeline.compile_trace import LIKELY, STEP_STATE, CompileTrace, Lo
 from dovetail.pipeline.donation import DonationReport
 from dovetail.pipeline.driver import StepRecord
 from dovetail.pipeline.memory_limit import state_bytes
+from dovetail.pipeline.peak_account import MemoryAccount
 from dovetail.pipeline.splitting import stays_behind
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 
 
 def explain(
-    target: Callable[..., Any] | CompileTrace, *args: Any, measure_time: bool = False, **kwargs: Any
+    target: Callable[..., Any] | CompileTrace,
+    *args: Any,
+    measure_time: bool = False,
+    lower_limits: bool = False,
+    **kwargs: Any,
 ) -> Explanation:
     """Compile a function or module for one call, without running it, and report what was decided.
 
@@ -57,6 +62,7 @@ def explain(
         args, kwargs: the arguments of the call. They, and the target's parameters, buffers and gradients, are
             unchanged.
         measure_time: also run the program on random inputs, next to eager, to show where the time goes.
+        lower_limits: of a compiled step, also look for what lower memory limits would cost, which takes a while.
 
     Returns:
         An `Explanation`: print it, or write it with `.html(path)`, `.trace(path)` or `.to_json()`.
@@ -73,7 +79,9 @@ def explain(
             raise NothingToExplain(
                 what=repr(target), reason="explain reports the calls that ran, not another call", hint=hint
             )
-        return _of_step(target, measure_time) if isinstance(target, CompiledStep) else _of_trace(target, measure_time)
+        if isinstance(target, CompileTrace):
+            return _of_trace(target, measure_time)
+        return _of_step(target, measure_time, lower_limits)
     trace = CompileTrace()
     compiled = target if isinstance(target, CompiledFunction) else compile(target)
     compiled.with_options(compile_trace=trace).prepare(*args, **kwargs)
@@ -96,12 +104,15 @@ def _of_frozen(frozen: FrozenModule, args: tuple[Any, ...], kwargs: dict[str, An
     return explanations_of(chosen[-1:], frozen.executors, measure_time=measure_time)[0]
 
 
-def _of_step(step: CompiledStep, measure_time: bool) -> Explanation:
+def _of_step(step: CompiledStep, measure_time: bool, lower_limits: bool) -> Explanation:
     program = step.program
     lowering = next(
         x for x in reversed(step.compile_trace.lowerings) if any(made.program is program for made in x.steps)
     )
-    return explanations_of([lowering], make_executors(step.options), measure_time=measure_time)[0]
+    found = explanations_of([lowering], make_executors(step.options), measure_time=measure_time)[0]
+    if not lower_limits or found.memory is None:
+        return found
+    return replace(found, memory=replace(found.memory, curve=curve_of_step(lowering, step.options)))
 
 
 def _of_trace(trace: CompileTrace, measure_time: bool) -> Explanation:
@@ -175,11 +186,12 @@ class _Gatherer:
             tuple(decisions),
             source_lines(programs, decisions),
             eager_memory(self._likely),
-            call=self._call_memory(trains=trains) if self._executors is not None else None,
+            None,
+            *(self._call_memory(trains=trains) if self._executors is not None else ()),
         )
 
-    def _call_memory(self, *, trains: bool) -> CallMemory:
-        first = Split(self._forward, self._likely.half("backward") or self._backward, ())
+    def _call_memory(self, *, trains: bool) -> tuple[CallMemory, MemoryAccount]:
+        first = Split(self._forward, self._backward, ())
         is_partial = self._likely is not self._main
         stays = stays_behind(first, first) if is_partial else frozenset[str]()
         backward = first.backward
@@ -209,14 +221,6 @@ class _Gatherer:
         return found
 
 
-def call_memory(program: Program, held_bytes: int, hints: Mapping[str, Number], least: int = 0) -> CallMemory:
-    """What a run of a program takes. held_bytes: of what is there before. least: what it takes before it begins."""
-    needs = Needs(hints)
-    needs.measure(program.nodes)
-    peak = max(least, simulate_peak(program, hints, need_of=needs.need_of).peak_bytes)
-    return CallMemory(peak, held_bytes, tuple(dict.fromkeys(str(node.target) for node in needs.unknown)))
-
-
 def explain_step(lowering: Lowering, executors: ExecutorList | None, *, measure_time: bool = False) -> Explanation:
     """What was decided for a whole step. measure_time: also run it on random inputs, next to eager mode."""
     decisions: list[Decision] = []
@@ -241,7 +245,11 @@ def explain_step(lowering: Lowering, executors: ExecutorList | None, *, measure_
         source_lines([report], rows),
         eager_memory(lowering),
         time,
-        call_memory(program, state_bytes(program), hints, bytes_before_run(program)) if executors is not None else None,
+        *(
+            call_memory(program, state_bytes(program), hints, bytes_before_run(program))
+            if executors is not None
+            else ()
+        ),
     )
 
 

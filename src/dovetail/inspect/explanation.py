@@ -20,7 +20,8 @@ class Explanation(ExplanationData):
     with saved values in between; for inference, of forward alone. steps: every step in order. decisions: what is saved,
     computed again, done in place, copied. lines: source text by `file:line`. eager: what eager mode would hold, None
     where the recorded program is not known. time: where it goes, if it was measured. call: what a call takes, with what
-    operators take for themselves; None for dumps.
+    operators take for themselves; None for dumps. memory: what makes up the peak of the call, and what lower limits
+    cost, if that was asked for; None for dumps.
     """
 
     __slots__ = ()

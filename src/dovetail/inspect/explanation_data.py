@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dovetail.inspect.report_rows import CallMemory, Decision, EagerMemory, MemoryMap, ProgramReport, StepRow
 from dovetail.inspect.step_time import StepTime
+from dovetail.pipeline.peak_account import MemoryAccount
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class ExplanationData:
     eager: EagerMemory | None = None
     time: StepTime | None = None
     call: CallMemory | None = None
+    memory: MemoryAccount | None = None
 
     @property
     def peak_bytes(self) -> int:

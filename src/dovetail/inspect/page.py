@@ -16,7 +16,7 @@ from importlib import resources
 from typing import Any
 
 from dovetail.analysis.categories import CATEGORIES
-from dovetail.inspect import page_answers, page_tables, page_text
+from dovetail.inspect import page_answers, page_limits, page_tables, page_text
 from dovetail.inspect.explanation_data import ExplanationData
 from dovetail.inspect.grouping import Branch, By, group
 from dovetail.inspect.holders import Holder, Moment, peak_moment
@@ -45,6 +45,7 @@ def render_page(explanation: ExplanationData) -> str:
         "title": escape(explanation.name),
         "subtitle": escape(_subtitle(explanation, unit)),
         "need": "".join(page_answers.need(explanation, moment, unit)),
+        "limits": "".join(page_limits.limits(explanation)),
         "holders": "".join(page_answers.holders(moment, unit)),
         "decisions": "".join(page_answers.decisions(explanation, unit)),
         "time": "".join(page_answers.time(explanation)),

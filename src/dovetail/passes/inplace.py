@@ -14,6 +14,7 @@ Cost: O(nodes + operands).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
@@ -61,6 +62,9 @@ from dovetail.torch_compat.dispatch import Overload
 aten = torch.ops.aten
 
 
+_KEPT = 6  # programs
+
+
 def work_in_place(
     program: Program,
     donated: Collection[int] = (),
@@ -84,14 +88,14 @@ def work_in_place(
 class PlanMemory:
     """How programs work in place, with one point of commitment: worked out once for each.
 
-    For passes that weigh programs against each other, and leave one of them to `work_in_place`. Keeps them alive.
-    donated: numbers of inputs whose memory may be used. need_of: what operators take besides; nothing by default.
+    For passes that weigh programs against each other, and leave one of them to `work_in_place`. Only the last few are
+    kept. donated: numbers of inputs whose memory may be used. need_of: what operators take besides; nothing by default.
     """
 
     def __init__(self, donated: Collection[int] = (), need_of: Callable[[Node], Need] | None = None) -> None:
         self.donated = tuple(donated)
         self.need_of = need_of
-        self._known: dict[int, tuple[Program, InplacePlan, Program]] = {}
+        self._known: OrderedDict[int, tuple[Program, InplacePlan, Program]] = OrderedDict()
 
     def in_place(self, program: Program) -> tuple[InplacePlan, Program]:
         """The plan for a program, and the program that it describes."""
@@ -99,6 +103,9 @@ class PlanMemory:
         if known is None:
             plan = choose_plan(program, self.donated, commit=True)
             known = self._known[id(program)] = (program, plan, apply_plan(plan))
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+        self._known.move_to_end(id(program))
         return known[1:]
 
     def peak_bytes(self, program: Program, dying: Collection[int] = ()) -> int:

@@ -18,6 +18,7 @@ from dovetail.partition.whole.check import verify_whole
 from dovetail.partition.whole.choose import Ladder
 from dovetail.partition.whole.problem import WholeProblem, build_whole_problem
 from dovetail.partition.whole.schedule import Schedule
+from dovetail.passes.collection import collection_paused
 from dovetail.passes.inplace import PlanMemory, apply_plan, choose_plan
 from dovetail.pipeline.memory_limit import MemoryLimit, readable
 
@@ -70,6 +71,7 @@ GRAPH = Held("graph", "weights and arguments", "or take a smaller batch")
 FROZEN = Held("frozen program", "weights and arguments", "or take a smaller batch")
 
 
+@collection_paused()
 def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     program: Program,
     hints: Mapping[str, Number],

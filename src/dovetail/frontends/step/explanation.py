@@ -12,6 +12,7 @@ from dovetail.ir.signature import Constant, HeldGradient, NumberInput, UserInput
 from dovetail.memory.arena import ArenaReport, plan_arena
 from dovetail.memory.in_arena import ArenaPlan
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
+from dovetail.pipeline.peak_account import MemoryAccount, peak_account
 
 _SHOWN = 12
 
@@ -21,10 +22,10 @@ class StepExplanation:
     """One program of a step.
 
     reason: why it was captured. nodes: how many operators it runs. peak_bytes: of a call, above state and arguments,
-    which have state_bytes. arena: one for all that it makes, as it could be planned. in_arena: what lies in one as it
-    runs; None without `arena=True`. unknown_needs: operators of which it is not known what they take for themselves.
-    state, arguments, gradients, numbers, passing: what it takes, by what a user would call it; passing: how many
-    tensors it met that nothing holds. written: what it writes in place.
+    which have state_bytes. memory: what makes it up. arena: one for all that it makes, as it could be planned.
+    in_arena: what lies in one as it runs; None without `arena=True`. unknown_needs: operators of which it is not known
+    what they take for themselves. state, arguments, gradients, numbers, passing: what it takes, by what a user would
+    call it; passing: how many tensors it met that nothing holds. written: what it writes in place.
     questions: what is asked before the first write, and the answers that it was captured for. first_write: how many
     operators run before it. results: where each comes from. left: what is put into Python objects afterwards.
     host_calls: what is really called, in order. dropped, kept: of how many tensors the gradients of this step are not
@@ -35,6 +36,7 @@ class StepExplanation:
     reason: str
     nodes: int
     peak_bytes: int
+    memory: MemoryAccount
     state_bytes: int
     arena: ArenaReport
     in_arena: ArenaPlan | None
@@ -65,6 +67,8 @@ class StepExplanation:
             yield f"  one arena would have {self.arena}"
         else:
             yield f"  runs in an arena of {self.in_arena}"
+        if self.peak_bytes:
+            yield f"  at the peak: {', '.join(f'{kind} {amount:,}' for kind, amount in self.memory.sums().items())}"
         if self.unknown_needs:
             yield f"  not counted: what these take for themselves: {_listed(self.unknown_needs)}"
         yield f"  captured because {self.reason}"
@@ -113,6 +117,7 @@ def explain_variant(name: str, variant: StepVariant, in_eager_mode: Sequence[str
         reason=variant.reason,
         nodes=len(program.nodes),
         peak_bytes=compiled.peak_bytes,
+        memory=peak_account(program, compiled.hints, compiled.need_of, compiled.peak_bytes),
         state_bytes=compiled.state_bytes,
         arena=plan_arena(program, compiled.hints, compiled.need_of),
         in_arena=compiled.arena,

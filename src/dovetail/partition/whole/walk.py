@@ -48,12 +48,16 @@ class _Walk:
 
     def schedule(self) -> Schedule:
         """Walk the program."""
-        problem = self.problem
+        problem, held = self.problem, self.held
         for at, reads in enumerate(problem.reads):
             if self.work > self.most_work or len(self.runs) > _MOST_RUNS * len(problem.reads):
                 self.limit = NEVER  # it does not fit
-            self._make(reads, at)
-            self._run(at, at, set(reads))
+            if not all(map(held.__contains__, reads)):
+                self._make(reads, at)
+            if problem.makes[at] or problem.scratch[at] or self.live > self.limit:
+                self._run(at, at, reads)
+            else:
+                self.runs.append(Run(at, ()))
             for storage in (*reads, *problem.makes[at]):
                 if problem.ends[storage] <= at:
                     self._let_go(storage)
@@ -86,15 +90,19 @@ class _Walk:
         return self._bytes(memory)
 
     def _run(self, node: int, at: int, locked: Collection[int], *, again: bool = False) -> None:
-        problem = self.problem
-        made = problem.makes[node]
-        for storage in made if again else ():
-            if problem.can_drop[storage] and self.in_use.get(self.held.get(storage, -1)) == 1:
-                self._let_go(storage)  # it is made anew
-        fresh = [s for s in made if s not in self.held and (not again or problem.can_drop[s])]
-        places = {storage: -2 - storage if again else problem.places[storage] for storage in made}
-        new = {place for place in places.values() if place != -1 and (again or place not in self.in_use)}
-        need = sum([self._bytes(place) for place in new]) + problem.scratch[node]
+        problem, sizes, in_use = self.problem, self.problem.sizes, self.in_use
+        made, need = problem.makes[node], problem.scratch[node]
+        if again:
+            for storage in made:
+                if problem.can_drop[storage] and in_use.get(self.held.get(storage, -1)) == 1:
+                    self._let_go(storage)  # it is made anew
+            fresh = [s for s in made if s not in self.held and problem.can_drop[s]]
+            places = {storage: -2 - storage for storage in made}
+            need += sum([sizes[storage] for storage in made])
+        else:
+            fresh = [s for s in made if s not in self.held]
+            places = {storage: problem.places[storage] for storage in made}
+            need += sum([sizes[place] for place in set(places.values()) if place != -1 and place not in in_use])
         if self.live + need > self.limit:
             self._drop(self.live + need - self.limit, at, locked)
         self.peak = max(self.peak, self.live + need)
@@ -162,16 +170,19 @@ class _Walk:
 
     def _cost(self, storage: int) -> int:
         """The work of all nodes that would run to make a storage again, given what is there."""
-        problem = self.problem
-        stack = [problem.makers[storage]]
-        seen = set(stack)
+        problem, held = self.problem, self.held
+        makers, reads, costs = problem.makers, problem.reads, problem.costs
+        first = makers[storage]
+        cost, missing = costs[first], [read for read in reads[first] if read not in held]
+        if not missing:
+            return cost
+        stack, seen = [first], {first}
         cost = 0
         while stack and len(seen) < _LONGEST_CHAIN:
             node = stack.pop()
-            cost += problem.costs[node]
-            for read in problem.reads[node]:
-                maker = problem.makers[read]
-                if read not in self.held and maker not in seen:
-                    seen.add(maker)
-                    stack.append(maker)
+            cost += costs[node]
+            for read in reads[node]:
+                if read not in held and makers[read] not in seen:
+                    seen.add(makers[read])
+                    stack.append(makers[read])
         return cost
