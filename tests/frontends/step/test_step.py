@@ -477,3 +477,33 @@ def test_passes_can_be_left_out(options: dict[str, Any]) -> None:
         assert torch.equal(mine, theirs)
     _assert_same(ours, eager)
     assert "early_updates" not in dict(step.explain().passes) or options == {"skip": "sink"}
+
+
+def test_a_step_of_many_objects_keeps_at_most_one_that_is_gone() -> None:
+    """The last one, until another one's first call; without the garbage collector."""
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.net = torch.nn.Linear(3, 1)
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+        @dovetail.compile_step
+        def step(self, x: torch.Tensor) -> None:
+            self.optimizer.zero_grad()
+            self.net(x).square().mean().backward()
+            self.optimizer.step()
+
+    gc.collect()
+    gc.disable()
+    try:
+        trainers = [Trainer() for _ in range(3)]
+        known = [weakref.ref(trainer.net.weight) for trainer in trainers]
+        for _ in range(3):
+            for number in range(3):
+                trainers[number].step(torch.ones(2, 3))
+        trainers.clear()
+        assert sum(x() is not None for x in known) <= 1
+        Trainer().step(torch.ones(2, 3))
+        assert [x() for x in known] == [None] * 3
+    finally:
+        gc.enable()

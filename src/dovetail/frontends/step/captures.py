@@ -149,6 +149,7 @@ class StepCaptures:
             self._walks.was(cache.counts.calls, fruitful=found is not None)
         if found is not None:
             return found
+        self._let_go(reachable)
         if tried and not self._missed:
             self._missed = True  # it may have been this once
             self._why_eager = f"a check had another outcome: {self._last_miss}"
