@@ -203,13 +203,39 @@ def test_no_samples() -> None:
         assert torch.equal(passes.reinplace(gm, sample)(X.clone()), X.sin())
 
 
+def _ways_to_a_graph(model: Any) -> list[fx.GraphModule]:
+    """As errors about graphs name them, of code that writes in place as well."""
+    exported = torch.export.export(model, (X,)).run_decompositions()
+    return [
+        make_fx(functionalize(model))(X),
+        exported.graph_module,
+        exported.module(check_guards=False),
+    ]
+
+
+def _reinplaced(gm: fx.GraphModule) -> Tensor:
+    found = passes.reinplace(gm, X)(X.clone())
+    made: Tensor = found[0] if isinstance(found, tuple) else found
+    return made
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.export itself
 def test_no_graph() -> None:
-    model: Any = nn.Linear(3, 2)
-    with refused("DT-PASS-003", "make_fx(f)(*inputs), or torch.export.export(model, inputs).graph_module"):
+    model: Any = _Adds()
+    with refused("DT-PASS-003", "export(model, inputs).run_decompositions().graph_module"):
         passes.reinplace(model, X)
-    assert torch.equal(passes.reinplace(make_fx(model)(X), X)(X), model(X))
-    passes.reinplace(torch.export.export(model, (X,)).graph_module)
+    for gm in _ways_to_a_graph(model):
+        assert torch.equal(_reinplaced(gm), X * 2 + 1)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.export itself
+def test_graph_of_other_things_than_operators() -> None:
+    model = _Adds()
+    for gm in (fx.symbolic_trace(model), torch.export.export(nn.Dropout(), (X,)).module()):
+        with refused("DT-CAPTURE-008", "ep.run_decompositions().graph_module"):
+            passes.reinplace(gm, X)
+    for gm in _ways_to_a_graph(model):
+        assert torch.equal(_reinplaced(gm), X * 2 + 1)
 
 
 # --- reports and searches -------------------------------------------------------------------------------------------

@@ -196,7 +196,10 @@ class InvalidGraphModule(DovetailError):
     because = (
         "a program consists of calls of operators with a schema (`torch.ops.aten.add.Tensor`), run once on fake tensors"
     )
-    way_out = "trace the graph with make_fx or torch.export: `ep.graph_module` or `ep.module(check_guards=False)`"
+    way_out = (
+        "trace it: make_fx(functionalize(f))(*inputs), or take an exported program `ep`: "
+        "ep.run_decompositions().graph_module, or ep.run_decompositions().module(check_guards=False)"
+    )
     rows = ()
 
 
@@ -227,7 +230,10 @@ class NotAGraphModule(DovetailError):
     code = "DT-PASS-003"
     summary = "{given} is not a torch.fx.GraphModule."
     because = "passes work on graphs of ATen operators; a module or a function has none until it is traced"
-    way_out = "trace it: make_fx(f)(*inputs), or torch.export.export(model, inputs).graph_module"
+    way_out = (
+        "trace it: make_fx(functionalize(f))(*inputs), or "
+        "torch.export.export(model, inputs).run_decompositions().graph_module"
+    )
     rows = ()
 
 
@@ -335,15 +341,6 @@ class UnsupportedSignature(DovetailError):
 
 
 # --- running ------------------------------------------------------------------------------------------------
-
-
-class SignatureMismatch(DovetailError):
-    """A compiled program was called with inputs that it was not compiled for."""
-
-    code = "DT-RUN-001"
-    summary = "{what}."
-    because = "{reason}"
-    way_out = "{hint}"
 
 
 class InvalidProgram(DovetailError):
