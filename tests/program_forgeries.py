@@ -93,6 +93,7 @@ _BUILTINS = (
 )
 _PRIMS = (
     *("GET_RNG_STATE", "SET_RNG_STATE", "MANUAL_SEED", "EXPECT", "GUARD", "GUARD_NUMBER", "REACHED", "COPY_TO_LAYOUT"),
+    *("SPILL", "SPILLED", "FETCH", "FETCHED"),
     *("TIMES_IN_FLOAT64", "PACK_LINEAR", "PACK_CONV", "Prim", "copy_into", "clone_with_strides", "torch", "Any"),
 )
 _WRITTEN = ("(0,)", "(0.0,)", "(False,)", "()", "(1, 0)", "(9,)", "[0]")

@@ -29,6 +29,7 @@ GIVEN: dict[str, Any] = {
         "donate": (0,),
         "keep_grads": True,
         "memory_limit": "6GiB",
+        "offload": ".",
         "policy": {"aten.relu": "SAVE"},
         "numerics": "fast",
         "executors": ("aten",),
@@ -67,7 +68,8 @@ def test_what_a_door_does_not_read_is_refused(door: Door, call: Callable[..., An
             call(**{option: GIVEN[option]})
         return
     if option in door.reads:
-        resolve_options({option: GIVEN[option]}, (), door)
+        beside = {"memory_limit": GIVEN["memory_limit"]} if option == "offload" else {}
+        resolve_options({option: GIVEN[option], **beside}, (), door)
         return
     with pytest.raises(BadOptionValue, match=f"option '{option}' cannot be") as caught:
         call(**{option: GIVEN[option]})

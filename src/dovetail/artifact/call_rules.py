@@ -27,6 +27,7 @@ from dovetail.ir.sizes import SizeExpr
 from dovetail.ir.sub_programs import WithSubPrograms
 from dovetail.ops import prims
 from dovetail.ops.packed import PACK_CONV, PACK_LINEAR, PackedConv, PackedLinear
+from dovetail.ops.transfers import FETCH, FETCHED, SPILL, SPILLED
 from dovetail.torch_compat.dispatch import Argument, Overload, schema_of, tags_of
 from dovetail.torch_compat.symbols import number_function_text
 
@@ -67,6 +68,10 @@ _OF_PRIMS: Mapping[Prim, tuple[Argument, ...]] = {
     ),
     prims.TENSOR_OF: _arguments("numbers: List[number]", "shape: List[int]", "dtype: ScalarType"),
     prims.TIMES_IN_FLOAT64: _arguments("weight: Tensor", "factor: Tensor"),
+    SPILL: _arguments("x: Tensor"),
+    SPILLED: _arguments("x: Tensor", "token: Tensor"),
+    FETCH: _arguments("token: Tensor", "shape: List[int]", "stride: List[int]", "dtype: ScalarType"),
+    FETCHED: _arguments("y: Tensor", "token: Tensor"),
     PACK_LINEAR: _arguments("weight: Tensor", "rows: Optional[int]", optional=1),
     PACK_CONV: _arguments("weight: Tensor", *_CONV_SIZES, "input_size: Optional[List[int]]", optional=1),
 }

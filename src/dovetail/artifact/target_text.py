@@ -44,6 +44,7 @@ PRIMS: Mapping[str, Prim] = {
     for name in (
         *("GET_RNG_STATE", "SET_RNG_STATE", "MANUAL_SEED", "EXPECT", "GUARD", "GUARD_NUMBER", "REACHED"),
         *("COPY_TO_LAYOUT", "TIMES_IN_FLOAT64", "PACK_LINEAR", "PACK_CONV", "TENSOR_OF"),
+        *("SPILL", "SPILLED", "FETCH", "FETCHED"),
     )
     if isinstance(found := getattr(prims, name), Prim)
 }

@@ -42,6 +42,12 @@ from dovetail.errors.freezing import NotFreezable as NotFreezable
 from dovetail.errors.freezing import SlowerThanEager as SlowerThanEager
 from dovetail.errors.freezing import StaleWeights as StaleWeights
 from dovetail.errors.memory import InvalidPlacement as InvalidPlacement
+from dovetail.errors.memory import OffloadFailed as OffloadFailed
+from dovetail.errors.memory import OffloadFailedLate as OffloadFailedLate
+from dovetail.errors.memory import OffloadUnavailable as OffloadUnavailable
+from dovetail.errors.options import BadOptionValue as BadOptionValue
+from dovetail.errors.options import NotYetSupported as NotYetSupported
+from dovetail.errors.options import UnknownOption as UnknownOption
 from dovetail.errors.outside import GradientAccess as GradientAccess
 from dovetail.errors.outside import IteratorRead as IteratorRead
 from dovetail.errors.outside import OtherSettingsInside as OtherSettingsInside
@@ -62,38 +68,6 @@ from dovetail.errors.step import StateChangedOtherwise as StateChangedOtherwise
 from dovetail.errors.step import StepInterrupted as StepInterrupted
 from dovetail.errors.step import UnownedState as UnownedState
 from dovetail.errors.step import UnsupportedStep as UnsupportedStep
-
-# --- options ------------------------------------------------------------------------------------------------------
-
-
-class UnknownOption(DovetailError):
-    """An option name that does not exist."""
-
-    code = "DT-OPTION-001"
-    summary = "there is no option {option!r}."
-    because = "known options: {known}"
-    way_out = "{suggestion}"
-    rows = ()
-
-
-class BadOptionValue(DovetailError):
-    """An option was given a value of the wrong type or range."""
-
-    code = "DT-OPTION-002"
-    summary = "option {option!r} cannot be {value!r}."
-    because = "{reason}"
-    way_out = "give {expected}"
-    rows = ()
-
-
-class NotYetSupported(DovetailError):
-    """A documented feature that is not implemented yet."""
-
-    code = "DT-OPTION-003"
-    summary = "{feature} is not supported yet."
-    because = "{reason}"
-    way_out = "{hint}"
-
 
 # --- capture --------------------------------------------------------------------------------------------------------
 

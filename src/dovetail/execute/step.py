@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from dovetail.analysis.liveness import Need, simulate_peak
-from dovetail.errors import GuardMiss, StepInterrupted
+from dovetail.errors import GuardMiss, OffloadFailed, OffloadUnavailable, StepInterrupted
 from dovetail.execute.arena import ArenaProgram
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.needs import Needs, bytes_before_run
+from dovetail.execute.transfers import Transfers
 from dovetail.execute.wrapper import Wrapper
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.prim import Prim
@@ -66,6 +67,7 @@ class CompiledStepProgram:
     run: Callable[[list[Any]], Sequence[Any]] | None = None
     last_check: LastCheck = field(default_factory=LastCheck)
     state_bytes: int = 0
+    transfers: Transfers | None = None
 
     @property
     def program(self) -> Program:
@@ -116,8 +118,7 @@ class CompiledStepProgram:
     @cached_property
     def first_write(self) -> int:
         """The number of the first node that writes an input, or does something outside the program."""
-        writes = self._writes
-        return next((at for at, node in enumerate(self.program.nodes) if node in writes), len(self.program.nodes))
+        return first_write(self.program)
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -127,26 +128,21 @@ class CompiledStepProgram:
 
     @cached_property
     def _writes(self) -> dict[Node, tuple[int, ...]]:
-        """The nodes that show outside, with the inputs that they write."""
-        of_storage = {v.tensor.storage: i for i, v in enumerate(self.program.inputs) if v.is_tensor}
-        found: dict[Node, tuple[int, ...]] = {}
-        for node in self.program.nodes:
-            storages = [value.tensor.storage for value in written_values(node)]
-            inputs = tuple(of_storage[storage] for storage in storages if storage in of_storage)
-            if inputs or (isinstance(node.target, Prim) and node.target.outside):
-                found[node] = inputs
-        return found
+        return _outside_writes(self.program)
 
     def __call__(self, inputs: list[Any], then: Callable[[], None] | None = None) -> Sequence[Any]:
         """Run. inputs: one per input of the program; emptied. then: called once the last check has passed, if any.
 
-        Raises: NothingWritten, GuardMiss when all is as before; StepInterrupted when something was written.
+        Raises: NothingWritten, GuardMiss, OffloadFailed, OffloadUnavailable when all is as before; StepInterrupted when
+        something was written.
         """
         generators = [default_generator(), *self._generators] if self.draws else []
         states = [generator.get_state().numpy().tobytes() for generator in generators]  # no tensors that live on
         self.last_check.then = then
         try:
             with torch.no_grad(), ExitStack() as stack:
+                if self.transfers is not None:
+                    stack.enter_context(self.transfers.run())
                 for kind in ("cpu", "cuda"):
                     if torch.is_autocast_enabled(kind):  # casts are nodes of the program
                         stack.enter_context(torch.autocast(kind, enabled=False))
@@ -157,7 +153,7 @@ class CompiledStepProgram:
                 raise self._interrupted(error, at) from error
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-            if isinstance(error, GuardMiss):
+            if isinstance(error, GuardMiss | OffloadFailed | OffloadUnavailable):
                 raise
             raise NothingWritten from error
         finally:
@@ -174,3 +170,21 @@ class CompiledStepProgram:
         return StepInterrupted(
             count=len(done), total=len(written), names=shown, error=f"{type(error).__name__}: {error}", origin=origin
         )
+
+
+def first_write(program: Program) -> int:
+    """The number of the first node that writes an input, or does something outside the program."""
+    writes = _outside_writes(program)
+    return next((at for at, node in enumerate(program.nodes) if node in writes), len(program.nodes))
+
+
+def _outside_writes(program: Program) -> dict[Node, tuple[int, ...]]:
+    """The nodes that show outside, with the inputs that they write."""
+    of_storage = {v.tensor.storage: i for i, v in enumerate(program.inputs) if v.is_tensor}
+    found: dict[Node, tuple[int, ...]] = {}
+    for node in program.nodes:
+        storages = [value.tensor.storage for value in written_values(node)]
+        inputs = tuple(of_storage[storage] for storage in storages if storage in of_storage)
+        if inputs or (isinstance(node.target, Prim) and node.target.outside):
+            found[node] = inputs
+    return found

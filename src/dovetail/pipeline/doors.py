@@ -51,13 +51,19 @@ _PARAMETERS_OF_FREEZE = frozenset(
 )
 _GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward", "memory_limit", "policy"})
 
+_NO_FILE = {
+    "offload": "values go to a file within one program, and come back; only a step runs forward and backward as one"
+}
 _BY_NAME = {"options": "each option by its own name, as in verify=1"}
 
-COMPILE = Door("dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"}, instead=_BY_NAME)
+COMPILE = Door(
+    "dovetail.compile", _EVERYWHERE | _GRAPHS | {"dynamic", "donate", "compilers"}, reasons=_NO_FILE, instead=_BY_NAME
+)
 BACKEND = Door(
     'torch.compile(backend="dovetail")',
     _EVERYWHERE | _GRAPHS | {"compilers"},
     reasons={
+        **_NO_FILE,
         "donate": "Dynamo chooses the inputs of its graphs, which can be parameters",
         "dynamic": "Dynamo chooses which sizes are dynamic",
     },
@@ -65,7 +71,8 @@ BACKEND = Door(
 )
 COMPILE_STEP = Door(
     "dovetail.compile_step",
-    _EVERYWHERE | {"arena", "max_variants", "dynamic", "keep_grads", "memory_limit", "numerics", "partition", "policy"},
+    _EVERYWHERE
+    | {"arena", "max_variants", "dynamic", "keep_grads", "memory_limit", "numerics", "offload", "partition", "policy"},
     reasons={
         "donate": "a step does not overwrite its arguments",
         "partition": "a step's program runs forward and backward: it is not split",
@@ -80,6 +87,7 @@ FREEZE = Door(
     "dovetail.freeze",
     _EVERYWHERE | {"memory_limit", "policy"},
     reasons={
+        "offload": "what a frozen program makes is needed soon after; nothing is kept for a backward",
         "donate": "a frozen program does not overwrite its arguments",
         **dict.fromkeys(("partition", "recompute", "double_backward"), "a frozen program has no backward"),
         "max_variants": "a frozen module has the programs that its example needs, and gets no others",
@@ -96,6 +104,7 @@ AOT = Door(
     "dovetail.aot_function",
     COMPILE.reads - {"executors", "compilers", "memory_limit"},
     reasons={
+        **_NO_FILE,
         "memory_limit": "your compilers make the code, and what it needs is not known",
         "executors": "your compilers make the code, in place of executors",
         "compilers": "it creates them of its arguments",

@@ -19,10 +19,11 @@ from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.offload import file_in
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context, policy_for
 from dovetail.pipeline.recompute import STEP, PlanPoint, StepPlans
-from dovetail.pipeline.step import writing_step
+from dovetail.pipeline.step import step_passes, writing_step
 from dovetail.torch_compat.dispatch import storage_key
 
 PARTS = (
@@ -140,8 +141,8 @@ def figures_of_step(
     context = Context(options, hints, infer=programs.infer, state_bytes=state_bytes, held=STEP, needs=needs)
     program, _ = writing_step(programs, context, dump)
     ordered, _ = run_passes("step", program, context, dump, only=_BEFORE_FLOOR)
-    plans = StepPlans(ordered, hints, policy_for(ordered, options, STEP), needs)
-    planned, _ = run_passes("step", ordered, context, dump, only=("recompute", "reinplace"))
+    plans = StepPlans(ordered, hints, policy_for(ordered, options, STEP), needs, file_in(options.offload))
+    planned, _ = run_passes("step", program, context, dump, only=step_passes(program, context))
     return _figures(planned, held, hints, needs, bytes_before_run(planned), plans)
 
 

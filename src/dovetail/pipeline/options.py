@@ -11,6 +11,7 @@
 | recompute | DOVETAIL_RECOMPUTE | graphs | what may run again: cheap (pointwise, copies), or all; auto: see docs |
 | memory_limit | - | compile, backend, step, freeze | bytes of a call at most: "6GiB"; above state: "transient:2GiB" |
 | arena | - | step | results lie in one block of memory, at offsets that are planned; see docs/memory.md |
+| offload | - | step | a folder for a file to which values go that are dear to make again; beside memory_limit |
 | policy | - | compile, backend, step, freeze, aot | what runs again: {pattern: "SAVE", "RECOMPUTE", "MUST_..."} |
 | max_variants | - | graphs, step | limit on kinds of calls of a function, and on programs of each kind; default: 8 |
 | dynamic | - | compile, step, aot | one program for all sizes above 1 of the arguments |
@@ -42,6 +43,7 @@ from dovetail.partition.problem import Problem
 from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import Door
 from dovetail.pipeline.memory_limit import memory_limit
+from dovetail.pipeline.offload import check_folder
 from dovetail.torch_compat.decompositions import Decompositions
 
 _NO_LIMIT_BESIDE = {
@@ -51,6 +53,7 @@ _NO_LIMIT_BESIDE = {
 }
 _NO_ARENA_BESIDE = {
     "dynamic": "one program is for all sizes of the arguments, and an arena is planned for those that it was made for",
+    "offload": "what comes back from a file lies in memory of its own",
 }
 _VERIFY_LEVELS = (0, 1, 2)
 _OBJECTS = (
@@ -82,6 +85,7 @@ class Options:
     recompute: str = "auto"
     memory_limit: str | int | None = None
     arena: bool = False
+    offload: str | os.PathLike[str] | None = None
     policy: Patterns = field(default_factory=lambda: Patterns({}))
     max_variants: int = 8
     dynamic: bool = False
@@ -130,6 +134,8 @@ def resolve_options(
     values["donate"] = tuple(donate) if isinstance(donate, list | tuple | set | frozenset) else (donate,)
     options = Options(**values)  # type: ignore[arg-type]
     _check(options, pass_names)
+    if options.offload is not None:
+        check_folder(options.offload, has_limit=options.memory_limit is not None)
     if options.memory_limit is not None:
         memory_limit(options.memory_limit)
         _refuse_beside("memory_limit", options, _NO_LIMIT_BESIDE)

@@ -39,6 +39,7 @@ from dovetail.passes.row_blocks import row_blocks
 from dovetail.passes.sink import sink
 from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
 from dovetail.pipeline.memory_limit import memory_limit
+from dovetail.pipeline.offload import file_in
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.recompute import GRAPH, STEP, Held, recompute
 
@@ -151,7 +152,15 @@ def _recompute(program: Program, given: Context) -> tuple[Program, object]:
         return program, "nothing runs again, as partition= says"
     policy = policy_for(program, options, given.held)
     return recompute(
-        program, given.hints, given.plans, limit, given.state_bytes, policy, held=given.held, needs=given.needs
+        program,
+        given.hints,
+        given.plans,
+        limit,
+        given.state_bytes,
+        policy,
+        held=given.held,
+        needs=given.needs,
+        file=file_in(options.offload),
     )
 
 

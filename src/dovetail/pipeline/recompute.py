@@ -11,13 +11,14 @@ from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
 from dovetail.execute.needs import Needs, bytes_before_run
 from dovetail.ir.program import Program, made_symbols
 from dovetail.ir.sizes import Number
+from dovetail.ops.transfers import TRANSFERS
 from dovetail.partition.choose import work_to_spare
 from dovetail.partition.policy import Policy
 from dovetail.partition.whole.apply import apply_schedule
 from dovetail.partition.whole.check import verify_whole
 from dovetail.partition.whole.choose import Ladder
-from dovetail.partition.whole.problem import WholeProblem, build_whole_problem
-from dovetail.partition.whole.schedule import Schedule
+from dovetail.partition.whole.problem import File, WholeProblem, build_whole_problem
+from dovetail.partition.whole.schedule import Move, Schedule, Way
 from dovetail.passes.collection import collection_paused
 from dovetail.passes.inplace import PlanMemory, apply_plan, choose_plan
 from dovetail.pipeline.memory_limit import MemoryLimit, readable
@@ -27,7 +28,7 @@ from dovetail.pipeline.memory_limit import MemoryLimit, readable
 class RecomputeReport:
     """runs_again: how many nodes. peak_bytes, was_bytes: of the program once it works in place, and without them.
     work: of what runs again, as a part of all. least_work: the part that any schedule would need for a
-    peak like it, as the solver counts. reason: why nothing runs again.
+    peak like it, as the solver counts. reason: why nothing runs again. moved: what goes to a file, where there is one.
     """
 
     runs_again: int
@@ -36,13 +37,34 @@ class RecomputeReport:
     work: float = 0.0
     least_work: float = 0.0
     reason: str = ""
+    moved: Moved | None = None
 
     def __str__(self) -> str:
-        if not self.runs_again:
+        if not self.runs_again and (self.moved is None or not self.moved.count):
             return f"nothing runs again, {self.reason}"
         peak = f"peak {self.peak_bytes}, not {self.was_bytes} bytes"
-        least = "" if self.least_work >= self.work else f" (no schedule needs less than {100 * self.least_work:.2g} %)"
-        return f"{self.runs_again} nodes run again: {peak}, for {100 * self.work:.1f} % of work{least}"
+        is_known = self.moved is None and self.least_work < self.work
+        least = f" (no schedule needs less than {100 * self.least_work:.2g} %)" if is_known else ""
+        moved = "" if self.moved is None else f"; {self.moved}"
+        return f"{self.runs_again} nodes run again: {peak}, for {100 * self.work:.1f} % of work{least}{moved}"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What goes to a file: count: of values. written_bytes, read_bytes: in each call. waiting: the time in which
+    nothing runs because of it, as a part of all work.
+    """
+
+    count: int
+    written_bytes: int = 0
+    read_bytes: int = 0
+    waiting: float = 0.0
+
+    def __str__(self) -> str:
+        if not self.count:
+            return "nothing goes to the file, as making it again is faster"
+        moved = f"{self.written_bytes} bytes are written and {self.read_bytes} read"
+        return f"{self.count} values go to the file, {moved} ({100 * self.waiting:.1f} % of work is waited for them)"
 
 
 _ALL = Policy(recompute="all")
@@ -84,19 +106,21 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
     before: Callable[[Program], Program] = _itself,
     around: Callable[[Program], Program] = _itself,
     needs: Needs | None = None,
+    file: File | None = None,
 ) -> tuple[Program, RecomputeReport]:
     """The program in which some nodes run again, so that their results need not be kept.
 
     limit: for the peak; where there is none, as much as two percent of work give. state_bytes: of inputs. held: what
     errors say of the program and its inputs. before: what becomes of a program before it works in place. around: that
     program with what runs before and after it. needs: what nodes take besides; measured where it is not given.
+    file: to which values may go instead.
     Raises: MemoryLimitTooLow; UnsupportedStep where a limit is given and sizes depend on data.
     """
     if limit is not None:
         _refuse_unknown_sizes(program)
     elif not may_pay(build_whole_problem(program, policy, hints)):
         return program, RecomputeReport(0, -1, -1, reason="NOT-WORTH-IT: all of it costs more work than it is worth")
-    search = _Search(program, hints, plans, policy, held, before, around, needs)
+    search = _Search(program, hints, plans, policy, held, before, around, needs, file)
     was, most = search.was, None if limit is None else limit.above(state_bytes)
     if most is not None and was <= most:
         return program, RecomputeReport(0, was, was, reason="FITS: the limit is kept as it is")
@@ -110,32 +134,49 @@ def recompute(  # noqa: PLR0913 (each is known where a program is weighed)
         relaxed = policy.under_need()
         if chosen is None and len(relaxed.marks) < len(policy.marks):
             others = (plans, limit, state_bytes, relaxed, held)
-            return recompute(program, hints, *others, before=before, around=around, needs=needs)
+            return recompute(program, hints, *others, before=before, around=around, needs=needs, file=file)
         if chosen is None:
             raise too_low(limit, min(was, choice.floor_bytes), state_bytes, held)
     if chosen is None:
         return program, RecomputeReport(0, was, was, reason="NOT-WORTH-IT: it would cost more work than it is worth")
     result = apply_schedule(program, problem, chosen.schedule)
     verify_whole(program, result)
-    again, schedule = len(result.nodes) - len(program.nodes), chosen.schedule
-    bound = min(schedule.least_work, schedule.work) / max(problem.work, 1)
-    return result, RecomputeReport(again, chosen.peak_bytes, was, schedule.work / max(problem.work, 1), bound)
+    schedule, all_work = chosen.schedule, max(problem.work, 1)
+    again = sum(bool(node.results()) and node.target not in TRANSFERS for node in result.nodes)
+    again -= sum(bool(node.results()) for node in program.nodes)
+    bound = min(schedule.least_work, schedule.work) / all_work
+    moved = None if file is None else _moved(problem, schedule)
+    return result, RecomputeReport(again, chosen.peak_bytes, was, schedule.work / all_work, bound, moved=moved)
+
+
+def _moved(problem: WholeProblem, schedule: Schedule) -> Moved:
+    """What a schedule lets go to a file."""
+    moves = [run for run in schedule.runs if isinstance(run, Move)]
+    written = [problem.sizes[move.storage] for move in moves if move.way is Way.SPILL]
+    read = [problem.sizes[move.storage] for move in moves if move.way is Way.FETCH]
+    return Moved(len(written), sum(written), sum(read), schedule.waiting / max(problem.work, 1))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanPoint:
-    """A plan. peak_bytes: of it, above state and arguments. work: of what runs again, as a part of all."""
+    """A plan. peak_bytes: of it, above state and arguments. work: of what runs again, and waiting, as a part of all.
+    written_bytes: what goes to a file.
+    """
 
     peak_bytes: int
     work: float
+    written_bytes: int = 0
 
 
 class StepPlans:
     """What lower peaks of a step cost: found when it is asked for, as far as it is asked for."""
 
-    def __init__(self, program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs) -> None:
-        """program: before anything runs again. needs: what nodes take besides."""
+    def __init__(
+        self, program: Program, hints: Mapping[str, Number], policy: Policy, needs: Needs, file: File | None = None
+    ) -> None:
+        """program: before anything runs again. needs: what nodes take besides. file: to which values may go."""
         self._given = (program, hints, policy, needs)
+        self._file = file
 
     def keeps(self, limit_bytes: int) -> bool:
         """Whether there is a plan whose peak is no higher."""
@@ -149,8 +190,10 @@ class StepPlans:
     @cached_property
     def points(self) -> tuple[PlanPoint, ...]:
         """Plans that limits get, the lowest peak first, and the program as it is last."""
-        work = max(self._ladder.problem.work, 1)
-        found = [PlanPoint(w.peak_bytes, w.work / work) for w in self._ladder.curve(_HALVINGS)]
+        problem, found = self._ladder.problem, list[PlanPoint]()
+        for weighed in self._ladder.curve(_HALVINGS):
+            written = _moved(problem, weighed.schedule).written_bytes
+            found.append(PlanPoint(weighed.peak_bytes, weighed.work / max(problem.work, 1), written))
         return (*found, PlanPoint(self._search.was, 0.0))
 
     def _is_kept_as_it_is(self, limit_bytes: int) -> bool:
@@ -159,7 +202,7 @@ class StepPlans:
     @cached_property
     def _search(self) -> _Search:
         program, hints, policy, needs = self._given
-        return _Search(program, hints, PlanMemory(), policy, STEP, _itself, _itself, needs)
+        return _Search(program, hints, PlanMemory(), policy, STEP, _itself, _itself, needs, self._file)
 
     @cached_property
     def _ladder(self) -> Ladder:
@@ -186,7 +229,9 @@ class _Search:
         before: Callable[[Program], Program],
         around: Callable[[Program], Program],
         needs: Needs | None,
+        file: File | None,
     ) -> None:
+        self._file = file
         self._program = program
         self._hints = hints
         self._plans = plans

@@ -7,6 +7,7 @@ the old contents any more, and never before the last check.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -16,8 +17,10 @@ import torch
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.reads import can_fail
 from dovetail.capture.step_programs import StepPrograms
-from dovetail.errors import UnsupportedStep
-from dovetail.execute.step import CompiledStepProgram, LastCheck
+from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
+from dovetail.execute.protocol import ExecutorList
+from dovetail.execute.step import CompiledStepProgram, LastCheck, first_write
+from dovetail.execute.transfers import TransferExecutor, Transfers
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.prim import Prim
@@ -27,14 +30,18 @@ from dovetail.ir.sizes import Number
 from dovetail.ops.facts import facts_of
 from dovetail.ops.prims import REACHED
 from dovetail.partition.whole.forced import recompute_as_asked
+from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.arena import code_of
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.compile_trace import STEP_STATE
 from dovetail.pipeline.driver import StepRecord, run_passes
 from dovetail.pipeline.dump import JOINT, Dump
 from dovetail.pipeline.options import Options
-from dovetail.pipeline.passes import Context
-from dovetail.pipeline.recompute import STEP
+from dovetail.pipeline.passes import PASSES, Context
+from dovetail.pipeline.recompute import STEP, RecomputeReport
+
+_EARLY, _LAST = "early_updates", "reinplace"
+_FOR_SAFETY = 0.05
 
 
 def compile_step_programs(
@@ -52,27 +59,60 @@ def compile_step_programs(
     plan: what is done around it. names: of the plan's inputs. labels: of the inputs of its programs. hints: a number
     for each size symbol. state_bytes: of what a call has before it begins.
 
-    Raises: UnsupportedStep where something would have to be checked after the first write; MemoryLimitTooLow.
+    Raises: UnsupportedStep where something would have to be checked after the first write; MemoryLimitTooLow;
+    OffloadUnavailable.
     """
     dump = Dump(options.dump, name, hints, options.dump_calls, None, options.compile_trace)
     context = Context(options, hints, infer=programs.infer, state_bytes=state_bytes, held=STEP)
     program, simplified = writing_step(programs, context, dump)
-    program, records = run_passes("step", program, context, dump)
+    program, records = run_passes("step", program, context, dump, only=step_passes(program, context))
     reports = [(record.name, record.report) for record in (*simplified, *records)]
     check, last_check = _last_check(program), LastCheck()
+    transfers = (
+        None if options.offload is None else Transfers(program, os.fspath(options.offload), first_write(program))
+    )
+    executors = make_executors(options)
+    if transfers is not None:
+        executors = ExecutorList((TransferExecutor(transfers.calls), *executors.executors))
     after = {} if check is None else {check: last_check}
-    code = code_of(program, make_executors(options), options, hints, after)
+    code = code_of(program, executors, options, hints, after)
     eager = simulate_peak(programs.recorded, hints).peak_bytes
     run = dump.watched(code, JOINT)
     wrapper = build_wrapper(plan, program, names)
     compiled = CompiledStepProgram(
-        code, plan, wrapper, tuple(names), labels, tuple(reports), dict(hints), eager, run, last_check, state_bytes
+        *(code, plan, wrapper, tuple(names), labels, tuple(reports), dict(hints), eager, run, last_check, state_bytes),
+        transfers,
     )
     _refuse_late_checks(compiled)
     if options.dump is not None:
         dump.text(f"code-{name}", compiled.code.source)
         dump.text("wrapper", wrapper_source(plan, program, names)[0])
     return compiled
+
+
+def step_passes(program: Program, context: Context) -> tuple[str, ...] | None:
+    """Names of the passes for a program that writes its state in the end; None: all of them.
+
+    Where values go to a file, state is written early only if the limit cannot be kept otherwise, or for a few percent
+    less work: what has not come back when the first state is written can fail too late.
+    """
+    if context.options.offload is None:
+        return None
+    names = tuple(spec.name for spec in PASSES["step"].specs)
+    late = tuple(name for name in names if name != _EARLY)
+    work = [_work_of(program, context, only) for only in (late, names)]
+    return late if work[0] is not None and (work[1] is None or work[0] <= work[1] + _FOR_SAFETY) else None
+
+
+def _work_of(program: Program, context: Context, only: tuple[str, ...]) -> float | None:
+    """What the limit costs, as a part of all work, with some of the passes; None where it is not kept."""
+    quiet = Dump(None, program.name, context.hints)
+    context = replace(context, plans=PlanMemory())
+    try:
+        _, records = run_passes("step", program, context, quiet, only=[name for name in only if name != _LAST])
+    except MemoryLimitTooLow:
+        return None
+    return next((x.details.work for x in records if isinstance(x.details, RecomputeReport)), 0.0)
 
 
 def writing_step(programs: StepPrograms, context: Context, dump: Dump) -> tuple[Program, tuple[StepRecord, ...]]:

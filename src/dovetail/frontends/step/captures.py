@@ -16,6 +16,7 @@ from dovetail.errors import (
     DovetailError,
     GuardMiss,
     MemoryLimitTooLow,
+    OffloadUnavailable,
 )
 from dovetail.frontends.patience import Walks
 from dovetail.frontends.step.attempts import (
@@ -206,7 +207,7 @@ class StepCaptures:
         except SearchCalled:
             self.searching = [optimizer for _, optimizer in reachable.optimizers]
             return None
-        except MemoryLimitTooLow:  # eager mode would not keep it either
+        except (MemoryLimitTooLow, OffloadUnavailable):  # eager mode would not keep the limit
             raise
         except (StateToMake, DovetailError) as error:
             self._left_to_eager(error, call)
@@ -284,7 +285,7 @@ class StepCaptures:
         with made.stood_in(tensors):
             try:
                 variant, recorded = self._attempted(self._reachable(call), call)
-            except MemoryLimitTooLow:
+            except (MemoryLimitTooLow, OffloadUnavailable):
                 raise
             except (DovetailError, StateToMake, SearchCalled):
                 return None
@@ -304,7 +305,7 @@ class StepCaptures:
         if self._begins_cleared:
             try:
                 return self._after_attempts(reachable, call, True)
-            except (MemoryLimitTooLow, DataDependentControlFlow):
+            except (MemoryLimitTooLow, OffloadUnavailable, DataDependentControlFlow):
                 raise
             except (DovetailError, StateToMake):  # it may be because of gradients that are not there
                 self._begins_cleared = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from dovetail.execute.transfers import Spilled
 from dovetail.frontends.step.variant import StepVariant
 from dovetail.ir.calling import GradientExit
 from dovetail.ir.plan_text import origin_of
@@ -29,7 +30,8 @@ class StepExplanation:
     questions: what is asked before the first write, and the answers that it was captured for. first_write: how many
     operators run before it. results: where each comes from. left: what is put into Python objects afterwards.
     host_calls: what is really called, in order. dropped, kept: of how many tensors the gradients of this step are not
-    left, and are. passes: what each pass says of itself. in_eager_mode: why calls of the step ran so.
+    left, and are. passes: what each pass says of itself. in_eager_mode: why calls of the step ran so. offloaded: what
+    goes to a file and comes back. file_bytes: of that file.
     """
 
     name: str
@@ -56,6 +58,8 @@ class StepExplanation:
     kept: int
     passes: tuple[tuple[str, str], ...]
     in_eager_mode: tuple[str, ...] = ()
+    offloaded: tuple[Spilled, ...] = ()
+    file_bytes: int = 0
 
     def __str__(self) -> str:
         return "\n".join(self._locator())
@@ -92,6 +96,20 @@ class StepExplanation:
         yield f"  gradients: left in .grad of {self.kept} tensors, dropped for {self.dropped}"
         for name, report in self.passes:
             yield f"  {name}: {report}"
+        yield from self._file_rows()
+
+    def _file_rows(self) -> Iterator[str]:
+        if not self.offloaded:
+            return
+        written = sum(value.size_bytes for value in self.offloaded)
+        read = sum(value.size_bytes * value.reads for value in self.offloaded)
+        count = len(self.offloaded)
+        yield f"  {count} values go to a file of {self.file_bytes:,} bytes: {written:,} written, {read:,} read"
+        for value in sorted(self.offloaded, key=lambda value: -value.size_bytes)[:_SHOWN]:
+            times = "" if value.reads == 1 else f", read {value.reads} times"
+            yield f"    {value.size_bytes:>14,}  {value.name}{times}  {value.origin}"
+        if count > _SHOWN:
+            yield f"    and {count - _SHOWN} more"
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -137,6 +155,8 @@ def explain_variant(name: str, variant: StepVariant, in_eager_mode: Sequence[str
         kept=sum(1 for e in exits if not isinstance(e, GradientExit)),
         passes=compiled.reports,
         in_eager_mode=tuple(in_eager_mode),
+        offloaded=() if compiled.transfers is None else compiled.transfers.values,
+        file_bytes=0 if compiled.transfers is None else compiled.transfers.file_bytes,
     )
 
 

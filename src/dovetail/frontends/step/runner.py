@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dovetail.errors import GuardMiss
+from dovetail.errors import GuardMiss, OffloadFailed, OffloadUnavailable
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.step.containers import Path
 from dovetail.frontends.step.drawn_values import Draw, Drawn, as_number
@@ -50,7 +50,8 @@ class StepRunner:
     def run(self, tensors: Sequence[torch.Tensor], leaves: Sequence[Any], bindings: Bindings) -> Any:
         """Run the step. tensors: as the guard gave them.
 
-        Raises: GuardMiss, NothingWritten when all is as before; StepInterrupted, or what a host call raises.
+        Raises: GuardMiss, NothingWritten, OffloadFailed, OffloadUnavailable when all is as before; StepInterrupted, or
+        what a host call raises.
         """
         before = [call for call in self.host_calls if call.before]
         held = SchedulerState([call.scheduler for call in before]) if before else None
@@ -63,7 +64,7 @@ class StepRunner:
 
         try:
             handed = self.program.wrapper(run_program, list(tensors))
-        except (GuardMiss, NothingWritten):
+        except (GuardMiss, NothingWritten, OffloadFailed, OffloadUnavailable):
             drawn.put_back()
             if held is not None:
                 held.put_back()

@@ -21,6 +21,8 @@ from dovetail.errors import (
     BadOptionValue,
     GuardMiss,
     NothingToExplain,
+    OffloadFailed,
+    OffloadUnavailable,
 )
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.statistics import Stats
@@ -151,6 +153,9 @@ class CompiledStep:
             except NothingWritten:  # eager raises what is to be raised
                 captures.did_not_run()
                 return self._run_eager(args, kwargs)
+            except (OffloadFailed, OffloadUnavailable):
+                captures.did_not_run()
+                raise
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
         if self._captures.searching is None:

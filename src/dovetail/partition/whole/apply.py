@@ -4,7 +4,7 @@
     d = mm(t(h), g)                           ->    h_again = gelu(x); d = mm(t(h_again), g)
 
 What runs again makes values of its own in memory of its own. From then on they stand for the first ones, and views of
-these are made again where they are read.
+these are made again where they are read. Contents that come back from a file lie in memory of their own as well.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dovetail.ir.draft import Draft
-from dovetail.ir.program import Node, Phase, Program, Value
+from dovetail.ir.program import Node, Operand, Phase, Program, Target, Value
+from dovetail.ops.facts import written_values
+from dovetail.ops.prims import REACHED
+from dovetail.ops.transfers import FETCH, FETCHED, SPILL, SPILLED, token_meta
 from dovetail.partition.whole.problem import WholeProblem
-from dovetail.partition.whole.schedule import Schedule
+from dovetail.partition.whole.schedule import Move, Schedule, Way
 
 
 def apply_schedule(
@@ -31,7 +34,8 @@ def apply_schedule(
 
 class _Writer:
     """places: where each storage that was made again lies now. homes: in which storage what stands for a value lies.
-    phase: of the node for which something is made again.
+    phase: of the node for which something is made again. tokens: of contents that leave, or have left. coming: memory
+    for contents that come back.
     """
 
     def __init__(self, program: Program, originals: dict[str, str]) -> None:
@@ -42,11 +46,16 @@ class _Writer:
         self.places: dict[int, int] = {}
         self.homes: dict[Value, int] = {}
         self.phase = Phase.FORWARD
+        self.tokens: dict[int, Value] = {}
+        self.coming: dict[int, Value] = {}
 
     def written(self, problem: WholeProblem, schedule: Schedule) -> Program:
         """The program."""
         nodes, done = self.program.nodes, 0  # nodes run for the first time in their order
         for run in schedule.runs:
+            if isinstance(run, Move):
+                self._move(run, problem)
+                continue
             node = nodes[run.node]
             self.phase = nodes[min(done, len(nodes) - 1)].phase
             self._have(node)
@@ -55,7 +64,49 @@ class _Writer:
             else:
                 done += 1
                 self._take(node)
+        self._check_before_writes()
         return self.draft.finish()
+
+    def _check_before_writes(self) -> None:
+        """Let nothing be written before the last transfer that may fail before anything is."""
+        nodes = self.draft.nodes
+        first = next((at for at, node in enumerate(nodes) if written_values(node)), len(nodes))
+        last = next((at for at in range(first - 1, -1, -1) if nodes[at].target in (SPILLED, FETCHED)), None)
+        if last is not None:
+            token = nodes[last].results()[0]
+            nodes.insert(last + 1, Node(REACHED, (token, "file"), phase=nodes[last].phase, origin=nodes[last].origin))
+
+    def _move(self, move: Move, problem: WholeProblem) -> None:
+        """Let contents begin to leave, have left, begin to come back, or be back."""
+        storage = problem.storages[move.storage]
+        maker = self.program.nodes[problem.makers[move.storage]]
+        first = next(v for v in maker.results() if v.is_tensor and v.tensor.storage == storage)
+        if move.way is Way.SPILL:
+            self.tokens[storage] = self._moved(maker, SPILL, (self.draft.current(first),), f"{first.name}_leaves")
+        elif move.way is Way.SPILLED:
+            operands = (self.draft.current(first), self.tokens[storage])
+            self.tokens[storage] = self._moved(maker, SPILLED, operands, f"{first.name}_left")
+        elif move.way is Way.FETCH:
+            meta = replace(first.tensor, storage=self.draft.storage())
+            memory = Value(self.draft.name(f"{first.name}_back"), meta)
+            layout = (list(meta.shape), list(meta.stride), meta.dtype)
+            self._append(maker, FETCH, (self.tokens[storage], *layout), memory)
+            self.coming[storage] = memory
+        else:
+            memory = self.coming.pop(storage)
+            self._moved(maker, FETCHED, (memory, self.tokens[storage]), f"{first.name}_is_back")
+            self.originals[memory.name] = first.name
+            self.places[storage] = memory.tensor.storage
+            self._stands_for(first, memory)
+
+    def _moved(self, maker: Node, target: Target, operands: tuple[Operand, ...], wish: str) -> Value:
+        """Append a node that gives a token."""
+        token = Value(self.draft.name(wish), token_meta(self.draft.storage()))
+        self._append(maker, target, operands, token)
+        return token
+
+    def _append(self, maker: Node, target: Target, operands: tuple[Operand, ...], result: Value) -> None:
+        self.draft.nodes.append(Node(target, operands, outputs=(result,), phase=self.phase, origin=maker.origin))
 
     def _take(self, node: Node) -> None:
         """Append a node of the program; results that lie in memory that was made again lie there now."""

@@ -3,8 +3,9 @@
 Every value of the program has a number; equal applications of an operator that always gives the same share one. A node
 of the new program that is not there before must apply such an operator to values of the same numbers as a node that ran
 already; its results then have the numbers of that one's. All other nodes are the program's, in order, on the same
-numbers. Contents of inputs count as others once they were written. The checker shares no code with the solver, nor with
-what applies its choice; all rely on the facts of operators (`ops.facts`).
+numbers. Contents may leave for a file and come back (`check_transfers`). Contents of inputs count as others once they
+were written. The checker shares no code with the solver, nor with what applies its choice; all rely on the facts of
+operators (`ops.facts`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from dovetail.errors import InvalidProgram
 from dovetail.ir.program import Node, Phase, Program, Value, made_symbols, values_in
 from dovetail.ir.signature import InputMutation, Residual, SharedBytes, UserOutput
 from dovetail.ops.facts import facts_of, writes_of, written_values
+from dovetail.ops.prims import REACHED
+from dovetail.ops.transfers import TRANSFERS
 from dovetail.partition.frozen import frozen
 from dovetail.partition.split import Split, is_forward
+from dovetail.partition.whole.check_transfers import Transfers
 
 
 def verify_whole(program: Program, changed: Program) -> None:
@@ -72,6 +76,7 @@ class _Checker:
         self.numbers: dict[Value, int] = {}
         self.originals: dict[Value, int] = {}
         self.storages: set[int] = set(self.inputs)  # of the changed program, as far as there by now
+        self.transfers = Transfers(self._require)
         self.writes: dict[int, int] = {}  # how often the storage of an input was written by now
 
     def _require(self, condition: bool, rule: str, detail: str) -> None:
@@ -86,6 +91,15 @@ class _Checker:
         own = iter(self.program.nodes)
         names = {value.name for value in self.program.values()}
         for node in self.changed.nodes:
+            if node.target in TRANSFERS:
+                self._require(
+                    self.inputs.isdisjoint(_storages(node.operands())), "inputs do not leave", str(node.target)
+                )
+                self.transfers.check(node, self.numbers, self.storages)
+                self.storages.update(_storages(node.results()))
+                continue
+            if node.target is REACHED and self.transfers.has_token(node.operands()):
+                continue
             for value in node.operands():
                 self._require(value in self.numbers, "a value is read after it is made", value.name)
             if node.results() and not any(value.name in names for value in node.results()):
@@ -95,6 +109,7 @@ class _Checker:
             self.storages.update(value.tensor.storage for value in node.results() if value.is_tensor)
             self._note_writes(node)
         self._require(next(own, None) is None, "every node runs", self.program.name)
+        self.transfers.finish()
         same = frozen(self.changed.outputs, self.numbers) == frozen(self.program.outputs, self.originals)
         self._require(same, "outputs are the same values", self.program.name)
 

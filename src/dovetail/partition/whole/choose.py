@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from dovetail.partition.choose import work_to_spare
 from dovetail.partition.whole.problem import WholeProblem
-from dovetail.partition.whole.schedule import Run, Schedule
+from dovetail.partition.whole.schedule import Act, Schedule
 from dovetail.partition.whole.solve import solve_quickly, solve_whole
 
 _RUNGS = 64
@@ -44,7 +44,7 @@ class Weighed:
 
     @property
     def work(self) -> int:
-        """Of what runs again."""
+        """Of what runs again, and of what is waited for."""
         return self.schedule.work
 
 
@@ -72,7 +72,7 @@ class Ladder:
         self._low = min(largest_node(problem), peak_bytes)
         self._is_small = sum(problem.can_drop) <= _FEW_STORAGES
         self._schedules: dict[int, Schedule] = {}
-        self._peaks: dict[tuple[Run, ...], int] = {}
+        self._peaks: dict[tuple[Act, ...], int] = {}
         self._lowest_ones: tuple[Weighed, ...] = ()
 
     def frugal(self) -> Weighed | None:

@@ -4,6 +4,8 @@ A *storage* of the problem is memory that a node of the program makes; views lie
 It can be dropped between two uses if its maker can run again at any later use: what the maker reads is then still
 there, or can be made again in turn. Never dropped: what is returned, what draws or effects made, and what is computed
 from an input that the program has overwritten by then.
+
+Where there is a file, the contents of a storage may leave for it and come back, whoever made them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,27 @@ NEVER = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
+class File:
+    """Where contents may leave for. write_rate, read_rate: bytes that are written, and read, in the time of one unit of
+    work (`partition.work`: of one byte in memory).
+    """
+
+    write_rate: float
+    read_rate: float
+
+    def write_cost(self, size_bytes: int) -> int:
+        """The work in whose time so many bytes are written."""
+        return _WORK_PER_TRANSFER + int(size_bytes / self.write_rate)
+
+    def read_cost(self, size_bytes: int) -> int:
+        """The same for reading."""
+        return _WORK_PER_TRANSFER + int(size_bytes / self.read_rate)
+
+
+_WORK_PER_TRANSFER = 400_000  # to hand it to a thread, and to wait for that: some 40 microseconds
+
+
+@dataclass(frozen=True, slots=True)
 class WholeProblem:
     """Nodes and storages are numbered in program order.
 
@@ -33,7 +56,8 @@ class WholeProblem:
     runs, besides operands and results. sizes: bytes of each storage. places: the storage in whose memory each one lies,
     itself mostly; -1 for memory that is there before. makers: the node that makes it. uses: the nodes
     that have values of it, its maker apart. ends: its last use; `NEVER` where it is returned. can_drop: whether it may
-    be made again at any of its uses.
+    be made again at any of its uses. writes, fetches: the work in whose time each storage is written to a file, and
+    read; `NEVER` for those whose contents stay; empty where there is no file.
     """
 
     storages: tuple[int, ...]
@@ -47,6 +71,8 @@ class WholeProblem:
     uses: tuple[tuple[int, ...], ...]
     ends: tuple[int, ...]
     can_drop: tuple[bool, ...]
+    writes: tuple[int, ...] = ()
+    fetches: tuple[int, ...] = ()
 
     @property
     def work(self) -> int:
@@ -61,14 +87,15 @@ def build_whole_problem(
     need_of: Callable[[Node], Need] = lambda _: NOTHING,
     places: Mapping[int, int] = MappingProxyType({}),
     until: Mapping[int, int] = MappingProxyType({}),
+    file: File | None = None,
 ) -> WholeProblem:
     """The choice for a functional program, which may end in copies into its inputs.
 
     hints: a number for each size symbol. need_of: what nodes need besides operands and results. places: in which
     other storage the contents of a storage will lie once the program works in place; an input's, perhaps. until: for
-    some storages, the node from which on nothing that runs again may read them.
+    some storages, the node from which on nothing that runs again may read them. file: where contents may leave for.
     """
-    return _Builder(program, policy, hints, until).built(need_of, places)
+    return _Builder(program, policy, hints, until).built(need_of, places, file)
 
 
 class _Builder:
@@ -141,9 +168,28 @@ class _Builder:
             until.append(min(max(horizon, end + 1), self.until.get(storage, NEVER)))
         return found
 
-    def built(self, need_of: Callable[[Node], Need], places: Mapping[int, int]) -> WholeProblem:
+    def _leaving(self) -> list[bool]:
+        """Whether the contents of each storage may leave: one value is all of it, and only views lie in it besides."""
+        found: list[bool] = []
+        for (number, maker), storage in zip(enumerate(self.makers), self.number, strict=True):
+            results = [v.tensor for v in self.program.nodes[maker].results() if v.is_tensor]
+            whole = [meta for meta in results if meta.storage == storage]
+            plain = len(whole) == 1 and whole[0].device.type == "cpu" and whole[0].offset == 0
+            is_known = plain and all(isinstance(n, int) for n in (*whole[0].shape, *whole[0].stride))
+            found.append(is_known and number not in self.viewed and self.ends[number] != NEVER)
+        return found
+
+    def built(
+        self, need_of: Callable[[Node], Need], places: Mapping[int, int], file: File | None = None
+    ) -> WholeProblem:
         """The problem."""
         nodes = self.program.nodes
+        leaving = zip(self._leaving(), list(self.sizes), strict=True) if file is not None else ()
+        written = (
+            [(file.write_cost(size), file.read_cost(size)) if may and size else (NEVER, NEVER) for may, size in leaving]
+            if file is not None
+            else []
+        )
         needs = [need_of(node) for node in nodes]
         for at, (node, need) in enumerate(zip(nodes, needs, strict=True)):
             for place, value in enumerate(node.outputs):
@@ -161,4 +207,6 @@ class _Builder:
             uses=tuple(map(tuple, self.uses)),
             ends=tuple(self.ends),
             can_drop=tuple(self._can_drop()),
+            writes=tuple(write for write, _ in written),
+            fetches=tuple(fetch for _, fetch in written),
         )

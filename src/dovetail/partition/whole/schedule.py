@@ -1,5 +1,9 @@
 """What a schedule is, and what it takes: the order in which nodes run, some of them more than once.
 
+Contents may leave for a file and come back in between. Memory is in use until they have left, and from when they begin
+to come. Transfers go on while nodes run, one at a time, the one first that is waited for first; the time in which
+nothing runs, because what is waited for is not there, counts as work.
+
 Memory is counted as the solvers count it. The first time, results lie where the problem says (`places`), later in
 memory of their own. What nobody reads before it is made again, or to the end, is free at once; results of a node that
 runs again for another one of its results are there while it runs.
@@ -7,9 +11,11 @@ runs again for another one of its results are there while it runs.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from heapq import heappop, heappush
+from typing import NamedTuple, TypeAlias
 
 from dovetail.partition.whole.problem import NEVER, WholeProblem
 
@@ -21,18 +27,39 @@ class Run(NamedTuple):
     makes: tuple[int, ...]
 
 
+class Way(enum.Enum):
+    """What happens to contents: see `ops.transfers`."""
+
+    SPILL = "spill"
+    SPILLED = "spilled"
+    FETCH = "fetch"
+    FETCHED = "fetched"
+
+
+class Move(NamedTuple):
+    """The contents of a storage begin to leave, have left, begin to come back, or are back."""
+
+    way: Way
+    storage: int
+
+
+Act: TypeAlias = Run | Move
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """runs: in order; the second time a node is there, it runs again.
+    """runs: in order; the second time a node is there, it runs again. Moves of contents stand between them.
 
-    peak_bytes: of live storages that the program makes, scratch included. work: of what runs again. least_work: no
-    schedule with a peak below the limit that it was made for needs less, as the problem counts; `NEVER` where none is.
+    peak_bytes: of live storages that the program makes, scratch included. work: of what runs again, and `waiting`, for
+    contents. least_work: no schedule with a peak below the limit that it was made for needs less, as the problem
+    counts; `NEVER` where none is; 0 where that is not known.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[Act, ...]
     peak_bytes: int
     work: int
     least_work: int = 0
+    waiting: int = 0
 
     @property
     def is_best(self) -> bool:
@@ -40,8 +67,21 @@ class Schedule:
         return self.least_work == self.work
 
 
-def schedule_of(problem: WholeProblem, runs: Sequence[Run]) -> Schedule:
+def schedule_of(problem: WholeProblem, runs: Sequence[Act]) -> Schedule:
     """The schedule of these runs."""
+    done = work = 0
+    for run in runs:
+        if isinstance(run, Run):
+            if run.node < done:
+                work += problem.costs[run.node]
+            else:
+                done += 1
+    waiting = waiting_of(problem, runs) if problem.writes else 0
+    return Schedule(tuple(runs), max(live_during(problem, runs), default=0), work + waiting, waiting=waiting)
+
+
+def live_during(problem: WholeProblem, runs: Sequence[Act]) -> list[int]:
+    """Bytes that are live during each run, scratch included."""
     lives = _lives(problem, runs)
     born: list[list[_Life]] = [[] for _ in runs]
     dying: list[list[_Life]] = [[] for _ in runs]
@@ -50,26 +90,71 @@ def schedule_of(problem: WholeProblem, runs: Sequence[Run]) -> Schedule:
         if life.last < len(runs):
             dying[life.last].append(life)
     in_use: dict[tuple[int, int], int] = {}
-    live = peak = work = 0
+    live, found = 0, list[int]()
     for at, run in enumerate(runs):
         for life in born[at]:
             if life.memory not in in_use:
                 in_use[life.memory] = 0
                 live += life.size_bytes
             in_use[life.memory] += 1
-        peak = max(peak, live + problem.scratch[run.node])
+        found.append(live + (problem.scratch[run.node] if isinstance(run, Run) else 0))
         for life in dying[at]:
             in_use[life.memory] -= 1
             if not in_use[life.memory]:
                 del in_use[life.memory]
                 live -= life.size_bytes
-    done = 0
-    for run in runs:
-        if run.node < done:
-            work += problem.costs[run.node]
+    return found
+
+
+def waiting_of(problem: WholeProblem, runs: Sequence[Act]) -> int:
+    """The work in whose time nothing runs, because contents are under way that are needed."""
+    channel, now, busy = _Channel(), 0, 0
+    ends: dict[int, list[int]] = {}
+    for at, run in enumerate(runs):
+        if isinstance(run, Move) and run.way in (Way.SPILLED, Way.FETCHED):
+            ends.setdefault(run.storage, []).append(at)
+    for at, run in enumerate(runs):
+        if isinstance(run, Run):
+            now, busy = now + problem.costs[run.node], busy + problem.costs[run.node]
+        elif run.way in (Way.SPILLED, Way.FETCHED):
+            now = channel.wait(at, now)
         else:
-            done += 1
-    return Schedule(tuple(runs), peak, work)
+            end = next(end for end in ends[run.storage] if end > at)
+            cost = problem.writes[run.storage] if run.way is Way.SPILL else problem.fetches[run.storage]
+            channel.begin(end, cost, now)
+    return now - busy
+
+
+class _Channel:
+    """Transfers one at a time, the one first that is waited for first."""
+
+    def __init__(self) -> None:
+        self._clock = 0
+        self._left: list[tuple[int, int]] = []  # when each is waited for, and the work in whose time it is done
+        self._done: dict[int, int] = {}
+
+    def begin(self, end: int, cost: int, now: int) -> None:
+        """Begin a transfer."""
+        self._go_on(now)
+        self._clock = max(self._clock, now) if not self._left else self._clock
+        heappush(self._left, (end, cost))
+
+    def wait(self, end: int, now: int) -> int:
+        """When a transfer is done that is waited for now, or now if it is."""
+        self._go_on(now)
+        while end not in self._done:
+            self._go_on(self._clock + self._left[0][1])
+        return max(now, self._done.pop(end))
+
+    def _go_on(self, until: int) -> None:
+        while self._left and self._clock < until:
+            end, left = heappop(self._left)
+            spent = min(left, until - self._clock)
+            self._clock += spent
+            if spent == left:
+                self._done[end] = self._clock
+            else:
+                heappush(self._left, (end, left - spent))
 
 
 @dataclass(slots=True)
@@ -82,12 +167,18 @@ class _Life:
     last: int
 
 
-def _lives(problem: WholeProblem, runs: Sequence[Run]) -> list[_Life]:
+def _lives(problem: WholeProblem, runs: Sequence[Act]) -> list[_Life]:
     """Of all storages that lie in memory which the program makes."""
     lives: list[_Life] = []
     now: dict[int, _Life] = {}
     done = 0
     for at, run in enumerate(runs):
+        if isinstance(run, Move):
+            if run.way is Way.FETCH:
+                now[run.storage] = _Life((at, run.storage), problem.sizes[run.storage], at, at)
+                lives.append(now[run.storage])
+            now[run.storage].last = max(now[run.storage].last, at)
+            continue
         for read in problem.reads[run.node]:
             now[read].last = max(now[read].last, at)
         again = run.node < done

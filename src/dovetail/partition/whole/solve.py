@@ -2,7 +2,9 @@
 
 The heuristic (`walk`) takes what each storage counts for. It is tried with a few exponents, then along the plans of the
 minimum cuts that bound the work (`bounds`), then with storages counting for more or less than they do, those first
-whose making again costs most. Small problems are then searched for the best schedule there is (`exact`). All
+whose making again costs most. Small problems are then searched for the best schedule there is (`exact`). Where
+contents may leave for a file, the walk is also tried with transfers that count for more or less of their time, and the
+schedules are compared by what they wait; bounds and the search know no file, so nothing is proved then. All
 choices are drawn from a generator with a fixed seed, and counted, not timed: equal problems have equal schedules.
 
 Cost: that of up to forty walks, less for long programs, and of the cuts; a few walks where it must be quick.
@@ -18,10 +20,11 @@ from types import MappingProxyType
 from dovetail.partition.whole.bounds import Bound, Plan, Position, bound_work, live_bytes, lowest_peak
 from dovetail.partition.whole.exact import MOST_STATES, search_best
 from dovetail.partition.whole.problem import NEVER, WholeProblem
-from dovetail.partition.whole.schedule import Run, Schedule, schedule_of
+from dovetail.partition.whole.schedule import Move, Run, Schedule, schedule_of
 from dovetail.partition.whole.walk import walk
 
 _WEIGHTS = (0.5, 0.25, 0.0)  # what the time to the next use counts for, as an exponent
+_SHARES = (1.0, 0.25, 0.0)  # what counts of the time of transfers
 _ALONG, _AGAINST = 1 / 1024, 1024  # what storages count for that a plan drops, or keeps
 _STEPS = 50_000  # nodes that are walked over to improve a schedule
 _MOST_TRIALS = 24
@@ -30,8 +33,17 @@ _NONE: Mapping[int, float] = MappingProxyType({})
 
 def solve_quickly(problem: WholeProblem, limit_bytes: int) -> Schedule:
     """The schedule with the least work that a few walks found; the one with the lowest peak where none fits."""
-    found = [walk(problem, limit_bytes, weight, _NONE) for weight in _WEIGHTS]
-    return min(found, key=lambda schedule: _order(schedule, limit_bytes))
+    return _quickly(problem, limit_bytes)[0]
+
+
+def _quickly(problem: WholeProblem, limit_bytes: int) -> tuple[Schedule, float | None]:
+    """See `solve_quickly`; and the share of the time of transfers that counted for it."""
+    found: list[tuple[Schedule, float | None]] = []
+    for share in (None, *(_SHARES if problem.writes else ())):
+        found += [(walk(problem, limit_bytes, weight, _NONE, share), share) for weight in _WEIGHTS]
+        if share is None and any(not kept.work and kept.peak_bytes <= limit_bytes for kept, _ in found):
+            break
+    return min(found, key=lambda entry: _order(entry[0], limit_bytes))
 
 
 def solve_whole(
@@ -56,13 +68,16 @@ class _Solver:
         self.problem = problem
         self.limit = limit
         self.at_least = at_least
-        self.best = solve_quickly(problem, limit)
+        self.best, self.share = _quickly(problem, limit)
         self.counts: Mapping[int, float] = _NONE
         self.weight = _WEIGHTS[0]
 
     def schedule(self, most_states: int) -> Schedule:
         """The best one found."""
         if not self.best.work and self.best.peak_bytes <= self.limit:
+            return schedule_of(self.problem, self.best.runs)
+        if self.problem.writes:
+            self._improve(0)
             return schedule_of(self.problem, self.best.runs)
         exact = search_best(self.problem, self.limit, schedule_of(self.problem, self.best.runs), most_states)
         if exact is not None:
@@ -87,7 +102,7 @@ class _Solver:
             self._try(weight, counts)
 
     def _try(self, weight: float, counts: Mapping[int, float]) -> None:
-        found = walk(self.problem, self.limit, weight, counts)
+        found = walk(self.problem, self.limit, weight, counts, self.share)
         if found.work >= self.at_least and _order(found, self.limit) <= _order(self.best, self.limit):
             self.best, self.weight, self.counts = found, weight, counts
 
@@ -120,6 +135,8 @@ def runs_again(schedule: Schedule) -> Iterator[Run]:
     """The runs that are not the first of their node."""
     done = 0
     for run in schedule.runs:
+        if isinstance(run, Move):
+            continue
         if run.node < done:
             yield run
         else:

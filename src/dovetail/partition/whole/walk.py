@@ -3,7 +3,9 @@
 The program is walked in its order with a count of live bytes. Where a node would need more than the limit, values are
 dropped, those first whose *price* is lowest: the work of making them again, for each byte and position until their
 next use. A dropped value is made again right before the node that needs it, and then stays, so that chains that several
-nodes need are made once. A solver may let storages count for more or less than they cost.
+nodes need are made once. Where there is a file, contents leave for it instead, if they come back for less: what that
+costs is a share of the time that it takes, as it goes on while nodes run, and all that the gap is too short for. A
+solver may let storages count for more or less than they cost.
 
 Source: Kirisame et al., "Dynamic tensor rematerialization" (ICLR 2021), with the future known, so that the time to the
         next use takes the place of staleness (Belady, "A study of replacement algorithms for a virtual-storage
@@ -16,26 +18,45 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from heapq import heappop, heappush
+from itertools import accumulate
 
 from dovetail.partition.whole.problem import NEVER, WholeProblem
-from dovetail.partition.whole.schedule import Run, Schedule
+from dovetail.partition.whole.schedule import Act, Move, Run, Schedule, Way, schedule_of
+from dovetail.partition.whole.transfers import with_beginnings
 
 _LONGEST_CHAIN = 200  # nodes that are followed to find what it costs to make a value again
 _MOST_WORK = 3  # times the work of the program: a run that needs more is given up
 _MOST_RUNS = 100  # times the nodes of the program, as some nodes may count as no work
 
 
-def walk(problem: WholeProblem, limit_bytes: int, weight: float, counts: Mapping[int, float]) -> Schedule:
+def walk(
+    problem: WholeProblem,
+    limit_bytes: int,
+    weight: float,
+    counts: Mapping[int, float],
+    share: float | None = None,
+) -> Schedule:
     """The schedule that comes of dropping the cheapest storages where the limit is met.
 
-    weight: an exponent, of the time to the next use. counts: factors of the prices of some storages.
+    weight: an exponent, of the time to the next use. counts: factors of the prices of some storages. share: of the time
+    of transfers that counts as work; None: no contents leave.
     """
-    return _Walk(problem, limit_bytes, weight, counts).schedule()
+    found = _Walk(problem, limit_bytes, weight, counts, share).schedule()
+    if not any(isinstance(run, Move) for run in found.runs):
+        return found
+    return schedule_of(problem, with_beginnings(problem, found.runs, limit_bytes))
 
 
 class _Walk:
-    def __init__(self, problem: WholeProblem, limit: int, weight: float, counts: Mapping[int, float]) -> None:
+    """away: storages whose contents are in the file."""
+
+    def __init__(
+        self, problem: WholeProblem, limit: int, weight: float, counts: Mapping[int, float], share: float | None
+    ) -> None:
         self.problem = problem
+        self.share = share if problem.writes else None
+        self.away: set[int] = set()
+        self.times = [0, *accumulate(problem.costs)] if self.share is not None else []
         self.limit = limit
         self.weight = weight
         self.counts = counts
@@ -43,12 +64,12 @@ class _Walk:
         self.in_use: dict[int, int] = {}  # how many storages are in it; memory of its own has numbers below -1
         self.live = self.peak = self.work = 0
         self.most_work = _MOST_WORK * problem.work
-        self.runs: list[Run] = []
+        self.runs: list[Act] = []
         self.heap: list[tuple[float, int]] = []
 
     def schedule(self) -> Schedule:
         """Walk the program."""
-        problem, held = self.problem, self.held
+        problem, held, away = self.problem, self.held, self.away
         for at, reads in enumerate(problem.reads):
             if self.work > self.most_work or len(self.runs) > _MOST_RUNS * len(problem.reads):
                 self.limit = NEVER  # it does not fit
@@ -112,7 +133,8 @@ class _Walk:
         if again:
             self.work += problem.costs[node]
         for storage in fresh:
-            if problem.can_drop[storage] and problem.sizes[storage] and places[storage] != -1:
+            may_go = problem.can_drop[storage] or self._may_leave(storage)
+            if may_go and problem.sizes[storage] and places[storage] != -1:
                 heappush(self.heap, (self._price(storage, at), storage))
 
     # --- making again
@@ -129,6 +151,9 @@ class _Walk:
                 stack.pop()
                 waiting.pop(storage, None)
                 continue
+            if storage in self.away and self._comes_back(storage):
+                self._fetch(storage, at, wanted.union(*waiting.values()))
+                continue
             maker = problem.makers[storage]
             waiting[storage] = problem.reads[maker]
             missing = [read for read in problem.reads[maker] if read not in self.held]
@@ -136,6 +161,47 @@ class _Walk:
                 stack += missing
                 continue
             self._run(maker, at, wanted.union(*waiting.values()), again=True)
+
+    # --- contents that leave
+
+    def _may_leave(self, storage: int) -> bool:
+        return self.share is not None and self.problem.writes[storage] != NEVER
+
+    def _comes_back(self, storage: int) -> bool:
+        """Whether contents that are in the file are fetched rather than made again."""
+        assert self.share is not None, "or nothing had left"
+        fetch = self.share * self.problem.fetches[storage]
+        return not self.problem.can_drop[storage] or fetch <= self._cost(storage)
+
+    def _fetch(self, storage: int, at: int, locked: Collection[int]) -> None:
+        size = self.problem.sizes[storage]
+        if self.live + size > self.limit:
+            self._drop(self.live + size - self.limit, at, locked)
+        self.peak = max(self.peak, self.live + size)
+        self._hold(storage, -2 - storage)
+        self.runs += [Move(Way.FETCH, storage), Move(Way.FETCHED, storage)]
+        heappush(self.heap, (self._price(storage, at), storage))
+
+    def _cost_away(self, storage: int, use: int) -> float:
+        """What it costs that contents leave and come back before a use; only the latter if they left before."""
+        if not self._may_leave(storage) or self.share is None:
+            return NEVER
+        problem = self.problem
+        moved = problem.fetches[storage] + (0 if storage in self.away else problem.writes[storage])
+        time = self.times[use] - self.times[problem.makers[storage] + 1]
+        return self.share * moved + max(0, moved - time)
+
+    def _let_leave(self, storage: int, at: int) -> int:
+        """Drop a storage, after its contents have left if that is how they come back. Returns: bytes that are free."""
+        problem = self.problem
+        uses = problem.uses[storage]
+        place = bisect_left(uses, at + 1)
+        if self._may_leave(storage) and storage not in self.away and place < len(uses):
+            again = self._cost(storage) if problem.can_drop[storage] else NEVER
+            if self._cost_away(storage, uses[place]) < again:
+                self.runs.append(Move(Way.SPILLED, storage))
+                self.away.add(storage)
+        return self._let_go(storage)
 
     # --- dropping
 
@@ -153,7 +219,7 @@ class _Walk:
             if self.heap and now > price and now > self.heap[0][0]:
                 heappush(self.heap, (now, storage))
                 continue
-            wanted -= self._let_go(storage)
+            wanted -= self._let_leave(storage, at)
         for entry in aside:
             heappush(self.heap, entry)
 
@@ -165,12 +231,15 @@ class _Walk:
         if place == len(uses):
             return 0.0  # it was only made for another one
         gap = uses[place] - at
-        price = self._cost(storage) / problem.sizes[storage] / gap**self.weight
+        cost: float = self._cost(storage) if problem.can_drop[storage] else NEVER
+        if self.share is not None:
+            cost = min(cost, self._cost_away(storage, uses[place]))
+        price = cost / problem.sizes[storage] / gap**self.weight
         return float(price * self.counts.get(storage, 1.0))
 
     def _cost(self, storage: int) -> int:
         """The work of all nodes that would run to make a storage again, given what is there."""
-        problem, held = self.problem, self.held
+        problem, held, away = self.problem, self.held, self.away
         makers, reads, costs = problem.makers, problem.reads, problem.costs
         first = makers[storage]
         cost, missing = costs[first], [read for read in reads[first] if read not in held]
@@ -182,7 +251,11 @@ class _Walk:
             node = stack.pop()
             cost += costs[node]
             for read in reads[node]:
-                if read not in held and makers[read] not in seen:
+                if read in held:
+                    continue
+                if read in away:
+                    cost += int((self.share or 0) * problem.fetches[read])
+                elif makers[read] not in seen:
                     seen.add(makers[read])
                     stack.append(makers[read])
         return cost
