@@ -30,6 +30,7 @@ GIVEN: dict[str, Any] = {
         "keep_grads": True,
         "memory_limit": "6GiB",
         "offload": ".",
+        "arena": True,
         "policy": {"aten.relu": "SAVE"},
         "numerics": "fast",
         "executors": ("aten",),

@@ -248,7 +248,8 @@ class _Search:
         needs.measure(program.nodes)
         plan = self._plans.in_place(self._before(program))[0]
         places = {storage: buffer.number for storage, (buffer, _) in plan.places.items()}
-        problem = build_whole_problem(program, policy or self._policy, self._hints, needs.need_of, places)
+        policy = policy or self._policy
+        problem = build_whole_problem(program, policy, self._hints, needs.need_of, places, file=self._file)
 
         def weigh(schedule: Schedule) -> int:
             changed = self._before(apply_schedule(program, problem, schedule))

@@ -256,6 +256,7 @@ def test_an_estimate_counts_what_goes_to_the_file(folder: str) -> None:
     training = _spilling("adamw", folder)
     found = dovetail.estimate(training.step, *training.batch)
     limit = int(training.step.options.memory_limit.split(":")[1][:-1])
-    assert found.transient_bytes == found.floor_transient_bytes == limit
+    assert found.transient_bytes == limit
+    assert found.floor_transient_bytes <= limit
     assert any(plan.written_bytes for plan in found.plans())
     assert os.listdir(folder) == []
