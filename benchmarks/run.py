@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.aot_capture import aot_capture
-from benchmarks.arena import CAPACITY, measure_problem, measure_steps, published_problems, write_arena_report
+from benchmarks.arena import CAPACITY, measure_problem, measure_steps, published_problems, run_steps, write_arena_report
 from benchmarks.arguments import DEFAULT_OUT, Backends, Device, Models, Out, Threads, Timeout, split_names
 from benchmarks.artifact import measure_files, write_artifact_report
 from benchmarks.decode import BACKENDS as DECODE_BACKENDS
@@ -158,10 +158,11 @@ def overlap(
 
 @app.command()
 def arena(models: Models = "gpt2-4,gpt2-12,bert,llama,resnet18,small-gpt,mlp", out: Out = DEFAULT_OUT) -> None:
-    """Place the buffers of steps, and of published problems, in arenas."""
+    """Place the buffers of steps, and of published problems, in arenas, and run steps there."""
+    names = split_names(models, MODELS, "--models")
     rows = [measure_problem(name, problem, CAPACITY) for name, problem in published_problems()]
-    rows += measure_steps(split_names(models, MODELS, "--models"))
-    write_arena_report(rows, describe_machine("cpu"), out)
+    rows += measure_steps(names)
+    write_arena_report(rows, list(run_steps(names)), describe_machine("cpu"), out)
 
 
 @app.command()

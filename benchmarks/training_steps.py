@@ -31,6 +31,7 @@ BUDGET = "aot_eager budget 0"
 HALF = "dovetail half"
 LOWEST = "dovetail lowest"
 FAST = "dovetail fast"
+ARENA = "dovetail arena"
 JAX = "jax.jit"
 JAX_CHECKPOINT = "jax.jit + checkpoint"
 WAYS = (EAGER, HOOKS, CHECKPOINT, BUDGET, DOVETAIL, HALF, LOWEST, FAST, INDUCTOR, JAX, JAX_CHECKPOINT)
@@ -120,7 +121,7 @@ def _options(way: str, model: str, clip: bool) -> dict[str, Any] | None:
             step(workload.inputs)
         eager = measure_peak(step, workload.inputs).peak_bytes
         return {"memory_limit": f"transient:{eager // 2 if way == HALF else _lowest(step, workload)}B"}
-    return {DOVETAIL: {}, FAST: {"numerics": "fast"}}.get(way)
+    return {DOVETAIL: {}, ARENA: {"arena": True}, FAST: {"numerics": "fast"}}.get(way)
 
 
 def _lowest(step: Step, workload: Workload) -> int:

@@ -22,6 +22,7 @@ from dovetail.execute.executors.aten import AtenExecutor
 from dovetail.execute.needs import Needs
 from dovetail.execute.placed_trials import try_places
 from dovetail.execute.protocol import ExecutorList
+from dovetail.inspect.memory import measure_peak
 from dovetail.memory.in_arena import ArenaPlan, placeables, plan_in_arena
 from dovetail.memory.problem import Placement, Problem
 from dovetail.memory.solve import solve
@@ -298,5 +299,61 @@ def test_training_loops_agree_in_an_arena(case: Any) -> None:
 def test_an_arena_is_for_known_sizes() -> None:
     with pytest.raises(BadOptionValue, match="arena"):
         dovetail.compile_step(lambda x: x, arena=True, dynamic=True)
-    with pytest.raises(BadOptionValue, match="compile_step"):
-        dovetail.compile(nn.Linear(2, 2), donate=(), arena=1)
+    with pytest.raises(BadOptionValue, match="True or False"):
+        dovetail.compile(nn.Linear(2, 2), arena=1)
+
+
+# --- graphs and frozen modules ------------------------------------------------------------------------------------
+
+
+def _net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 8))
+
+
+def test_graphs_train_in_arenas() -> None:
+    sides, peaks = [], []
+    for options in (None, {}, {"arena": True}):
+        net, x = _net(), torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+        compiled = net if options is None else dovetail.compile(net, **options)
+
+        def train(run: Any = compiled, x: Tensor = x) -> Tensor:
+            loss = run(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        losses = [train(), train()]
+        net.zero_grad()
+        peaks.append(measure_peak(train).peak_bytes)
+        sides.append([*losses, *(p.grad for p in net.parameters() if p.grad is not None)])
+    assert _equal(sides[1], sides[0])
+    assert _equal(sides[2], sides[0])
+    assert peaks[2] <= peaks[1] <= peaks[0]
+    with ArenaSanitizer(seed()) as sanitizer:
+        again = train()
+    assert sanitizer.programs == 2  # forward and backward
+    assert torch.equal(again, sides[0][0])
+
+
+def test_frozen_modules_run_in_arenas() -> None:
+    net, x = _net().eval(), torch.randn(64, 32)
+    with torch.no_grad():
+        expected = net(x)
+        peaks = []
+        for options in ({}, {"arena": True}):
+            frozen = dovetail.freeze(net, (x,), **options)
+            assert torch.equal(frozen(x), expected)
+            peaks.append(measure_peak(frozen, x).peak_bytes)
+    assert peaks[1] <= peaks[0]
+
+
+def test_what_has_unknown_sizes_runs_without_an_arena_and_says_so() -> None:
+    def step(x: Tensor) -> Tensor:
+        return ((x * 2)[x > 0] + 1).sum()
+
+    compiled = dovetail.compile_step(step, arena=True)
+    for _ in range(3):
+        x = torch.randn(50)
+        assert torch.equal(compiled(x), step(x))
+    assert not _arena_of(compiled).plan.places
+    assert "depends on data" in str(compiled.explain())

@@ -14,10 +14,10 @@ Cost:   O(nodes) for each result that is moved out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dovetail.analysis.liveness import Need, StorageLife, simulate_peak, storage_lives
+from dovetail.analysis.liveness import Need, StorageLife, input_bytes, simulate_peak, storage_lives
 from dovetail.ir.draft import free_name
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ir.signature import Constant, Signature
@@ -60,7 +60,8 @@ class ArenaPlan:
 
     program: node by node the given one, with one more input for each place. problem, placement: of the arena.
     peak_bytes: of the arena and what lies beside it. without_bytes: of the program without an arena. held_bytes: of all
-    that is in the arena, each counted once; made_bytes: the same of all that the program makes.
+    that is in the arena, each counted once; made_bytes: the same of all that the program makes. reason: why nothing is
+    in it, where that is so for all of the program.
     """
 
     program: Program
@@ -71,6 +72,7 @@ class ArenaPlan:
     without_bytes: int
     held_bytes: int
     made_bytes: int
+    reason: str = ""
 
     @property
     def size_bytes(self) -> int:
@@ -79,7 +81,8 @@ class ArenaPlan:
 
     def __str__(self) -> str:
         if not self.places:
-            return f"nothing of it lies in an arena: peak {self.peak_bytes:,} bytes"
+            why = self.reason or "its peak would be higher, or its operators make their results themselves"
+            return f"nothing: {why}"
         share = f"{len(self.places)} buffers, {100 * self.held_bytes / max(1, self.made_bytes):.0f} % of what it makes"
         beside = self.peak_bytes - self.size_bytes
         than = f"{self.without_bytes:,} without it"
@@ -120,8 +123,7 @@ def _makes_all_of_it(value: Value, at: int, lives: Mapping[int, StorageLife]) ->
     """Whether a result is all of a new storage of known size, on the CPU."""
     meta = value.tensor
     life = lives.get(meta.storage)
-    numbers = (*meta.shape, *meta.stride, meta.offset)
-    if life is None or life.first != at or not life.bytes or not all(type(number) is int for number in numbers):
+    if life is None or life.first != at or not life.bytes or not _is_known(value):
         return False
     return meta.offset == 0 and meta.device.type == "cpu" and not meta.overlaps_itself()
 
@@ -132,21 +134,41 @@ def plan_in_arena(
     need_of: Callable[[Node], Need],
     usable: Sequence[Placeable],
     arrange: Callable[[Problem], Placement] | None = None,
+    dying: Collection[int] = (),
 ) -> ArenaPlan:
     """Put into an arena what can be there without a higher peak.
 
     need_of: what nodes of both kinds take besides. usable: nodes whose results may lie there. arrange: places the
-    buffers; the solver by default.
+    buffers of all of them; by default those that suit are chosen, and the solver places them. dying: numbers of inputs
+    that nobody else holds.
     """
-    without = simulate_peak(program, hints, need_of=need_of).peak_bytes
+    run = _Run(program, hints, need_of, dying)
     if arrange is not None:
-        return _planned(program, hints, need_of, usable, without, arrange)
+        return run.planned(usable, arrange)
+    refused = _unknown_size(program)
+    if refused:
+        return replace(run.planned((), _solved), reason=refused)
     while True:
-        usable = chosen_for_arena(program, hints, need_of, usable)
-        plan = _planned(program, hints, need_of, usable, without, _solved)
-        if plan.peak_bytes <= without or not usable:
+        usable = _Choice(run, usable).chosen()
+        plan = run.planned(usable, _solved)
+        if plan.peak_bytes <= plan.without_bytes or not usable:
             return plan
         usable = _within_bound(usable, plan)
+
+
+def _unknown_size(program: Program) -> str:
+    """What makes a tensor whose size is not known before it runs, so that no peak is; "" if there is none."""
+    for value in program.inputs:
+        if value.is_tensor and not _is_known(value):
+            return f"sizes of {value.name} are symbols"
+    for node in program.nodes:
+        if not all(_is_known(value) for value in node.results() if value.is_tensor):
+            return f"the size of what {node.target} makes depends on data, {node.origin}"
+    return ""
+
+
+def _is_known(value: Value) -> bool:
+    return all(type(number) is int for number in (*value.tensor.shape, *value.tensor.stride, value.tensor.offset))
 
 
 def _solved(problem: Problem) -> Placement:
@@ -160,49 +182,69 @@ def _within_bound(usable: Sequence[Placeable], plan: ArenaPlan) -> Sequence[Plac
     return [one for one in usable if above.isdisjoint(one.places)] if above else usable[:-1]
 
 
-def _planned(
-    program: Program,
-    hints: Mapping[str, Number],
-    need_of: Callable[[Node], Need],
-    chosen: Sequence[Placeable],
-    without_bytes: int,
-    arrange: Callable[[Problem], Placement],
-) -> ArenaPlan:
-    lives = {life.storage: life for life in storage_lives(program, hints)}
-    values = [value for one in chosen for value in one.places]
-    held = [lives[value.tensor.storage] for value in values]
-    buffers = [
-        Buffer(value.name, life.bytes, life.first, life.last + 1) for value, life in zip(values, held, strict=True)
-    ]
-    problem = Problem(tuple(buffers))
-    placement = arrange(problem)
-    verify_placement(problem, placement, program.name)
-    placed = {one.node: one.placed for one in chosen}
-    roles = (*program.signature.inputs, *(Constant(value.name) for value in values))
-    inside = replace(
-        program,
-        inputs=(*program.inputs, *values),
-        nodes=tuple(placed.get(node, node) for node in program.nodes),
-        signature=Signature(roles, program.signature.outputs),
-    )
-    beside = simulate_peak(inside, hints, need_of=need_of).peak_bytes
-    return ArenaPlan(
-        program=inside,
-        places=tuple(map(Place, values, placement.offsets)),
-        problem=problem,
-        placement=placement,
-        peak_bytes=placement.size_bytes + beside,
-        without_bytes=without_bytes,
-        held_bytes=sum(life.bytes for life in held),
-        made_bytes=sum(life.bytes for life in lives.values()),
-    )
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A program, and what is known of its memory. See `plan_in_arena`."""
 
+    program: Program
+    hints: Mapping[str, Number]
+    need_of: Callable[[Node], Need]
+    dying: Collection[int]
 
-def chosen_for_arena(
-    program: Program, hints: Mapping[str, Number], need_of: Callable[[Node], Need], usable: Sequence[Placeable]
-) -> list[Placeable]:
-    """Those that can lie in an arena so that its size and the most beside it are no more than the program needs."""
-    return _Choice(program, hints, need_of, usable).chosen()
+    def peak_bytes(self, program: Program) -> int:
+        """Of it, or of it in an arena."""
+        return simulate_peak(program, self.hints, self.dying, self.need_of).peak_bytes
+
+    def planned(self, chosen: Sequence[Placeable], arrange: Callable[[Problem], Placement]) -> ArenaPlan:
+        """The program with the results of these nodes in an arena."""
+        program = self.program
+        lives = {life.storage: life for life in storage_lives(program, self.hints)}
+        values = [value for one in chosen for value in one.places]
+        held = [lives[value.tensor.storage] for value in values]
+        problem = Problem(
+            tuple(
+                Buffer(value.name, life.bytes, life.first, life.last + 1)
+                for value, life in zip(values, held, strict=True)
+            )
+        )
+        placement = arrange(problem)
+        verify_placement(problem, placement, program.name)
+        placed = {one.node: one.placed for one in chosen}
+        roles = (*program.signature.inputs, *(Constant(value.name) for value in values))
+        inside = replace(
+            program,
+            inputs=(*program.inputs, *values),
+            nodes=tuple(placed.get(node, node) for node in program.nodes),
+            signature=Signature(roles, program.signature.outputs),
+        )
+        return ArenaPlan(
+            program=inside,
+            places=tuple(map(Place, values, placement.offsets)),
+            problem=problem,
+            placement=placement,
+            peak_bytes=placement.size_bytes + self.peak_bytes(inside),
+            without_bytes=self.peak_bytes(program),
+            held_bytes=sum(life.bytes for life in held),
+            made_bytes=sum(life.bytes for life in lives.values()),
+        )
+
+    def curve(self) -> list[int]:
+        """The bytes that are needed at each node."""
+        program = self.program
+        needs = [self.need_of(node) for node in program.nodes]
+        kept = kept_bytes(program, needs)
+        found = [need.scratch_bytes for need in needs]
+        for life in storage_lives(program, self.hints):
+            _add(found, life.first, life.last, life.bytes + kept.get(life.storage, 0))
+        given = {program.inputs[number].tensor.storage for number in self.dying}
+        sizes = input_bytes(program, self.hints) if given else {}
+        last = dict.fromkeys(given, -1)
+        for at, node in enumerate(program.nodes):
+            last.update({v.tensor.storage: at for v in (*node.operands(), *node.results()) if v.is_tensor})
+        last.update(dict.fromkeys(program.output_storages(), len(found) - 1))
+        for storage in given:
+            _add(found, 0, last[storage], sizes[storage])
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -229,28 +271,17 @@ class _Part:
 class _Choice:
     """Moves results out of the arena until its size and the most that lies beside it are no more than the peak."""
 
-    def __init__(
-        self,
-        program: Program,
-        hints: Mapping[str, Number],
-        need_of: Callable[[Node], Need],
-        usable: Sequence[Placeable],
-    ) -> None:
-        lives = {life.storage: life for life in storage_lives(program, hints)}
-        needs = [need_of(node) for node in program.nodes]
-        kept = kept_bytes(program, needs)
-        self.beside = [need.scratch_bytes for need in needs]
-        self.inside = [0] * len(needs)
-        for life in lives.values():
-            _add(self.beside, life.first, life.last, life.bytes + kept.get(life.storage, 0))
+    def __init__(self, run: _Run, usable: Sequence[Placeable]) -> None:
+        lives = {life.storage: life for life in storage_lives(run.program, run.hints)}
+        self.beside = run.curve()
+        self.inside = [0] * len(self.beside)
         self.peak = max(self.beside, default=0)
-        self.at_peak = self.beside.index(self.peak) if needs else 0
-        position = {node: at for at, node in enumerate(program.nodes)}
+        self.at_peak = self.beside.index(self.peak) if self.beside else 0
+        position = {node: at for at, node in enumerate(run.program.nodes)}
         self.parts = []
         for one in usable:
-            at = position[one.node]
-            change = need_of(one.placed).scratch_bytes - needs[at].scratch_bytes
-            part = _Part(one, at, change, [_span(lives[storage]) for storage in one.storages])
+            change = run.need_of(one.placed).scratch_bytes - run.need_of(one.node).scratch_bytes
+            part = _Part(one, position[one.node], change, [_span(lives[storage]) for storage in one.storages])
             self.parts.append(part)
             self._move(part, 1)
 

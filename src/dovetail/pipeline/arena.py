@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from dovetail.execute.arena import ArenaProgram
 from dovetail.execute.compiled import AfterNode, CompiledProgram
@@ -21,15 +21,20 @@ def code_of(
     options: Options,
     hints: Mapping[str, Number],
     after: Mapping[Node, AfterNode] | None = None,
+    dying: Collection[int] = (),
 ) -> CompiledProgram | ArenaProgram:
-    """The code of a program. hints: a number for each size symbol. after: by a node, what is called with its result."""
-    plan = arena_plan(program, hints) if options.arena else None
+    """The code of a program.
+
+    hints: a number for each size symbol. after: by a node, what is called with its result. dying: numbers of inputs
+    that nobody else holds.
+    """
+    plan = arena_plan(program, hints, dying) if options.arena else None
     if plan is None:
         return CompiledProgram(program, executors, after or {})
     return ArenaProgram(program, plan, executors, after)
 
 
-def arena_plan(program: Program, hints: Mapping[str, Number]) -> ArenaPlan:
+def arena_plan(program: Program, hints: Mapping[str, Number], dying: Collection[int] = ()) -> ArenaPlan:
     """What of a program can lie in an arena without a higher peak, and where."""
     usable, needs = try_places(program, hints, Needs(hints), placeables(program, hints))
-    return plan_in_arena(program, hints, needs.need_of, usable)
+    return plan_in_arena(program, hints, needs.need_of, usable, dying=dying)

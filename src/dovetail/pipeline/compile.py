@@ -33,6 +33,7 @@ from dovetail.partition.choose import PartitionReport, joined
 from dovetail.partition.split import Split, dying_inputs
 from dovetail.partition.whole.forced import recompute_as_asked
 from dovetail.passes.inplace import PlanMemory
+from dovetail.pipeline.arena import code_of
 from dovetail.pipeline.compile_trace import LIKELY
 from dovetail.pipeline.copies_back import counted_only
 from dovetail.pipeline.differential import verify_same_results
@@ -116,7 +117,7 @@ class _GraphCompiler:
         likely = self._recording.likely_pattern() if trains else full
         if likely != full and not self._refused:
             self._pending[likely] = self._lower(f"{self._name}{LIKELY}", likely)
-        forward = self._code_for(split.forward, None if trains else "inference")
+        forward = self._code_for(split.forward, None if trains else "inference", self._donated.offered)
         forward = self._dumps[full].watched(forward, FORWARD)
         self._forward, self._residuals = forward, split.residuals
         signature = split.backward.signature
@@ -236,9 +237,7 @@ class _GraphCompiler:
         context = Context(self._options, self._hints, donated=donated, plans=plans, state_bytes=state)
         kind = "forward" if split.backward.nodes else "inference"
         forward, _ = run_passes(kind, written, context, dump)
-        is_last = sum(arrival is not None for arrival in pattern) == sum(self._recording.outputs.plan.differentiable)
-        lets_go, arriving = not self._options.double_backward, frees_arriving_gradients()
-        dying = dying_inputs(split, arriving=arriving, is_last=is_last) if lets_go else ()
+        is_last, dying = self._is_last(pattern), self._dying(split, pattern)
         context = Context(self._options, self._hints, dying=dying, plans=splitting.plans)
         first = self._first or replace(split, forward=forward)
         stays = () if is_last else stays_behind(first, split)
@@ -255,6 +254,16 @@ class _GraphCompiler:
             if error is not None:
                 self._too_low[pattern] = error
         return found
+
+    def _is_last(self, pattern: Pattern) -> bool:
+        """Whether no other backward can follow one for these gradients."""
+        return sum(arrival is not None for arrival in pattern) == sum(self._recording.outputs.plan.differentiable)
+
+    def _dying(self, split: Split, pattern: Pattern) -> tuple[int, ...]:
+        """Numbers of the inputs of backward that nobody else holds."""
+        if self._options.double_backward:
+            return ()
+        return dying_inputs(split, arriving=frees_arriving_gradients(), is_last=self._is_last(pattern))
 
     def _offer(self, split: Split, dump: Dump) -> None:
         """Settle, when forward is made, which of the inputs that are given away it may work in.
@@ -277,11 +286,11 @@ class _GraphCompiler:
         record = StepRecord("donate", count, count, elapsed_us(start), str(report), details=report)
         dump.step("donate-forward", split.forward, record, FORWARD)
 
-    def _code_for(self, half: Program, kind: str | None = None) -> RunnableProgram:
-        """The half with code for it: of the executors, or of the user's compilers."""
+    def _code_for(self, half: Program, kind: str | None = None, dying: Collection[int] = ()) -> RunnableProgram:
+        """The half with code for it: of the executors, or of the user's compilers. dying: inputs nobody else holds."""
         compilers = self._options.compilers
         if compilers is None:
-            return CompiledProgram(half, self._executors)
+            return code_of(half, self._executors, self._options, self._hints, dying=dying)
         described = self._described()
         if kind == "inference":
             return ForeignProgram(half, compilers.inference, described, donated=self._donated.offered)
@@ -340,7 +349,9 @@ class _GraphCompiler:
                 reason = "backward meets a tensor that could have been part of it"
                 raise UnusableDonation(name=name, reason=reason)
         tangents = [role.output for role in split.backward.signature.inputs if isinstance(role, Tangent)]
-        compiled = self._dumps[pattern].watched(self._code_for(split.backward), BACKWARD)
+        compiled = self._dumps[pattern].watched(
+            self._code_for(split.backward, None, self._dying(split, pattern)), BACKWARD
+        )
         return CompiledBackward.of(compiled, tangents, self._residuals)
 
 

@@ -49,7 +49,7 @@ _EVERYWHERE = frozenset({"dump", "dump_calls", "verify", "skip", "stop_after", "
 _PARAMETERS_OF_FREEZE = frozenset(
     {"dynamic_shapes", "discard_originals", "keep_sources", "passes", "on_stale", "on_grad", "measure"}
 )
-_GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward", "memory_limit", "policy"})
+_GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward", "memory_limit", "policy", "arena"})
 
 _NO_FILE = {
     "offload": "values go to a file within one program, and come back; only a step runs forward and backward as one"
@@ -85,7 +85,7 @@ COMPILE_STEP = Door(
 )
 FREEZE = Door(
     "dovetail.freeze",
-    _EVERYWHERE | {"memory_limit", "policy"},
+    _EVERYWHERE | {"arena", "memory_limit", "policy"},
     reasons={
         "offload": "what a frozen program makes is needed soon after; nothing is kept for a backward",
         "donate": "a frozen program does not overwrite its arguments",
@@ -102,10 +102,10 @@ FREEZE = Door(
 LOAD = Door("dovetail.load", frozenset({"executors", "skip", "stop_after"}))
 AOT = Door(
     "dovetail.aot_function",
-    COMPILE.reads - {"executors", "compilers", "memory_limit"},
+    COMPILE.reads - {"arena", "executors", "compilers", "memory_limit"},
     reasons={
         **_NO_FILE,
-        "memory_limit": "your compilers make the code, and what it needs is not known",
+        **dict.fromkeys(("arena", "memory_limit"), "your compilers make the code, and what it needs is not known"),
         "executors": "your compilers make the code, in place of executors",
         "compilers": "it creates them of its arguments",
     },

@@ -10,7 +10,7 @@
 | partition | DOVETAIL_PARTITION | graphs, step | auto, min_cut: save least; default: save all; or a function |
 | recompute | DOVETAIL_RECOMPUTE | graphs | what may run again: cheap (pointwise, copies), or all; auto: see docs |
 | memory_limit | - | compile, backend, step, freeze | bytes of a call at most: "6GiB"; above state: "transient:2GiB" |
-| arena | - | step | results lie in one block of memory, at offsets that are planned; see docs/memory.md |
+| arena | - | compile, backend, step, freeze | results lie in one block, at planned offsets: docs/memory.md |
 | offload | - | step | a folder for a file to which values go that are dear to make again; beside memory_limit |
 | policy | - | compile, backend, step, freeze, aot | what runs again: {pattern: "SAVE", "RECOMPUTE", "MUST_..."} |
 | max_variants | - | graphs, step | limit on kinds of calls of a function, and on programs of each kind; default: 8 |
@@ -54,6 +54,7 @@ _NO_LIMIT_BESIDE = {
 _NO_ARENA_BESIDE = {
     "dynamic": "one program is for all sizes of the arguments, and an arena is planned for those that it was made for",
     "offload": "what comes back from a file lies in memory of its own",
+    "compilers": "they make the code, and where it puts results is theirs to say",
 }
 _VERIFY_LEVELS = (0, 1, 2)
 _OBJECTS = (

@@ -11,7 +11,6 @@ import torch
 
 from dovetail.capture.module_state import TensorSlot, tensor_slots
 from dovetail.errors import BadOptionValue, NotFreezable
-from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.examples import Example, examples_of
 from dovetail.frontends.freezing.free_recording import record_method
@@ -29,6 +28,7 @@ from dovetail.frontends.freezing.weights import FILE, MEMORY, Sources
 from dovetail.frontends.targets import as_callable
 from dovetail.ir.signature import Signature
 from dovetail.passes.inplace import PlanMemory
+from dovetail.pipeline.arena import code_of
 from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import FREEZE
@@ -311,4 +311,4 @@ def _apart(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
 def _finish(context: Context, dump: Dump, folded: Folded, executors: ExecutorList) -> RunnableProgram:
     """What runs. It knows nothing of the model, which it would keep alive."""
     program = finish(folded, replace(context, plans=PlanMemory()), dump)
-    return dump.watched(CompiledProgram(program, executors), FORWARD)
+    return dump.watched(code_of(program, executors, context.options, context.hints), FORWARD)
