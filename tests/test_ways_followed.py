@@ -214,6 +214,8 @@ NOT_FOLLOWED = {
     "DT-CAPTURE-010": "the way out is to look",
     "DT-CAPTURE-014": _BY_CAUSE,
     "DT-ENV-001": "another version of torch is needed",
+    "DT-MEMORY-002": _BY_CAUSE,
+    "DT-MEMORY-003": _BY_CAUSE,
     "DT-MINIFY-004": _BY_CAUSE,
     "DT-MINIFY-005": "the way out is another name",
     "DT-STEP-001": _BY_CAUSE,
