@@ -37,6 +37,7 @@ from dovetail.testing.arena_sanitizer import (
     random_placement,
     with_zones,
 )
+from dovetail.torch_compat.arenas import TensorArena
 from dovetail.torch_compat.profiler import record_allocator_events
 from tests.frontends.step.agreement import agree
 from tests.frontends.step.cases.matrix import case_of, pairs
@@ -187,6 +188,15 @@ def test_results_have_memory_of_their_own_and_nothing_is_held_between_calls() ->
     assert (sizes.count(size), sizes.count(-size)) == (1, 1)
     assert _equal(losses[:3], before)
     assert all(isinstance(g, Tensor) and g.untyped_storage().nbytes() < size for g in grads)
+
+
+def test_large_blocks_are_taken_and_given_back_like_small_ones() -> None:
+    size = 33 << 20
+    arena = TensorArena([(0, (size,), (1,), torch.uint8)])
+    for number in range(2):
+        arena.take(size)
+        assert int(arena.tensors[0].fill_(number)[-1]) == number
+        assert arena.give_back()
 
 
 def test_calls_at_the_same_time_have_arenas_of_their_own() -> None:
