@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from dovetail.errors import StateChangedOtherwise, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.calling import Look
@@ -103,6 +104,8 @@ def check_state(item: StepTensor, line_of: Callable[[torch.Tensor], Origin | Non
     """
     tensor = item.tensor
     refused = unsupported_kind(tensor)
+    if is_lazy(tensor):
+        refused = "a parameter of a lazy module, without a shape", "call the module with a batch before"
     if is_wrapper(tensor):
         refused = f"a {type(tensor).__name__}, which wraps other tensors", "use plain tensors"
     if refused is not None:

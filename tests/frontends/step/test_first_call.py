@@ -313,3 +313,30 @@ def test_no_recording_is_held_while_the_first_call_runs() -> None:
     finally:
         gc.enable()
     assert held == [0]
+
+
+def test_a_parameter_without_a_shape_gets_it_in_eager_mode() -> None:
+    def trained(limit: str | None) -> list[Any]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 1))
+        optimizer = optim.AdamW(net.parameters())
+
+        def plain(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step: Any = plain if limit is None else dovetail.compile_step(plain, memory_limit=limit)
+        x = torch.randn(3, 5)
+        if limit is None:
+            losses = [step(x) for _ in range(3)]
+        else:
+            with pytest.warns(DovetailWarning, match="a parameter of a lazy module"):
+                losses = [step(x)]
+            losses += [step(x) for _ in range(2)]
+            assert (step.stats.eager_calls, step.stats.captures) == (1, 1)
+        return [*losses, *(p.detach() for p in net.parameters())]
+
+    assert _are_equal(trained(LIMIT), trained(None))
