@@ -331,7 +331,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
                 target=target,
                 args=args,
                 kwargs=kwargs,
-                outputs=outputs if items != [None] else (),
+                outputs=outputs if len(items) != 1 or items[0] is not None else (),
                 unpack=unpack,
                 phase=self.phase,
                 origin=self._origins.here(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,9 +12,12 @@ from dovetail.capture.checks_of_kernels import likely_answer
 from dovetail.capture.guesses import Guesses
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recorder import Recorder
+from dovetail.ir.known_results import Answers
 from dovetail.ir.program import Node, Operand, Origin, Target, Value
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ops.prims import GUARD
+from dovetail.torch_compat.dispatch import Overload, is_composite
+from dovetail.torch_compat.modes import functions_unnoticed
 from dovetail.torch_compat.traced_numbers import Plain
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -38,6 +41,16 @@ class AskingRecorder(Recorder):
     questions: list[Question]
     guesses: Guesses
     _tracker: OriginTracker
+
+    def share_answers(self, answers: Answers) -> None:
+        """Know what operators gave in other recordings of the same call, and let later ones know what they give now."""
+        self._known_results.answers = answers
+
+    def _record(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+        if not isinstance(func, Overload) or is_composite(func):  # others work through functions of torch's
+            return super()._record(func, types, args, kwargs)
+        with functions_unnoticed():
+            return super()._record(func, types, args, kwargs)
 
     def _number_node(self, target: Target, operands: tuple[Operand, ...], name: str, now: Plain) -> Value:
         raise NotImplementedError

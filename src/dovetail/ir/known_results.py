@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -40,6 +40,9 @@ class _Answer:
     sequence: type | None = None
 
 
+Answers: TypeAlias = "dict[object, tuple[Overload, _Answer | None]]"  # with the operator, so that its id stays its own
+
+
 class _Unknown(Exception):
     """An argument, or a result, is not plain."""
 
@@ -48,14 +51,14 @@ class KnownResults:
     """See the module docstring.
 
     values: of the tensors that are recorded, by identity, as the recorder changes them. storages: those that are known,
-    by `storage_key`.
+    by `storage_key`. answers: that were given so far; recordings of one call may share them.
     """
 
     def __init__(self, mode: FakeMode, values: Mapping[int, Value], storages: Collection[int] = ()) -> None:
         self._mode = mode
         self._values = values
         self._storages = storages
-        self._answers: dict[object, _Answer | None] = {}
+        self.answers: Answers = {}
 
     def run(self, func: Overload, args: Sequence[Any], keywords: Mapping[str, Any], said: Any = None) -> Any:
         """What the operator gives on these fakes; raises what it raises, where no equal one was answered.
@@ -71,11 +74,11 @@ class KnownResults:
             )
         except _Unknown:
             return run_on_fakes(func, args, keywords)
-        if key not in self._answers:
+        if key not in self.answers:
             result = run_on_fakes(func, args, keywords)
-            self._answers[key] = self._answer(func, args, keywords, result)
+            self.answers[key] = func, self._answer(func, args, keywords, result)
             return result
-        answer = self._answers[key]
+        _, answer = self.answers[key]
         if answer is None or (answer.kind == "view" and _is_normal_in_inference(args[0])):
             return run_on_fakes(func, args, keywords)
         found = self._as_said(answer, args, said)

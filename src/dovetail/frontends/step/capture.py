@@ -17,7 +17,7 @@ from dovetail.capture.item_log import ItemHints
 from dovetail.capture.origins import module_names
 from dovetail.capture.sparse_operands import KnownMatrix
 from dovetail.capture.step_recording import StepRecording
-from dovetail.capture.step_tensors import StepNumber
+from dovetail.capture.step_tensors import StepNumber, StepTensor
 from dovetail.capture.step_texts import Texts
 from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.step.attempts import ContainersRead, MoreIsRead, StateToMake, free_locals
@@ -48,6 +48,7 @@ from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.step.write_only import WriteOnlyContainers
 from dovetail.frontends.structure import Structure, changes, flatten, unflatten
 from dovetail.ir.draft import free_name
+from dovetail.ir.known_results import Answers
 from dovetail.ir.program import Value
 from dovetail.ir.text import identifier
 from dovetail.passes.collection import collection_paused
@@ -104,6 +105,7 @@ class StepCapture:
         self._blamed: Callable[[], frozenset[str]] = frozenset
         self._texts: Texts | None = None
         self.asks_texts = False
+        self.answers: Answers = {}
         self._draws: Any = None
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
@@ -172,11 +174,7 @@ class StepCapture:
         for index in sorted(self._lifted_leaves):
             self._leaf_names[index] = self._name(f"argument_{index}")
             numbers.append(StepNumber(self._leaf_names[index], leaves[index], partial(self._show, index)))
-        dynamic = self._options.dynamic
-        recording = self.recording(
-            tensors, numbers, hints, assume_cleared=assume_cleared, dynamic=dynamic, line_of=self._reachable.line_naming
-        )
-        self._blamed = lambda: recording.recorder.blamed
+        recording = self._new_recording(tensors, numbers, hints, assume_cleared)
         optimizers = [optimizer for _, optimizer in self._reachable.optimizers]
         schedulers = [scheduler for _, scheduler in self._reachable.schedulers]
         hosts = HostCalls(recording, schedulers, optimizers, is_noting_hooks=calls_hooks)
@@ -242,6 +240,15 @@ class StepCapture:
             count=self._count,
             made=left.made,
         )
+
+    def _new_recording(
+        self, tensors: list[StepTensor], numbers: list[StepNumber], hints: ItemHints, assume_cleared: bool
+    ) -> StepRecording:
+        told = {"dynamic": self._options.dynamic, "line_of": self._reachable.line_naming}
+        recording = self.recording(tensors, numbers, hints, assume_cleared=assume_cleared, **told)
+        recording.recorder.share_answers(self.answers)
+        self._blamed = lambda: recording.recorder.blamed
+        return recording
 
     @contextlib.contextmanager
     def _undone(self) -> Iterator[None]:

@@ -86,7 +86,7 @@ class StepCaptures:
         self._missed = self._failed = False
         self._rounds = 0
         self._last_miss: Question | None = None
-        self._walks = Walks()
+        self._walks, self._answers = Walks(), dict[object, Any]()
         self._begins_in_eager_mode = begins_in_eager_mode
         self._why_eager = ""
         self._is_begun = False
@@ -200,6 +200,7 @@ class StepCaptures:
         """A new program; None when the call is left to eager mode. Raises: DovetailError."""
         guards = [variant.guard for variant in self._cache.variants if variant not in tried]
         self._lifting.learn(call.leaves, call.structure, reachable, guards)
+        self._answers = {}
         try:
             variant, recorded = self._attempted(reachable, call)
             if variant is None:
@@ -324,7 +325,8 @@ class StepCaptures:
             guarded = (self._lifting.guarded | left_out).slots
             makes = not self._begins_in_eager_mode
             capture = self.capture(call, reachable, lifted, self._options, guarded, self._lifting, makes_state=makes)
-            hints, hooks, capture.asks_texts = self._eager.hints, self._lifting.calls_hooks, self._lifting.asks_texts
+            capture.answers, capture.asks_texts = self._answers, self._lifting.asks_texts
+            hints, hooks = self._eager.hints, self._lifting.calls_hooks
             try:
                 with interrupts_wait():
                     found = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)

@@ -30,6 +30,22 @@ def check_function_mode_is_active() -> str | None:
     return first_difference(("nothing, a device, a mode", found, [False, False, True]))
 
 
+def check_functions_unnoticed() -> str | None:
+    """A mode gets no call inside, and the calls after it."""
+    calls = list[Any]()
+
+    class Counting(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        with modes.functions_unnoticed():
+            inside = torch.ones(2).neg().shape
+        before, _ = len(calls), torch.ones(2)
+    return first_difference(("calls", (before, len(calls) > 0, tuple(inside)), (0, True, (2,))))
+
+
 def check_surroundings() -> str | None:
     """Another default device, attention with one kernel, and a hook on all modules each make a difference."""
     before = modes.surroundings()
