@@ -1,8 +1,8 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
 Subcommands: aot-capture, first-step, step, step-capture, step-memory, step-limits, small-calls, overlap, overhead,
-inplace, arena, artifact and freeze. Without one every benchmark runs with its defaults. Each measurement of a first
-step, a step, of decoding or of a frozen model has a fresh process with empty caches.
+inplace, arena, offload, artifact and freeze. Without one every benchmark runs with its defaults. Each measurement of
+a first step, a step, of decoding or of a frozen model has a fresh process with empty caches.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from benchmarks.inplace import GraphCost, capture_model, capture_optimizer, meas
 from benchmarks.inplace_report import write_inplace_report
 from benchmarks.measure import BACKENDS
 from benchmarks.models import MODELS
+from benchmarks.offload import write_offload_report
 from benchmarks.optimizer_steps import BACKENDS as STEP_BACKENDS
 from benchmarks.optimizer_steps import OPTIMIZERS, measure_optimizers
 from benchmarks.overhead import BACKENDS as CALL_BACKENDS
@@ -70,6 +71,7 @@ def run_all(context: typer.Context) -> None:
         overhead()
         inplace()
         arena()
+        offload()
         artifact()
         freeze()
 
@@ -163,6 +165,12 @@ def arena(models: Models = "gpt2-4,gpt2-12,bert,llama,resnet18,small-gpt,mlp", o
     rows = [measure_problem(name, problem, CAPACITY) for name, problem in published_problems()]
     rows += measure_steps(names)
     write_arena_report(rows, list(run_steps(names)), describe_machine("cpu"), out)
+
+
+@app.command()
+def offload(out: Out = DEFAULT_OUT) -> None:
+    """Steps whose values go to a file, beside steps that only compute them again."""
+    write_offload_report(describe_machine("cpu"), out)
 
 
 @app.command()

@@ -69,7 +69,7 @@ class _Walk:
 
     def schedule(self) -> Schedule:
         """Walk the program."""
-        problem, held, away = self.problem, self.held, self.away
+        problem, held = self.problem, self.held
         for at, reads in enumerate(problem.reads):
             if self.work > self.most_work or len(self.runs) > _MOST_RUNS * len(problem.reads):
                 self.limit = NEVER  # it does not fit
