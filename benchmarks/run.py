@@ -1,8 +1,8 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
 Subcommands: aot-capture, first-step, step, step-capture, step-memory, step-limits, small-calls, overlap, overhead,
-inplace, arena, offload, artifact and freeze. Without one every benchmark runs with its defaults. Each measurement of
-a first step, a step, of decoding or of a frozen model has a fresh process with empty caches.
+inplace, arena, offload, planning, artifact and freeze. Without one every benchmark runs with its defaults. Each
+measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty caches.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from benchmarks.overhead import BACKENDS as CALL_BACKENDS
 from benchmarks.overhead import measure_calls, measure_guards
 from benchmarks.overhead_report import write_overhead_report
 from benchmarks.overlap import measure_groups, measure_pairs, write_overlap_report
+from benchmarks.planning import write_planning_report
 from benchmarks.processes import ask_fresh_process, describe_machine
 from benchmarks.report import write_report
 from benchmarks.small_calls import small_calls
@@ -72,6 +73,7 @@ def run_all(context: typer.Context) -> None:
         inplace()
         arena()
         offload()
+        planning()
         artifact()
         freeze()
 
@@ -156,6 +158,15 @@ def overlap(
     machine = describe_machine("cpu")
     groups = measure_groups([int(count) for count in views.split(",")])
     write_overlap_report(groups, measure_pairs(wait_for_numpy=wait_for_numpy), machine, out)
+
+
+@app.command()
+def planning(
+    layers: Annotated[str, typer.Option(help="Numbers of layers, with commas between.")] = "100,400,1600",
+    out: Out = DEFAULT_OUT,
+) -> None:
+    """Plan the memory of long programs, without a limit and under one."""
+    write_planning_report([int(count) for count in layers.split(",")], describe_machine("cpu"), out)
 
 
 @app.command()

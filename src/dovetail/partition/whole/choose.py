@@ -28,7 +28,8 @@ from dovetail.partition.whole.problem import WholeProblem
 from dovetail.partition.whole.schedule import Act, Schedule
 from dovetail.partition.whole.solve import solve_quickly, solve_whole
 
-_RUNGS = 64
+_MOST_RUNGS, _LEAST_RUNGS = 64, 16
+_STEPS = 350_000  # nodes on all rungs, above which there are fewer rungs
 _LOWEST = 3  # rungs at the lower end that are looked at for the lowest peak
 _FEW_STORAGES = 12  # so many that may be dropped make a problem that is searched for the best at each rung
 _FEW_STATES = 40  # of that search
@@ -70,6 +71,7 @@ class Ladder:
         self.peak_bytes = peak_bytes
         self._weigh = weigh
         self._low = min(largest_node(problem), peak_bytes)
+        self._rungs = rungs_for(len(problem.reads))
         self._is_small = sum(problem.can_drop) <= _FEW_STORAGES
         self._schedules: dict[int, Schedule] = {}
         self._peaks: dict[tuple[Act, ...], int] = {}
@@ -99,7 +101,7 @@ class Ladder:
             best = min(fits, key=lambda weighed: (weighed.work, weighed.peak_bytes), default=None)
             return Choice(best, min([first, *lowest], key=lambda weighed: (weighed.peak_bytes, weighed.work)))
         below, above = first, None
-        low, high = self._bottom() + 1, _RUNGS
+        low, high = self._bottom() + 1, self._rungs
         while low < high:  # the highest rung whose peak is low enough is below `high`
             middle = (low + high) // 2
             point = self._point(self._at(middle), below, above)
@@ -125,7 +127,7 @@ class Ladder:
         """
         first = self._first()
         low = [weighed for weighed in self._lowest_points() if weighed.peak_bytes < first.peak_bytes]
-        points = [*low, first, *self._inner(self._bottom() + 1, _RUNGS, first, None, halvings)]
+        points = [*low, first, *self._inner(self._bottom() + 1, self._rungs, first, None, halvings)]
         best: list[Weighed] = []
         for weighed in sorted(points, key=lambda w: (w.peak_bytes, w.work)):
             if weighed.peak_bytes < self.peak_bytes and (not best or weighed.work < best[-1].work):
@@ -168,7 +170,7 @@ class Ladder:
 
     def _bottom(self) -> int:
         """The highest of the rungs that are looked at for the lowest peak."""
-        return min((self._lowest(self._fits) or 0) + _LOWEST, _RUNGS) - 1
+        return min((self._lowest(self._fits) or 0) + _LOWEST, self._rungs) - 1
 
     def _first(self) -> Weighed:
         """The schedule with the least work of those for the lowest limits."""
@@ -186,7 +188,7 @@ class Ladder:
         return self._lowest_ones
 
     def _budget(self, rung: int) -> int:
-        return self._low + (self.peak_bytes - self._low) * rung // _RUNGS
+        return self._low + (self.peak_bytes - self._low) * rung // self._rungs
 
     def _schedule(self, rung: int) -> Schedule:
         if rung not in self._schedules:
@@ -201,14 +203,14 @@ class Ladder:
 
     def _lowest(self, is_good: Callable[[int], bool]) -> int | None:
         """The lowest rung of which something is true that is true of those above."""
-        low, high = 0, _RUNGS
+        low, high = 0, self._rungs
         while low < high:
             middle = (low + high) // 2
             if is_good(middle):
                 high = middle
             else:
                 low = middle + 1
-        return low if low < _RUNGS else None
+        return low if low < self._rungs else None
 
     def _at(self, rung: int) -> Weighed:
         return self._of(self._schedule(rung))
@@ -218,6 +220,14 @@ class Ladder:
         if schedule.runs not in self._peaks:
             self._peaks[schedule.runs] = self._weigh(schedule)
         return Weighed(schedule, self._peaks[schedule.runs])
+
+
+def rungs_for(nodes: int) -> int:
+    """How many rungs there are for a program: fewer for long ones, so that a search weighs fewer of them."""
+    rungs = _MOST_RUNGS
+    while rungs > _LEAST_RUNGS and nodes * rungs > _STEPS:
+        rungs //= 2
+    return rungs
 
 
 def largest_node(problem: WholeProblem) -> int:

@@ -25,6 +25,8 @@ from dovetail.partition.whole.walk import walk
 
 _WEIGHTS = (0.5, 0.25, 0.0)  # what the time to the next use counts for, as an exponent
 _SHARES = (1.0, 0.25, 0.0)  # what counts of the time of transfers
+_QUICK = (0.25, 0.5, 0.0)  # as `_WEIGHTS`, for quick solutions, the best one first
+_QUICK_STEPS = 24_000  # nodes that are walked over for one of these
 _ALONG, _AGAINST = 1 / 1024, 1024  # what storages count for that a plan drops, or keeps
 _STEPS = 50_000  # nodes that are walked over to improve a schedule
 _MOST_TRIALS = 24
@@ -32,15 +34,18 @@ _NONE: Mapping[int, float] = MappingProxyType({})
 
 
 def solve_quickly(problem: WholeProblem, limit_bytes: int) -> Schedule:
-    """The schedule with the least work that a few walks found; the one with the lowest peak where none fits."""
+    """The schedule with the least work that a few walks found, of long programs one; the one with the lowest peak where
+    none fits.
+    """
     return _quickly(problem, limit_bytes)[0]
 
 
 def _quickly(problem: WholeProblem, limit_bytes: int) -> tuple[Schedule, float | None]:
     """See `solve_quickly`; and the share of the time of transfers that counted for it."""
+    weights = _QUICK[: max(1, min(len(_QUICK), _QUICK_STEPS // max(1, len(problem.reads))))]
     found: list[tuple[Schedule, float | None]] = []
     for share in (None, *(_SHARES if problem.writes else ())):
-        found += [(walk(problem, limit_bytes, weight, _NONE, share), share) for weight in _WEIGHTS]
+        found += [(walk(problem, limit_bytes, weight, _NONE, share), share) for weight in weights]
         if share is None and any(not kept.work and kept.peak_bytes <= limit_bytes for kept, _ in found):
             break
     return min(found, key=lambda entry: _order(entry[0], limit_bytes))

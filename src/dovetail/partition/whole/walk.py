@@ -144,23 +144,32 @@ class _Walk:
         problem = self.problem
         wanted = set(storages)
         stack = [storage for storage in wanted if storage not in self.held]
-        waiting: dict[int, tuple[int, ...]] = {}  # for what is to be made: what its maker reads
+        locked = dict.fromkeys(wanted, 1)  # what is to stay, and for how many
+        waiting: set[int] = set()  # what is to be made of some of it
         while stack:
             storage = stack[-1]
+            maker = problem.makers[storage]
             if storage in self.held:
                 stack.pop()
-                waiting.pop(storage, None)
+                if storage in waiting:
+                    waiting.remove(storage)
+                    for read in problem.reads[maker]:
+                        locked[read] -= 1
+                        if not locked[read]:
+                            del locked[read]
                 continue
             if storage in self.away and self._comes_back(storage):
-                self._fetch(storage, at, wanted.union(*waiting.values()))
+                self._fetch(storage, at, locked)
                 continue
-            maker = problem.makers[storage]
-            waiting[storage] = problem.reads[maker]
+            if storage not in waiting:
+                waiting.add(storage)
+                for read in problem.reads[maker]:
+                    locked[read] = locked.get(read, 0) + 1
             missing = [read for read in problem.reads[maker] if read not in self.held]
             if missing:
                 stack += missing
                 continue
-            self._run(maker, at, wanted.union(*waiting.values()), again=True)
+            self._run(maker, at, locked, again=True)
 
     # --- contents that leave
 
