@@ -37,6 +37,7 @@ from dovetail.testing.arena_sanitizer import (
     random_placement,
     with_zones,
 )
+from dovetail.testing.sanitizer import AliasSanitizer
 from dovetail.torch_compat.arenas import TensorArena
 from dovetail.torch_compat.profiler import record_allocator_events
 from tests.frontends.step.agreement import agree
@@ -342,6 +343,10 @@ def test_graphs_train_in_arenas() -> None:
     with ArenaSanitizer(seed()) as sanitizer:
         again = train()
     assert sanitizer.programs == 2  # forward and backward
+    assert torch.equal(again, sides[0][0])
+    with AliasSanitizer() as storages:  # which checks them without the arena
+        again = train()
+    assert storages.programs == 2
     assert torch.equal(again, sides[0][0])
 
 

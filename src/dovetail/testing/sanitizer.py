@@ -17,7 +17,8 @@ call. An `AliasViolation` names the program, the node, the user's line, what was
 
 Not denied: inputs that nobody writes may overlap, and inputs with equal storage numbers may lie apart (a saved tensor
 that a hook moved): no program writes its inputs. Not checked: writes that backward makes to inputs of forward once its
-program is done, and how operators use memory of their own.
+program is done, and how operators use memory of their own. What runs in an arena is checked without it;
+`testing.arena_sanitizer` is for the arena.
 
 It works by taking the place of `CompiledProgram.__call__` and `CompiledGraph.__call__` while it is entered: the wrapper
 and the autograd.Function around a program are the real ones, threads of autograd included (they would not see a
@@ -36,6 +37,7 @@ from unittest import mock
 
 import torch
 
+from dovetail.execute.arena import ArenaProgram
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.graph import CompiledGraph
 from dovetail.ir.calling import WriteBack
@@ -67,6 +69,7 @@ class AliasSanitizer:
         self.programs = self.nodes = self.calls = 0
         self._bytes = bytes
         self._checked: dict[CompiledProgram, CheckedProgram] = {}
+        self._plain: dict[ArenaProgram, CompiledProgram] = {}
         self._patches = ExitStack()
 
     def __enter__(self) -> AliasSanitizer:
@@ -86,6 +89,13 @@ class AliasSanitizer:
             self.calls += 1
             return results
 
+        def checked_without_arena(program: ArenaProgram, inputs: list[Any]) -> tuple[Any, ...]:
+            plain = self._plain.get(program)
+            if plain is None:
+                plain = self._plain[program] = CompiledProgram(program.program, program.executors)
+            return plain(inputs)
+
+        self._patches.enter_context(mock.patch.object(ArenaProgram, "__call__", checked_without_arena))
         self._patches.enter_context(mock.patch.object(CompiledProgram, "__call__", checked_run))
         self._patches.enter_context(mock.patch.object(CompiledGraph, "__call__", checked_call))
         return self
