@@ -89,7 +89,10 @@ def _facts(
         "transient_bytes": found.transient_bytes,
         "floor_transient_bytes": found.floor_transient_bytes,
         "breakdown": dict(found.breakdown),
-        "plans": [{"transient_bytes": point.peak_bytes, "work": point.work} for point in points],
+        "plans": [
+            {"transient_bytes": point.peak_bytes, "work": point.work, "written_bytes": point.written_bytes}
+            for point in points
+        ],
         "limit": limit,
         "fits": fits,
         "largest_batch": largest,
@@ -101,12 +104,14 @@ def _facts(
 def _table(points: Sequence[PlanPoint]) -> Table:
     """What each limit costs, the lowest first."""
     table = Table(box=box.SIMPLE_HEAD, title="What a lower limit costs", title_justify="left")
-    for name in ("above state and arguments", "more work", ""):
+    has_file = any(point.written_bytes for point in points)
+    for name in ("above state and arguments", "more work", *(("to the file",) if has_file else ()), ""):
         table.add_column(name, justify="left" if not name else "right")
     most = max(point.peak_bytes for point in points)
     for point in points:
         bar = "#" * max(1, round(_BAR * point.peak_bytes / max(most, 1)))
-        table.add_row(readable(point.peak_bytes), f"{100 * point.work:.1f} %", bar)
+        written = (readable(point.written_bytes),) if has_file else ()
+        table.add_row(readable(point.peak_bytes), f"{100 * point.work:.1f} %", *written, bar)
     return table
 
 
