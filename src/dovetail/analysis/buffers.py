@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import sys
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dovetail.analysis.footprint import Footprint, footprint_of, is_within, meet
@@ -125,6 +125,16 @@ class Buffers:
             at = self._when(read)
             if at > self.last_read.get(value, -1):
                 self.last_read[value] = at
+
+    def is_kept(self, buffer: Buffer, keepers: Mapping[int, Sequence[Node]], at: int) -> bool:
+        """Whether a node before `at` may have kept a tensor in memory of the program's own. keepers: by storage."""
+        if buffer.owner is not Owner.PROGRAM:
+            return False
+        kept = (nodes for storage, nodes in keepers.items() if self._is_on(storage, buffer))
+        return any(self.position[node] < at for nodes in kept for node in nodes)
+
+    def _is_on(self, storage: int, buffer: Buffer) -> bool:
+        return storage in self._places and self._places[storage][0] is buffer
 
     def reorder(self, start: int, nodes: Sequence[Node]) -> None:
         """Run `nodes` from position `start` on; they are the ones that stood there."""

@@ -28,6 +28,7 @@ class Reason(enum.Enum):
     COMMIT = "inputs are not written before the last check"
     MAY_OVERLAP = "it is not known whether a value that is read later shares bytes"
     NO_FORM = "the operator has no form that writes into given memory"
+    KEPT_ELSEWHERE = "an operator of another library has read it, and may have kept it"
     UNKNOWN_MEMORY = "an operator of another library allocated the memory: what else shares it is not known"
     READ_OTHERWISE = "a conjugate or negative view reads the memory differently"
     ADDRESSED = "a strided view addresses the memory by its absolute offset"

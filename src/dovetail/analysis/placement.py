@@ -13,7 +13,7 @@ from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, li
 from dovetail.analysis.destinations import Destinations
 from dovetail.analysis.inplace_plan import Kept, Reason, WriteInCopy
 from dovetail.analysis.pairs import overlap_of_regions, overlaps_itself
-from dovetail.analysis.reads import only_result
+from dovetail.analysis.reads import keepers_of, only_result
 from dovetail.analysis.region import Region, extent_bytes
 from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
@@ -74,6 +74,7 @@ class PlacementLegality:
         )
         kept = (node.args[0] for node in program.nodes if node.args and keeps_offset(node.target))
         self._copied_with_offset = {value.tensor.storage for value in kept if isinstance(value, Value)}
+        self._keepers = keepers_of(program)
         self._offset_shows = _storages_whose_offset_shows(program, self._addressed)
         self._self_overlaps: dict[object, bool] = {}
 
@@ -133,8 +134,9 @@ class PlacementLegality:
     def _misfit(self, request: PlacementRequest, buffer: Buffer) -> Reason | None:
         """Why the result cannot live there, whatever is read later."""
         result, storage = request.result.tensor, request.result.tensor.storage
-        if buffer.owner is Owner.UNKNOWN:
-            return Reason.UNKNOWN_MEMORY
+        is_kept = request.writes is not None and self._buffers.is_kept(buffer, self._keepers, request.at)
+        if is_kept or buffer.owner is Owner.UNKNOWN:
+            return Reason.KEPT_ELSEWHERE if is_kept else Reason.UNKNOWN_MEMORY
         if storage in self._reread or buffer.number in self._reread or request.onto.storage in self._reread:
             return Reason.READ_OTHERWISE
         if request.writes is not None and (self.overlaps_itself(request.onto) or self.overlaps_itself(request.writes)):

@@ -18,6 +18,7 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
 from dovetail.ir.sizes import difference, shifted
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy
+from dovetail.ops.placed_results import lets_go_of_operands
 
 
 def note_reads(buffers: Buffers, destinations: Destinations, program: Program) -> None:
@@ -166,3 +167,14 @@ def _only_reader(value: Value, readers: Mapping[Value, Sequence[Node | None]]) -
         if len(shown) != 1:
             return None
         value = shown[0]
+
+
+def keepers_of(program: Program) -> dict[int, list[Node]]:
+    """Nodes that may keep a tensor that they read, by its storage."""
+    keepers: dict[int, list[Node]] = {}
+    for node in program.nodes:
+        if not lets_go_of_operands(node):
+            for value in node.operands():
+                if value.is_tensor:
+                    keepers.setdefault(value.tensor.storage, []).append(node)
+    return keepers
