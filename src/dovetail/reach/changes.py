@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from dovetail.reach.contents import MISSING, Snapshot, base_of
-from dovetail.reach.libraries import FOLLOWED, is_library_class, is_library_module, is_ours
+from dovetail.reach.libraries import is_library_class, is_library_module, is_ours
 from dovetail.reach.reads import Reads
 from dovetail.reach.slots import in_cell, in_slot
-from dovetail.reach.values import attributes_of, dict_methods, is_a, is_same, name_of
+from dovetail.reach.values import LOOKED_INTO, attributes_of, dict_methods, is_a, is_same, kind_of, name_of
 
 _RESTORED = (dict, list, deque, set, bytearray, np.ndarray, io.StringIO, io.BytesIO)
 
@@ -81,7 +81,7 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
 
 def _is_librarys(owner: Any) -> bool:
     """Whether an object is a library's own, which remembers for itself: an operator that was looked up, say."""
-    return is_a(owner, type) or (is_library_class(type(owner)) and not is_a(owner, FOLLOWED))
+    return is_a(owner, type) or (is_library_class(type(owner)) and kind_of(type(owner)) not in LOOKED_INTO)
 
 
 def _is_same(old: Any, now: Any) -> bool:

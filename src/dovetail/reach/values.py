@@ -94,6 +94,8 @@ class Kind(Enum):
     OPAQUE = auto()
 
 
+LOOKED_INTO = frozenset((Kind.MODULE, Kind.OPTIMIZER, Kind.SCHEDULER, Kind.SCALER, Kind.OBJECT))
+"""Kinds of objects whose attributes are looked at, whoever wrote their class."""
 CONTAINERS = frozenset((Kind.DICT, Kind.LIST, Kind.DEQUE, Kind.SET, Kind.TUPLE, Kind.FROZENSET))
 _FAMILIES: tuple[tuple[Any, Kind], ...] = (
     (torch.Tensor, Kind.TENSOR),

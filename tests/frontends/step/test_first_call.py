@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import gc
+import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +27,13 @@ from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.options import resolve_options
 
 LIMIT = "1GiB"
+
+
+class Sampled(torch.distributions.Normal):
+    """An object of the user's whose class is a library's but for its name."""
+
+    def __init__(self) -> None:
+        super().__init__(0.0, 1.0)
 
 
 def _with(kind: Any, **options: Any) -> Callable[[Any], optim.Optimizer]:
@@ -340,3 +350,54 @@ def test_a_parameter_without_a_shape_gets_it_in_eager_mode() -> None:
         return [*losses, *(p.detach() for p in net.parameters())]
 
     assert _are_equal(trained(LIMIT), trained(None))
+
+
+@pytest.mark.parametrize("limit", [LIMIT, None])
+@pytest.mark.parametrize("make", [argparse.Namespace, SimpleNamespace, Sampled])
+def test_objects_of_library_classes_are_as_eager_mode_leaves_them(make: Any, limit: str | None) -> None:
+    """The first recording does not know them before it meets them; what it changes is put back all the same."""
+    held, training = make(), Training(optim.AdamW, None)
+    held.count = 0
+
+    def plain(x: Tensor, y: Tensor) -> Tensor:
+        held.count += 1
+        return training.plain(x, y)
+
+    if limit is None:
+        dovetail.estimate(plain, *training.batch)
+        assert held.count == 0
+        return
+    step = dovetail.compile_step(plain, memory_limit=limit)
+    counts = []
+    for _ in range(3):
+        step(*training.batch)
+        counts.append(held.count)
+    assert counts == [1, 2, 3]
+
+
+@pytest.mark.parametrize("unscales", [False, True])
+def test_a_scaler_begins_in_eager_mode(unscales: bool) -> None:
+    """Whether it steps depends on data. The recording that finds out leaves nothing in it."""
+
+    def trained(limit: str | None) -> list[Any]:
+        training = Training(optim.AdamW, None)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+
+        def plain(x: Tensor, y: Tensor) -> Tensor:
+            training.optimizer.zero_grad()
+            loss = F.mse_loss(training.net(x), y)
+            scaler.scale(loss).backward()
+            if unscales:
+                scaler.unscale_(training.optimizer)
+            scaler.step(training.optimizer)
+            scaler.update()
+            return loss.detach()
+
+        step: Any = plain if limit is None else dovetail.compile_step(plain, memory_limit=limit)
+        x = training.batch[0]
+        target = torch.ones_like(training.net(x))
+        return [[step(x, target), *map(torch.clone, training.net.parameters()), scaler.state_dict()] for _ in range(3)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DovetailWarning)
+        assert _are_equal(trained(None), trained(LIMIT))

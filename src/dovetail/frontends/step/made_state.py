@@ -142,7 +142,9 @@ def take_away(before: Sequence[tuple[Slot, Any]]) -> None:
 def give_up(stand_ins: Iterable[torch.Tensor]) -> None:
     """Free the memory of tensors that stood in: a recording may hold them for longer."""
     for tensor in stand_ins:
-        tensor.untyped_storage().resize_(0)
+        storage = tensor.untyped_storage()
+        if storage.resizable():  # it is not where an array shows the same memory
+            storage.resize_(0)
 
 
 def _outputs_in(tree: Tree) -> Iterator[int]:
