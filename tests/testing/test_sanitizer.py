@@ -431,3 +431,43 @@ def test_models_do_what_analysis_says(entry: Entry) -> None:
         compiled = torch.compile(model, backend="dovetail", fullgraph=True, dynamic=False)
         loss_of(compiled(**entry.batches(1)[0])).backward()
     assert (sanitizer.programs, sanitizer.calls) == (2, 1)
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("options", [{}, {"arena": True}, {"memory_limit": "1MiB"}])
+def test_a_whole_step_is_checked(options: dict[str, Any]) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.GELU(), torch.nn.Linear(6, 2))
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    compiled: Any = dovetail.compile_step(step, **options)
+    x = torch.randn(5, 4)
+    for _ in range(2):
+        compiled(x)
+    before = compiled.stats.eager_calls
+    with AliasSanitizer("all") as sanitizer:
+        compiled(x)
+    assert sanitizer.programs == 1
+    assert compiled.stats.eager_calls == before
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_violation_in_a_step_is_raised_and_not_run_again_by_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.ones(3)
+
+    @dovetail.compile_step
+    def step(x: torch.Tensor) -> torch.Tensor:
+        weight.add_(x)
+        return weight.sum()
+
+    for _ in range(3):
+        step(torch.ones(3))
+    monkeypatch.setattr("dovetail.testing.sanitizer._updated_inputs", lambda program: frozenset())
+    with pytest.raises(AliasViolation, match="the program writes no input here"), AliasSanitizer():
+        step(torch.ones(3))

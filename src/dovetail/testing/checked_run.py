@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,11 +50,18 @@ class AliasViolation(AssertionError):
 
 
 class CheckedProgram:
-    """The checked version of a compiled program. bytes: see `sanitizer.AliasSanitizer`."""
+    """The checked version of a compiled program. bytes: see `sanitizer.AliasSanitizer`.
 
-    def __init__(self, compiled: CompiledProgram, bytes: str) -> None:
+    updated: numbers of inputs that it writes besides those of which its signature says so, as programs of steps do.
+    """
+
+    def __init__(self, compiled: CompiledProgram, bytes: str, updated: Collection[int] = ()) -> None:
         self.program = compiled.program
         self.bytes = bytes
+        roles = self.program.signature.outputs
+        numbers = {role.input for role in roles if isinstance(role, InputMutation)} | set(updated)
+        inputs = self.program.inputs
+        self.writable = {inputs[n].tensor.storage for n in numbers if n < len(inputs) and inputs[n].is_tensor}
         self.dying = last_uses(compiled.program)
         self.producers = compiled.program.producers()
         self.last_read = _last_reads(compiled.program)
@@ -197,10 +204,7 @@ class CheckedRun:
         number = value.tensor.storage
         if number not in self._outside:
             return
-        roles = self._program.signature.outputs
-        mutated = {role.input for role in roles if isinstance(role, InputMutation)}
-        inputs = self._program.inputs
-        if not any(inputs[i].tensor.storage == number for i in mutated if i < len(inputs) and inputs[i].is_tensor):
+        if number not in self._checked.writable:
             raise self._violation("the program writes no input here", f"{value} lies on the storage of one")
 
     def _check_versions(self, before: _Before, written: Sequence[tuple[Value, torch.Tensor]]) -> None:

@@ -29,7 +29,7 @@ at. Graphs hold their inputs to the end of the call while they are checked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -37,10 +37,13 @@ from unittest import mock
 
 import torch
 
+from dovetail.errors import StepInterrupted
 from dovetail.execute.arena import ArenaProgram
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.graph import CompiledGraph
+from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.ir.calling import WriteBack
+from dovetail.ir.program import Program
 from dovetail.ir.signature import SharedBytes, WriteKind
 from dovetail.ops.views import replay
 from dovetail.testing.checked_run import AliasViolation, CheckedProgram
@@ -70,10 +73,11 @@ class AliasSanitizer:
         self._bytes = bytes
         self._checked: dict[CompiledProgram, CheckedProgram] = {}
         self._plain: dict[ArenaProgram, CompiledProgram] = {}
+        self._updated: dict[Program, frozenset[int]] = {}
         self._patches = ExitStack()
 
     def __enter__(self) -> AliasSanitizer:
-        run, call = CompiledProgram.__call__, CompiledGraph.__call__
+        run, call, step = CompiledProgram.__call__, CompiledGraph.__call__, CompiledStepProgram.__call__
 
         def checked_run(compiled: CompiledProgram, inputs: list[Any]) -> tuple[Any, ...]:
             if any(isinstance(x, torch.Tensor) and is_fake(x) for x in inputs):
@@ -89,6 +93,17 @@ class AliasSanitizer:
             self.calls += 1
             return results
 
+        def checked_step(
+            program: CompiledStepProgram, inputs: list[Any], then: Callable[[], None] | None = None
+        ) -> Sequence[Any]:
+            self._updated[program.program] = _updated_inputs(program)
+            try:
+                return step(program, inputs, then)
+            except (NothingWritten, StepInterrupted) as error:
+                if isinstance(error.__cause__, AliasViolation):  # eager mode is not to take over
+                    raise error.__cause__ from None
+                raise
+
         def checked_without_arena(program: ArenaProgram, inputs: list[Any]) -> tuple[Any, ...]:
             plain = self._plain.get(program)
             if plain is None:
@@ -98,6 +113,7 @@ class AliasSanitizer:
         self._patches.enter_context(mock.patch.object(ArenaProgram, "__call__", checked_without_arena))
         self._patches.enter_context(mock.patch.object(CompiledProgram, "__call__", checked_run))
         self._patches.enter_context(mock.patch.object(CompiledGraph, "__call__", checked_call))
+        self._patches.enter_context(mock.patch.object(CompiledStepProgram, "__call__", checked_step))
         return self
 
     def __exit__(
@@ -108,11 +124,18 @@ class AliasSanitizer:
     def _run(self, compiled: CompiledProgram, inputs: list[Any]) -> tuple[Any, ...]:
         checked = self._checked.get(compiled)
         if checked is None:
-            checked = self._checked[compiled] = CheckedProgram(compiled, self._bytes)
+            updated = self._updated.get(compiled.program, frozenset())
+            checked = self._checked[compiled] = CheckedProgram(compiled, self._bytes, updated)
         outputs = checked(inputs)
         self.programs += 1
         self.nodes += len(compiled.program.nodes)
         return outputs
+
+
+def _updated_inputs(program: CompiledStepProgram) -> frozenset[int]:
+    """The inputs of a step's program that its plan says are written: in place, by the program itself."""
+    names = {program.names[write.input] for write in program.plan.writes}
+    return frozenset(number for number, label in enumerate(program.labels) if label in names)
 
 
 class _CheckedCall:
