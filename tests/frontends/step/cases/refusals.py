@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
@@ -134,22 +133,6 @@ def _python_random() -> Twin:
     return p.twin(step)
 
 
-def _numpy_random() -> Twin:
-    p = Parts()
-    net, opt = p.net, p.opt
-
-    def step(rows: Tensor, labels: Tensor) -> Tensor:
-        opt.zero_grad()
-        scale = np.ones(4)
-        np.random.shuffle(scale)  # refused
-        loss = F.cross_entropy(net(rows * scale[0]), labels)
-        loss.backward()
-        opt.step()
-        return loss
-
-    return p.twin(step)
-
-
 def _graph_of_before() -> Twin:
     """The penalty was computed before the first call, and its graph is kept."""
     p = Parts()
@@ -235,7 +218,6 @@ REFUSALS = (
     Refusal("a write to a tensor that nobody owns", _ownerless_write),
     Refusal("the next batch of an iterator", _next_batch),
     Refusal("random.random", _python_random),
-    Refusal("numpy.random", _numpy_random),
     Refusal("a graph from before", _graph_of_before),
     Refusal("a graph is kept", _graph_kept),
     Refusal("objects are appended to a list", _appended),
