@@ -35,13 +35,16 @@ def expect_copies(recorder: Recorder, results: Sequence[object], inputs: Sequenc
     given = {value.tensor.storage for value in inputs if value.is_tensor}
     written = {value.tensor.storage for value, _, _ in recorder.written}
     reshaped = {node.args[0]: node.outputs[0] for node in recorder.nodes if node.target is _VIEW}
+    sources: dict[int, set[int]] = {}  # of the memory of each copy, that of which it may be a view, copies among it
     for node in copies:
         source, made = node.args[0], node.outputs[0]
         assert isinstance(source, Value), "it clones a tensor"
         assert made is not None, "it gives a tensor"
-        storage = made.tensor.storage
-        shares = storage in returned and source.tensor.storage in returned | given
-        if shares or storage in written or (storage in returned and _tells(source, reshaped.get(made))):
+        storage, viewed = made.tensor.storage, source.tensor.storage
+        sources[storage] = {viewed} | sources.get(viewed, set())
+        shares = storage in returned and not sources[storage].isdisjoint(returned | given)
+        is_written = not written.isdisjoint({storage} | sources[storage])
+        if shares or is_written or (storage in returned and _tells(source, reshaped.get(made))):
             recorder.expect([SizeExpr("ne", (size, 1)) for size in _unknown(node, recorder)])
 
 
