@@ -10,7 +10,7 @@ Cost:   about 30 ms, and one run of each kind of call that was not met before.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dovetail.analysis.liveness import NOTHING, Need
@@ -32,12 +32,14 @@ class Needs:
     """What the nodes of programs need besides operands and results.
 
     hints: a number for each size symbol. largest_bytes: calls with larger operands and results are not run as they
-    are, but at smaller sizes; None: all are run. unknown: nodes whose operators could not be run; they count as
-    nothing. extrapolated: nodes of which runs at smaller sizes have shown what they need.
+    are, but at smaller sizes; None: all are run. in_one: storages that lie in one block of memory. unknown: nodes whose
+    operators could not be run; they count as nothing. extrapolated: nodes of which runs at smaller sizes have shown
+    what they need.
     """
 
     hints: Mapping[str, Number]
     largest_bytes: int | None = None
+    in_one: Collection[int] = frozenset()
     unknown: list[Node] = field(default_factory=list)
     extrapolated: list[Node] = field(default_factory=list)
     _needs: dict[Node, Need] = field(default_factory=dict)
@@ -45,13 +47,14 @@ class Needs:
 
     def apart(self) -> Needs:
         """The same for a program that is only looked at: what it learns is forgotten with it."""
-        return Needs(self.hints, self.largest_bytes, _before=self._needs)
+        return Needs(self.hints, self.largest_bytes, self.in_one, _before=self._needs)
 
     def measure(self, nodes: Iterable[Node]) -> None:
         """Look at the nodes of a program, so that `need_of` knows them."""
         all_nodes = list(nodes)
         new = [node for node in dict.fromkeys(all_nodes) if node not in self._needs and node not in self._before]
-        maker = CallMaker(OrOne(self.hints), {value: node for node in all_nodes for value in node.results()})
+        producers = {value: node for node in all_nodes for value in node.results()}
+        maker = CallMaker(OrOne(self.hints), producers, self.in_one)
         calls = {node: call for node in new if (call := maker.call_of(node)) is not None}
         large = {node: call for node, call in calls.items() if self._is_large(call)}
         if calls and not profiler_is_active():

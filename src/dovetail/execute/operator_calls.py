@@ -1,5 +1,7 @@
 """Calls of operators as they can be made apart from their program: operands described, and made anew for each run.
 
+Operands that share memory in the program share it here (`shared_operands`).
+
 Kernels trust positions, pivots and the memory of libraries, so tensors of whole numbers are zeros, and only operators
 that are known to take these get them; an operator that reads what its partner left gets it from this one
 (`ops.whole_numbers`). A call can be had at other sizes as well, which are changed alike wherever they occur.
@@ -9,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from dovetail.execute.shared_operands import Sharing, Span, blocks_for, scaled_offset, shared_operands, tensor_in
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, ScalarMeta, TensorMeta, Value, map_operands
 from dovetail.ir.sizes import Number, Scalar, evaluate, with_numbers
@@ -91,7 +95,11 @@ class OperatorCall:
 
     def operands(self) -> tuple[list[Any], dict[str, Any]]:
         """New tensors to apply the operator to. Raises: what the operators raise that make some of them."""
-        return [_with_tensors(x) for x in self.args], {name: _with_tensors(x) for name, x in self.kwargs.items()}
+        described = _described_in((self.args, list(self.kwargs.values())))
+        shared = [(x.sharing, x.size_bytes, x.dtype) for x in described if x.sharing is not None]
+        blocks = blocks_for(shared) if shared else {}
+        args = [_with_tensors(x, blocks) for x in self.args]
+        return args, {name: _with_tensors(x, blocks) for name, x in self.kwargs.items()}
 
     def run(self) -> object:
         """Apply the operator to new tensors."""
@@ -101,12 +109,15 @@ class OperatorCall:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A tensor to be made. made_by: what makes it, and which of its results it is; else it is filled with a number."""
+    """A tensor to be made. made_by: what makes it, and which of its results it is; else it is filled with a number.
+    sharing: where it lies, if other operands of its call lie there as well.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     is_made: bool = False
+    sharing: Sharing | None = None
     made_by: tuple[OperatorCall, int] | None = field(default=None, compare=False)
 
     @property
@@ -133,26 +144,46 @@ class Described:
             if self.stride[dim]:
                 stride[dim] = -(-new * self.stride[dim] // old)
                 old, new = self.stride[dim] * self.shape[dim], stride[dim] * shape[dim]
-        return replace(self, shape=tuple(shape), stride=tuple(stride))
+        return replace(self, shape=tuple(shape), stride=tuple(stride), sharing=self._sharing_at(shape, stride))
 
-    def tensor(self) -> torch.Tensor:
-        """A new one."""
+    def _sharing_at(self, shape: Sequence[int], stride: Sequence[int]) -> Sharing | None:
+        """Where it lies with another shape and other strides."""
+        if self.sharing is None or not self.sharing.offset:
+            return self.sharing
+        old, new = zip(self.shape, self.stride, strict=True), zip(shape, stride, strict=True)
+        offset = scaled_offset(self.sharing.offset // self.dtype.itemsize, list(old), list(new))
+        return replace(self.sharing, offset=offset * self.dtype.itemsize)
+
+    def tensor(self, blocks: Mapping[tuple[int, int], torch.Tensor] = MappingProxyType({})) -> torch.Tensor:
+        """A new one. blocks: memory for those that share it, by number and part."""
         if self.made_by is not None:
             call, place = self.made_by
             results = call.run()
             found = results[place] if isinstance(results, tuple | list) else results
             assert isinstance(found, torch.Tensor), "a described value is a tensor"
             return found
+        if self.sharing is not None:
+            block = blocks[self.sharing.memory, self.sharing.part]
+            return tensor_in(block, self.sharing, self.shape, self.stride, self.dtype)
         made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="cpu")
         return made.fill_(0.5 if _is_fractional(self.dtype) else 0)
 
 
 class CallMaker:
-    """Describes nodes as calls. known: a number for each size symbol. producers: of values."""
+    """Describes nodes as calls.
 
-    def __init__(self, known: Mapping[str, Number], producers: Mapping[Value, Node]) -> None:
+    known: a number for each size symbol. producers: of values. in_one: storages that lie in one block of memory.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[str, Number],
+        producers: Mapping[Value, Node],
+        in_one: Collection[int] = frozenset(),
+    ) -> None:
         self.known = known
         self.producers = producers
+        self.in_one = in_one
         self._seen: dict[Hashable, Described] = {}
         self._settings = _settings()
 
@@ -161,8 +192,9 @@ class CallMaker:
         return self._call(node) if _is_on_cpu(node) and not _is_view(node) else None
 
     def _call(self, node: Node) -> OperatorCall:
-        args = [self._operand(operand, node) for operand in node.args]
-        kwargs = {name: self._operand(operand, node) for name, operand in node.kwargs}
+        shared = self._shared(node)
+        args = [self._operand(operand, node, shared) for operand in node.args]
+        kwargs = {name: self._operand(operand, node, shared) for name, operand in node.kwargs}
         old = {value.tensor.storage for value in node.operands() if value.is_tensor}
         made = tuple(
             None if v is None or not v.is_tensor or v.tensor.storage in old else self._described(v.tensor)
@@ -180,11 +212,26 @@ class CallMaker:
         is_empty = any(0 in shape for shape in (*shapes, *(x.shape for x in tensors)))
         return takes_zeros(node) and not (is_empty and any(0 not in x.shape for x in zeros))
 
-    def _operand(self, operand: Operand, reader: Node) -> Operand:
+    def _shared(self, node: Node) -> dict[Value, Sharing]:
+        """The operands that share memory."""
+        tensors = [value for value in node.operands() if value.is_tensor]
+        storages = {value.tensor.storage for value in tensors}
+        if len(storages) == len(tensors) and len(storages & {*self.in_one}) < 2:
+            return {}
+        return shared_operands(node, {value: self._span(value.tensor) for value in tensors}, self.in_one)
+
+    def _span(self, meta: TensorMeta) -> Span:
+        start = int(evaluate(meta.offset, self.known)) * meta.dtype.itemsize
+        return Span(meta.storage, start, start + self._described(meta).size_bytes)
+
+    def _operand(self, operand: Operand, reader: Node, shared: Mapping[Value, Sharing]) -> Operand:
         """An operand with descriptions for tensors, and numbers for sizes."""
 
         def describe(value: Value) -> Operand:
-            return self._tensor(value, reader) if value.is_tensor else evaluate(_expr(value), self.known)
+            if not value.is_tensor:
+                return evaluate(_expr(value), self.known)
+            found = self._tensor(value, reader)
+            return replace(found, sharing=shared[value]) if value in shared and not found.is_made else found
 
         return with_numbers(map_operands(operand, describe), self.known)
 
@@ -208,7 +255,8 @@ class CallMaker:
 
 
 def _key(node: Node, args: Sequence[Operand], kwargs: Mapping[str, Operand], settings: Hashable) -> Hashable:
-    return (node.target, _frozen(args), _frozen(sorted(kwargs.items())), settings)
+    unread = tuple(value is None for value in node.outputs)  # what nobody reads is gone when the call ends
+    return (node.target, _frozen(args), _frozen(sorted(kwargs.items())), unread, settings)
 
 
 def _settings() -> Hashable:
@@ -260,12 +308,12 @@ def _numbers(sizes: Collection[object], known: Mapping[str, Number]) -> tuple[in
     return tuple(int(evaluate(size, known)) for size in sizes)  # type: ignore[arg-type]
 
 
-def _with_tensors(operand: Operand) -> Operand:
-    """An operand with a new tensor for each description, and new generators."""
+def _with_tensors(operand: Operand, blocks: Mapping[tuple[int, int], torch.Tensor]) -> Operand:
+    """An operand with a tensor for each description, and new generators. blocks: memory for those that share it."""
     if isinstance(operand, Described):
-        return operand.tensor()
+        return operand.tensor(blocks)
     if isinstance(operand, list | tuple):
-        return [_with_tensors(item) for item in operand]
+        return [_with_tensors(item, blocks) for item in operand]
     return torch.Generator() if isinstance(operand, torch.Generator) else operand
 
 

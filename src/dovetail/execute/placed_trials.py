@@ -36,15 +36,24 @@ _BETWEEN = 0xA5
 
 @dataclass(frozen=True, slots=True)
 class PlacedNeeds:
-    """What nodes need: those that write into places as trials have found, all others as `Needs` knows."""
+    """What nodes need: those that write into places as trials have found, all others as `Needs` knows.
+
+    in_one: the same where all that may lie in places is in one block of memory, of nodes that read two of them.
+    """
 
     needs: Needs
     placed: Mapping[Node, Need]
+    in_one: Mapping[Node, Need]
 
     def need_of(self, node: Node) -> Need:
         """What a node of either kind needs besides operands and results."""
         found = self.placed.get(node)
-        return self.needs.need_of(node) if found is None else found
+        if found is not None:
+            return found
+        apart, together = self.needs.need_of(node), self.in_one.get(node)
+        if together is None:
+            return apart
+        return Need(max(apart.scratch_bytes, together.scratch_bytes), apart.kept_bytes)
 
 
 def try_places(
@@ -72,7 +81,21 @@ def try_places(
         if scratch is not None and scratch <= needs.need_of(one.node).scratch_bytes:
             usable.append(one)
             placed[one.placed] = Need(scratch) if scratch else NOTHING
-    return usable, PlacedNeeds(needs, placed)
+    return usable, PlacedNeeds(needs, placed, _in_one_block(program, hints, usable))
+
+
+def _in_one_block(program: Program, hints: Mapping[str, Number], usable: Sequence[Placeable]) -> dict[Node, Need]:
+    """What nodes need that read two results that may lie in places, where these do."""
+    storages = frozenset(storage for one in usable for storage in one.storages)
+    writes = {one.node for one in usable}
+    nodes = [
+        node
+        for node in program.nodes
+        if node not in writes and len(storages & {v.tensor.storage for v in node.operands() if v.is_tensor}) > 1
+    ]
+    needs = Needs(hints, in_one=storages)
+    needs.measure(nodes)
+    return {node: needs.need_of(node) for node in nodes}
 
 
 @dataclass(slots=True)
