@@ -60,6 +60,7 @@ class Role(Enum):
     DRAWING = auto()
 
 
+_OF_NO_EVENTS = (Role.LIBRARY, Role.OURS, Role.MACHINERY)
 _FORWARDING = {(f"{OURS}/frontends/function.py", name) for name in ("__getattr__", "__setattr__")}  # to the target
 
 
@@ -67,7 +68,8 @@ class Frames:
     """Follows the frames of this thread."""
 
     def __init__(self) -> None:
-        self._roles: dict[CodeType, Role] = {}
+        self._roles: dict[int, Role] = {}  # by identity: code has no hash of its own, and Python makes one each time
+        self._codes: list[CodeType] = []
         self._verdicts: dict[Any, Verdict] = {}
         self._thread = threading.get_ident()
         self._seeded: dict[int, Any] = {}
@@ -119,12 +121,13 @@ class Frames:
             before = None
 
         compiling: FrameType | None = None
+        roles = self._roles
 
         def profile(frame: FrameType, event: str, argument: Any) -> None:
             nonlocal compiling
             if before is not None:
                 before(frame, event, argument)
-            if self.pauses:
+            if event == "c_return" or self.pauses or roles.get(id(frame.f_code)) in _OF_NO_EVENTS:
                 return
             if event == "call":
                 role = self._role_of(frame)
@@ -174,9 +177,10 @@ class Frames:
         """Whose code a frame runs; of one on behalf of others, theirs."""
         at: FrameType | None = frame
         while at is not None:
-            role = self._roles.get(at.f_code)
+            role = self._roles.get(id(at.f_code))
             if role is None:
-                role = self._roles[at.f_code] = _role(at)
+                role = self._roles[id(at.f_code)] = _role(at)
+                self._codes.append(at.f_code)
             if role is not Role.ON_BEHALF:
                 return role
             at = at.f_back
@@ -185,7 +189,7 @@ class Frames:
     def origin(self, frame: FrameType) -> Origin:
         """The line of the user's that a frame works for."""
         at: FrameType | None = frame
-        while at is not None and self._roles.get(at.f_code) is not Role.USERS:
+        while at is not None and self._roles.get(id(at.f_code)) is not Role.USERS:
             at = at.f_back
         at = at or frame
         return Origin(at.f_code.co_filename, at.f_lineno, at.f_code.co_name, "")

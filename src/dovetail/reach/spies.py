@@ -204,13 +204,13 @@ class Spies:
 
 def _reader(frame: FrameType) -> FrameType:
     """Who reads: spies may stand in for one another, for a recording inside another one."""
-    while frame.f_code in _STAND_INS and frame.f_back is not None:
+    while id(frame.f_code) in _STAND_INS and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
 
 _STAND_INS = frozenset(
-    code
+    id(code)
     for method in (Spies._reading, Spies._writing, Spies._named, Spies._whole)
     for code in method.__code__.co_consts
     if isinstance(code, CodeType)
