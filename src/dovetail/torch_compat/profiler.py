@@ -1,7 +1,8 @@
 """Memory events of the CPU allocator, read from torch's profiler.
 
-`torch.profiler` is public, but the one table that names each block by its address (the event tree) is not, and
-its start and stop print trace lines of their own to standard error. Both facts stay in this file.
+The profiler of `torch.autograd` is public, but the one table that names each block by its address (the event tree) is
+not, and its start and stop print trace lines of their own to standard error. Both facts stay in this file. That of
+`torch.profiler` is the same behind more: its start imports all of inductor, more than half a second and 35 MB.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch._C._autograd import _profiler_enabled
 from torch._C._profiler import _EventType
 from torch.autograd import profiler as autograd_profiler
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 
 _Result = TypeVar("_Result")
 _NOISE = b"USDT:"
@@ -46,23 +47,22 @@ def record_allocator_events(fn: Callable[[], _Result]) -> tuple[_Result, list[Al
     the call and are given back during it are therefore missing from the list, or, when an earlier recording left
     its address behind, present with a stale size. The caller must ignore addresses that it has not seen taken.
     """
-    recorder = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)  # or torch 2.11 warns
+    recorder = profile(use_cpu=True, profile_memory=True, use_kineto=True)
     with _without_trace_lines():
-        recorder.start()
+        recorder.__enter__()
     try:
         result = fn()
     finally:
         with _without_trace_lines():
-            recorder.stop()
+            recorder.__exit__(None, None, None)
     return result, _read_allocator_events(recorder)
 
 
 def _read_allocator_events(recorder: profile) -> list[AllocatorEvent]:
-    inner: Any = recorder.profiler
-    assert inner is not None, "the profiler was never started"
-    assert inner.kineto_results is not None, "the profiler kept no events"
+    kept: Any = recorder.kineto_results
+    assert kept is not None, "the profiler kept no events"
     events: list[AllocatorEvent] = []
-    pending: list[Any] = list(inner.kineto_results.experimental_event_tree())
+    pending: list[Any] = list(kept.experimental_event_tree())
     while pending:
         event = pending.pop()
         pending.extend(event.children)
