@@ -26,14 +26,13 @@ import torch
 
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.liveness import simulate_peak
-from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.analysis.row_regions import RowRegion, row_regions
 from dovetail.ir.draft import Draft
-from dovetail.ir.program import Node, Operand, Origin, Program, Target, Value
+from dovetail.ir.program import Node, Origin, Program, Value
 from dovetail.ir.sizes import Number
 from dovetail.ops.facts import facts_of
 from dovetail.ops.rows import RowStep, dtype_of_sums, reads_layout_only
-from dovetail.passes.row_slices import flat_rows
+from dovetail.passes.block_writer import BlockWriter
 
 aten = torch.ops.aten
 
@@ -138,13 +137,12 @@ class _Chunker:
         self._program = program
         self._region = region
         self._draft = Draft(program)
-        self._make = NodeMaker(self._draft, infer)
+        self._writer = BlockWriter(self._draft, infer)
         self._inside = {node for node, _ in region.steps}
         self._sums: dict[Value, Value] = {}
         self._parts: dict[Value, list[Value]] = {}
         divisors = [node.outputs[1] for node, step in region.steps if step.divisor == "second"]
         self._wanted = {*region.exits, *divisors}
-        self._origin = Origin()
         self._there: set[Value] = set()
 
     def chunked(self, sizes: list[int]) -> Program | None:
@@ -155,17 +153,15 @@ class _Chunker:
         for node in before:
             self._take_early(node)
         ahead = self._ahead()
-        self._origin = Origin()
-        entries = {
-            value: flat_rows(self._call, self._draft.current(value), rows, self._region.units)
-            for value, rows in self._region.entries.items()
-        }
+        self._writer.origin = Origin()
+        units = self._region.units
+        entries = {value: self._writer.flat(value, rows, units) for value, rows in self._region.entries.items()}
         start = 0
         for size in sizes:
             self._block(start, size, entries, ahead)
             start += size
         for node, step in self._region.steps:
-            self._origin = node.origin
+            self._writer.origin = node.origin
             if not all(self._settle(value, place, node, step) for place, value in enumerate(node.outputs)):
                 return None
         for node in after:
@@ -199,9 +195,9 @@ class _Chunker:
             self._draft.take(node)
             return
         meta = made.tensor
-        self._origin = node.origin
+        self._writer.origin = node.origin
         kind = (("dtype", meta.dtype), ("device", meta.device), ("pin_memory", False))
-        like = self._call(aten.full.default, ([], 0), kind, name=made.name)
+        like = self._writer.call(aten.full.default, ([], 0), kind, name=made.name)
         self._draft.nodes.append(
             node.with_operands(lambda value: like if value is made else self._draft.current(value))
         )
@@ -211,19 +207,12 @@ class _Chunker:
         found: dict[Value, Value] = {}
         read = {value for node in self._inside for value in node.operands()}
         for node, step in self._region.steps:
-            self._origin = node.origin
+            self._writer.origin = node.origin
             for place, known in (step.ahead or {}).items():
                 value = node.outputs[place]
                 if value is not None and value in read:
-                    found[value] = known.make(self._call_current)
+                    found[value] = known.make(self._writer.call)
         return found
-
-    def _call_current(
-        self, target: Target, args: tuple[Operand, ...], kwargs: tuple[tuple[str, Operand], ...] = ()
-    ) -> Value:
-        given = self._draft.operand(args)
-        assert isinstance(given, tuple), "operand tuples stay tuples"
-        return self._call(target, given, kwargs)
 
     # --- blocks -----------------------------------------------------------------------------------------------
 
@@ -239,21 +228,17 @@ class _Chunker:
             if rows is None:
                 return self._draft.current(value)
             if value not in cut:
-                place = (int(rows.is_turned), start * rows.each, (start + count) * rows.each)
-                cut[value] = self._call(aten.slice.Tensor, (entries[value], *place), name=value.name)
+                cut[value] = self._writer.cut(entries[value], rows, start, count, name=value.name)
             return cut[value]
 
         for node, step in self._region.steps:
-            self._origin = node.origin
+            self._writer.origin = node.origin
             block = step.block(count).with_operands(lambda value, step=step: operand(value, step))  # type: ignore[misc]
             total = self._sums.get(node.outputs[0]) if node.outputs[0] is not None else None
             adds = step.adds if total is not None and total.tensor.dtype == node.results()[0].tensor.dtype else None
             if adds is not None:
                 block = replace(block, target=adds, args=(total, *block.args))
-            made = self._make.call(
-                block.target, block.args, block.kwargs, name=node.results()[0].name, origin=node.origin
-            )
-            self._draft.nodes.append(made)
+            made = self._writer.again(block)
             for value, rows, part in zip(node.outputs, step.gives, made.outputs, strict=True):
                 if value is None or part is None:
                     continue
@@ -268,11 +253,11 @@ class _Chunker:
         """The sum of the blocks so far, in a dtype that is wide enough."""
         before, dtype = self._sums.get(value), dtype_of_sums(part.tensor.dtype)
         if before is not None:
-            return self._call(aten.add.Tensor, (before, part), name=value.name)
+            return self._writer.call(aten.add.Tensor, (before, part), name=value.name)
         return part if part.tensor.dtype == dtype else self._converted(part, dtype)
 
     def _converted(self, value: Value, dtype: torch.dtype) -> Value:
-        return self._call(aten._to_copy.default, (value,), (("dtype", dtype),), name=value.name)
+        return self._writer.call(aten._to_copy.default, (value,), (("dtype", dtype),), name=value.name)
 
     # --- what leaves ------------------------------------------------------------------------------------------
 
@@ -287,29 +272,12 @@ class _Chunker:
                 second = node.outputs[1] if step.divisor == "second" else None
                 divisor = self._sums[second] if second is not None else step.divisor
                 target = aten.div.Tensor if isinstance(divisor, Value) else aten.div.Scalar
-                whole = self._call(target, (whole, divisor), name=value.name)
+                whole = self._writer.call(target, (whole, divisor), name=value.name)
             if whole.tensor.dtype != value.tensor.dtype:
                 whole = self._converted(whole, value.tensor.dtype)
         else:
-            dim = int(rows.is_turned)
-            whole = self._call(aten.cat.default, (self._parts[value], dim), name=value.name)
-        if whole.tensor.shape != value.tensor.shape:
-            whole = self._call(aten.view.default, (whole, list(value.tensor.shape)), name=value.name)
-        if not self._make.look_alike(value, whole):
-            return False
-        self._draft.merge(value, whole)
-        return True
-
-    def _call(
-        self,
-        target: Target,
-        args: tuple[Operand, ...],
-        kwargs: tuple[tuple[str, Operand], ...] = (),
-        name: str = "block",
-    ) -> Value:
-        node = self._make.call(target, args, kwargs, name=name, origin=self._origin)
-        self._draft.nodes.append(node)
-        return node.results()[0]
+            whole = self._writer.joined(self._parts[value], rows, name=value.name)
+        return self._writer.stands_for(value, whole)
 
 
 def _is_number(node: Node) -> bool:

@@ -19,18 +19,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-import torch
-
 from dovetail.analysis.infer import MetaInference
-from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.analysis.row_chains import RowChain, row_chains
 from dovetail.ir.draft import Draft
-from dovetail.ir.program import Node, Operand, Origin, Phase, Program, Target, Value
-from dovetail.ops.rows import Rows
+from dovetail.ir.program import Node, Program, Value
+from dovetail.passes.block_writer import BlockWriter
 from dovetail.passes.inplace import PlanMemory
-from dovetail.passes.row_slices import flat_rows
-
-aten = torch.ops.aten
 
 _MOST_BLOCKS = 16
 _MOST_CHAINS = 4
@@ -94,9 +88,8 @@ class _Blocks:
         self._program = program
         self._chain = chain
         self._draft = Draft(program)
-        self._make = NodeMaker(self._draft, infer)
+        self._writer = BlockWriter(self._draft, infer)
         self._wholes: dict[Value, Value] = {}
-        self._origin, self._phase = Origin(), Phase.FORWARD
 
     def written(self, sizes: list[int]) -> Program | None:
         """The program; None where what blocks give does not lie as what it stands for."""
@@ -112,20 +105,18 @@ class _Blocks:
     def _write(self, sizes: list[int]) -> bool:
         """Append all blocks."""
         self._at(self._chain.steps[0][0])
-        flat = {value: flat_rows(self._call, value, rows, self._chain.units) for value, rows in self._entries()}
+        units = self._chain.units
+        flat = {value: self._writer.flat(value, rows, units) for value, rows in self._chain.entries.items()}
         free = self._free_entries()
         for value, rows in self._chain.exits.items():
             place = next((entry for entry in free if self._fits(entry, value)), None)
             free = [entry for entry in free if entry is not place]
-            self._wholes[value] = flat[place] if place is not None else self._room(value, rows)
+            self._wholes[value] = flat[place] if place is not None else self._writer.room(value, rows, units)
         start = 0
         for size in sizes:
             self._block(start, size, flat)
             start += size
-        return all(self._settled(value) for value in self._chain.exits)
-
-    def _entries(self) -> list[tuple[Value, Rows]]:
-        return [(value, rows) for value, rows in self._chain.entries.items()]
+        return all(self._writer.stands_for(value, self._wholes[value]) for value in self._chain.exits)
 
     def _free_entries(self) -> list[Value]:
         """Values that the program made and that only the chain reads from here on."""
@@ -133,7 +124,7 @@ class _Blocks:
         after = self._program.nodes[self._program.nodes.index(self._chain.steps[-1][0]) :]
         read = {v.tensor.storage for n in after if n not in inside for v in n.operands() if v.is_tensor}
         kept = read | self._program.input_storages() | self._program.output_storages()
-        return [value for value, _ in self._entries() if value.tensor.storage not in kept]
+        return [value for value in self._chain.entries if value.tensor.storage not in kept]
 
     def _fits(self, entry: Value, exit_: Value) -> bool:
         """Whether the rows of a result can lie where those of an operand lie."""
@@ -142,58 +133,22 @@ class _Blocks:
         alike = (a.dtype, a.device, a.shape[others.lead :]) == (b.dtype, b.device, b.shape[rows.lead :])
         return alike and others.each == rows.each and a.is_contiguous() and not others.is_turned and not rows.is_turned
 
-    def _room(self, value: Value, rows: Rows) -> Value:
-        """New memory for a result, with its rows in one dimension."""
-        shape = rows.shape_of([size for size in value.tensor.shape if isinstance(size, int)], self._chain.units)
-        kind = (("dtype", value.tensor.dtype), ("device", value.tensor.device), ("pin_memory", False))
-        return self._call(aten.empty.memory_format, (shape,), kind, name=value.name)
-
     def _block(self, start: int, count: int, flat: Mapping[Value, Value]) -> None:
         """All nodes of the chain on the rows of some units."""
         here: dict[Value, Value] = {}
-        for value, rows in self._entries():
-            self._at(self._chain.steps[0][0])
-            place = (int(rows.is_turned), start * rows.each, (start + count) * rows.each)
-            here[value] = self._call(aten.slice.Tensor, (flat[value], *place), name=value.name)
+        self._at(self._chain.steps[0][0])
+        for value, rows in self._chain.entries.items():
+            here[value] = self._writer.cut(flat[value], rows, start, count, name=value.name)
         for node, step in self._chain.steps:
             self._at(node)
             block = step.block(count).with_operands(lambda value: here.get(value) or self._draft.current(value))
-            made = self._make.call(
-                block.target,
-                block.args,
-                block.kwargs,
-                name=node.results()[0].name,
-                origin=node.origin,
-                phase=node.phase,
-            )
-            self._draft.nodes.append(made)
+            made = self._writer.again(block)
             pairs = zip(node.outputs, made.outputs, strict=True)
             here.update({value: part for value, part in pairs if value is not None and part is not None})
         for value, rows in self._chain.exits.items():
-            whole, place = self._wholes[value], (int(rows.is_turned), start * rows.each, (start + count) * rows.each)
-            self._wholes[value] = self._call(aten.slice_scatter.default, (whole, here[value], *place), name=value.name)
-
-    def _settled(self, value: Value) -> bool:
-        """Let what the blocks gave stand for a result. False where it lies otherwise."""
-        whole = self._wholes[value]
-        if whole.tensor.shape != value.tensor.shape:
-            whole = self._call(aten.view.default, (whole, list(value.tensor.shape)), name=value.name)
-        if not self._make.look_alike(value, whole):
-            return False
-        self._draft.merge(value, whole)
-        return True
+            self._wholes[value] = self._writer.put(
+                self._wholes[value], here[value], rows, start, count, name=value.name
+            )
 
     def _at(self, node: Node) -> None:
-        self._origin, self._phase = node.origin, node.phase
-
-    def _call(
-        self,
-        target: Target,
-        args: tuple[Operand, ...],
-        kwargs: tuple[tuple[str, Operand], ...] = (),
-        name: str = "block",
-    ) -> Value:
-        args = tuple(self._draft.operand(args))  # type: ignore[arg-type]
-        node = self._make.call(target, args, kwargs, name=name, origin=self._origin, phase=self._phase)
-        self._draft.nodes.append(node)
-        return node.results()[0]
+        self._writer.origin, self._writer.phase = node.origin, node.phase
