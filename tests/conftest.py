@@ -41,6 +41,17 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file of tests leaves behind, in caches for one, stays to the end as well.
+
+    Tests that measure memory collect garbage first. After some thousand tests that takes seconds, if all is looked at.
+    """
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Where something failed, how to take the same slices again."""
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
