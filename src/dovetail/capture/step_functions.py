@@ -27,6 +27,7 @@ from dovetail.ir.provenance import is_library_file
 from dovetail.reach.stand_ins import StandIn
 from dovetail.torch_compat.autograd import asks_where_or_how_often
 from dovetail.torch_compat.dispatch import is_composite, overloads, schema_of
+from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.traced_numbers import is_traced, number_now
 
 _GRADIENT = (getattr(torch.Tensor.grad, "__get__"), getattr(torch.Tensor.grad, "__set__"))  # noqa: B009
@@ -88,6 +89,7 @@ class StepFunctions(TorchFunctionMode):
         self._token_for, self._text_of, self._look_at, self._has_asked = float, _no_text, do_nothing, bool
         self._number_for, self._on_gradient, self._set_data = do_nothing, do_nothing, _never
         self._dtype_of_numpy = _no_text
+        self.refusals.clear()  # their frames hold the recording
 
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -100,7 +102,7 @@ class StepFunctions(TorchFunctionMode):
         if func in _SIZES and _asks_for_user(sys._getframe(1)):
             return self._with_numbers(func(*args, **keywords))
         if func in _REGISTER:
-            self.hooked[id(args[0])] = self._origins.here()
+            self._note_hook(args[0])
         if func in _TRUTH and args[0].numel() == 1:
             return bool(args[0].item() if args[0].dtype == torch.bool else args[0].ne(0).item())
         if func in INDEXING:
@@ -129,6 +131,12 @@ class StepFunctions(TorchFunctionMode):
             args = [self._plain(argument) for argument in args]
             keywords = {name: self._plain(argument) for name, argument in keywords.items()}
         return func(*args, **keywords)
+
+    def _note_hook(self, tensor: torch.Tensor) -> None:
+        """A hook is registered; of a real tensor, nothing would take it away again."""
+        if not is_fake(tensor):
+            self._refuse("registers a hook of a tensor that nothing shows it to reach", "register it before the step")
+        self.hooked[id(tensor)] = self._origins.here()
 
     def _note_gradient(self, args: Sequence[Any], asking: FrameType) -> None:
         """`.grad` of a tensor is asked for, or set. asking: the frame that does so."""

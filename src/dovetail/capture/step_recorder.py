@@ -165,9 +165,9 @@ class StepRecorder(AskingRecorder):
         return float(token)
 
     def end(self) -> None:
-        """Nothing is recorded any more: numbers, which know the recorder, are let go."""
-        self._tokens.clear()
-        self.guesses.reals.clear()
+        """Nothing is recorded any more: what knows the recorder is let go: numbers, and errors, by their frames."""
+        for known in (self._tokens, self.guesses.reals, self.refusals):
+            known.clear()
 
     # --- operators ------------------------------------------------------------------------------------------
 

@@ -12,13 +12,13 @@ import decimal
 import gc
 import logging
 import operator
+import random
 import sys
 from collections.abc import Callable
 from enum import EnumType
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
 from dovetail.reach.codes import codes_inside, names_of
@@ -28,6 +28,7 @@ from dovetail.reach.slots import NamesOf, in_cell, in_slot, settings_of_decimals
 from dovetail.reach.stand_ins import StandIn
 from dovetail.reach.values import (
     PLAIN,
+    RANDOM_SOURCES,
     attributes_of,
     compiled_from,
     has_attributes,
@@ -59,8 +60,7 @@ class Reads:
     `__dict__`. class_attributes, descriptors, cells: the same for those. asked: functions, with their answers. owners:
     objects whose attributes were read. labels: of namespaces. roots: see `root`.
     holders: of containers, the object or cell in which each was found, and whether the collector knew it then.
-    draws: random generators of NumPy, with where they stood. overwritten: attributes that were set before they were
-    read.
+    draws: random generators outside torch, and where they stood. overwritten: attributes set before they were read.
     """
 
     def __init__(self, install: Callable[[type], None], on_moving: Callable[[Any], None] = lambda _: None) -> None:
@@ -122,7 +122,7 @@ class Reads:
                 self._goes_past_classes |= any(item is known for known in _BY_NAME)
             elif issubclass(kind, ModuleType):
                 self._meet_module(item)
-            elif issubclass(kind, np.random.Generator | np.random.RandomState):
+            elif issubclass(kind, RANDOM_SOURCES) and not issubclass(kind, random.SystemRandom):
                 self.draws[id(item)] = (item, *random_state(item))
             elif is_compared_by_contents(item):
                 left += self.snapshot.take(item)

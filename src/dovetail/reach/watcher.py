@@ -145,11 +145,17 @@ class Watcher:
 
     def _refuse_draws(self, reads: Reads) -> None:
         """Refuse draws from generators that no event shows, and put the generators back."""
-        for source, key, state in reads.draws.values():
-            if random_state(source)[0] != key:
-                set_random_state(source, state)
-                name = f"a method of {type(source).__module__}.{type(source).__qualname__}"
-                self.refusals.append(OutsideRead(function=name, why=RANDOM))
+        for source in put_draws_back(reads):
+            name = f"a method of {type(source).__module__}.{type(source).__qualname__}"
+            self.refusals.append(OutsideRead(function=name, why=RANDOM))
+
+
+def put_draws_back(reads: Reads) -> list[Any]:
+    """Let random generators outside torch stand where they stood before a call. Returns: those that had moved."""
+    moved = [(source, state) for source, key, state in reads.draws.values() if random_state(source)[0] != key]
+    for source, state in moved:
+        set_random_state(source, state)
+    return [source for source, _ in moved]
 
 
 @contextmanager

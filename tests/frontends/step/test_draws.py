@@ -17,7 +17,7 @@ from dovetail.errors import DovetailError
 Draw = Callable[[], Any]
 
 
-def drawn(make: Callable[[], Draw], calls: int = 8, *, branches: bool = False) -> Any:
+def drawn(make: Callable[[], Draw], calls: int = 8, *, branches: bool = False, **options: Any) -> Any:
     """Compare a step that uses a draw, eager and compiled: results and generators. Returns the compiled one."""
     found, run = [], None
     for compiled in (False, True):
@@ -38,7 +38,7 @@ def drawn(make: Callable[[], Draw], calls: int = 8, *, branches: bool = False) -
             optimizer.step()  # noqa: B023
             return loss.item(), draw()  # noqa: B023
 
-        run = dovetail.compile_step(step) if compiled else step
+        run = dovetail.compile_step(step, **options) if compiled else step
         results = [run(torch.full((4, 3), 0.1 * n) + torch.arange(4.0)[:, None]) for n in range(calls)]
         states = repr(random.getstate()), repr(np.random.get_state()), [draw() for _ in range(3)]
         found.append((results, states, net.weight.tolist()))
@@ -187,7 +187,7 @@ ARRAYS: dict[str, Take] = {
 }
 
 
-def taken(take: Take, calls: int = 6, sizes: tuple[int, ...] = (4,)) -> Any:
+def taken(take: Take, calls: int = 6, sizes: tuple[int, ...] = (4,), **options: Any) -> Any:
     """Compare a step that uses an array, eager and compiled, weights and generators included."""
     found, run = [], None
     for compiled in (False, True):
@@ -205,7 +205,7 @@ def taken(take: Take, calls: int = 6, sizes: tuple[int, ...] = (4,)) -> Any:
             optimizer.step()  # noqa: B023
             return loss.item()
 
-        run = dovetail.compile_step(step) if compiled else step
+        run = dovetail.compile_step(step, **options) if compiled else step
         results = [run(torch.randn(sizes[n % len(sizes)], 3)) for n in range(calls)]
         states = repr(random.getstate()), repr(np.random.get_state()), repr(GENERATOR.bit_generator.state)
         found.append((results, states, net.weight.tolist(), net.weight.grad.tolist()))

@@ -38,7 +38,9 @@ Change = Callable[[Held, int], Any]
 LARGE = 500
 
 
-def compared(take: Take, change: Change = lambda held, n: None, calls: int = 6, rows: int = ROWS) -> Any:
+def compared(
+    take: Take, change: Change = lambda held, n: None, calls: int = 6, rows: int = ROWS, **options: Any
+) -> Any:
     """Compare a step that takes a batch from arrays, eager and compiled. change: between calls. Returns: the step."""
     found, run = [], None
     for compiled in (False, True):
@@ -55,7 +57,7 @@ def compared(take: Take, change: Change = lambda held, n: None, calls: int = 6, 
             optimizer.step()  # noqa: B023
             return loss.item()
 
-        run = dovetail.compile_step(step) if compiled else step
+        run = dovetail.compile_step(step, **options) if compiled else step
         results = []
         for n in range(calls):
             results.append(run(torch.full((4, 3), 0.1 * n)))

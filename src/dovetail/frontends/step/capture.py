@@ -32,7 +32,7 @@ from dovetail.frontends.step.left_behind import LeftBehind, kept_if_used, overwr
 from dovetail.frontends.step.lifting import Lifting, Numbers
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.output import STREAMS
-from dovetail.frontends.step.outside import Outside, refuse_new_objects
+from dovetail.frontends.step.outside import Outside, forget_fakes, refuse_new_objects
 from dovetail.frontends.step.program_inputs import (
     FoundTensors,
     groups_of,
@@ -55,7 +55,7 @@ from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.reach.changes import ReadChange
 from dovetail.reach.stand_ins import StandIns
-from dovetail.reach.watcher import Watcher
+from dovetail.reach.watcher import Watcher, put_draws_back
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
 
@@ -269,9 +269,12 @@ class StepCapture:
         for generator, state in generators:
             generator.set_state(state)
         reads = self._watcher.reads
+        if reads is not None:
+            put_draws_back(reads)
         if reads is not None and (error is None or isinstance(error, Exception)):
             is_strict = error is not None or bool(self._elsewhere)
             if self._reachable.learn(reads, is_strict=is_strict):
+                forget_fakes(slot.read() for slot in self._reachable.caches_of_functions)
                 raise MoreIsRead from error
         if error is not None:
             raise error

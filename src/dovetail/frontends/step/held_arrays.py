@@ -10,6 +10,7 @@ its slot is read before each run, and only its type, shape and dtype are guarded
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.drawn_values import Held
 from dovetail.frontends.step.number_slots import NumberSlot
 from dovetail.frontends.step.reachable_state import ReachableState
+from dovetail.frontends.step.syntax import is_calling
 from dovetail.reach.values import MAX_WATCHED_BYTES, PLAIN, is_a
 from dovetail.torch_compat.traced_numbers import is_traced
 
@@ -108,7 +110,8 @@ def _making(
     function: Callable[..., Any], before_runs: Callable[..., Any], derive: Callable[..., Any], is_noted: Any
 ) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
-        if is_noted() and all(map(_is_known, (*args, *kwargs.values()))):
+        is_of_step = is_noted() and is_calling(sys._getframe(1), make)  # code of C expects memory
+        if is_of_step and all(map(_is_known, (*args, *kwargs.values()))):
             return derive(before_runs, args, kwargs)
         return function(*args, **kwargs)
 

@@ -70,6 +70,7 @@ class Lifting:
         self.guarded = Numbers()
         self.calls_hooks = self.asks_texts = self.makes_arrays = False
         self._changed = Numbers()
+        self._arrays: frozenset[Path] = frozenset()
         self._written: frozenset[Path] = frozenset()
         self.kept: frozenset[Path] = frozenset()
         self.write_only: frozenset[Path] = frozenset()
@@ -146,10 +147,11 @@ class Lifting:
 
         is_wanted: by a recording. needs_some: it is of no use where no array is held.
         """
-        arrays = array_slots(reachable) if is_wanted and not self.makes_arrays else frozenset()
-        if not is_wanted or self.makes_arrays or (needs_some and not arrays):
+        arrays = array_slots(reachable) - self._arrays if is_wanted else frozenset()
+        if not is_wanted or (not arrays and (needs_some or self.makes_arrays)):
             return False
         self.makes_arrays = True
+        self._arrays |= arrays
         self._changed |= Numbers(arrays)
         return True
 

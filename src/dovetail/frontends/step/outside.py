@@ -31,6 +31,7 @@ from dovetail.errors import DovetailError, UnsupportedStep
 from dovetail.frontends.step.containers import Slot
 from dovetail.ir.provenance import is_library_file
 from dovetail.reach.values import PLAIN, Kind, is_a, kind_of
+from dovetail.torch_compat.fakes import is_fake
 
 _CLOCK = ("reads the time", "the program would keep the answer of its first run", "do so outside the step")
 _RANDOM = ("reads random bytes", "the program would keep those of its first run", "do so outside the step")
@@ -139,6 +140,25 @@ class Outside:
             return function(*args, **kwargs)
 
         return call
+
+
+def forget_fakes(functions: Iterable[Any]) -> None:
+    """Let functions that remember results, and were not known while recording, forget it if that is fakes."""
+    for function in functions:
+        if _holds_fakes(function):
+            function.cache_clear()
+
+
+def _holds_fakes(function: Any) -> bool:
+    met: dict[int, Any] = {id(function): function}
+    left = [function]
+    while left:
+        inner = [x for x in gc.get_referents(left.pop()) if id(x) not in met]
+        if any(isinstance(x, torch.Tensor) and is_fake(x) for x in inner):
+            return True
+        met.update((id(x), x) for x in inner)
+        left += [x for x in inner if type(x) in (dict, list, tuple)]
+    return False
 
 
 def _remembers(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

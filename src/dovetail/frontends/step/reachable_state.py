@@ -119,7 +119,7 @@ class ReachableState:
     @property
     def _roles(self) -> list[list[Any]]:
         named = (self.modules, self.optimizers, self.schedulers, self.scalers, self._randoms)
-        return [[slot.path for slot, _ in self.tensors], *([name for name, *_ in found] for found in named)]
+        return [self.caches, [slot.path for slot, _ in self.tensors], *([name for name, *_ in x] for x in named)]
 
     @property
     def caches_of_functions(self) -> list[Slot]:

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from dovetail.capture.step_tensors import MadeTensor
+from dovetail.frontends.step.drawn_values import is_same_result
 from dovetail.frontends.step.host_calls import HostCall
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.write_only import Put
@@ -30,6 +31,8 @@ from dovetail.torch_compat.modes import autocast_off
 
 _COMPARED = (int, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
 _FEW = 4096
+# by value: the tensor, and its place among what is made before each run, if it is on the memory of an array of these
+_Constants: TypeAlias = dict[Value, tuple[torch.Tensor, int | None]]
 
 
 class _Pairs:
@@ -39,14 +42,11 @@ class _Pairs:
         self._later: dict[Value, Value] = {}
         self._earlier: dict[Value, Value] = {}
         self._storages: tuple[dict[int, int], dict[int, int]] = ({}, {})
-        self._constants: tuple[dict[Value, torch.Tensor], dict[Value, torch.Tensor]] = ({}, {})
+        self._constants: tuple[_Constants, _Constants] = ({}, {})
 
     def add_constants(self, first: Recorded, later: Recorded) -> None:
         """Tensors that nothing reaches: they are paired where they hold the same."""
-        self._constants = (
-            {value: tensor for tensor, value in first.recording.recorder.constants},
-            {value: tensor for tensor, value in later.recording.recorder.constants},
-        )
+        self._constants = (_constants_of(first), _constants_of(later))
 
     def __contains__(self, value: Value) -> bool:
         return value in self._later
@@ -91,8 +91,9 @@ class _Pairs:
 
     def _are_paired(self, one: Value, other: Value) -> bool:
         if one not in self._later and one in self._constants[0] and other in self._constants[1]:
-            a, b = self._constants[0][one], self._constants[1][other]
-            return (a is b or _hold_the_same(a, b)) and self.add(one, other)
+            (a, drawn), (b, other_drawn) = self._constants[0][one], self._constants[1][other]
+            is_drawn = drawn is not None and a.stride() == b.stride()  # in the same way, see `_draw_the_same`
+            return drawn == other_drawn and (a is b or is_drawn or _hold_the_same(a, b)) and self.add(one, other)
         return self._later.get(one) is other
 
 
@@ -154,7 +155,7 @@ class _MadeAlone:
 def _inputs_are_alike(pairs: _Pairs, first: Recorded, later: Recorded, found: Mapping[Value, torch.Tensor]) -> bool:
     if [slot.path for slot in first.slots] != [slot.path for slot in later.slots] or first.leaves != later.leaves:
         return False
-    if first.draws.made or later.draws.made:
+    if not _draw_the_same(first, later):
         return False
     places = {id(item.tensor): place for place, item in enumerate(later.recording.tensors)}
     inputs = first.recording.inputs, later.recording.inputs
@@ -168,6 +169,22 @@ def _inputs_are_alike(pairs: _Pairs, first: Recorded, later: Recorded, found: Ma
     return all(
         id(tensor) in places and pairs.add(value, inputs[1][places[id(tensor)]]) for value, tensor in found.items()
     )
+
+
+def _draw_the_same(first: Recorded, later: Recorded) -> bool:
+    """Whether the same is drawn, and computed of that, before a program runs."""
+    one, other = first.draws, later.draws
+    return (
+        len(one.made) == len(other.made)
+        and all(a.is_like(b) for a, b in zip(one.made, other.made, strict=True))
+        and all(map(is_same_result, one.results, other.results))
+    )
+
+
+def _constants_of(recorded: Recorded) -> _Constants:
+    constants = recorded.recording.recorder.constants
+    drawn = recorded.draws.tensors.among([tensor for tensor, _ in constants])
+    return {value: (tensor, drawn.get(slot)) for slot, (tensor, value) in enumerate(constants)}
 
 
 def _are_one(pairs: _Pairs, node: Node, other: Node) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 Span = tuple[int, int, int, int]
@@ -118,6 +118,16 @@ def percent_formats(frame: FrameType) -> list[str]:
     return list(dict.fromkeys(re.sub(r"\([^)]*\)", "", m[0]) for m in FORM.finditer(text) if m["kind"] != "%"))
 
 
+def is_calling(frame: FrameType, function: Any) -> bool:
+    """Whether what a frame is in the middle of is written as a call of this function.
+
+    It may be in code of C instead, which the frame has called, and which calls the function.
+    """
+    tree = tree_of(frame.f_code)
+    node = None if tree is None else tree.at(span_at(frame.f_code, frame.f_lasti))
+    return isinstance(node, ast.Call) and _held(node.func, frame) is function
+
+
 def _held(node: ast.AST, frame: FrameType) -> Any:
     """What an expression is: a constant, a variable, an attribute or an item of one. None where that runs code."""
     if isinstance(node, ast.Constant):
@@ -125,7 +135,10 @@ def _held(node: ast.AST, frame: FrameType) -> Any:
     if isinstance(node, ast.Name):
         return frame.f_locals.get(node.id, frame.f_globals.get(node.id))
     if isinstance(node, ast.Attribute):
-        found = inspect.getattr_static(_held(node.value, frame), node.attr, None)
+        holder = _held(node.value, frame)
+        if isinstance(holder, ModuleType):
+            return vars(holder).get(node.attr)
+        found = inspect.getattr_static(holder, node.attr, None)
         return found if type(found) is str or not hasattr(type(found), "__get__") else None
     if isinstance(node, ast.Subscript):
         holder, key = _held(node.value, frame), _held(node.slice, frame)
