@@ -90,14 +90,20 @@ def unnoticed_mode() -> Iterator[None]:
 
 def surroundings() -> tuple[object, ...]:
     """The default device, the kernels of attention that are allowed, and hooks on all modules; it can be hashed."""
-    modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    device = default_device()
     return (
-        tuple([str(mode.device) for mode in modes if isinstance(mode, DeviceContext)]),
+        None if device is None else str(device),
         torch._C._get_flash_sdp_enabled(),
         torch._C._get_math_sdp_enabled(),
         torch._C._get_mem_efficient_sdp_enabled(),
         tuple([tuple(hooks.values()) for hooks in _HOOKS if hooks]),
     )
+
+
+def default_device() -> torch.device | None:
+    """The default device that is set, as it was set; None where none is. No tensor is made, as torch's own does."""
+    modes = _get_current_function_mode_stack() if _function_modes() else ()
+    return next((mode.device for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
 
 
 def switches() -> dict[str, Any]:
@@ -111,7 +117,7 @@ def switches() -> dict[str, Any]:
         ),
         "torch.set_num_threads": torch.get_num_threads(),
         "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "torch.set_default_device": torch.get_default_device(),
+        "torch.set_default_device": default_device(),
         "torch.set_anomaly_enabled": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         "torch.set_autocast_cache_enabled": torch.is_autocast_cache_enabled(),
         "torch.backends.cuda.enable_flash_sdp": torch.backends.cuda.flash_sdp_enabled(),
@@ -151,6 +157,10 @@ def set_switches(wanted: Mapping[str, Any]) -> None:
             torch.use_deterministic_algorithms(value[0], warn_only=value[1])
         elif name == "torch.set_grad_enabled":
             torch._C._set_grad_enabled(value)  # `torch.set_grad_enabled` is a context that costs more
+        elif name == "torch.set_default_device":
+            torch.set_default_device(None)  # what was set last; what is around it holds again
+            if default_device() != value:
+                torch.set_default_device(value)
         elif name == "torch.set_anomaly_enabled":
             torch.autograd.set_detect_anomaly(*value)
         else:

@@ -131,6 +131,30 @@ def check_unnoticed_mode() -> str | None:
     return first_difference(("answers", found, [True, False, True, True]))
 
 
+def check_default_device() -> str | None:
+    """Each way to set a default device is seen, and nothing is made in order to see it."""
+    made = list[Any]()
+
+    class Look(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Look():
+        found = [modes.default_device()]
+        with torch.device("meta"), _Through():
+            found.append(modes.default_device())
+            torch.set_default_device("cpu")
+            try:
+                found.append(modes.default_device())
+            finally:
+                torch.set_default_device(None)
+            found.append(modes.default_device())
+        found.append(modes.default_device())
+    devices = [None if device is None else str(device) for device in found]
+    return first_difference(("devices", devices, [None, "meta", "cpu", "meta", None]), ("made", made, []))
+
+
 def check_switches() -> str | None:
     """Each switch that is set is seen."""
     before = modes.switches()
@@ -166,7 +190,9 @@ def check_kernel_switches() -> str | None:
 def check_set_switches() -> str | None:
     """Every switch can be set to what it is."""
     before = modes.switches()
-    modes.set_switches({name: value for name, value in before.items() if name != "torch.set_default_device"})
+    modes.set_switches(before)
+    with torch.device("meta"):
+        modes.set_switches(before)
     return first_difference(("the switches", modes.switches(), before))
 
 
@@ -180,6 +206,7 @@ CHECKS = (
     check_autocast_is_active_above,
     check_autocast_off,
     check_casts_in_force,
+    check_default_device,
     check_has_function_mode,
     check_function_mode_is_active,
     check_set_switches,
