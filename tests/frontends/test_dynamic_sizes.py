@@ -358,6 +358,21 @@ def test_a_copy_that_is_a_view_where_there_is_one_row(name: str) -> None:
         assert torch.equal(found.zero_() * 0 + mine.sum(), expected.zero_() * 0 + other.sum())
 
 
+def test_a_sum_in_the_order_of_strides_tells_a_view_from_a_copy() -> None:
+    """Of one row, eager mode takes the mean of an expanded view, which rounds otherwise than that of a copy."""
+
+    def function(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        rows = x.split_with_sizes([int(n), 4 - int(n)])[0]
+        return rows * rows.unsqueeze(1).expand(-1, 2, -1).reshape(-1, 6).mean()
+
+    compiled = dovetail.compile(function)
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    for rows in (2, 3):
+        assert torch.equal(compiled(x, torch.tensor(rows)), function(x, torch.tensor(rows)))
+    with pytest.raises(UnexpectedSize):
+        compiled(x, torch.tensor(1))
+
+
 def test_dropout_of_a_selection() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x[x[:, 0] > 0], 0.5)

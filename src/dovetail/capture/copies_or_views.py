@@ -3,7 +3,8 @@
     x[: n.item()].flatten()     ->    clone(x[: n]); _unsafe_view(...)      and: n != 1
 
 A program takes sizes that it does not know for larger than 1, as torch does. With a single row, eager mode hands out a
-view, with the strides and the memory of what it views. Where a caller could tell, the program checks the size.
+view, with the strides and the memory of what it views. Where a caller could tell, or a kernel, which sums in the order
+of strides, the program checks the size.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _FORMAT = ("memory_format", torch.contiguous_format)
 
 
 def expect_copies(recorder: Recorder, results: Sequence[object], inputs: Sequence[Value]) -> None:
-    """Let the program check that what it copies is no view, where results, or writes, tell a copy from a view."""
+    """Let the program check that what it copies is no view, where results, writes or strides tell the two apart."""
     copies = [node for node in recorder.nodes if node.target is _CLONE and _FORMAT in node.kwargs]
     copies = [node for node in copies if _unknown(node, recorder)]
     if not copies:
@@ -44,7 +45,7 @@ def expect_copies(recorder: Recorder, results: Sequence[object], inputs: Sequenc
         sources[storage] = {viewed} | sources.get(viewed, set())
         shares = storage in returned and not sources[storage].isdisjoint(returned | given)
         is_written = not written.isdisjoint({storage} | sources[storage])
-        if shares or is_written or (storage in returned and _tells(source, reshaped.get(made))):
+        if shares or is_written or _tells(source, reshaped.get(made)):
             recorder.expect([SizeExpr("ne", (size, 1)) for size in _unknown(node, recorder)])
 
 
