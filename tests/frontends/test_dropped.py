@@ -44,6 +44,17 @@ def _search(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     return dovetail.compile_step(step)
 
 
+def _asking_step(net: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What the first recording of its closure refuses, a call in eager mode answers."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = net(x).square().mean() * (int(x.sum() > 100) + 1)
+        loss.backward()
+        return loss.detach()
+
+    return dovetail.compile_step(step, memory_limit="1GiB")
+
+
 def _trained(call: Callable[..., Any]) -> Callable[[torch.Tensor], Any]:
     return lambda x: call(x).square().mean().backward()
 
@@ -58,12 +69,14 @@ USES: dict[str, Use] = {
     "backend": lambda net: _trained(torch.compile(net, backend="dovetail")),
     "step": _step,
     "step that searches": _search,
+    "step that asks": _asking_step,
     "step with numbers": lambda net: _step(net, torch.optim.Adam),
     "freeze": _frozen,
 }
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.filterwarnings("ignore::dovetail.DovetailWarning")
 @pytest.mark.parametrize("use", USES)
 def test_weights_go_with_the_last_reference(use: str) -> None:
     def run() -> weakref.ref[Any]:

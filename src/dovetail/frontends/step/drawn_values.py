@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from types import BuiltinMethodType, MethodWrapperType
 from typing import Any
 
 import numpy as np
@@ -15,8 +12,6 @@ import torch
 from dovetail.errors import GuardMiss
 from dovetail.frontends.step.containers import Path
 from dovetail.reach.values import random_state, set_random_state
-
-_COMPARED = (bool, int, float, complex, str, bytes, range)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +34,6 @@ class Held:
     """An array, or a number, that is read before each run. path: where it is held."""
 
     path: Path
-
-
-_BY_EQUALITY = (np.dtype, BuiltinMethodType, MethodWrapperType, Ref, Source, Held)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,44 +74,6 @@ class Draw:
             return getattr(generators[0], self.function)(*args, **kwargs)
         assert not isinstance(self.function, Held), "it is read, and not made"
         return self.function(*args, **kwargs)
-
-    def is_like(self, other: Draw) -> bool:
-        """Whether another one, of another recording, calls the same with the same."""
-        return (
-            (self.which, self.kind, self.sources) == (other.which, other.kind, other.sources)
-            and _are_same(self.function, other.function)
-            and _are_same(self.args, other.args)
-            and _are_same(self.kwargs, other.kwargs)
-        )
-
-
-def _are_same(one: Any, other: Any) -> bool:
-    """Whether two operands, or functions, are the same."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    parts, others = _parts_of(one), _parts_of(other)
-    if parts is not None and others is not None:
-        return len(parts) == len(others) and all(map(_are_same, parts, others))
-    if type(one) is np.ndarray:
-        return kind_of_result(one) == kind_of_result(other) and is_same_result(one, other)
-    if type(one) in _COMPARED or isinstance(one, np.generic):
-        return repr(one) == repr(other)
-    return isinstance(one, _BY_EQUALITY) and bool(one == other)
-
-
-def _parts_of(item: Any) -> Sequence[Any] | None:
-    """What an operand, or a function, consists of; None where it is one thing."""
-    if type(item) is partial:
-        return [item.func, item.args, item.keywords]
-    if type(item) is operator.methodcaller:
-        return item.__reduce__()
-    if type(item) is slice:
-        return [item.start, item.stop, item.step]
-    if type(item) is dict:
-        return [*item.keys(), *item.values()]
-    return item if type(item) in (list, tuple) else None
 
 
 def kind_of_result(item: Any) -> Hashable:

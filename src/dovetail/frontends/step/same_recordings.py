@@ -13,12 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
+from operator import methodcaller
+from types import BuiltinMethodType, MethodWrapperType
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from dovetail.capture.step_tensors import MadeTensor
-from dovetail.frontends.step.drawn_values import is_same_result
+from dovetail.frontends.step.drawn_values import is_same_result, kind_of_result
 from dovetail.frontends.step.host_calls import HostCall
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.write_only import Put
@@ -29,7 +33,11 @@ from dovetail.ops.facts import facts_of, written_values
 from dovetail.ops.interpret import run_node
 from dovetail.torch_compat.modes import autocast_off
 
-_COMPARED = (int, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format)
+_COMPARED = (
+    *(int, str, bytes, Enum, torch.dtype, torch.device, torch.layout, torch.memory_format),
+    *(range, np.dtype, BuiltinMethodType, MethodWrapperType),
+)
+_MADE_OF_PARTS = (slice, partial, methodcaller)
 _FEW = 4096
 # by value: the tensor, and its place among what is made before each run, if it is on the memory of an array of these
 _Constants: TypeAlias = dict[Value, tuple[torch.Tensor, int | None]]
@@ -83,16 +91,21 @@ class _Pairs:
             return len(one) == len(other) and all(map(self.alike, one, other))
         if isinstance(one, dict):
             return list(one) == list(other) and self.alike(list(one.values()), list(other.values()))
+        if isinstance(one, _MADE_OF_PARTS):
+            return self.alike(one.__reduce__(), other.__reduce__())
         if is_dataclass(one):
             return all(self.alike(getattr(one, f.name), getattr(other, f.name)) for f in fields(one) if f.compare)
-        if isinstance(one, float | complex):
-            return repr(one) == repr(other)
-        return isinstance(one, _COMPARED) and one == other
+        return _is_same_leaf(one, other)
+
+    def draw_the_same(self, first: Recorded, later: Recorded) -> bool:
+        """Whether the same is drawn, and computed of that, before a program runs."""
+        one, other = first.draws, later.draws
+        return self.alike(one.made, other.made) and all(map(is_same_result, one.results, other.results))
 
     def _are_paired(self, one: Value, other: Value) -> bool:
         if one not in self._later and one in self._constants[0] and other in self._constants[1]:
             (a, drawn), (b, other_drawn) = self._constants[0][one], self._constants[1][other]
-            is_drawn = drawn is not None and a.stride() == b.stride()  # in the same way, see `_draw_the_same`
+            is_drawn = drawn is not None and a.stride() == b.stride()  # in the same way, see `draw_the_same`
             return drawn == other_drawn and (a is b or is_drawn or _hold_the_same(a, b)) and self.add(one, other)
         return self._later.get(one) is other
 
@@ -155,7 +168,7 @@ class _MadeAlone:
 def _inputs_are_alike(pairs: _Pairs, first: Recorded, later: Recorded, found: Mapping[Value, torch.Tensor]) -> bool:
     if [slot.path for slot in first.slots] != [slot.path for slot in later.slots] or first.leaves != later.leaves:
         return False
-    if not _draw_the_same(first, later):
+    if not pairs.draw_the_same(first, later):
         return False
     places = {id(item.tensor): place for place, item in enumerate(later.recording.tensors)}
     inputs = first.recording.inputs, later.recording.inputs
@@ -168,16 +181,6 @@ def _inputs_are_alike(pairs: _Pairs, first: Recorded, later: Recorded, found: Ma
         return False
     return all(
         id(tensor) in places and pairs.add(value, inputs[1][places[id(tensor)]]) for value, tensor in found.items()
-    )
-
-
-def _draw_the_same(first: Recorded, later: Recorded) -> bool:
-    """Whether the same is drawn, and computed of that, before a program runs."""
-    one, other = first.draws, later.draws
-    return (
-        len(one.made) == len(other.made)
-        and all(a.is_like(b) for a, b in zip(one.made, other.made, strict=True))
-        and all(map(is_same_result, one.results, other.results))
     )
 
 
@@ -254,6 +257,15 @@ def _put_by(call: HostCall) -> Any:
     """What a call puts into a container, if that is what it does."""
     put = call.function
     return (put.at, put.trees) if isinstance(put, Put) else None
+
+
+def _is_same_leaf(one: Any, other: Any) -> bool:
+    """Whether two operands of one type, which have no parts, are the same."""
+    if isinstance(one, np.ndarray | np.generic):
+        return kind_of_result(one) == kind_of_result(other) and is_same_result(one, other)
+    if isinstance(one, float | complex):
+        return repr(one) == repr(other)
+    return isinstance(one, _COMPARED) and bool(one == other)
 
 
 def _plain(found: Any) -> Any:
