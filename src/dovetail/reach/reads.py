@@ -26,6 +26,7 @@ from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
 from dovetail.reach.libraries import is_installed, is_library_class, is_library_module, is_ours, is_users_function
 from dovetail.reach.slots import NamesOf, in_cell, in_slot, settings_of_decimals, sources_of_levels
 from dovetail.reach.stand_ins import StandIn
+from dovetail.reach.unshown import Unshown
 from dovetail.reach.values import (
     PLAIN,
     RANDOM_SOURCES,
@@ -38,7 +39,6 @@ from dovetail.reach.values import (
     mro_of,
     name_of,
     own_of,
-    random_state,
 )
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.traced_maths import untraced
@@ -58,9 +58,8 @@ class Reads:
 
     namespaces: entries of dictionaries, each with its dictionary and value. attributes: of objects, in their
     `__dict__`. class_attributes, descriptors, cells: the same for those. asked: functions, with their answers. owners:
-    objects whose attributes were read. labels: of namespaces. roots: see `root`.
-    holders: of containers, the object or cell in which each was found, and whether the collector knew it then.
-    draws: random generators outside torch, and where they stood. overwritten: attributes set before they were read.
+    objects whose attributes were read. labels: of namespaces. roots: see `root`. holders: of containers, the object or
+    cell in which each was found, and whether the collector knew it then. overwritten: attributes set before read.
     """
 
     def __init__(self, install: Callable[[type], None], on_moving: Callable[[Any], None] = lambda _: None) -> None:
@@ -78,7 +77,7 @@ class Reads:
         self.labels: dict[int, str] = {}
         self.roots: list[Any] = []
         self.holders: dict[int, tuple[Any, bool]] = {}
-        self.draws: dict[int, tuple[Any, Any, Any]] = {}
+        self.unshown = Unshown()
         self.overwritten: set[tuple[int, str]] = set()
         self._met: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}
@@ -88,8 +87,7 @@ class Reads:
         self._named: set[str] = set()
         self._classes: dict[int, type] = {}
         self._modules: dict[int, ModuleType] = {}
-        self._goes_past_classes = False
-        self._goes_past_objects = False
+        self._goes_past_classes = self._goes_past_objects = False
 
     def end(self) -> None:
         """The call is over: nothing more is to be watched."""
@@ -114,8 +112,10 @@ class Reads:
             if kind is decimal.Decimal or item is decimal.Decimal or item is decimal:
                 self.ask(settings_of_decimals)
             if issubclass(kind, torch.Tensor):
-                if not is_fake(item) and attributes_of(item):  # whose own attributes nothing shows being read
-                    self.every_entry(attributes_of(item), "a tensor")
+                if not is_fake(item):
+                    own = attributes_of(item) or {}  # nothing shows them being read
+                    self.unshown.add_tensor(item, own)
+                    self.every_entry(own, "a tensor")
                 continue
             if issubclass(kind, type):
                 self._meet_class(item)
@@ -123,7 +123,7 @@ class Reads:
             elif issubclass(kind, ModuleType):
                 self._meet_module(item)
             elif issubclass(kind, RANDOM_SOURCES) and not issubclass(kind, random.SystemRandom):
-                self.draws[id(item)] = (item, *random_state(item))
+                self.unshown.add_source(item)
             elif is_compared_by_contents(item):
                 left += self.snapshot.take(item)
                 self.holders[id(item)] = (holder, gc.is_tracked(item))

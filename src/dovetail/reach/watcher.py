@@ -21,7 +21,6 @@ from dovetail.reach.outside import RANDOM, Verdict
 from dovetail.reach.reads import Reads
 from dovetail.reach.spies import OnGradient, Spies
 from dovetail.reach.stand_ins import StandIns
-from dovetail.reach.values import random_state, set_random_state
 
 OnFrame: TypeAlias = "Callable[[FrameType, str, Any], None]"
 _NO_ANSWERS: Mapping[Callable[[], Any], Any] = {}
@@ -145,17 +144,9 @@ class Watcher:
 
     def _refuse_draws(self, reads: Reads) -> None:
         """Refuse draws from generators that no event shows, and put the generators back."""
-        for source in put_draws_back(reads):
+        for source in reads.unshown.put_sources_back():
             name = f"a method of {type(source).__module__}.{type(source).__qualname__}"
             self.refusals.append(OutsideRead(function=name, why=RANDOM))
-
-
-def put_draws_back(reads: Reads) -> list[Any]:
-    """Let random generators outside torch stand where they stood before a call. Returns: those that had moved."""
-    moved = [(source, state) for source, key, state in reads.draws.values() if random_state(source)[0] != key]
-    for source, state in moved:
-        set_random_state(source, state)
-    return [source for source, _ in moved]
 
 
 @contextmanager

@@ -55,7 +55,7 @@ from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.options import Options
 from dovetail.reach.changes import ReadChange
 from dovetail.reach.stand_ins import StandIns
-from dovetail.reach.watcher import Watcher, put_draws_back
+from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
 
@@ -270,7 +270,8 @@ class StepCapture:
             generator.set_state(state)
         reads = self._watcher.reads
         if reads is not None:
-            put_draws_back(reads)
+            reads.unshown.put_sources_back()
+            reads.unshown.put_tensors_back()
         if reads is not None and (error is None or isinstance(error, Exception)):
             is_strict = error is not None or bool(self._elsewhere)
             if self._reachable.learn(reads, is_strict=is_strict):

@@ -330,8 +330,7 @@ class StepCaptures:
             try:
                 with interrupts_wait():
                     found = capture.variant(self._cache.name, hints, assume_cleared=clears, calls_hooks=hooks)
-                wants_arrays = capture.wants_arrays or self._lifting.makes_arrays
-                if not self._lifting.reads_arrays(reachable, is_wanted=wants_arrays, needs_some=True):
+                if not self._lifting.reads_arrays(reachable, is_wanted=capture.wants_arrays, needs_some=True):
                     self._lifting.guarded |= left_out
                     return found
             except GradientsNotCleared:

@@ -147,8 +147,10 @@ class Lifting:
 
         is_wanted: by a recording. needs_some: it is of no use where no array is held.
         """
-        arrays = array_slots(reachable) - self._arrays if is_wanted else frozenset()
-        if not is_wanted or (not arrays and (needs_some or self.makes_arrays)):
+        if not (is_wanted or self.makes_arrays):
+            return False
+        arrays = array_slots(reachable) - self._arrays  # those that an earlier recording has not shown yet
+        if not arrays and (needs_some or self.makes_arrays):
             return False
         self.makes_arrays = True
         self._arrays |= arrays

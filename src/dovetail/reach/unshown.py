@@ -1,0 +1,40 @@
+"""What code can change of the objects that it meets without an event that shows it, as it was when they were met."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.reach.values import attributes_of, random_state, set_random_state
+
+
+class Unshown:
+    """Random generators outside torch, by where they stand; real tensors, by their attributes and `requires_grad`."""
+
+    def __init__(self) -> None:
+        self._sources: list[tuple[Any, Any, Any]] = []
+        self._tensors: list[tuple[Any, bool, dict[str, Any]]] = []
+
+    def add_source(self, source: Any) -> None:
+        """A generator was met."""
+        self._sources.append((source, *random_state(source)))
+
+    def add_tensor(self, tensor: Any, own: dict[str, Any]) -> None:
+        """A real tensor was met. own: its attributes."""
+        self._tensors.append((tensor, tensor.requires_grad, dict(own)))
+
+    def put_sources_back(self) -> list[Any]:
+        """Let generators stand where they stood. Returns: those that had moved."""
+        moved = [(source, state) for source, key, state in self._sources if random_state(source)[0] != key]
+        for source, state in moved:
+            set_random_state(source, state)
+        return [source for source, _ in moved]
+
+    def put_tensors_back(self) -> None:
+        """Let tensors have the attributes, and require the gradients, that they had."""
+        for tensor, requires_grad, own in self._tensors:
+            if tensor.is_leaf and tensor.requires_grad is not requires_grad:
+                tensor.requires_grad_(requires_grad)
+            now = attributes_of(tensor)
+            if now is not None and (now.keys() != own.keys() or any(now[name] is not own[name] for name in own)):
+                now.clear()
+                now.update(own)
