@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks.arguments import DEFAULT_OUT, Models, Out, Threads, Timeout, split_names
+from benchmarks.arguments import DEFAULT_OUT, Device, Models, Out, Threads, Timeout, split_names
 from benchmarks.measure import EAGER
 from benchmarks.models import MODELS
 from benchmarks.processes import ask_fresh_process, describe_machine
@@ -50,7 +50,7 @@ def step_capture(
     write_capture_report(captures, calls, machine, settings, out)
 
 
-def step_memory(
+def step_memory(  # noqa: PLR0913 (options of a command)
     models: Models = "mlp,gpt2-4-short,gpt2-4,gpt2-12,resnet18,bert,llama",
     clipped: Annotated[str, typer.Option(help="Models whose gradients are clipped as well.")] = "mlp,gpt2-4",
     ways: Annotated[str, typer.Option(help=f"Which ways of running steps: {', '.join(WAYS)}.")] = ",".join(WAYS),
@@ -58,12 +58,13 @@ def step_memory(
     steps_per_round: Annotated[int, typer.Option(min=1, help="Training steps in one turn.")] = 2,
     logging_rounds: Annotated[int, typer.Option(min=1, help="Steps with and without printing.")] = 300,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    device: Device = "cpu",
     out: Out = DEFAULT_OUT,
     timeout: Timeout = 1800.0,
 ) -> None:
     """Measure the exact peak and the time of whole training steps with AdamW, optimizer included."""
     console = Console(stderr=True)
-    machine = describe_machine("cpu")
+    machine = describe_machine(device)
     chosen = list(dict.fromkeys([EAGER, *split_names(ways, WAYS, "--ways")]))
     cases = [(model, False) for model in split_names(models, MODELS, "--models")]
     cases += [(model, True) for model in split_names(clipped, MODELS, "--clipped")] if clipped else []
@@ -72,7 +73,7 @@ def step_memory(
     for model, clip in cases:
         console.print(f"{model}{', clipped' if clip else ''}", markup=False)
         turns = {"rounds": rounds, "steps_per_round": steps_per_round}
-        answers = ask_for_ways(model, chosen, clip=clip, **turns, threads=threads, timeout_s=timeout)
+        answers = ask_for_ways(model, chosen, clip=clip, **turns, threads=threads, timeout_s=timeout, device=device)
         rows += summarize_ways(model, clip, answers)
     asked = {
         "model": "mlp-small",

@@ -71,7 +71,9 @@ class StepMemory:
     error: str | None = None
 
 
-def measure_ways(model: str, ways: Sequence[str], clip: bool, rounds: int, steps_per_round: int) -> Json:
+def measure_ways(
+    model: str, ways: Sequence[str], clip: bool, rounds: int, steps_per_round: int, device: str = "cpu"
+) -> Json:
     """Run the steps of several ways in turn, so that a change of the machine's load meets all; one answer for each."""
     answers: Json = {way: {"losses": [], "wall_ms": []} for way in ways}
     steps: dict[str, TrainingStep] = {}
@@ -90,17 +92,17 @@ def measure_ways(model: str, ways: Sequence[str], clip: bool, rounds: int, steps
         answers[way]["losses"] += [float(steps[way]()) for _ in range(count)]
 
     def start(way: str) -> None:
-        steps[way] = make_training_step(way, model, clip=clip)
+        steps[way] = make_training_step(way, model, clip=clip, device=device)
         run(way, _WARM_UP_STEPS)
 
     def time_round(way: str) -> None:
-        started = own_now()
+        started = own_now(device)
         run(way, steps_per_round)
-        answers[way]["wall_ms"].append((own_now() - started).wall_s / steps_per_round * 1e3)
+        answers[way]["wall_ms"].append((own_now(device) - started).wall_s / steps_per_round * 1e3)
 
     def finish(way: str) -> None:
         answers[way]["digest"] = steps[way].digest()
-        report = measure_peak(steps[way])
+        report = measure_peak(steps[way], device=device)
         answers[way] |= {"peak_bytes": report.peak_bytes, "end_bytes": report.end_bytes}
         compiled = steps[way].run
         if isinstance(compiled, CompiledStep):
@@ -127,6 +129,7 @@ def ask_for_ways(
     steps_per_round: int,
     threads: int,
     timeout_s: float,
+    device: str = "cpu",
 ) -> Json:
     """Measure in fresh processes: one for each way through Dynamo, with eager beside it, one for each of JAX, and one
     for all others.
@@ -134,7 +137,8 @@ def ask_for_ways(
     Times of Dynamo's ways are compared with the eager of their own process. Where there is no C++ compiler or no JAX,
     or where one gives up, the way's answer is an error.
     """
-    arguments = {"model": model, "clip": clip, "rounds": rounds, "steps_per_round": steps_per_round}
+    turns = {"rounds": rounds, "steps_per_round": steps_per_round}
+    arguments = {"model": model, "clip": clip, "device": device, **turns}
 
     def ask(chosen: Sequence[str]) -> Json:
         answer = ask_fresh_process("step-memory", {**arguments, "ways": chosen}, threads=threads, timeout_s=timeout_s)

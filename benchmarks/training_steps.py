@@ -70,7 +70,12 @@ class TrainingStep:
 
 
 def make_training_step(
-    way: str, model: str, *, clip: bool = False, log: Callable[[Any], None] | None = None
+    way: str,
+    model: str,
+    *,
+    clip: bool = False,
+    log: Callable[[Any], None] | None = None,
+    device: str = "cpu",
 ) -> TrainingStep:
     """Build the model and its step.
 
@@ -79,18 +84,19 @@ def make_training_step(
         model: a name of `benchmarks.models.MODELS`.
         clip: whether the norm of all gradients is clipped.
         log: called in the step with the loss as a number; a host call, for dovetail.
+        device: where the weights and inputs are.
 
     Raises:
         ValueError: clipping with hooks, which have no moment at which all gradients are there.
     """
-    workload = build_workload(model, "cpu", SEED)
+    workload = build_workload(model, device, SEED)
     if way == HOOKS:
         if clip:
             raise ValueError("clipping needs all gradients at once, and hooks give each one up as soon as it is there")
         plain = _hooked_step(workload.model)
     else:
         plain = usual_step(workload.model, _forward(way, workload.model), clip=clip, log=log)[0]
-    options = _options(way, model, clip)
+    options = _options(way, model, clip, device)
     run = plain if options is None else dovetail.compile_step(plain, keep_grads=False, **options)
     return TrainingStep(workload, run, plain)
 
@@ -112,14 +118,14 @@ def _checkpoint_layers(model: nn.Module) -> None:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def _options(way: str, model: str, clip: bool) -> dict[str, Any] | None:
+def _options(way: str, model: str, clip: bool, device: str) -> dict[str, Any] | None:
     """The options of dovetail; None for other ways. Limits are found with a model of their own."""
     if way in (HALF, LOWEST):
-        workload = build_workload(model, "cpu", SEED)
+        workload = build_workload(model, device, SEED)
         step, _ = usual_step(workload.model, clip=clip)
         for _ in range(2):
             step(workload.inputs)
-        eager = measure_peak(step, workload.inputs).peak_bytes
+        eager = measure_peak(step, workload.inputs, device=device).peak_bytes
         return {"memory_limit": f"transient:{eager // 2 if way == HALF else _lowest(step, workload)}B"}
     return {DOVETAIL: {}, ARENA: {"arena": True}, FAST: {"numerics": "fast"}}.get(way)
 

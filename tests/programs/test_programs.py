@@ -30,7 +30,7 @@ KNOWN: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (_BACKEND, ("routed_experts_in_pieces",), "graph breaks: each piece adds up the gradients of its own reads first"),
 )
 _CODES = {(name, door): code for doors, names, code, _ in REFUSED for name in names for door in doors}
-_REASONS = {(name, door): why for doors, names, why in KNOWN for name in names for door in doors}
+REASONS = {(name, door): why for doors, names, why in KNOWN for name in names for door in doors}
 
 
 def programs() -> Iterator[Program]:
@@ -43,7 +43,7 @@ def programs() -> Iterator[Program]:
 def _cases() -> Iterator[object]:
     for program in programs():
         for door in program.doors:
-            why = _REASONS.get((program.name, door))
+            why = REASONS.get((program.name, door))
             marks = [] if why is None else [pytest.mark.xfail(strict=True, reason=why)]
             yield pytest.param(program, door, id=f"{program.name}-{door}", marks=marks)
 
@@ -68,7 +68,7 @@ def test_names_are_known() -> None:
     names = [program.name for program in programs()]
     assert len(set(names)) == len(names)
     doors = {(program.name, door) for program in programs() for door in program.doors}
-    assert not (_CODES.keys() | _REASONS.keys()) - doors
+    assert not (_CODES.keys() | REASONS.keys()) - doors
 
 
 def _uneven(returns: bool) -> Program:

@@ -1,0 +1,48 @@
+"""Programs in the style of public scripts do on a GPU what they do there in eager mode, bit by bit.
+
+A program that eager mode itself does not take there, or of which it does not repeat its bits, says nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tests.programs.harness import EAGER, Differs, Program, Refused, check
+from tests.programs.test_programs import REASONS, programs
+
+
+def _cases() -> list[object]:
+    found = []
+    for program in programs():
+        for door in program.doors:
+            why = REASONS.get((program.name, door))
+            marks = [] if why is None else [pytest.mark.xfail(strict=False, reason=why)]
+            found.append(pytest.param(program, door, id=f"{program.name}-{door}", marks=marks))
+    return found
+
+
+@functools.cache
+def _why_not(program: Program) -> str | None:
+    """Why eager mode says nothing of a program here."""
+    try:
+        check(program, EAGER)
+    except Differs:
+        return "eager mode does not repeat its bits"
+    except Exception as error:
+        return f"eager mode: {type(error).__name__}: {error}"
+    return None
+
+
+@pytest.mark.usefixtures("device", "alone")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("program", "door"), _cases())
+def test_program(program: Program, door: str) -> None:
+    why = _why_not(program)
+    if why is not None:
+        pytest.skip(why)
+    try:
+        check(program, door)
+    except Refused as refused:
+        pytest.skip(f"refused by name: {refused}")
