@@ -93,9 +93,15 @@ CASES = (
     Case("DT-ALIAS-002", "work on a clone", _resized, (lambda x: x.clone()[:1] * 2,)),
     Case(
         "DT-ALIAS-003",
-        "clone the operand that is read",
+        "write the tensors one after the other",
         lambda x: torch._foreach_add_([x[:2], x[1:]], 1.0) or x * 1,
         (lambda x: x[:2].add_(1.0).sum() + x[1:].add_(1.0).sum(),),
+    ),
+    Case(
+        "DT-ALIAS-003",
+        "clone what overlaps: the written tensor",
+        lambda x: (x * 1).flatten().unfold(0, 2, 1).mul_(2),
+        (lambda x: (x * 1).flatten().unfold(0, 2, 1).clone().mul_(2),),
     ),
     Case(
         "DT-ALIAS-005",

@@ -193,6 +193,42 @@ def test_an_order_that_nobody_promises() -> None:
     assert "in f" in str(error)
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda v: v.mul_(2),
+        lambda v: v.add_(v),
+        lambda v: v.sqrt_(),
+        lambda v: v.cumsum_(1),
+        lambda v: v.copy_(torch.arange(20.0).view(5, 4)),
+    ],
+)
+def test_windows_that_are_written_element_by_element(write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Eager writes an element of two windows twice, the second time over its first result."""
+
+    def f(x: torch.Tensor) -> Results:
+        write((x + 1).unfold(0, 4, 2))
+        return (x * 2,)
+
+    error = _refusal(directly(f).call, [torch.zeros(12)])
+    assert isinstance(error, OrderDependentWrite)
+    assert "overlaps itself" in str(error)
+
+
+@pytest.mark.parametrize(
+    "write", [lambda v: v.clamp_(-1, 1), lambda v: v.copy_(torch.tensor(3.0)), lambda v: v.relu_()]
+)
+def test_windows_that_can_be_written_in_any_order(write: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def f(x: torch.Tensor) -> Results:
+        y = x * 2
+        write(y.unfold(0, 4, 2))
+        return (y * 2,)
+
+    assert_as_eager(
+        f, directly(f).call, lambda seed: ([torch.randn(12, generator=torch.Generator().manual_seed(seed))], [])
+    )
+
+
 @pytest.mark.parametrize("fill", [lambda x: x.fill_(3), lambda x: x.zero_(), lambda x: x[0].add_(1)])
 def test_expanded_memory_that_eager_does_write(door: Door, fill: Callable[[torch.Tensor], torch.Tensor]) -> None:
     def f(x: torch.Tensor) -> Results:

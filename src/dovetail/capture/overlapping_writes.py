@@ -3,12 +3,13 @@
 An operator that writes a tensor which overlaps itself, or another operand, reads some elements after it has written
 them. Eager refuses many of these and computes something for the others; a functional program would compute what a
 write after all reads gives. So: where eager refuses, the same error; where elements would be read again, a named one.
-Eager is asked only where operands overlap, by running the operator on zeros.
+Eager is asked only where operands overlap, by running the operator on small numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,10 +47,13 @@ def refuse_order_dependent_write(
         return
     facts = facts_of(target)
     if schema_of(target).namespace == "aten" and not facts.draws and not facts.effect:
-        _run_in_eager(target, args, kwargs)
+        eager = _Eager.of(target, args, kwargs)
+        if eager is not None and not eager.agrees_with_copies(suspects):
+            pairs.append((suspects[0], suspects[0]))
     if pairs:
         w, other = pairs[0]
-        raise OrderDependentWrite(operator=str(target), origin=origins.here(), written=w.name, other=other.name)
+        overlapped = "itself" if other is w else f"{other.name}, another of its operands"
+        raise OrderDependentWrite(operator=str(target), origin=origins.here(), written=w.name, other=overlapped)
 
 
 def _meeting_pairs(written: Sequence[Value], read: Sequence[Value]) -> list[tuple[Value, Value]]:
@@ -77,29 +81,66 @@ def _same_region(a: Value, b: Value) -> bool:
     return alike and one.offset == other.offset
 
 
-def _run_in_eager(target: Overload, args: Sequence[Operand], kwargs: Sequence[tuple[str, Operand]]) -> None:
-    """Let eager say whether it takes these operands, on zeros that lie like them; no large or symbolic ones."""
-    values = [v for v in (*values_in(list(args)), *values_in([a for _, a in kwargs])) if v.is_tensor]
-    ends = [_end_bytes(v.tensor) for v in values]
-    if any(end is None for end in ends) or sum(end or 0 for end in ends) > _MAX_BYTES:
-        return
-    sizes: dict[int, int] = {}
-    for value, end in zip(values, ends, strict=True):
-        sizes[value.tensor.storage] = max(sizes.get(value.tensor.storage, 0), end or 0)
-    storages: dict[int, torch.UntypedStorage] = {}
+@dataclass(frozen=True)
+class _Eager:
+    """An operator on numbers that lie as its operands do. sizes: the bytes of each storage."""
 
-    def stand_in(operand: Operand) -> Any:
-        if isinstance(operand, Value) and operand.is_tensor:
-            meta = operand.tensor
-            if meta.storage not in storages:
-                whole = torch.zeros(sizes[meta.storage], dtype=torch.uint8)
-                storages[meta.storage] = whole.untyped_storage()
-            empty = torch.empty(0, dtype=meta.dtype)
-            return empty.set_(storages[meta.storage], meta.offset, meta.shape, meta.stride)  # type: ignore[arg-type]
-        return type(operand)(map(stand_in, operand)) if isinstance(operand, tuple | list) else operand
+    target: Overload
+    args: Sequence[Operand]
+    kwargs: Sequence[tuple[str, Operand]]
+    sizes: Mapping[int, int]
 
-    with without_modes(), torch.no_grad():
-        target(*map(stand_in, args), **{name: stand_in(operand) for name, operand in kwargs})
+    @classmethod
+    def of(cls, target: Overload, args: Sequence[Operand], kwargs: Sequence[tuple[str, Operand]]) -> _Eager | None:
+        """None for large and symbolic operands, and those that are not in the CPU's memory."""
+        sizes: dict[int, int] = {}
+        total = 0
+        for value in (*values_in(list(args)), *values_in([a for _, a in kwargs])):
+            if value.is_tensor:
+                end = _end_bytes(value.tensor)
+                if end is None or (total := total + end) > _MAX_BYTES:
+                    return None
+                sizes[value.tensor.storage] = max(sizes.get(value.tensor.storage, 0), end)
+        return cls(target, args, kwargs, sizes)
+
+    def agrees_with_copies(self, suspects: Sequence[Value]) -> bool:
+        """Whether eager leaves in the suspects what it leaves in copies that do not overlap; raises as eager does."""
+        with without_modes(), torch.no_grad():
+            in_place = self._run(suspects, copied=False)
+            return not suspects or in_place == self._run(suspects, copied=True)
+
+    def _run(self, suspects: Sequence[Value], *, copied: bool) -> list[list[int]]:
+        """The bytes of each suspect afterwards."""
+        storages: dict[int, torch.UntypedStorage] = {}
+        written: list[torch.Tensor] = []
+
+        def stand_in(operand: Operand) -> Any:
+            if isinstance(operand, Value) and operand.is_tensor:
+                meta = operand.tensor
+                if meta.storage not in storages:
+                    storages[meta.storage] = self._numbers(meta, self.sizes[meta.storage])
+                empty = torch.empty(0, dtype=meta.dtype)
+                tensor = empty.set_(storages[meta.storage], meta.offset, meta.shape, meta.stride)  # type: ignore[arg-type]
+                if operand in suspects:
+                    written.append(_apart(tensor) if copied else tensor)
+                    return written[-1]
+                return tensor
+            return type(operand)(map(stand_in, operand)) if isinstance(operand, tuple | list) else operand
+
+        self.target(*map(stand_in, self.args), **{name: stand_in(operand) for name, operand in self.kwargs})
+        return [_apart(tensor).untyped_storage().tolist() for tensor in written]
+
+    def _numbers(self, meta: TensorMeta, size: int) -> torch.UntypedStorage:
+        """1, 2 and 3 in turn; zeros for whole numbers that may be indices."""
+        whole = torch.zeros(size, dtype=torch.uint8)
+        if meta.dtype.is_floating_point or meta.dtype.is_complex or facts_of(self.target).pointwise:
+            count = size // meta.dtype.itemsize
+            whole[: count * meta.dtype.itemsize].view(meta.dtype).copy_(torch.arange(count) % 3 + 1)
+        return whole.untyped_storage()
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _end_bytes(meta: TensorMeta) -> int | None:

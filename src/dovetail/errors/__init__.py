@@ -233,12 +233,12 @@ class UnsupportedInputMutation(DovetailError):
 
 
 class OrderDependentWrite(DovetailError):
-    """An operator writes memory that partly overlaps another of its operands."""
+    """An operator writes memory that overlaps itself or another of its operands."""
 
     code = "DT-ALIAS-003"
-    summary = "the operator writes {written}, which overlaps {other}, another of its operands."
+    summary = "the operator writes {written}, which overlaps {other}."
     because = "the result depends on the order in which elements are visited, which is unspecified"
-    way_out = "clone the operand that is read, or write the tensors one after the other"
+    way_out = "clone what overlaps: the written tensor or the operand; or write the tensors one after the other"
 
 
 class DtypeChangingWrite(DovetailError):
