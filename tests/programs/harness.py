@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.errors import DovetailError
 from dovetail.frontends.backend import dovetail_backend
-from tests.frontends.step.twins import copied, difference, identities, labelled_tensors, sharing
+from tests.frontends.step.twins import copied, difference, forget_freed, identities, labelled_tensors, sharing
 
 TURNS = 5
 STEP, KEPT, BACKEND, COMPILE, FREEZE = "step", "kept", "backend", "compile", "freeze"
@@ -162,7 +162,7 @@ class _Comparison:
                 raise Refused(refusal) from error
             seen.append({**self._seen(index, result), "arguments": batch, "generator": _generators()})
         if self.door == STEP:
-            _forget_freed(seen[0]["state"], seen[1]["state"])
+            forget_freed(seen[0]["state"], seen[1]["state"])
         self._same(*seen, f"call {turn}: ")
         tensors = [labelled_tensors(item) for item in seen]
         self._same(*map(identities, tensors), f"call {turn}: tensors that are one object")
@@ -207,20 +207,6 @@ def state_of(item: Any) -> Any:
     if isinstance(item, list | tuple):
         return [state_of(value) for value in item]
     return item if isinstance(item, int | float | str | None) else {k: state_of(v) for k, v in vars(item).items()}
-
-
-def _forget_freed(wanted: Any, found: Any) -> None:
-    """Leave out gradients that a compiled step has freed: it may, where the step begins by clearing them."""
-    if isinstance(wanted, dict):
-        for name, value in wanted.items():
-            if name == "grads":
-                for label in [label for label, gradient in found[name].items() if gradient is None]:
-                    value[label] = None
-            elif isinstance(found, dict) and name in found:
-                _forget_freed(value, found[name])
-    elif isinstance(wanted, list):
-        for value, other in zip(wanted, found, strict=True):
-            _forget_freed(value, other)
 
 
 def _check_frozen(which: Program, seed: int) -> None:

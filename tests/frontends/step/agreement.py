@@ -24,6 +24,7 @@ from tests.frontends.step.twins import (
     Twin,
     copied,
     difference,
+    forget_freed,
     identities,
     labelled_tensors,
     sharing,
@@ -128,13 +129,14 @@ class _Comparison:
         self.what = f"{self.case}: call {number}{note}"
         self._both(lambda twin: twin.before(number))
         before = copied(self.twins[1].state(grads=True)) if self.case.may_refuse else None
+        misses = self._misses()
         (wanted, made), (found, given) = self._both(
             lambda twin: _called(twin, twin.steps if twin is self.twins[0] else steps, number)
         )
         if isinstance(wanted, Exception) and not self.case.fails:
             raise EagerFails(f"{self.what}: {type(wanted).__name__}: {wanted}") from wanted
         if isinstance(found, DovetailError):
-            self._refused(found, before)
+            self._refused(found, before, began=self._misses() > misses)
         if isinstance(wanted, Exception) or isinstance(found, Exception):
             self._same_errors(wanted, found)
             wanted = found = None
@@ -177,12 +179,21 @@ class _Comparison:
             self.drawn = f"torch's generator {'ends elsewhere' if moved else 'did not move'}"
         return first, second
 
-    def _refused(self, error: DovetailError, before: Any) -> NoReturn:
-        """Raises: the error, or Refused where that will do and nothing has changed."""
+    def _misses(self) -> int:
+        return sum(step.stats.guard_misses for step in self.compiled.values())
+
+    def _refused(self, error: DovetailError, before: Any, *, began: bool) -> NoReturn:
+        """Raises: the error, or Refused where that will do and nothing has changed.
+
+        began: whether a program ran up to a check that did not pass: what it drops before any check is gone.
+        """
         error.add_note(f"in {self.what}")
         if not self.case.may_refuse or isinstance(error, StepInterrupted):
             raise error
-        if changed := difference(before, self.twins[1].state(grads=True), "state"):
+        now = self.twins[1].state(grads=True)
+        if began:
+            forget_freed(before, now)
+        if changed := difference(before, now, "state"):
             raise Differs(f"{self.what}: the refused call changed the {changed}") from error
         raise _Refused from error
 

@@ -56,7 +56,7 @@ class Rig:
 
 
 def _stats(captures: int = 1, eager_calls: int = 1) -> Any:
-    return SimpleNamespace(variants=(None,) * captures, eager_calls=eager_calls)
+    return SimpleNamespace(guard_misses=0, variants=(None,) * captures, eager_calls=eager_calls)
 
 
 def _case(monkeypatch: pytest.MonkeyPatch, wrong: Wrong | None, stats: Any = None, **more: Any) -> Case:

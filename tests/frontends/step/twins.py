@@ -102,6 +102,20 @@ def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 # --- comparing --------------------------------------------------------------------------------------------------------
 
 
+def forget_freed(wanted: Any, found: Any) -> None:
+    """Leave out gradients that a compiled step has freed: it may, where the step begins by clearing them."""
+    if isinstance(wanted, dict):
+        for name, value in wanted.items():
+            if name == "grads":
+                for label in [label for label, gradient in found[name].items() if gradient is None]:
+                    value[label] = None
+            elif isinstance(found, dict) and name in found:
+                forget_freed(value, found[name])
+    elif isinstance(wanted, list):
+        for value, other in zip(wanted, found, strict=True):
+            forget_freed(value, other)
+
+
 def difference(wanted: Any, found: Any, path: str = "") -> str | None:
     """Where two nested containers differ first, in words, or None. NaN equals NaN; 1, 1.0 and True all differ."""
     if type(wanted) is not type(found):
