@@ -17,12 +17,7 @@ from typing import Any
 
 import torch
 
-from dovetail.capture.checks_of_kernels import (
-    CHECKED_QUESTIONS,
-    answer_of_check,
-    check_result,
-    result_at_full_rank,
-)
+from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS, answer_of_check, check_result, result_at_full_rank
 from dovetail.capture.cuts import Cuts
 from dovetail.capture.left_modes import refuse_switched
 from dovetail.capture.lent_memory import LentMemory
@@ -36,6 +31,7 @@ from dovetail.capture.recurrent import as_recorded, result_of, stays_whole
 from dovetail.capture.resizing import note_outs
 from dovetail.capture.sparse_gradients import SparseGradients
 from dovetail.capture.traced_operands import concrete, settled
+from dovetail.capture.views_of_written import ViewsOfWritten
 from dovetail.errors import (
     DataDependentControlFlow,
     NoFakeKernel,
@@ -129,6 +125,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
         self._origins = origins
         self.packed, self.lent = PackedValues(self), LentMemory(origins)
+        self.views = ViewsOfWritten(self.unrecorded)
         self._values: dict[int, Value] = {}
         self._known_results = KnownResults(mode, self._values)
         self._tensors: dict[Value, list[torch.Tensor]] = {}
@@ -226,6 +223,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
         if made is not None:
             return made
         with nullcontext() if isinstance(func, HigherOrder) else unfollowed():  # sub-programs run the user's code
+            self.views.lay_out(args)
             if (sparse := self.run_sparse(func, args, kwargs or {})) is not None:
                 return sparse[0]
             return self._record(func, types, args, kwargs)
@@ -368,6 +366,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
 
     def _bind(self, tensor: torch.Tensor, value: Value) -> Value:
         self._values[id(tensor)] = value
+        self.views.note(tensor)
         self._tensors.setdefault(value, []).append(tensor)
         self._alive.append(tensor)
         return value

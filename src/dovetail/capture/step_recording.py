@@ -159,8 +159,9 @@ class StepRecording:
         with left, around, hidden_fakes(), traced_maths(), within, self._functions, unnoticed_mode():
             yield
 
-    def _in_backward(self) -> AbstractContextManager[Any]:
+    def _in_backward(self, roots: Sequence[Any]) -> AbstractContextManager[Any]:
         """What the code that backward calls runs in: a mode is not active in functions that it sees."""
+        self.recorder.views.lay_out(roots)
         return contextlib.nullcontext() if has_function_mode(self._functions) else self._functions
 
     @contextlib.contextmanager
@@ -240,8 +241,7 @@ class StepRecording:
         if index in self._seeming and self._seeming[index][0] is gradient:
             self._must_not_seem = True
             return GradientExit.NONE
-        held = self.held.get(index)
-        if held is not None and self.tensors[held].tensor is gradient:
+        if index in self.held and self.tensors[self.held[index]].tensor is gradient:
             return GradientExit.SAME
         if self.recorder.sparse.is_known(gradient):
             return self._exit_of_sparse(index)

@@ -158,8 +158,8 @@ def below_autograd() -> AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def backward_within(make: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """While active, each backward in this thread runs inside a context of its own, which `make` gives.
+def backward_within(make: Callable[[Sequence[Any]], AbstractContextManager[Any]]) -> Iterator[None]:
+    """While active, each backward in this thread runs inside a context of its own, which `make` gives for its roots.
 
     A function mode that sees `Tensor.backward` is not active while that runs, nor is it in the hooks that are called.
     """
@@ -167,7 +167,7 @@ def backward_within(make: Callable[[], AbstractContextManager[Any]]) -> Iterator
 
     @functools.wraps(before)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with make() if threading.get_ident() == thread else contextlib.nullcontext():
+        with make(args[0]) if threading.get_ident() == thread else contextlib.nullcontext():
             return before(*args, **kwargs)
 
     torch.autograd._engine_run_backward = run

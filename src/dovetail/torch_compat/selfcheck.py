@@ -47,6 +47,7 @@ from dovetail.torch_compat.checks import (
     symbols,
     traced_maths,
     traced_numbers,
+    view_nodes,
 )
 
 Check = Callable[[], str | None]
@@ -75,6 +76,7 @@ COMPILER_CHECKS: tuple[Check, ...] = (
     *pytree.CHECKS,
     *python_kernels.CHECKS,
     *recurrent.CHECKS,
+    *view_nodes.CHECKS,
     *rng.CHECKS,
     *rows_alone.CHECKS,
     *sparse.CHECKS,

@@ -1,0 +1,149 @@
+"""Views that are read after their base was written have eager's gradients, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import dovetail
+
+_VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda y: y.t(),
+    "rows": lambda y: y.t()[2:9],
+    "expanded": lambda y: y.expand(3, 7, 13),
+    "expanded_row": lambda y: y[0:1].expand(6, 13),
+    "windows": lambda y: y.unfold(1, 5, 2),
+    "column": lambda y: y[:, 3],
+    "diagonal": lambda y: y.diagonal(),
+    "permuted": lambda y: y.unflatten(1, (13, 1)).permute(2, 1, 0),
+    "real_part": lambda y: torch.view_as_complex(y[:, :12].clone().unflatten(1, (6, 2))).real.t(),
+}
+
+
+def _under_no_grad(y: Tensor) -> None:
+    with torch.no_grad():
+        y.mul_(2)
+
+
+def _twice(y: Tensor) -> None:
+    y.mul_(2)
+    y[3:].tanh_()
+
+
+_WRITES: dict[str, Callable[[Tensor], object]] = {
+    "in_place": lambda y: y.mul_(2),
+    "detached": lambda y: y.detach().mul_(2),
+    "under_no_grad": _under_no_grad,
+    "by_another_view": lambda y: y.t()[3].mul_(1.5),
+    "twice": _twice,
+}
+Gradients = tuple[Tensor, ...]
+
+
+def _sides(view: str, write: str) -> tuple[Callable[[Tensor, Tensor], Tensor], list[tuple[Tensor, Tensor]]]:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = x * w - w.sum()
+        seen = _VIEWS[view](y)
+        _WRITES[write](y)
+        return (seen * seen.flatten()[0]).square().mean()
+
+    torch.manual_seed(0)
+    return f, [(torch.randn(7, 13, requires_grad=True), torch.randn(7, 13, requires_grad=True)) for _ in range(6)]
+
+
+@pytest.mark.parametrize("write", _WRITES)
+@pytest.mark.parametrize("view", _VIEWS)
+def test_gradients_as_eager(view: str, write: str) -> None:
+    f, batches = _sides(view, write)
+    compiled = dovetail.compile(f)
+    for batch in batches:
+        wanted = torch.autograd.grad(f(*batch), batch)
+        found = torch.autograd.grad(compiled(*batch), batch)
+        assert all(map(torch.equal, wanted, found))
+
+
+@pytest.mark.parametrize("write", _WRITES)
+@pytest.mark.parametrize("view", ["transposed", "expanded_row", "windows"])
+def test_steps_have_gradients_as_eager(view: str, write: str) -> None:
+    f, batches = _sides(view, write)
+
+    def step(x: Tensor, w: Tensor) -> None:
+        f(x, w).backward()
+
+    compiled = dovetail.compile_step(step, keep_grads=True)
+    for x, w in batches:
+        wanted = torch.autograd.grad(f(x, w), (x, w))
+        compiled(x, w)
+        assert torch.equal(wanted[0], x.grad)
+        assert torch.equal(wanted[1], w.grad)
+
+
+def test_backward_that_starts_at_the_view() -> None:
+    def step(x: Tensor, w: Tensor, arriving: Tensor) -> None:
+        y = x * w - w.sum()
+        view = y.t()
+        y.mul_(2)
+        view.backward(arriving)
+
+    compiled = dovetail.compile_step(step, keep_grads=True)
+    for _ in range(4):
+        x, w, arriving = (torch.randn(shape, requires_grad=shape[0] == 7) for shape in ((7, 13), (7, 13), (13, 7)))
+        step(x, w, arriving)
+        wanted = x.grad, w.grad
+        x.grad = w.grad = None
+        compiled(x, w, arriving)
+        assert torch.equal(wanted[0], x.grad)
+        assert torch.equal(wanted[1], w.grad)
+
+
+def test_second_derivatives_of_such_views() -> None:
+    def penalty(x: Tensor, w: Tensor) -> Tensor:
+        y = x * w - w.sum()
+        view = y.t()
+        y.mul_(2)
+        (first,) = torch.autograd.grad(view.pow(3).mean(), x, create_graph=True)
+        return first.square().sum() + view.sum()
+
+    def step(x: Tensor, w: Tensor) -> None:
+        penalty(x, w).backward()
+
+    compiled = dovetail.compile_step(step, keep_grads=True)
+    for _ in range(4):
+        x, w = torch.randn(7, 13, requires_grad=True), torch.randn(7, 13, requires_grad=True)
+        wanted = torch.autograd.grad(penalty(x, w), (x, w))
+        compiled(x, w)
+        assert torch.equal(wanted[0], x.grad)
+        assert torch.equal(wanted[1], w.grad)
+
+
+def test_hooks_of_the_view_see_and_change_its_gradient() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = x * w - w.sum()
+        view = y.t()[1:]
+        y.mul_(2)
+        assert view.grad_fn is not None  # eager crashes where a hook is the first to ask for the new node
+        view.register_hook(lambda gradient: gradient * 3)
+        return view.square().mean()
+
+    compiled = dovetail.compile(f)
+    for _ in range(4):
+        x, w = torch.randn(7, 13, requires_grad=True), torch.randn(7, 13, requires_grad=True)
+        assert all(map(torch.equal, *(torch.autograd.grad(side(x, w), (x, w)) for side in (f, compiled))))
+
+
+def test_a_view_that_may_not_be_differentiated_any_more_is_compared() -> None:
+    """Autograd refuses to make the node of one of several views anew; a comparison does not ask for it."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        part = y.split(3)[1]
+        y.mul_(2)
+        return y.sum() * (part > 0).sum()
+
+    compiled = dovetail.compile(f)
+    x = torch.randn(7, 13, requires_grad=True)
+    assert torch.equal(f(x), compiled(x))
+    assert all(map(torch.equal, torch.autograd.grad(f(x), x), torch.autograd.grad(compiled(x), x)))
