@@ -29,6 +29,7 @@ from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_ap
 from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, reads_data
 from dovetail.torch_compat.modes import kernel_switches
+from dovetail.torch_compat.optimizers import lists_of_fakes
 from dovetail.torch_compat.recurrent import runs_packed
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
 from dovetail.torch_compat.symbols import data_dependent_sizes
@@ -61,6 +62,7 @@ def recording_on_fakes(
             allow_real_inputs(mode),
             torch.autograd.set_multithreading_enabled(False),
             torch.autograd.set_detect_anomaly(False),  # it looks for NaN among numbers, which are not there
+            lists_of_fakes(),
             without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
             data_dependent_sizes(mode.shape_env),
             compiled_functions_run_plainly(),

@@ -1,11 +1,32 @@
-"""What optimizers hold under private names."""
+"""What optimizers hold and ask under private names."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensor
 from torch.optim import optimizer as _optimizer
+from torch.utils import _foreach_utils
+
+
+@contextlib.contextmanager
+def lists_of_fakes() -> Iterator[None]:
+    """While active, fakes are given to operators on lists of tensors where the tensors that they stand for are.
+
+    Optimizers, and the clipping of gradients, look up the tensors' type. On GPUs such operators give other bits than
+    operators on one tensor.
+    """
+    known: list[list[Any]] = [_optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types]
+    for types in known:
+        types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        for types in known:
+            types.remove(FakeTensor)
 
 
 def step_hook_tables(optimizer: torch.optim.Optimizer) -> tuple[dict[int, Any], dict[int, Any]]:

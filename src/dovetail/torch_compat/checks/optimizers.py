@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 import torch
+from torch._subclasses import FakeTensorMode
+from torch.optim import optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils import _foreach_utils
 
 from dovetail.torch_compat import optimizers
 from dovetail.torch_compat.checks.difference import first_difference
+
+
+def check_lists_of_fakes() -> str | None:
+    """Torch's own questions are answered for fakes on a GPU as for what they stand for, and for no longer."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fakes = [torch.empty(2, device="meta")]
+        fakes[0].fake_device = torch.device("cuda", 0)  # type: ignore[attr-defined]
+
+        def ask() -> tuple[bool, bool]:
+            return optimizer._default_to_fused_or_foreach(fakes, False)[1], _foreach_utils._has_foreach_support(
+                fakes, torch.device("cuda", 0)
+            )
+
+        with optimizers.lists_of_fakes():
+            inside = ask()
+        outside = ask()
+    return first_difference(("inside", inside, (True, True)), ("outside", outside, (False, False)))
 
 
 def check_step_hook_tables() -> str | None:
@@ -40,4 +60,4 @@ def check_global_step_hook_tables() -> str | None:
     )
 
 
-CHECKS = (check_step_hook_tables, check_global_step_hook_tables)
+CHECKS = (check_lists_of_fakes, check_step_hook_tables, check_global_step_hook_tables)
