@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FrameType
 
 _GLOBAL = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME"))
 _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM", "LOAD_SUPER_ATTR"))
@@ -53,6 +53,16 @@ def names_of(code: CodeType) -> CodeNames:
             continue
         chain = ()
     return CodeNames(tuple(chains), frozenset(attributes), tuple(imports), asks_types)
+
+
+def runs_inside_its_maker(frame: FrameType) -> bool:
+    """Whether the code that makes the function that runs is running: it has all that the function closes over."""
+    maker = frame.f_back
+    while maker is not None:
+        if any(constant is frame.f_code for constant in maker.f_code.co_consts):
+            return True
+        maker = maker.f_back
+    return False
 
 
 @lru_cache(16384)

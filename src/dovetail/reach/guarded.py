@@ -100,7 +100,7 @@ def guarded_by_reads(
         if not (is_private(space) or (key, name) in lifted):
             spaces.setdefault(key, (space, Table(reads.labels[key], ".{}")))[1].add(name, value)
     found.dictionaries = list(spaces.values())
-    found.cells = [place for key, place in reads.cells.items() if (key, place[1]) not in lifted]
+    found.cells = [x for key, x in reads.cells.items() if not (is_private(x[0]) or (key, x[1]) in lifted)]
     slots = [(number_of.get(key), descriptor, value) for (key, _), (_, descriptor, value) in reads.descriptors.items()]
     found.descriptors = [(number, descriptor, value) for number, descriptor, value in slots if number is not None]
     found.asked = {f: x for f, x in reads.asked.items() if not (isinstance(f, NamesOf) and is_private(f.item))}

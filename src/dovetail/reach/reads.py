@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from dovetail.reach.codes import codes_inside, names_of
+from dovetail.reach.codes import codes_inside, names_of, runs_inside_its_maker
 from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
 from dovetail.reach.libraries import is_installed, is_library_class, is_library_module, is_ours, is_users_function
 from dovetail.reach.slots import NamesOf, in_cell, in_slot, settings_of_decimals, sources_of_levels
@@ -173,12 +173,11 @@ class Reads:
             return
         self._kinds[id(kind)] = kind
         self._install(kind)
-        for owner in mro_of(kind):
-            if not is_library_class(owner):
-                self._meet_class(owner)
-                for name, value in list(own_of(owner).items()):
-                    if name.startswith("__") and is_a(value, FunctionType) and name not in _NEVER_COMPARED:
-                        self.class_attribute(owner, name)
+        for owner in (kind for kind in mro_of(kind) if not is_library_class(kind)):
+            self._meet_class(owner)
+            for name, value in list(own_of(owner).items()):
+                if name.startswith("__") and is_a(value, FunctionType) and name not in _NEVER_COMPARED:
+                    self.class_attribute(owner, name)
 
     def _meet_class(self, kind: type) -> None:
         if id(kind) in self._classes or is_library_class(kind):
@@ -212,10 +211,11 @@ class Reads:
         """Code of the user's runs."""
         code = frame.f_code
         if code not in self._codes:
-            if code not in self._functions:  # nothing that was read led to it
-                variables = frame.f_locals
-                for name in code.co_freevars:
-                    self.meet(variables.get(name))
+            if code not in self._functions and not runs_inside_its_maker(frame):  # nothing that was read led to it
+                values = [frame.f_locals.get(name) for name in code.co_freevars]
+                itself = [x for x in values if type(x) is FunctionType and x.__code__ is code]  # whose cells are read
+                for value in itself or values:
+                    self.meet(value)
             self.code(code, frame.f_globals)
 
     def code(self, code: CodeType, known: dict[str, Any]) -> None:
