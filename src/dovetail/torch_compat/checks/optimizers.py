@@ -16,7 +16,7 @@ def check_lists_of_fakes() -> str | None:
     """Torch's own questions are answered for fakes on a GPU as for what they stand for, and for no longer."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         fakes = [torch.empty(2, device="meta")]
-        fakes[0].fake_device = torch.device("cuda", 0)  # type: ignore[attr-defined]
+        fakes[0].fake_device = torch.device("cuda", 0)
 
         def ask() -> tuple[bool, bool]:
             return optimizer._default_to_fused_or_foreach(fakes, False)[1], _foreach_utils._has_foreach_support(
