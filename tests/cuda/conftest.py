@@ -25,10 +25,12 @@ def device() -> Iterator[str]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with torch.device(chosen), warnings.catch_warnings():
+        torch.set_default_device(chosen)  # Dynamo does not follow `with torch.device(...)` around it
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", UntestedDevice)
             warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation")
             yield chosen
     finally:
+        torch.set_default_device(None)
         torch.use_deterministic_algorithms(False)
         torch.compiler.reset()

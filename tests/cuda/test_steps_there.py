@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import dovetail
 from dovetail.errors import DovetailError, MemoryLimitTooLow
+from dovetail.frontends.backend import dovetail_backend
 from dovetail.inspect.memory import measure_peak
 
 _CALLS = 5
@@ -243,7 +244,7 @@ def test_models(device: str, door: str) -> None:
         with torch.no_grad():
             assert torch.equal(model(images), frozen(images))
         return
-    compiled = torch.compile(other, backend="dovetail") if door == "backend" else dovetail.compile(other)
+    compiled = torch.compile(other, backend=dovetail_backend) if door == "backend" else dovetail.compile(other)
     for _ in range(3):
         wanted, found = model(images), compiled(images)
         wanted.backward()
