@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_r
 from dovetail.torch_compat.modes import kernel_switches
 from dovetail.torch_compat.optimizers import lists_of_fakes
 from dovetail.torch_compat.recurrent import runs_packed
-from dovetail.torch_compat.rng import refused_generators, replaced_default_generator
+from dovetail.torch_compat.rng import refused_generators, replaced_default_generators
 from dovetail.torch_compat.symbols import data_dependent_sizes
 
 _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((\S+)\)>")
@@ -70,7 +71,7 @@ def recording_on_fakes(
             traced_apart(),
             sub_programs_by_dynamo(lambda graph, inputs: torch.fx.Interpreter(graph).run(*inputs)),
             mode,
-            replaced_default_generator(RecordedGenerator(recorder)),
+            replaced_default_generators(partial(RecordedGenerator, recorder)),
             refused_generators(refuse_generator),
             PackedSequences(recorder.packed).recorded(),
             around,

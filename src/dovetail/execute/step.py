@@ -111,9 +111,12 @@ class CompiledStepProgram:
 
     @cached_property
     def _generators(self) -> list[torch.Generator]:
-        """The generators that the program draws from, the default one apart."""
+        """The generators that the program may draw from, the CPU's default one apart."""
         given = [x for node in self.program.nodes for x in (*node.args, *(value for _, value in node.kwargs))]
-        return list({id(x): x for x in given if isinstance(x, torch.Generator)}.values())
+        values = [value for node in self.program.nodes for value in node.results() if value.is_tensor]
+        gpus = {v.tensor.device.index or 0 for v in values if v.tensor.device.type == "cuda"}
+        of_gpus = [default_generator(gpu) for gpu in sorted(gpus)]
+        return list({id(x): x for x in (*of_gpus, *given) if isinstance(x, torch.Generator)}.values())
 
     @cached_property
     def first_write(self) -> int:

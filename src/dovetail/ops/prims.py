@@ -23,16 +23,16 @@ from dovetail.torch_compat.rng import default_generator
 # --- generator state ------------------------------------------------------------------------------------------------
 
 
-def _get_rng_state() -> torch.Tensor:
-    return default_generator().get_state()
+def _get_rng_state(gpu: int | None = None) -> torch.Tensor:
+    return default_generator(gpu).get_state()
 
 
-def _set_rng_state(state: torch.Tensor) -> None:
-    default_generator().set_state(state)
+def _set_rng_state(state: torch.Tensor, gpu: int | None = None) -> None:
+    default_generator(gpu).set_state(state)
 
 
-def _manual_seed(seed: int) -> None:
-    default_generator().manual_seed(seed)
+def _manual_seed(seed: int, gpu: int | None = None) -> None:
+    default_generator(gpu).manual_seed(seed)
 
 
 GET_RNG_STATE = Prim("get_rng_state", _get_rng_state, "prims.GET_RNG_STATE", reads_generator=True)

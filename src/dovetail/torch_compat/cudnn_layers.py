@@ -1,7 +1,6 @@
 """What recurrent layers of cuDNN give on fakes, of which torch knows less than dovetail needs.
 
-Torch's fakes lay the results of batch-first layers out as if they were contiguous, know no buffer of weights where none
-is given, and have no backward.
+Torch's fakes lay the results of batch-first layers out as if they were contiguous.
 """
 
 from __future__ import annotations
@@ -10,34 +9,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 _aten = torch.ops.aten
-_BATCH_FIRST, _BATCH_SIZES = 10, 14
+_BATCH_FIRST, _TRAIN, _BATCH_SIZES = 10, 12, 14
 
 
 def run_layer_on_fakes(*args: Any) -> tuple[Any, ...]:
-    """The results of `_cudnn_rnn`. The buffer of weights is taken for as large as these, without padding."""
-    result, *others, buffer = _aten._cudnn_rnn.default(*args)
+    """The results of `_cudnn_rnn`.
+
+    Raises: UnsupportedOperatorException for a layer in training: what its backward takes has no size on fakes, and
+    dropout draws from a state of cuDNN's own, which goes on from call to call.
+    """
+    if args[_TRAIN]:
+        raise UnsupportedOperatorException(_aten._cudnn_rnn.default)
+    result, *others = _aten._cudnn_rnn.default(*args)
     if args[_BATCH_FIRST] and not args[_BATCH_SIZES]:
         result = _time_first(result)
-    if buffer is None:
-        buffer = result.new_empty((sum(weight.numel() for weight in args[1]),))
-    return result, *others, buffer
-
-
-def run_backward_on_fakes(*args: Any) -> tuple[Any, ...]:
-    """The results of `_cudnn_rnn_backward`: gradients of the operand, the states and each weight."""
-    operand, weights, _, _, hidden, cell = args[:6]
-    batch_first, sizes, wanted = args[14], args[18], args[21]
-    gradient = operand.new_empty(operand.shape)
-    if batch_first and not sizes:
-        gradient = _time_first(gradient)
-    of_cell = None if cell is None else _plain(cell)
-    return gradient, _plain(hidden), of_cell, list(map(_plain, weights)) if wanted[3] else []
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.new_empty(tensor.shape)
+    return result, *others
 
 
 def _time_first(tensor: torch.Tensor) -> torch.Tensor:

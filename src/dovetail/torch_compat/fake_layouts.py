@@ -14,7 +14,7 @@ import torch
 from torch._prims_common import compute_elementwise_output_strides, suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dovetail.torch_compat.cudnn_layers import run_backward_on_fakes, run_layer_on_fakes
+from dovetail.torch_compat.cudnn_layers import run_layer_on_fakes
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 from dovetail.torch_compat.kernel_strides import Layout, iterator_strides, view_strides
 
@@ -51,8 +51,6 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return _grouped_product(*args)
     if op is _aten._cudnn_rnn.default:
         return run_layer_on_fakes(*args)
-    if op is _aten._cudnn_rnn_backward.default:
-        return run_backward_on_fakes(*args)
     if op is _aten._ctc_loss_backward.Tensor:  # torch has no fakes of it
         return torch.empty_like(args[1], memory_format=torch.contiguous_format)
     if op is _aten._ctc_loss.default:

@@ -1,4 +1,4 @@
-"""Standing in for torch's default CPU generator while a program is recorded."""
+"""Standing in for torch's default generators while a program is recorded."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ class _OfThisThread:
 
 
 @contextlib.contextmanager
-def replaced_default_generator(substitute: Any) -> Iterator[None]:
-    """While active, torch's Python functions on the CPU generator state (`get_rng_state`, `fork_rng`,
-    `manual_seed`, ...) talk to `substitute`, which needs the methods of `torch.Generator` that they use. Those
-    called in other threads do not."""
-    before = torch.random.default_generator
-    torch.random.default_generator = _OfThisThread(substitute, before)  # type: ignore[assignment]
+def replaced_default_generators(make: Callable[[int | None], Any]) -> Iterator[None]:
+    """While active, torch's Python functions on the states of generators (`get_rng_state`, `fork_rng`, `manual_seed`,
+    those of `torch.cuda`, ...) talk to substitutes. Those called in other threads do not.
+
+    make: gives the substitute for the CPU's generator (None), and for that of each GPU (its number), with the methods
+    of `torch.Generator` that these functions use.
+    """
+    before, of_gpus = torch.random.default_generator, torch.cuda.default_generators
+    torch.random.default_generator = _OfThisThread(make(None), before)  # type: ignore[assignment]
+    stand_ins: Any = tuple([_OfThisThread(make(number), kept) for number, kept in enumerate(of_gpus)])
+    torch.cuda.default_generators = stand_ins
     try:
         yield
     finally:
-        torch.random.default_generator = before
+        torch.random.default_generator, torch.cuda.default_generators = before, of_gpus
 
 
 class _RefusedMeta(type):
@@ -66,6 +71,6 @@ def refused_generators(refuse: Callable[[], None]) -> Iterator[None]:
         _RefusedMeta.refuse = staticmethod(before_refuse)
 
 
-def default_generator() -> torch.Generator:
-    """Torch's generator for CPU draws."""
-    return torch.default_generator
+def default_generator(gpu: int | None = None) -> torch.Generator:
+    """Torch's generator for draws on the CPU, or on a GPU."""
+    return torch.default_generator if gpu is None else torch.cuda.default_generators[gpu]

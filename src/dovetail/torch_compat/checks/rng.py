@@ -8,16 +8,19 @@ from dovetail.torch_compat import rng
 from dovetail.torch_compat.checks.difference import first_difference
 
 
-def check_replaced_default_generator() -> str | None:
-    """torch's functions on the generator state talk to a substitute while it stands in, and not after."""
-    substitute = torch.Generator()
-    substitute.manual_seed(7)
-    before = torch.get_rng_state()
-    with rng.replaced_default_generator(substitute):
-        same_state = torch.equal(torch.get_rng_state(), substitute.get_state())
+def check_replaced_default_generators() -> str | None:
+    """torch's functions on the states of generators talk to substitutes while these stand in, and not after."""
+    substitutes = {gpu: torch.Generator() for gpu in (None, *range(len(torch.cuda.default_generators)))}
+    for substitute in substitutes.values():
+        substitute.manual_seed(7)
+    before = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    with rng.replaced_default_generators(substitutes.__getitem__):
+        inside = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    after = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
+    read = all(map(torch.equal, inside, (generator.get_state() for generator in substitutes.values())))
     return first_difference(
-        ("the claim that the substitute's state is read", same_state, True),
-        ("the claim that the default state is as before", torch.equal(torch.get_rng_state(), before), True),
+        ("the claim that the substitutes' states are read", read, True),
+        ("the claim that the default states are as before", all(map(torch.equal, before, after)), True),
     )
 
 
@@ -43,4 +46,4 @@ def check_refused_generators() -> str | None:
     )
 
 
-CHECKS = (check_replaced_default_generator, check_default_generator, check_refused_generators)
+CHECKS = (check_replaced_default_generators, check_default_generator, check_refused_generators)
