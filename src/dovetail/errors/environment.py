@@ -24,12 +24,12 @@ class UnsupportedDevice(DovetailError):
 
 
 class UntestedDevice(DovetailWarning):
-    """A tensor is on a kind of device that dovetail has code for, but has never been run on."""
+    """A tensor is on a kind of device that dovetail has code for, but on which not every change is tested."""
 
     def __init__(self, device: str) -> None:
         super().__init__(
-            f"dovetail has never been run on {device.partition(':')[0]} (a tensor is on {device}). The code exists, "
-            "but every test ran on CPUs. Compare results with eager before you rely on them. If something fails or "
+            f"dovetail is seldom tested on {device.partition(':')[0]} (a tensor is on {device}): most changes are only "
+            "tested on CPUs. Compare results with eager before you rely on them. If something fails or "
             "differs, please open an issue on the project's page with the program and the output of `dovetail doctor`. "
             "This is said once; warnings.simplefilter('ignore', dovetail.errors.UntestedDevice) silences it."
         )
