@@ -61,7 +61,7 @@ class _Mixed(nn.Module):
 _OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
     "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
-    "clipped": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "clipped": lambda p: torch.optim.SGD(p, lr=0.1),  # whose only writes wait for the norm of all gradients
 }
 
 
