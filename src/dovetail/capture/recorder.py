@@ -54,9 +54,9 @@ from dovetail.ops.sub_programs import run_with_sub_programs
 from dovetail.reach.frames import unfollowed
 from dovetail.torch_compat.autograd import refuse_inference_tensor, version_of
 from dovetail.torch_compat.dispatch import (
-    DispatchMode,
     HigherOrder,
     Overload,
+    PlainMode,
     decompose,
     has_kernel,
     is_composite,
@@ -84,7 +84,7 @@ aten = torch.ops.aten
 _RENAMES = frozenset({aten.detach.default, aten.alias.default})
 
 
-class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
+class Recorder(RecordsSparse, RecordsFacts, PlainMode):
     """A dispatch mode that appends one `Node` per operator; enter it innermost, over a fake mode.
 
     Real tensors that nobody declared are constants of the program: the recorded operators get a fake in their place, so
@@ -118,8 +118,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
         self.phase = Phase.FORWARD
         self.recomputing, self.switches = False, dict[str, Any]()
         self.symbols: dict[str, Any] = {}
-        self._expected: set[Scalar] = set()
-        self._cuts = Cuts()
+        self._expected, self._cuts = set[Scalar](), Cuts()
         self._given, self._of_inference = set[int](), set[int]()
         self.written: list[tuple[Value, torch.Tensor, bool]] = []
         self.metadata_changes: list[tuple[torch.Tensor, Overload, tuple[Operand, ...]]] = []
@@ -130,8 +129,7 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
         self._known_results = KnownResults(mode, self._values)
         self._tensors: dict[Value, list[torch.Tensor]] = {}
         self._twins: dict[Value, torch.Tensor] = {}
-        self._alive: list[object] = []
-        self._storages: dict[int, int] = {}
+        self._alive, self._storages = list[object](), dict[int, int]()
         self._storage_numbers, self._names = itertools.count(), itertools.count(1)
 
     # --- declaring -------------------------------------------------------------------------------------------------
@@ -215,6 +213,10 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
     # --- recording ---------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        with nullcontext() if isinstance(func, HigherOrder) else unfollowed():  # sub-programs run the user's code
+            return self._dispatched(func, types, args, kwargs)
+
+    def _dispatched(self, func: Any, types: object, args: Sequence[Any], kwargs: Any) -> Any:
         if func is DEVICE_QUESTION and is_fake(args[0]):  # asked for several times for each operator
             return device_of_fake(args[0])
         if self._takes_numbers and isinstance(func, Overload):
@@ -222,11 +224,10 @@ class Recorder(RecordsSparse, RecordsFacts, DispatchMode):
         func, args, made = self.packed.instead(func, args)
         if made is not None:
             return made
-        with nullcontext() if isinstance(func, HigherOrder) else unfollowed():  # sub-programs run the user's code
-            self.views.lay_out(args)
-            if (sparse := self.run_sparse(func, args, kwargs or {})) is not None:
-                return sparse[0]
-            return self._record(func, types, args, kwargs)
+        self.views.lay_out(args)
+        if (sparse := self.run_sparse(func, args, kwargs or {})) is not None:
+            return sparse[0]
+        return self._record(func, types, args, kwargs)
 
     def _record(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         if isinstance(types, Sequence) and any(map(is_wrapper_type, types)):

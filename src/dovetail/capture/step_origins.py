@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dovetail.capture.step_recorder import StepRecorder
+from dovetail.capture.step_tensors import unowned
 from dovetail.ir.program import Node, Origin, Value
 from dovetail.ops.facts import written_values
 
@@ -18,3 +20,11 @@ def origin_of_write(value: Value, nodes: Sequence[Node]) -> Origin | None:
     storage = value.tensor.storage
     written = (node for node in reversed(nodes) if any(x.tensor.storage == storage for x in written_values(node)))
     return next((node.origin for node in written), None)
+
+
+def refuse_unowned(recorder: StepRecorder) -> None:
+    """Raises: UnownedState where a real tensor was written that nobody declared."""
+    constants = {value for _, value in recorder.constants}
+    for value, tensor, _ in recorder.written:
+        if value in constants:
+            raise unowned(tensor, origin_of_write(value, recorder.nodes))

@@ -28,7 +28,7 @@ from dovetail.capture.origins import OriginTracker
 from dovetail.capture.packed_sequences import PackedValues
 from dovetail.capture.resizing import lie_on
 from dovetail.capture.step_questions import AskingRecorder, Question
-from dovetail.capture.step_tensors import of_graph_from_before
+from dovetail.capture.step_tensors import of_graph_from_before, unowned
 from dovetail.capture.step_texts import Texts
 from dovetail.capture.traced_operands import concrete, settled
 from dovetail.errors import DataDependentControlFlow, DovetailError, UnsupportedStep
@@ -55,7 +55,8 @@ class StepRecorder(AskingRecorder):
     the line that made each tensor object which is another one for a known value, by its identity; refusals, every error
     that was raised; texts, made of traced numbers; blamed, the input numbers that a refusal is about;
     moved, values of tensors that got other memory by `.data = ...`; of_graphs, labels of
-    tensors that are part of graphs from before the step, by identity; of_numpy, input numbers of NumPy's types.
+    tensors that are part of graphs from before the step, by identity; of_numpy, input numbers of NumPy's types;
+    stops_at_weights, whether to stop where a weight is met that was not declared: `UnownedState` is raised.
     """
 
     def __init__(self, origins: OriginTracker, mode: FakeMode, hints: ItemHints) -> None:
@@ -69,17 +70,15 @@ class StepRecorder(AskingRecorder):
         self.refusals: list[DovetailError] = []
         self.guesses = Guesses(hints, origins, self.refusals)
         self._tracker = origins
-        self._from_data: set[Value] = set()
-        self._tokens: dict[float, Any] = {}
+        self._from_data, self._tokens = set[Value](), dict[float, Any]()
         self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._computed: dict[object, Value] = {}
         self._roots: dict[Value, frozenset[str]] = {}
         self.blamed: frozenset[str] = frozenset()
-        self.sizes = DataSizes(mode, self, self.symbols)
-        self.texts = Texts()
+        self.sizes, self.texts = DataSizes(mode, self, self.symbols), Texts()
         self.moved: set[Value] = set()
         self.of_graphs: Mapping[int, str] = {}
-        self.used_of_graphs: set[int] = set()
+        self.used_of_graphs, self.stops_at_weights = set[int](), False
         self.of_numpy: dict[str, Any] = {}
 
     def value_of(self, tensor: torch.Tensor) -> Value:
@@ -89,6 +88,9 @@ class StepRecorder(AskingRecorder):
         value = super().value_of(tensor)
         if len(self.constants) > known:
             self.note_gradient(tensor)
+            if self.stops_at_weights and tensor.is_leaf and tensor.requires_grad:
+                self.refusals.append(unowned(tensor, self._tracker.here()))
+                raise self.refusals[-1]
         return value
 
     def refuse_of_graphs(self, values: Iterable[Any]) -> None:
@@ -171,16 +173,14 @@ class StepRecorder(AskingRecorder):
 
     # --- operators ------------------------------------------------------------------------------------------
 
-    def __torch_dispatch__(
-        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def _dispatched(self, func: Any, types: object, args: Sequence[Any], kwargs: Any) -> Any:
         try:
-            return self._dispatched(func, types, args, kwargs)
+            return self._told(func, types, args, kwargs)
         except DovetailError as error:
             self.refusals.append(error)
             raise
 
-    def _dispatched(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    def _told(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         if func is _ITEM:
             return self._item(args[0])
         if func.namespace == "profiler":  # ranges that torch opens for itself
@@ -191,7 +191,7 @@ class StepRecorder(AskingRecorder):
             kwargs = {name: self._meant(argument) for name, argument in (kwargs or {}).items()}
         if isinstance(func, Overload):
             args, kwargs = settled(func, args, kwargs or {}, self._as_size, set(map(id, self._tokens.values())))
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+        result = super()._dispatched(func, types, args, kwargs)
         if func is _LIFT and not is_fake(args[0]):
             self.known.learn(result, args[0])
         self.sizes.ask()

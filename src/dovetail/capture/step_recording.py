@@ -22,7 +22,7 @@ from dovetail.capture.origins import OriginTracker
 from dovetail.capture.recording_context import named_errors, recording_on_fakes
 from dovetail.capture.step_functions import StepFunctions, do_nothing
 from dovetail.capture.step_moves import Moves
-from dovetail.capture.step_origins import origin_of, origin_of_write
+from dovetail.capture.step_origins import origin_of, refuse_unowned
 from dovetail.capture.step_programs import GradientsNotCleared, RecordedStep, StepPrograms, not_cleared
 from dovetail.capture.step_recorder import StepRecorder
 from dovetail.capture.step_tensors import (
@@ -31,6 +31,7 @@ from dovetail.capture.step_tensors import (
     StepNumber,
     StepTensor,
     check_state,
+    count_hooks,
     fake_for,
     held_gradients,
     look_of,
@@ -38,7 +39,7 @@ from dovetail.capture.step_tensors import (
     refuse_graph_before,
 )
 from dovetail.capture.step_text_results import text_result
-from dovetail.errors import ReturnedState, UnownedState, UnsupportedStep
+from dovetail.errors import ReturnedState, UnsupportedStep
 from dovetail.ir.calling import FromConstant, FromInput, FromOutput, GradientExit, GradientFlag, Move, OutputRule
 from dovetail.ir.convert import tree_to_scalar
 from dovetail.ir.program import Node, Origin, TensorMeta, Value
@@ -46,11 +47,11 @@ from dovetail.ir.signature import UserInput
 from dovetail.ir.sizes import Number, Scalar
 from dovetail.ops.facts import written_values
 from dovetail.ops.layouts import is_absolute
+from dovetail.reach.frames import put_unfollowed
 from dovetail.torch_compat.autograd import backward_within
 from dovetail.torch_compat.fakes import fake_apart, hidden_fakes, new_fake_mode
 from dovetail.torch_compat.modes import has_function_mode, unnoticed_mode
 from dovetail.torch_compat.swapping import (
-    HookTable,
     exchange_back,
     exchange_tensors,
     hook_tables,
@@ -105,7 +106,7 @@ class StepRecording:
         self.hooked, self.left_modes = dict[str, "Origin | None"](), dict[str, Any]()
         self._moved = Moves(self.recorder, self.tensors, self._values)
         self.moves, self._hooks = list[Move](), [hook_tables(item.tensor) for item in self.tensors]
-        self._hook_counts = list(map(_count, self._hooks))
+        self._hook_counts = list(map(count_hooks, self._hooks))
         self._assume_cleared = assume_cleared
         self._must_not_seem, self._must_drop = False, ""
         self._seeming: dict[int, tuple[torch.Tensor, Value]] = {}
@@ -156,7 +157,8 @@ class StepRecording:
     @contextlib.contextmanager
     def _watched(self, around: AbstractContextManager[Any]) -> Iterator[None]:
         within, left = backward_within(self._in_backward), modes_left(self.left_modes)
-        with left, around, hidden_fakes(), traced_maths(), within, self._functions, unnoticed_mode():
+        stand_ins = put_unfollowed(hidden_fakes(), traced_maths())
+        with left, around, stand_ins, within, self._functions, unnoticed_mode():
             yield
 
     def _in_backward(self, roots: Sequence[Any]) -> AbstractContextManager[Any]:
@@ -214,16 +216,12 @@ class StepRecording:
             tensor = item.tensor
             self._moved.look_at(index)
             refuse_graph_before(item, self._required[index], index, self._of_graphs)
-            if _count(hook_tables(tensor)) > self._hook_counts[index]:
+            if count_hooks(hook_tables(tensor)) > self._hook_counts[index]:
                 self.hooked[item.label] = self._functions.hooked.get(id(tensor))
             if tensor.requires_grad != self._required[index]:
                 self.flags.append(GradientFlag(index, tensor.requires_grad, before=False))
             self.exits.append(self._exit(index, tensor))
-        unowned = {value for _, value in self.recorder.constants}
-        for value, tensor, _ in self.recorder.written:
-            if value in unowned:
-                origin = origin_of_write(value, self.recorder.nodes)
-                raise UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}", origin=origin)
+        refuse_unowned(self.recorder)
 
     def _move(self, index: int) -> Move:
         """Where a tensor lies in the end: new memory is a result more."""
@@ -235,17 +233,22 @@ class StepRecording:
         return Move(index, FromOutput(len(self.results) - 1))
 
     def _exit(self, index: int, tensor: torch.Tensor) -> GradientExit | MadeTensor:
+        was_asked = id(tensor) in self._functions.asked
         gradient = tensor.grad
         if gradient is None:
             return GradientExit.NONE
-        if index in self._seeming and self._seeming[index][0] is gradient:
-            self._must_not_seem = True
+        if index in self._seeming and self._seeming[index][0] is gradient:  # nothing has dropped it
+            self._must_not_seem |= was_asked or self._is_used(self._seeming.pop(index)[1])
             return GradientExit.NONE
         if index in self.held and self.tensors[self.held[index]].tensor is gradient:
             return GradientExit.SAME
         if self.recorder.sparse.is_known(gradient):
             return self._exit_of_sparse(index)
         return MadeTensor(self._outside_of_state(gradient, f"the gradient of {self.tensors[index].label}"), gradient)
+
+    def _is_used(self, seeming: Value) -> bool:
+        """Whether it matters that there seemed to be a gradient."""
+        return bool(self._must_drop) or any(seeming in node.operands() for node in self.recorder.nodes)
 
     def _exit_of_sparse(self, index: int) -> GradientExit:
         """A sparse gradient is not left behind. Raises: UnsupportedStep unless a dense one would not be either."""
@@ -394,7 +397,3 @@ class StepRecording:
             return recorded.programs(recorder, functional, name, keep_gradients)
         except GradientsNotCleared:
             raise not_cleared(self._must_drop) from None
-
-
-def _count(tables: Sequence[HookTable]) -> int:
-    return sum(len(table) for table in tables if table is not None)

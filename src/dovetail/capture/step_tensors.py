@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from dovetail.errors import StateChangedOtherwise, UnsupportedStep, UnsupportedTensor
+from dovetail.errors import StateChangedOtherwise, UnownedState, UnsupportedStep, UnsupportedTensor
 from dovetail.ir.calling import Look
 from dovetail.ir.convert import unsupported_kind
 from dovetail.ir.program import Origin, Value
@@ -17,7 +17,7 @@ from dovetail.ir.signature import HeldGradient, InputRole, UserInput
 from dovetail.ir.sizes import SizeExpr
 from dovetail.torch_compat.fakes import FakeMode, fake_apart, parameter_of_fake, symbolic_fake_of
 from dovetail.torch_compat.subclasses import is_wrapper
-from dovetail.torch_compat.swapping import attributes_in_common, hook_tables, share_hooks
+from dovetail.torch_compat.swapping import HookTable, attributes_in_common, hook_tables, share_hooks
 from dovetail.torch_compat.traced_numbers import Plain
 
 
@@ -154,3 +154,13 @@ def held_gradients(tensors: Sequence[StepTensor]) -> Iterator[tuple[int, StepTen
 def must_be_dropped(gradient: torch.Tensor) -> bool:
     """Whether a step can only drop a gradient from before: a sparse one, or one with a graph (`create_graph=True`)."""
     return gradient.layout is not torch.strided or not gradient.is_leaf
+
+
+def count_hooks(tables: Sequence[HookTable]) -> int:
+    """How many hooks a tensor has."""
+    return sum(len(table) for table in tables if table is not None)
+
+
+def unowned(tensor: torch.Tensor, origin: Origin | None) -> UnownedState:
+    """What to say of a real tensor that nobody declared, and that the step writes."""
+    return UnownedState(name=f"a tensor of shape {tuple(tensor.shape)}", origin=origin)

@@ -10,7 +10,7 @@ import sys
 import threading
 from _lsprof import Profiler
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import Enum, auto
 from types import CodeType, FrameType
 from typing import Any
@@ -227,6 +227,20 @@ class unfollowed:
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             sys.setprofile(self._before)
+
+
+@contextmanager
+def put_unfollowed(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    """While active, so are other contexts; what enters and leaves them is not followed."""
+    with ExitStack() as stack:
+        with unfollowed():
+            for context in contexts:
+                stack.enter_context(context)
+        try:
+            yield
+        finally:
+            with unfollowed():
+                stack.close()
 
 
 def _role(frame: FrameType) -> Role:

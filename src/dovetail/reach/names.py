@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from types import CodeType
 from typing import Any
 
+from dovetail.reach.expected import expected_reads
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import is_a
 
@@ -31,10 +32,18 @@ class Names:
         self._entries: dict[str, set[str]] = {}
         self.unread: set[tuple[Hashable, ...]] = set()
         self._overwritten: set[tuple[type, str]] = set()
+        self._expected: dict[type, set[str]] = {}
 
-    def add(self, reads: Reads) -> bool:
-        """Learn from a call; whether it has read something under a name that is new."""
+    def add(self, reads: Reads, *, expects: bool = False) -> bool:
+        """Learn from a call; whether it has read something under a name that is new.
+
+        expects: the call did not end; look also where modules and optimizers that it has met will be read, it seems.
+        """
         before = self._count
+        if expects:
+            found = [*reads.owners.values(), *reads.attributes.values(), *(x for _, x in reads.namespaces.values())]
+            for kind, expected in expected_reads([*found, *(x for *_, x in reads.cells.values())], reads.codes):
+                self._expected.setdefault(kind, set()).update(expected)
         self._learn_overwritten(reads)
         self.codes.update(reads.codes.keys())
         for key, name in reads.attributes:
@@ -67,7 +76,10 @@ class Names:
 
     def of_objects(self, kind: type) -> AbstractSet[str] | None:
         """Attributes of the objects of a class; None for all that they have."""
-        return None if kind in self._whole else self._attributes.get(kind, _NONE)
+        if kind in self._whole:
+            return None
+        read, expected = self._attributes.get(kind, _NONE), self._expected.get(kind)
+        return read if expected is None else read | expected
 
     def of_class(self, owner: type) -> AbstractSet[str]:
         """Attributes that a class itself holds, or would hide."""

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from dovetail.reach.contents import MISSING
+from dovetail.reach.frames import unfollowed
 from dovetail.reach.reads import Reads
 from dovetail.reach.values import has_attributes, is_a, is_heap_type, module_of, mro_of, own_of
 
@@ -142,12 +143,13 @@ class Spies:
         is_users = own.__dict__.get(_SPY, True) if is_a(own, FunctionType) else False
 
         def __getattribute__(item: Any, name: str) -> Any:
-            caller = _reader(frame(1))
-            if name != "__class__" and is_counted(item, caller):
-                if is_users:
-                    reads.whole(item)
-                if name != "__dict__" or caller.f_code.co_filename not in _OF_ONE_NAME:
-                    reads.attribute(item, name)
+            with unfollowed():
+                caller = _reader(frame(1))
+                if name != "__class__" and is_counted(item, caller):
+                    if is_users:
+                        reads.whole(item)
+                    if name != "__dict__" or caller.f_code.co_filename not in _OF_ONE_NAME:
+                        reads.attribute(item, name)
             return own(item, name)
 
         vars(__getattribute__)[_SPY] = is_users
@@ -157,8 +159,9 @@ class Spies:
         is_counted, frame = self._is_counted, sys._getframe
 
         def write(item: Any, name: str, *value: Any) -> Any:
-            if is_counted(item, _reader(frame(1))):
-                report(item, name)
+            with unfollowed():
+                if is_counted(item, _reader(frame(1))):
+                    report(item, name)
             return own(item, name, *value)
 
         return write

@@ -12,6 +12,8 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from dovetail.torch_compat.dynamo import not_traced
+
 DispatchMode = TorchDispatchMode
 Overload = OpOverload
 HigherOrder = HigherOrderOperator
@@ -19,7 +21,13 @@ Packet = OpOverloadPacket
 
 
 class PlainMode(TorchDispatchMode):
-    """A dispatch mode whose first use does not load Dynamo (over a second). For code that nobody compiles."""
+    """A dispatch mode whose first use does not load Dynamo (over a second), and which Dynamo leaves alone."""
+
+    def __init_subclass__(cls) -> None:
+        """Mark the method of a subclass."""
+        super().__init_subclass__()
+        if "__torch_dispatch__" in vars(cls):
+            not_traced(vars(cls)["__torch_dispatch__"])
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -105,12 +105,12 @@ class ReachableState:
         self._randoms = [(label, source, *random_state(source)) for label, source in known]
         self._arrays = [(slot, array, fingerprint(array), _copy(array)) for slot, array in walk.arrays]
 
-    def learn(self, reads: Reads, *, is_strict: bool) -> bool:
+    def learn(self, reads: Reads, *, is_strict: bool, expects: bool = False) -> bool:
         """Look where a call has read; whether more is reached than before: tensors, optimizers and the like.
 
-        is_strict: any other slot counts as well.
+        is_strict: any other slot counts as well. expects: see `Names.add`.
         """
-        if not self._read.add(reads):
+        if not self._read.add(reads, expects=expects):
             return False
         before, compared = self._roles, self.compared
         self.refresh()
