@@ -66,7 +66,7 @@ def test_tables_of_captures_and_of_calls(tmp_path: Path) -> None:
     eager, compiled = record["captures"]
     assert (eager["way"], compiled["way"]) == (EAGER, DOVETAIL)
     assert eager["capture_s"] is None
-    assert compiled["second_s"] > compiled["capture_s"] > 0
+    assert compiled["first_s"] + compiled["second_s"] > compiled["capture_s"] > 0
     assert compiled["nodes"] > 50
     assert set(compiled["stages"]) == {"record", "functionalize", "passes", "code", "rest"}
     assert all(compiled["stages"][name] > 0 for name in ("record", "functionalize", "passes", "code"))
@@ -137,7 +137,11 @@ def test_inductor_has_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_least_capture_counts() -> None:
-    answers: list[dict[str, Any]] = [{"second_s": 3.0}, {"error": "died"}, {"second_s": 2.0, "nodes": 7}]
+    answers: list[dict[str, Any]] = [
+        {"first_s": 1.0, "second_s": 3.0},
+        {"error": "died"},
+        {"first_s": 1.0, "second_s": 2.0, "nodes": 7},
+    ]
     row = summarize_capture("m", DOVETAIL, answers)
     assert (row.second_s, row.nodes, row.error) == (2.0, 7, None)
     assert summarize_capture("m", DOVETAIL, answers[1:2]).error == "died"

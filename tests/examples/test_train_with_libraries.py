@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,5 +30,5 @@ def test_both_ways_learn_the_same(example: ModuleType, recipe: str, capsys: pyte
     pytest.importorskip(_NEEDS[recipe])
     example.main([recipe, "--compare"])
     out = capsys.readouterr().out
-    assert "8 calls, 1 in eager mode; 1 captures" in out
+    assert re.search("8 calls, 0 in eager mode; [12] captures", out)
     assert "every bit of the weights is the same" in out

@@ -90,7 +90,7 @@ def test_a_step_with_batches_of_any_size(looks: list[str]) -> None:
     stats = compiled.stats
     assert (stats.calls, stats.captures, stats.eager_calls) == (99, 2, 97)
     assert stats.misses < 12
-    assert looks.count("world") <= 4  # for each capture, once more where that reads more, and for the warning
+    assert looks.count("world") <= 5  # for each capture, once more where that reads more, and for the warning
 
 
 def test_sizes_that_have_a_program_are_found_among_others(looks: list[str]) -> None:
@@ -99,7 +99,7 @@ def test_sizes_that_have_a_program_are_found_among_others(looks: list[str]) -> N
         compiled(torch.ones(2 + (call if call % 2 else 0), 3))
     variants = compiled.stats.variants
     assert sum(variant.calls for variant in variants) >= 29
-    assert looks.count("world") <= 4
+    assert looks.count("world") <= 5
 
 
 def test_python_state_that_is_another_one_in_each_call(looks: list[str]) -> None:
@@ -140,7 +140,7 @@ def test_a_checkpoint_is_loaded_past_the_limit() -> None:
     optimizer.param_groups[0]["params"] = list(model.parameters())
     for _ in range(5):
         compiled(torch.ones(2, 3))
-    assert compiled.stats.variants[0].calls == 6
+    assert compiled.stats.variants[0].calls == 7
 
 
 def test_guard_misses_past_the_limit() -> None:

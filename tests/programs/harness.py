@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import dovetail
 from dovetail.errors import DovetailError
 from dovetail.frontends.backend import dovetail_backend
+from tests.frontends.step.agreement import programs_of
 from tests.frontends.step.twins import copied, difference, forget_freed, identities, labelled_tensors, sharing
 
 TURNS = 5
@@ -124,7 +125,7 @@ class _Comparison:
         self.steps = [side.step for side in self.sides]
         if door in (STEP, KEPT):
             compiled = dovetail.compile_step(self.sides[1].step, keep_grads=door == KEPT)
-            self.counts.append(lambda: compiled.stats.captures)
+            self.counts.append(lambda: programs_of(compiled.stats))
             self.steps[1] = compiled
 
     def _through_dynamo(self, target: Any) -> Any:

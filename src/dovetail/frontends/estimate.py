@@ -218,7 +218,7 @@ def _step(step: Callable[..., Any], state: Any, options: Options) -> tuple[str, 
 def _figures_of_step(
     name: str, step: Callable[..., Any], state: Any, options: Options, leaves: list[Any], structure: Structure
 ) -> Figures:
-    captures = DescribedSteps(VariantCache(name, 1), state, False, options, begins_in_eager_mode=False)
+    captures = DescribedSteps(VariantCache(name, 1), state, False, options)
     with RECORDING, without_modes():
         found = captures.described(StepCall(step, leaves, structure))
         return figures_of_step(found.programs, name, found.state, found.late, options, found.hints)

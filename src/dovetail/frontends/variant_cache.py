@@ -38,7 +38,7 @@ class Variant(Generic[G, R]):
     """One program of a function, of a step, or of a frozen method.
 
     guard: for which calls it is. runner: runs it. reason: why it was captured. calls, misses: runs, and those that were
-    given up before their first write, as counted by who keeps a cache.
+    given up before their first write, as counted by who keeps a cache. is_once: another one is for later calls.
     """
 
     guard: G
@@ -46,6 +46,7 @@ class Variant(Generic[G, R]):
     reason: str = ""
     calls: int = 0
     misses: int = 0
+    is_once: bool = False
 
 
 V = TypeVar("V", bound=Variant[Any, Any])
@@ -71,7 +72,7 @@ class VariantCache(Generic[V]):
     @property
     def is_full(self) -> bool:
         """Whether no more programs may be made."""
-        return len(self.variants) >= self.limit
+        return sum(not variant.is_once for variant in self.variants) >= self.limit
 
     def find(
         self, leaves: Sequence[Any], structure: Structure, tried: Collection[V] = ()

@@ -301,7 +301,8 @@ _SEVERAL = frozenset(
 def test_one_program_for_all_counts(body: Body) -> None:
     compiled = agree(body, (5, 4, 3, 6, 5))
     if body not in _SEVERAL:
-        assert (compiled.stats.captures, compiled.stats.eager_calls) == (1, 1)
+        assert compiled.stats.captures == 1
+        assert compiled.stats.eager_calls <= 1  # which shows a size that only a run tells
 
 
 @pytest.mark.parametrize("body", rotated(PROGRAMS, 9, shift=1), ids=lambda body: body.__name__.strip("_"))

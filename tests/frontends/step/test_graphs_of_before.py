@@ -14,6 +14,7 @@ from torch.nn.utils import prune, spectral_norm, weight_norm
 
 import dovetail
 from dovetail.errors import StateChangedOtherwise
+from tests.frontends.step.agreement import programs_of
 
 WAYS: dict[str, Callable[[nn.Linear], nn.Module]] = {
     "weight_norm": weight_norm,
@@ -53,7 +54,10 @@ def agree(make: Callable[[], nn.Module], *, create_graph: bool = False) -> None:
         seen.append([x.tolist() for s in optimizer.state.values() for x in s.values()])
         found.append(seen)
         if compiled:
-            assert run.stats.captures == run.stats.eager_calls == 1
+            assert run.stats.eager_calls == 0
+            assert (
+                programs_of(run.stats) <= 2
+            )  # spectral_norm leaves a tensor that requires gradients, in the first call
     for wanted, got in zip(*found, strict=True):
         assert wanted == got
 

@@ -44,4 +44,4 @@ def test_a_library_that_asks(question: str) -> None:
     wanted = [step(x).item() for _ in range(4)]
     model.load_state_dict(weights)
     assert [compiled(x).item() for _ in range(4)] == wanted
-    assert compiled.stats.eager_calls == 1
+    assert compiled.stats.eager_calls == 0

@@ -145,7 +145,7 @@ def test_a_tensor_lies_where_eager_mode_puts_it(way: str, own: bool) -> None:
         with pytest.raises(DovetailError, match="shares memory with"):  # the optimizer writes both of them
             bound(WAYS[way], own)
     else:
-        assert bound(WAYS[way], own).stats.eager_calls == 1
+        assert bound(WAYS[way], own).stats.eager_calls == 0
 
 
 def test_other_kinds_of_tensors_are_refused() -> None:

@@ -29,6 +29,7 @@ from dovetail.errors import (
     UnownedState,
     UnsupportedStep,
 )
+from tests.frontends.step.agreement import programs_of
 
 _ROWS = 6
 
@@ -104,8 +105,8 @@ def test_a_step_does_what_eager_does_call_after_call() -> None:
         assert torch.equal(mine, theirs)
         assert mine.requires_grad
         _assert_same(ours, eager)
-    assert (step.stats.calls, step.stats.eager_calls, step.stats.captures) == (6, 1, 1)
-    assert str(step.stats).startswith("6 calls, 1 in eager mode; 1 captures")
+    assert (step.stats.calls, step.stats.eager_calls, step.stats.captures) == (6, 0, 2)
+    assert str(step.stats).startswith("6 calls, 0 in eager mode; 2 captures")
 
 
 def test_it_decorates_with_and_without_options() -> None:
@@ -310,7 +311,7 @@ def test_batches_of_several_sizes_share_a_program_on_demand() -> None:
         mine, theirs = _run_both(step, eager.step, number, rows)
         assert torch.equal(mine, theirs)
         _assert_same(ours, eager)
-    assert step.stats.captures == 1
+    assert programs_of(step.stats) == 1
 
 
 def test_a_new_batch_shape_gets_a_program_and_then_eager_mode() -> None:
@@ -318,7 +319,7 @@ def test_a_new_batch_shape_gets_a_program_and_then_eager_mode() -> None:
     step = dovetail.compile_step(ours.step, max_variants=2)
     for number, rows in enumerate((6, 6, 9)):
         _run_both(step, eager.step, number, rows)
-    assert [variant.reason for variant in step.stats.variants][1].startswith("shape of argument 0 changed")
+    assert [variant.reason for variant in step.stats.variants][-1].startswith("shape of argument 0 changed")
     with pytest.warns(dovetail.DovetailWarning, match="compiled for 2 kinds of calls"):
         _run_both(step, eager.step, 3, 5)
     _assert_same(ours, eager)
@@ -400,7 +401,7 @@ def test_tensors_that_were_replaced_are_let_go_of() -> None:
     step(*_batch(1))
     ours.model.eval()
     step(*_batch(2))
-    assert step.stats.captures == 2
+    assert programs_of(step.stats) == 2
     former = weakref.ref(ours.model[4].weight)
     loaded = {name: tensor.clone() for name, tensor in ours.model.state_dict().items()}
     ours.model.load_state_dict(loaded, assign=True)
@@ -457,13 +458,12 @@ def test_other_threads_go_on_while_a_step_is_captured() -> None:
 
     ours = _training()
     step = dovetail.compile_step(ours.step)
-    step(*_batch(0))
     thread = threading.Thread(target=look_at_the_clock)
     thread.start()
-    step(*_batch(1))
+    step(*_batch(0))
     done.set()
     thread.join()
-    assert step.stats.captures == 1
+    assert programs_of(step.stats) == 1
     assert seen
     assert not failures
 

@@ -50,14 +50,6 @@ class StateToMake(Exception):
         self.error = error
 
 
-class FlagsTurned(StateToMake):
-    """The step turns flags of optimizers, which it may do once and never again. paths: of these slots."""
-
-    def __init__(self, error: DovetailError, paths: frozenset[Path]) -> None:
-        super().__init__(error)
-        self.paths = paths
-
-
 def free_locals(error: BaseException) -> None:
     """Let go of what an attempt that failed has recorded: frames of an error hold it, and it holds real tensors.
 

@@ -73,17 +73,13 @@ class StepCapture:
         options: Options,
         guarded: frozenset[Path],
         shown: Lifting,
-        *,
-        makes_state: bool = False,
     ) -> None:
         """Prepare.
 
         shown: slots of tensors that may be other ones in each call, which are read like arguments, and containers that
         are only written. lifted: slots of the reachable state and leaves of the arguments that are inputs, where they
-        hold numbers; hyperparameters of optimizers are as well, but for `guarded` ones. makes_state: what the step
-        makes and keeps is to be found out.
+        hold numbers; hyperparameters of optimizers are as well, but for `guarded` ones.
         """
-        self._makes_state = makes_state
         self._call = call
         self._reachable = reachable
         self._options = options
@@ -104,7 +100,7 @@ class StepCapture:
         self._lifted_leaves = lifted.leaves
         self._blamed: Callable[[], frozenset[str]] = frozenset
         self._texts: Texts | None = None
-        self.asks_texts = False
+        self.asks_texts = self.stops_at_weights = False
         self.answers: Answers = {}
         self._draws: Any = None
         self._leaf_names: dict[int, str] = {}
@@ -193,7 +189,7 @@ class StepCapture:
                     raise ContainersRead(frozenset(self._write_only.read))
                 newly = overwritten(self._watcher.reads, self._reachable)
                 found_before = (self._reachable, self._numbers, self.lifted, newly, self._also_read, self._turned)
-                left = LeftBehind(*found_before, makes_state=self._makes_state)
+                left = LeftBehind(*found_before)
                 left.is_drawn = self._draws.explain
                 left.find_write_only()
                 check_texts(recording.recorder)
@@ -247,6 +243,7 @@ class StepCapture:
         told = {"dynamic": self._options.dynamic, "line_of": self._reachable.line_naming}
         recording = self.recording(tensors, numbers, hints, assume_cleared=assume_cleared, **told)
         recording.recorder.share_answers(self.answers)
+        recording.recorder.stops_at_weights = self.stops_at_weights
         self._blamed = lambda: recording.recorder.blamed
         return recording
 
@@ -274,7 +271,7 @@ class StepCapture:
             reads.unshown.put_tensors_back()
         if reads is not None and (error is None or isinstance(error, Exception)):
             is_strict = error is not None or bool(self._elsewhere)
-            if self._reachable.learn(reads, is_strict=is_strict):
+            if self._reachable.learn(reads, is_strict=is_strict, expects=self.stops_at_weights):
                 forget_fakes(slot.read() for slot in self._reachable.caches_of_functions)
                 raise MoreIsRead from error
         if error is not None:

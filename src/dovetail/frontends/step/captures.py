@@ -22,7 +22,6 @@ from dovetail.frontends.patience import Walks
 from dovetail.frontends.step.attempts import (
     ContainersRead,
     ContainersWritten,
-    FlagsTurned,
     MoreIsRead,
     NumbersToLift,
     StateToMake,
@@ -30,7 +29,7 @@ from dovetail.frontends.step.attempts import (
     in_short,
 )
 from dovetail.frontends.step.capture import StepCapture
-from dovetail.frontends.step.containers import Slot
+from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.drawing_functions import NotBeforeRuns
 from dovetail.frontends.step.eager_run import EagerRuns, leads_on
 from dovetail.frontends.step.guard import NOTHING, UNBOUND, StepCall
@@ -51,7 +50,7 @@ from dovetail.reach.names import Names
 Chosen: TypeAlias = tuple[StepVariant, list[torch.Tensor]]
 
 _MOST_ATTEMPTS = 50
-_MOST_ROUNDS = 3  # calls in eager mode, one after the other, that make state for the next one
+_MOST_ROUNDS = 3  # calls, one after the other, that make state in the same containers
 
 
 class StepCaptures:
@@ -68,13 +67,8 @@ class StepCaptures:
         state: Any,
         falls_back: bool,
         options: Options,
-        *,
-        begins_in_eager_mode: bool = True,
     ) -> None:
-        """Capture nothing yet.
-
-        falls_back: run in eager mode what cannot be captured. begins_in_eager_mode: so does the first call.
-        """
+        """Capture nothing yet. falls_back: run in eager mode what cannot be captured."""
         self.given_up: DovetailError | None = None
         self.searching: list[torch.optim.Optimizer] | None = None
         self._cache = cache
@@ -84,22 +78,18 @@ class StepCaptures:
         self._eager = EagerRuns()
         self._options = options
         self._missed = self._failed = False
-        self._rounds = 0
+        self._rounds, self._filled = 0, frozenset[Path]()
         self._last_miss: Question | None = None
         self._walks, self._answers = Walks(), dict[object, Any]()
-        self._begins_in_eager_mode = begins_in_eager_mode
         self._why_eager = ""
-        self._is_begun = False
-        self._begins_cleared = not self._begins_in_eager_mode
+        self._is_begun, self._is_shown, self._begins_cleared = False, False, True
         self._put: list[tuple[Slot, Any]] = []
 
-    def is_first(self, call: StepCall) -> bool:
-        """Whether a call is the first one, and is to run in eager mode. Its arguments are noted in any case."""
-        if self._eager.has_watched or self._is_begun:
-            return False
-        self._is_begun = not self._begins_in_eager_mode
-        self._lifting.see(call.leaves, call.structure)
-        return self._begins_in_eager_mode
+    def see_first(self, call: StepCall) -> None:
+        """Note the arguments of the first call."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._lifting.see(call.leaves, call.structure)
 
     def run_eager(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the step in eager mode, and note the numbers that it reads off tensors, as hints for captures."""
@@ -139,6 +129,7 @@ class StepCaptures:
         cache, self._put = self._cache, []
         found = cache.find(call.leaves, call.structure, tried)
         if found is not None:
+            self._rounds = 0
             return found
         cache.counts.misses += not tried
         if cache.is_full and not self._may_fit_again(call, tried):
@@ -149,6 +140,7 @@ class StepCaptures:
         if cache.is_full:
             self._walks.was(cache.counts.calls, fruitful=found is not None)
         if found is not None:
+            self._rounds = 0
             return found
         self._let_go(reachable)
         if tried and not self._missed:
@@ -205,6 +197,8 @@ class StepCaptures:
             variant, recorded = self._attempted(reachable, call)
             if variant is None:
                 variant, reachable = self._with_state(recorded, reachable, call)
+            else:
+                self._rounds = 0
         except SearchCalled:
             self.searching = [optimizer for _, optimizer in reachable.optimizers]
             return None
@@ -213,7 +207,7 @@ class StepCaptures:
         except (StateToMake, DovetailError) as error:
             self._left_to_eager(error, call)
             return None
-        self._failed, self._rounds = False, 0
+        self._failed = False
         self._let_go(reachable)
         return variant, variant.guard.expected(call.leaves)
 
@@ -221,7 +215,8 @@ class StepCaptures:
         """A call runs in eager mode. Raises: DovetailError where that would be no use for later calls."""
         told = error.error if isinstance(error, StateToMake) else error
         self._why_eager = in_short(told)
-        if isinstance(error, DovetailError) and not self._eager.has_watched:  # which shows more
+        is_shown = not self._cache.variants or isinstance(error, DataDependentControlFlow)  # by a call in eager mode
+        if isinstance(error, DovetailError) and is_shown and not self._eager.has_watched:
             if not self._cache.variants:
                 self._lifting = Lifting()
                 self._lifting.see(call.leaves, call.structure)
@@ -245,19 +240,26 @@ class StepCaptures:
         Raises: DovetailError; StateToMake where eager mode is to make it.
         """
         made = MadeState(first)
+        if made.filled & self._filled:
+            if self._rounds == _MOST_ROUNDS:
+                raise StateToMake(first.made[0].error)
+            self._rounds += 1
+        self._filled = made.filled
+        self._lifting.turned |= made.turned
         later = self._later(made, call) if made.is_of_plain_tensors else None
         if later is not None:
             variant, recorded, found = later
             alone = made_beforehand(first, recorded, found)
             give_up(found.values())
-            if alone is not None and not made.turns_flags_early(recorded):
+            has_room = self._options.memory_limit is not None or made.is_no_more_than_eager(variant.runner.program)
+            if alone is not None and has_room and not made.turns_flags_early(recorded):
                 now = self._begun(made, made.begun(alone), variant, call)
                 if now is not None:
                     return variant, now
         with collection_paused():
             of_this_call = first.tied(self._cache.name, made.options(self._options))
         if later is not None:
-            variant.reason = "later calls find what the first one makes"
+            variant.reason, of_this_call.is_once = "later calls find what the first one makes", True
             self._cache.add(variant)
         return of_this_call, reachable
 
@@ -323,9 +325,9 @@ class StepCaptures:
         for _ in range(_MOST_ATTEMPTS):
             lifted = self._lifting.numbers(call.leaves, reachable) - left_out
             guarded = (self._lifting.guarded | left_out).slots
-            makes = not self._begins_in_eager_mode
-            capture = self.capture(call, reachable, lifted, self._options, guarded, self._lifting, makes_state=makes)
+            capture = self.capture(call, reachable, lifted, self._options, guarded, self._lifting)
             capture.answers, capture.asks_texts = self._answers, self._lifting.asks_texts
+            capture.stops_at_weights, self._is_shown = not self._is_shown, True
             hints, hooks = self._eager.hints, self._lifting.calls_hooks
             try:
                 with interrupts_wait():
@@ -348,10 +350,9 @@ class StepCaptures:
                 if first is not None and error.paths & left_out.slots:
                     raise first from first.__cause__
                 self._lifting.writes(error.paths)
-            except FlagsTurned as error:
-                self._lifting.turned |= error.paths
-                raise
             except (DovetailError, StateToMake, NotBeforeRuns) as error:
+                if capture.stops_at_weights:
+                    continue  # it may be because of that
                 fewer = self._lifting.fewer(lifted, capture.blamed - left_out, capture.hyperparameters)
                 may_be = bool(capture.drawing_functions[1]) and fewer is not None  # numbers that such a function reads
                 if self._lifting.has_another_way(error, capture, reachable, may_be_numbers=may_be):

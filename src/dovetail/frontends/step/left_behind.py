@@ -17,7 +17,6 @@ from dovetail.capture.step_recording import StepRecording
 from dovetail.errors import DovetailError, StateChangedOtherwise
 from dovetail.frontends.step.attempts import (
     ContainersWritten,
-    FlagsTurned,
     NumbersToLift,
     StateToMake,
     TensorsToKeep,
@@ -81,14 +80,10 @@ class LeftBehind:
         overwritten: Collection[tuple[int, str]] = (),
         also_read: Collection[Path] = (),
         turned: Collection[Path] = (),
-        *,
-        makes_state: bool = False,
     ) -> None:
         """Look at a reachable state whose code has just run on fakes.
 
         also_read: containers that the step reads. turned: flags that it has turned in earlier calls.
-
-        makes_state: what it puts where there was nothing is found out; else StateToMake is raised.
 
         kept: slots of tensors that may be others in each call. overwritten: attributes that were set before they were
         read, by the identity of their `__dict__`.
@@ -103,7 +98,6 @@ class LeftBehind:
         self.filled: list[tuple[Path, Tree]] = []
         self.bound: list[tuple[Path, Tree]] = []
         self.made: list[Made] = []
-        self._makes_state = makes_state
         self._to_make: list[Change] = []
 
     def numbers(self, recording: StepRecording, trees: Trees) -> Iterator[tuple[NumberSlot, int]]:
@@ -132,7 +126,7 @@ class LeftBehind:
                 if type(change.old) in (int, float):
                     lift.add(slot.path)
                 elif self._is_turned_first(change, slot):
-                    self._turn_first(change, slot)
+                    self._to_make.append(change)
                 else:
                     new = change.new if is_traced(change.new) else FromConstant(change.new)
                     yield self._writable(slot), recording.leave(new)
@@ -147,8 +141,8 @@ class LeftBehind:
                 self._to_make.append(change)
             else:
                 raise self._refused(change)
-        if made or (self._to_make and not self._makes_state):
-            raise StateToMake(next(iter([*made.values(), *map(self._refused, self._to_make)])))
+        if made:
+            raise StateToMake(next(iter(made.values())))
         if keep:
             raise TensorsToKeep(frozenset(keep))
         if lift:
@@ -165,12 +159,6 @@ class LeftBehind:
             except (NotMadeAgain, DovetailError):
                 raise StateToMake(error) from None
             self.made.append(Made(slot, self._reachable.path_of(slot), change.old, tree, error))
-
-    def _turn_first(self, change: Change, slot: Slot) -> None:
-        """A flag of an optimizer is turned for the first time. Raises: FlagsTurned, unless runs may do so."""
-        if not self._makes_state:
-            raise FlagsTurned(self._refused(change), frozenset((slot.path,)))
-        self._to_make.append(change)
 
     def _is_turned_first(self, change: Change, slot: Slot) -> bool:
         """Whether a flag of an optimizer is turned for the first time: a program would be for this call only."""

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from dovetail.analysis.liveness import simulate_peak
 from dovetail.capture.step_tensors import MadeTensor, look_of
-from dovetail.frontends.step.containers import Slot
+from dovetail.execute.step import CompiledStepProgram
+from dovetail.frontends.step.containers import Path, Slot
 from dovetail.frontends.step.kept import Handed, New, Tree, grown
 from dovetail.frontends.step.recorded import Recorded
 from dovetail.frontends.step.same_recordings import run_beforehand
@@ -83,6 +85,12 @@ class MadeState:
         """
         return any(type(made.old) is bool for made in self._made) and any(call.before for call in later.host_calls)
 
+    def is_no_more_than_eager(self, later: CompiledStepProgram) -> bool:
+        """Whether all of it, made before a program of later calls runs, takes no more than eager mode does."""
+        recorded, hints = self._recorded.programs.recorded, self._recorded.recording.size_hints
+        peak = simulate_peak(later.program, later.hints).peak_bytes
+        return self.size_bytes + peak <= simulate_peak(recorded, hints).peak_bytes
+
     def options(self, options: Options) -> Options:
         """Options for a program that makes the state: under a limit above the state, it counts as such."""
         limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
@@ -105,6 +113,16 @@ class MadeState:
         handed = Handed(results)
         for made in self._made:
             made.slot.write(grown(made.tree, handed))
+
+    @property
+    def turned(self) -> frozenset[Path]:
+        """The flags of optimizers that are turned, which the step may do once and never again."""
+        return frozenset(made.path for made in self._made if type(made.old) is bool)
+
+    @property
+    def filled(self) -> frozenset[Path]:
+        """The containers in which something is put."""
+        return frozenset(made.slot.container.path for made in self._made)
 
     @property
     def before(self) -> list[tuple[Slot, Any]]:

@@ -1,9 +1,8 @@
 """`dovetail.compile_step(step)`: a whole training step, the user's own code, as one program.
 
-The first call runs in eager mode: optimizers make their state, lazy modules their parameters, and the numbers that the
-code reads off tensors are noted as hints. The second call captures. From then on each call runs an existing
-program whose guards hold, or captures another one. Under a memory limit the first call captures already: see
-docs/decisions/0013-state-before-the-first-call.md, and docs/training-step.md.
+The first call captures, on fakes: what optimizers and lazy modules make in it is made before its program runs, or by
+that program, and later calls find it there. From then on each call runs an existing program whose guards hold, or
+captures another one: see docs/decisions/0018-the-first-call-runs-a-program.md, and docs/training-step.md.
 """
 
 from __future__ import annotations
@@ -106,10 +105,7 @@ class CompiledStep:
         self._options = replace(options, compile_trace=self._compile_trace)
         name = identifier(getattr(step, "__name__", type(step).__name__))
         self._cache = VariantCache[StepVariant](name, options.max_variants)
-        begins_in_eager_mode = options.memory_limit is None
-        self._captures = StepCaptures(
-            self._cache, state, falls_back, self._options, begins_in_eager_mode=begins_in_eager_mode
-        )
+        self._captures = StepCaptures(self._cache, state, falls_back, self._options)
         self._searches: Searches | None = None
         functools.update_wrapper(self, step)
 
@@ -131,8 +127,7 @@ class CompiledStep:
         if self._searches is not None:
             return self._searches.call(self._step, args, kwargs)
         call = StepCall(self._step, *flatten_call(args, kwargs))
-        if captures.is_first(call):
-            return captures.run_eager(self._step, args, kwargs)
+        captures.see_first(call)
         tried: list[StepVariant] = []
         while True:
             with RECORDING:
@@ -218,7 +213,7 @@ class CompiledStep:
 
     def _latest(self) -> StepVariant:
         if not self._cache.recent:
-            hint = "call it twice: the first call runs in eager mode, the second one captures"
+            hint = "call it: a call captures; `.stats` has why calls ran in eager mode, if they did"
             raise NothingToExplain(what=self._cache.name, reason="nothing was captured yet", hint=hint)
         return self._cache.recent[0]
 

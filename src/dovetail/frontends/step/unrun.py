@@ -42,9 +42,9 @@ def record_unrun(
     Raises: DovetailError, MemoryLimitTooLow among them.
     """
     name = getattr(step, "__name__", "step")
-    captures = StepCaptures(VariantCache[StepVariant](name, 1), state, False, options, begins_in_eager_mode=False)
+    captures = StepCaptures(VariantCache[StepVariant](name, 1), state, False, options)
     call = StepCall(step, *flatten_call(tuple(args), dict(kwargs)))
-    captures.is_first(call)
+    captures.see_first(call)
     with RECORDING, replacing() as is_alone:
         if not is_alone:
             raise CaptureFailed(error="another thread is recording")

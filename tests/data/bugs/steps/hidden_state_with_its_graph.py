@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-PROGRAMS = 1
+PROGRAMS = 2
 
 
 def make():

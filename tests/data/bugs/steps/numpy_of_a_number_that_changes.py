@@ -6,7 +6,7 @@ import json
 import numpy as np
 import torch
 
-PROGRAMS = 5
+PROGRAMS = 6
 
 
 def make():

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-PROGRAMS = 3
+PROGRAMS = 4
 
 
 def make():

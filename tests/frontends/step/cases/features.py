@@ -328,11 +328,11 @@ GRADIENTS = (
     Feature("autocast", _autocast),
     Feature("gradient penalty", _gradient_penalty, twice=True, partial=True),
     Feature("optimizer in backward", _optimizer_in_backward),
-    Feature("gradients assigned", _gradients_assigned, partial=True),
+    Feature("gradients assigned", _gradients_assigned, captures=2, partial=True),
     Feature("frozen parts", _frozen_parts),
     Feature("unfreezing", _unfreezing, captures=None, eager_calls=None),
     Feature("gradients kept", _gradients_kept, keep_grads=True),
     Feature("hooks", _hooks),
     Feature("sizes", _sizes, captures=None, eager_calls=None),
-    Feature("sizes in one program", _sizes, captures=None, options={"dynamic": True}),
+    Feature("sizes in one program", _sizes, captures=None, eager_calls=None, options={"dynamic": True}),
 )

@@ -300,7 +300,7 @@ def _logged() -> Twin:
 
 
 KINDS_OF_STATE = (
-    Case("lazy modules", _lazy),
+    Case("lazy modules", _lazy, eager_calls=1),
     Case("an LSTM that goes on", _recurrent),
     Case("a GRU with dropout", _gru),
     Case("an embedding that writes its weights", _renormed),

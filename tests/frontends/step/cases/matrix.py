@@ -28,7 +28,7 @@ def case(model: Model, recipe: Recipe, feature: Feature) -> Case:
         f"{model} | {recipe} | {feature}",
         partial(_build, model, recipe, feature),
         captures=None if recipe.branches else feature.captures,
-        eager_calls=None if recipe.branches else feature.eager_calls,
+        eager_calls=None if recipe.branches or recipe.begins_in_eager_mode else feature.eager_calls,
         at_most=30 if recipe.branches else 8,
         keep_grads=feature.keep_grads,
         options=feature.options,

@@ -16,11 +16,15 @@ Parameters = Sequence[nn.Parameter]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How parameters get their optimizers. branches: its steps branch on numbers, so that several programs are due."""
+    """How parameters get their optimizers. branches: its steps branch on numbers, so that several programs are due.
+
+    begins_in_eager_mode: the first call divides by a number that only a run tells.
+    """
 
     name: str
     build: Callable[[Parameters], Optimizers]
     branches: bool = False
+    begins_in_eager_mode: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -88,7 +92,8 @@ def _recipes() -> list[Recipe]:
             implementations["fused"] = {"fused": True}
         for label, option in implementations.items():
             build = partial(_one, kind.make, **kind.options, **option)
-            found.append(Recipe(f"{name} {label}", build, kind.branches))
+            begins = (name, label) == ("NAdam", "foreach")
+            found.append(Recipe(f"{name} {label}", build, kind.branches, begins))
     return found
 
 

@@ -61,7 +61,7 @@ class Feature:
     name: str
     make: Callable[[Training], Twin]
     captures: int | None = 1
-    eager_calls: int | None = 1
+    eager_calls: int | None = 0
     twice: bool = False
     partial: bool = False
     keep_grads: bool = True

@@ -1,0 +1,68 @@
+"""What the first call of a step takes: no more than eager mode's first call, and no more than is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import dovetail
+from dovetail.inspect.memory import measure_peak
+from tests.frontends.step.test_first_call import OPTIMIZERS
+
+WIDTH = 256
+
+
+class Training:
+    """Layers, whose activations take more than weights where the batch is large."""
+
+    def __init__(self, name: str, rows: int) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+        self.optimizer = OPTIMIZERS[name][0](self.net.parameters())
+        self.batch = torch.randn(rows, WIDTH)
+
+    def step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.net(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def held(self) -> int:
+        """Bytes of what is there between calls, gradients left out."""
+        state: Any = pytree.tree_leaves(self.optimizer.state_dict()["state"])
+        tensors = [*self.net.parameters(), self.batch, *(x for x in state if isinstance(x, Tensor))]
+        return sum(x.untyped_storage().nbytes() for x in tensors)
+
+
+@pytest.mark.parametrize("keep_grads", [True, False])
+@pytest.mark.parametrize("rows", [8, 256, 1024])
+@pytest.mark.parametrize("name", ["SGD", "momentum", "AdamW", "RMSprop"])
+def test_the_first_call_takes_no_more_than_eager_and_than_is_said(name: str, rows: int, keep_grads: bool) -> None:
+    eager, training = Training(name, rows), Training(name, rows)
+    wanted = measure_peak(eager.step, eager.batch)
+    step = dovetail.compile_step(training.step, keep_grads=keep_grads)
+    before = training.held()
+    found = measure_peak(step, training.batch)
+    told = step.explain()
+    assert step.stats.eager_calls == 0
+    assert torch.equal(found.result, wanted.result)
+    assert all(map(torch.equal, training.net.parameters(), eager.net.parameters()))
+    assert found.peak_bytes <= wanted.peak_bytes
+    assert before + found.peak_bytes <= told.state_bytes + told.peak_bytes
+
+
+def test_state_that_would_lift_the_peak_is_made_where_eager_mode_makes_it() -> None:
+    """Adam's moments are zeros first: made before a program of later calls, where they lie below activations."""
+    programs = []
+    for rows in (8, 256):
+        training = Training("AdamW", rows)
+        step = dovetail.compile_step(training.step)
+        for _ in range(2):
+            step(training.batch)
+        programs.append(step.stats.captures)
+    assert programs == [1, 2]
