@@ -92,9 +92,15 @@ class MadeState:
         return self.size_bytes + peak <= simulate_peak(recorded, hints).peak_bytes
 
     def options(self, options: Options) -> Options:
-        """Options for a program that makes the state: under a limit above the state, it counts as such."""
-        limit = None if options.memory_limit is None else memory_limit(options.memory_limit)
-        if limit is None or not limit.is_transient:
+        """Options for the program that makes the state, which runs once.
+
+        Under a limit above the state, it counts as such. Without one, no lower peak is looked for: that takes longer
+        than one call is worth, and the peak is eager's at most as it is.
+        """
+        if options.memory_limit is None:
+            return replace(options, skip=(*options.skip, "recompute"))
+        limit = memory_limit(options.memory_limit)
+        if not limit.is_transient:
             return options
         return replace(options, memory_limit=f"transient:{limit.bytes + self.size_bytes}B")
 
