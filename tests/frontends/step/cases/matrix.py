@@ -24,11 +24,12 @@ def _build(model: Model, recipe: Recipe, feature: Feature) -> Twin:
 
 def case(model: Model, recipe: Recipe, feature: Feature) -> Case:
     """The case of one combination."""
+    varies = recipe.branches or recipe.begins_in_eager_mode  # which shows more than the first recording of others
     return Case(
         f"{model} | {recipe} | {feature}",
         partial(_build, model, recipe, feature),
-        captures=None if recipe.branches else feature.captures,
-        eager_calls=None if recipe.branches or recipe.begins_in_eager_mode else feature.eager_calls,
+        captures=None if varies else feature.captures,
+        eager_calls=None if varies else feature.eager_calls,
         at_most=30 if recipe.branches else 8,
         keep_grads=feature.keep_grads,
         options=feature.options,
