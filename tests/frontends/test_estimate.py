@@ -33,8 +33,23 @@ _MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
 }
 
 
-class Training:
-    """A model and its step."""
+class Trained:
+    """A model and its optimizer, with a step."""
+
+    net: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def step(self, x: Tensor) -> Tensor:
+        """One step."""
+        self.optimizer.zero_grad()
+        loss = self.net(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class Training(Trained):
+    """A model of the list."""
 
     def __init__(self, name: str, device: str = "cpu", optimizer: Callable[..., Any] = torch.optim.SGD) -> None:
         torch.manual_seed(0)
@@ -43,13 +58,6 @@ class Training:
             self.net = make()
         self.x = batch().to(device)
         self.optimizer = optimizer(self.net.parameters(), lr=0.01)
-
-    def step(self, x: Tensor) -> Tensor:
-        self.optimizer.zero_grad()
-        loss = self.net(x).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
 
 
 @pytest.mark.parametrize("name", _MODELS)

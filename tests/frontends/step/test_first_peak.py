@@ -12,11 +12,12 @@ from torch.utils import _pytree as pytree
 import dovetail
 from dovetail.inspect.memory import measure_peak
 from tests.frontends.step.test_first_call import OPTIMIZERS
+from tests.frontends.test_estimate import Trained
 
 WIDTH = 256
 
 
-class Training:
+class Training(Trained):
     """Layers, whose activations take more than weights where the batch is large."""
 
     def __init__(self, name: str, rows: int) -> None:
@@ -24,13 +25,6 @@ class Training:
         self.net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
         self.optimizer = OPTIMIZERS[name][0](self.net.parameters())
         self.batch = torch.randn(rows, WIDTH)
-
-    def step(self, x: Tensor) -> Tensor:
-        self.optimizer.zero_grad()
-        loss = self.net(x).square().mean()
-        loss.backward()
-        self.optimizer.step()
-        return loss.detach()
 
     def held(self) -> int:
         """Bytes of what is there between calls, gradients left out."""
