@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,7 +206,7 @@ def test_the_peak_is_foretold_and_below_eagers(device: str, sized: tuple[Side, S
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_half_of_eagers_peak(device: str, sized: tuple[Side, Side]) -> None:
+def test_a_limit_below_eagers_peak(device: str, sized: tuple[Side, Side]) -> None:
     eager, other = sized
     for number in range(3):
         eager.step(eager.batch(number))
@@ -221,10 +222,13 @@ def test_half_of_eagers_peak(device: str, sized: tuple[Side, Side]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("options", [{"arena": True}, {"offload": "/tmp", "memory_limit": "transient:64MiB"}], ids=str)
-def test_options_that_are_made_for_the_cpu(device: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("option", ["arena", "offload"])
+def test_options_that_are_made_for_the_cpu(device: str, option: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"arena": True}
+    if option == "offload":
+        given = {"offload": tmp_path, "memory_limit": "transient:64MiB"}
     sides = (Side(Kind(), device), Side(Kind(), device))
-    compiled = dovetail.compile_step(sides[1].step, **options)
+    compiled = dovetail.compile_step(sides[1].step, **given)
     try:
         _compare(sides, compiled)
     except DovetailError as error:
