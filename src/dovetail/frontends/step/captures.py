@@ -257,7 +257,7 @@ class StepCaptures:
                 if now is not None:
                     return variant, now
         with collection_paused():
-            of_this_call = first.tied(self._cache.name, made.options(self._options))
+            of_this_call = first.tied(self._cache.name, made.options(self._options, is_once=later is not None))
         if later is not None:
             variant.reason, of_this_call.is_once = "later calls find what the first one makes", True
             self._cache.add(variant)

@@ -91,14 +91,14 @@ class MadeState:
         peak = simulate_peak(later.program, later.hints).peak_bytes
         return self.size_bytes + peak <= simulate_peak(recorded, hints).peak_bytes
 
-    def options(self, options: Options) -> Options:
-        """Options for the program that makes the state, which runs once.
+    def options(self, options: Options, *, is_once: bool = False) -> Options:
+        """Options for a program that makes the state: under a limit above the state, it counts as such.
 
-        Under a limit above the state, it counts as such. Without one, no lower peak is looked for: that takes longer
+        is_once: another program is for later calls. Without a limit no lower peak is looked for then: that takes longer
         than one call is worth, and the peak is eager's at most as it is.
         """
         if options.memory_limit is None:
-            return replace(options, skip=(*options.skip, "recompute"))
+            return replace(options, skip=(*options.skip, "recompute")) if is_once else options
         limit = memory_limit(options.memory_limit)
         if not limit.is_transient:
             return options
