@@ -15,7 +15,9 @@ from torch import Tensor
 import dovetail
 from dovetail.execute.step import CompiledStepProgram
 from dovetail.ir.program import Node, Program, Stage, TensorMeta, Value
-from dovetail.ir.signature import Signature
+from dovetail.ir.signature import Signature, UserInput
+from dovetail.ops import prims
+from dovetail.pipeline.differential import sample_inputs
 
 
 @pytest.fixture
@@ -71,3 +73,12 @@ def test_a_step_on_a_gpu_puts_its_generator_back(generator: torch.Generator) -> 
     step = CompiledStepProgram(code, plan, plan, (), ())
     assert step.draws
     assert step._generators == [generator]
+
+
+def test_passes_are_compared_with_its_state(generator: torch.Generator) -> None:
+    generator.manual_seed(11)
+    state = Value("state", TensorMeta((5056,), (1,), 0, torch.uint8, torch.device("cpu"), 1))
+    node = Node(prims.SET_RNG_STATE, (state, 0))
+    program = Program("step", Stage.SPLIT, (state,), (node,), (), Signature((UserInput(0),), ()))
+    (given,) = sample_inputs(program, {})
+    assert torch.equal(given, generator.get_state())

@@ -18,6 +18,7 @@ from dovetail.ir.sizes import Number, evaluate
 from dovetail.ir.text import CallWriter, emit, plain_call
 from dovetail.ops import prims
 from dovetail.torch_compat.modes import autocast_off
+from dovetail.torch_compat.rng import default_generator
 
 _SEED = 20240229
 
@@ -103,10 +104,12 @@ def sample_inputs(program: Program, hints: Mapping[str, Number], largest: int = 
     """
     _check_fit(program, hints)
     generator = torch.Generator().manual_seed(_SEED)
-    states = {v for node in program.nodes if node.target is prims.SET_RNG_STATE for v in node.operands()}
+    setting = [node for node in program.nodes if node.target is prims.SET_RNG_STATE]
+    of: Any = default_generator  # of the CPU, or of the GPU that the node names
+    states = {value: of(*node.args[1:]) for node in setting for value in node.operands()}
     try:
         return [
-            torch.get_rng_state() if value in states else _sample(value.meta, hints, generator, largest)
+            states[value].get_state() if value in states else _sample(value.meta, hints, generator, largest)
             for value in program.inputs
         ]
     except (RuntimeError, TypeError, AssertionError) as error:  # a dtype that cannot be filled, a missing device
