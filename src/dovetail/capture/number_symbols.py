@@ -140,6 +140,10 @@ class NumberSymbols:
             return size if hint is None else int(size)
         return self.declare(name, hint)
 
+    def is_of_numpy(self, handle: Any) -> bool:
+        """See `NumberTrace`: numbers are traced here where Python's own came in."""
+        return False
+
 
 def broken_fact(facts: Iterable[NumberFact], numbers: Mapping[str, Number]) -> NumberFact | None:
     """The first fact that does not hold of these numbers."""

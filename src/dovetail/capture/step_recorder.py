@@ -24,6 +24,7 @@ from dovetail.capture.data_sizes import DataSizes, UnknownSize
 from dovetail.capture.guesses import Guesses
 from dovetail.capture.item_log import ItemHints, Results
 from dovetail.capture.known_numbers import KnownNumbers
+from dovetail.capture.numpy_numbers import NumpyNumbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.packed_sequences import PackedValues
 from dovetail.capture.resizing import lie_on
@@ -38,7 +39,7 @@ from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, fake_apart, is_fake, kernels_for_symbolic_sizes
-from dovetail.torch_compat.traced_numbers import Plain, fixed_number, handle_of, is_traced, number_now, traced_number
+from dovetail.torch_compat.traced_numbers import Plain, fixed_number, handle_of, number_now, traced_number
 
 _SIZE = torch.ops.aten.sym_size.int
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -55,7 +56,7 @@ class StepRecorder(AskingRecorder):
     the line that made each tensor object which is another one for a known value, by its identity; refusals, every error
     that was raised; texts, made of traced numbers; blamed, the input numbers that a refusal is about;
     moved, values of tensors that got other memory by `.data = ...`; of_graphs, labels of
-    tensors that are part of graphs from before the step, by identity; of_numpy, input numbers of NumPy's types;
+    tensors that are part of graphs from before the step, by identity; of_numpy, numbers of NumPy's types;
     stops_at_weights, whether to stop where a weight is met that was not declared: `UnownedState` is raised.
     """
 
@@ -79,7 +80,7 @@ class StepRecorder(AskingRecorder):
         self.moved: set[Value] = set()
         self.of_graphs: Mapping[int, str] = {}
         self.used_of_graphs, self.stops_at_weights = set[int](), False
-        self.of_numpy: dict[str, Any] = {}
+        self.of_numpy = NumpyNumbers()
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """See `Recorder`."""
@@ -120,24 +121,6 @@ class StepRecorder(AskingRecorder):
         self.moved.add(self.value_of(tensor))
         lie_on(self, tensor, other)
         return True
-
-    def dtype_of_numpy(self, numbers: Iterable[Any]) -> torch.dtype | None:
-        """The dtype that torch gives to a tensor of numbers where some are of NumPy: of 64 bits; None without these.
-
-        Raises: UnsupportedStep where one is computed with such a number, and may be of NumPy or not.
-        """
-        found = False
-        for number in numbers if self.of_numpy else ():
-            if is_traced(number) and type(number_now(number)) is float and isinstance(handle_of(number), Value):
-                if any(number is known for known in self.of_numpy.values()):
-                    found = True
-                elif not self._roots[handle_of(number)].isdisjoint(self.of_numpy):
-                    self._refuse(
-                        what="makes a tensor without a dtype of what it computes with a number of NumPy",
-                        why="torch makes it of 64 bits where the result is a number of NumPy, and else of the default",
-                        hint="say which: torch.tensor(number, dtype=torch.float32)",
-                    )
-        return torch.float64 if found else None
 
     def trace_number(self, value: Value, now: Plain) -> Any:
         """A symbolic number for an input that is a number, which is `now` in this call."""
@@ -310,7 +293,16 @@ class StepRecorder(AskingRecorder):
             self._from_data.add(made)
             self.guesses.add(made, values)
         self._roots[made] = roots
+        self.of_numpy.computed(function, values, made)
         return made
+
+    def dtype_of_numpy(self, numbers: Iterable[Any]) -> torch.dtype | None:
+        """See `NumpyNumbers`. Raises: UnsupportedStep."""
+        return self.of_numpy.dtype_of(numbers, self._refuse)
+
+    def is_of_numpy(self, handle: Any) -> bool:
+        """See `NumberTrace`."""
+        return self.of_numpy.may_be(handle)
 
     def size_for(self, handle: Any, now: Plain) -> Any:
         """See `NumberTrace`."""

@@ -22,6 +22,7 @@ import torch
 
 from dovetail.reach.codes import names_of
 from dovetail.torch_compat.data_sizes import without_hint
+from dovetail.torch_compat.traced_numbers import plain_float
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -71,7 +72,7 @@ def _int(item: Any, *more: Any) -> Any:
 def _float(item: Any) -> Any:
     number = _number_in(item)
     if isinstance(number, torch.SymFloat):
-        return number
+        return plain_float(number)
     return torch.sym_float(number) if isinstance(number, torch.SymInt) else float(number)
 
 

@@ -44,6 +44,9 @@ class NumberTrace(Protocol):
     def number_for(self, size: Any) -> Any:
         """A symbol of an environment of torch's as a traced number."""
 
+    def is_of_numpy(self, handle: Any) -> bool:
+        """Whether the number may be one of NumPy's, of which torch makes tensors of 64 bits."""
+
 
 class NumberNode(_SymNode):  # type: ignore[misc]
     """What a symbolic number of torch's holds. handle: a plain number for a constant.
@@ -199,6 +202,15 @@ for _name, _function in _OPERATIONS.items():
 def traced_number(trace: NumberTrace, handle: object, now: Plain) -> Any:
     """A symbolic number that is `now` while it is traced."""
     return NumberNode(trace, handle, now).wrapped()
+
+
+def plain_float(number: torch.SymFloat) -> torch.SymFloat:
+    """What `float` gives for a traced number: Python's, where it was one of NumPy's."""
+    node: Any = number.node
+    if isinstance(node, NumberNode) and node.trace.is_of_numpy(node.handle):
+        made: torch.SymFloat = node.apply(float).wrapped()
+        return made
+    return number
 
 
 def is_traced(number: object) -> bool:

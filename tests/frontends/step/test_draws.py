@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from random import random as by_name
@@ -246,6 +247,23 @@ def test_a_function_that_draws_and_changes_what_is_reached_is_refused() -> None:
     with pytest.raises(DovetailError, match="makes a text of an array"):
         run(torch.ones(4))
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda: float(np.random.rand(2)[0]),
+        lambda: float(np.random.rand(2)[0]) * 3 + 1,
+        lambda: math.sqrt(np.random.rand()),
+        lambda: max(float(np.random.rand()), 0.5),
+        lambda: int(np.random.rand() * 5),
+        np.random.rand,
+        lambda: np.random.rand(2)[0],
+    ],
+    ids=["float", "float times", "math", "max", "int", "drawn", "taken"],
+)
+def test_tensors_of_numbers_are_of_64_bits_where_the_numbers_are_of_numpy(number: Callable[[], Any]) -> None:
+    taken(lambda x: (x * torch.tensor([number(), 1, 2]) / 3).to(x.dtype))
 
 
 def test_a_tensor_of_what_is_computed_with_a_number_of_numpy_needs_a_dtype() -> None:

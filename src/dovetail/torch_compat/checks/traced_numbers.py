@@ -48,6 +48,10 @@ class TraceOfTexts:
         """See `NumberTrace`."""
         return traced_numbers.traced_number(self, "size", 6)
 
+    def is_of_numpy(self, handle: object) -> bool:
+        """See `NumberTrace`."""
+        return handle == "of numpy"
+
 
 class _Seen(DispatchMode):
     def __init__(self) -> None:
@@ -125,8 +129,21 @@ def check_traced_number_beside_a_size() -> str | None:
     )
 
 
+def check_plain_float() -> str | None:
+    """A number of NumPy's becomes one of Python's, by a function that is told; another one stays what it is."""
+    trace = TraceOfTexts()
+    made = traced_numbers.plain_float(traced_numbers.traced_number(trace, "of numpy", 0.5))
+    number = traced_numbers.traced_number(trace, "x", 0.5)
+    return first_difference(
+        ("what is told", trace.told, [(float, ("of numpy",))]),
+        ("the handle", traced_numbers.handle_of(made), "float1"),
+        ("whether another number stays", traced_numbers.plain_float(number) is number, True),
+    )
+
+
 CHECKS = (
     check_traced_number,
+    check_plain_float,
     check_is_traced,
     check_handle_of,
     check_number_now,

@@ -1,0 +1,52 @@
+"""Which traced numbers are of NumPy's types where code computes with them: torch makes tensors of 64 bits of those."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from dovetail.ir.program import Value
+from dovetail.torch_compat.traced_numbers import handle_of, is_traced, number_now
+
+_OF_PYTHON = frozenset((float, int, bool, *(x for x in vars(math).values() if callable(x))))  # which give no other
+
+
+class NumpyNumbers:
+    """The numbers that are of NumPy, and those that may be, as they are computed with such."""
+
+    def __init__(self) -> None:
+        self._known: dict[Value, Any] = {}
+        self._computed: set[Value] = set()
+
+    def add(self, number: Any) -> None:
+        """A traced number is one of NumPy's."""
+        self._known[handle_of(number)] = number
+
+    def computed(self, function: Callable[..., Any], operands: Sequence[Value], made: Value) -> None:
+        """A number was computed."""
+        if self._known and function not in _OF_PYTHON and any(map(self.may_be, operands)):
+            self._computed.add(made)
+
+    def may_be(self, value: Any) -> bool:
+        """Whether a value may be a number of NumPy's."""
+        return value in self._known or value in self._computed
+
+    def dtype_of(self, numbers: Iterable[Any], refuse: Callable[..., NoReturn]) -> torch.dtype | None:
+        """The dtype that torch gives to a tensor of numbers where some are of NumPy: of 64 bits; None without these.
+
+        refuse: gets what is refused, why, and a way out, where one is computed with such a number: it may be of NumPy.
+        """
+        found = False
+        for number in numbers if self._known else ():
+            if is_traced(number) and type(number_now(number)) is float and isinstance(handle_of(number), Value):
+                found |= handle_of(number) in self._known
+                if handle_of(number) in self._computed:
+                    refuse(
+                        what="makes a tensor without a dtype of what it computes with a number of NumPy",
+                        why="torch makes it of 64 bits where the result is a number of NumPy, and else of the default",
+                        hint="say which: torch.tensor(number, dtype=torch.float32)",
+                    )
+        return torch.float64 if found else None
