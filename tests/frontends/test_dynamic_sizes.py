@@ -373,6 +373,22 @@ def test_a_sum_in_the_order_of_strides_tells_a_view_from_a_copy() -> None:
         compiled(x, torch.tensor(1))
 
 
+def test_columns_that_are_a_view_where_there_is_an_even_number() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        count = int((x > 0).sum())
+        return x.new_ones(3, count)[:, ::2].flatten()
+
+    compiled = dovetail.compile(function)
+    signs = torch.ones(8)
+    for odd in (3, 5, 7):
+        x = signs.clone()
+        x[odd:] = -1
+        assert compiled(x).stride() == function(x).stride() == (1,)
+    with pytest.raises(UnexpectedSize, match="!= "):
+        compiled(signs)
+    assert function(signs).stride() == (2,)
+
+
 def test_dropout_of_a_selection() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(x[x[:, 0] > 0], 0.5)

@@ -1,16 +1,17 @@
-"""Copies that are views where a size, which data decide, is 1: `reshape` and `contiguous` of strided tensors.
+"""Copies that are views where sizes, which data decide, let them: `reshape` and `contiguous` of strided tensors.
 
     x[: n.item()].flatten()     ->    clone(x[: n]); _unsafe_view(...)      and: n != 1
+    y[:, ::2].flatten()         ->    clone(y[:, ::2]); _unsafe_view(...)   and: n != 2 * ((n + 1) // 2), for n columns
 
-A program takes sizes that it does not know for larger than 1, as torch does. With a single row, eager mode hands out a
-view, with the strides and the memory of what it views. Where a caller could tell, or a kernel, which sums in the order
-of strides, the program checks the size.
+A program takes sizes that it does not know for larger than 1, as torch does. With a single row, or an even number of
+columns, eager mode hands out a view, with the strides and the memory of what it views. Where a caller could tell, or a
+kernel, which sums in the order of strides, the program checks the sizes.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -23,6 +24,7 @@ from dovetail.torch_compat.kernel_strides import view_strides
 _CLONE = torch.ops.aten.clone.default
 _VIEW = torch.ops.aten._unsafe_view.default
 _FEW = 3  # symbols that are tried
+_LARGER = (12, 13, 15, 17)  # sizes for larger ones
 _FORMAT = ("memory_format", torch.contiguous_format)
 
 
@@ -45,29 +47,56 @@ def expect_copies(recorder: Recorder, results: Sequence[object], inputs: Sequenc
         sources[storage] = {viewed} | sources.get(viewed, set())
         shares = storage in returned and not sources[storage].isdisjoint(returned | given)
         is_written = not written.isdisjoint({storage} | sources[storage])
-        if shares or is_written or _tells(source, reshaped.get(made)):
+        of_one, of_more = _tells(source, reshaped.get(made))
+        if shares or is_written or of_one:
             recorder.expect([SizeExpr("ne", (size, 1)) for size in _unknown(node, recorder)])
+        recorder.expect(of_more)
 
 
-def _tells(source: Value, reshaped: Value | None) -> bool:
-    """Whether strides of a view tell it from those of a copy in another shape, where some unknown sizes are 1."""
+def _tells(source: Value, reshaped: Value | None) -> tuple[bool, list[SizeExpr]]:
+    """Whether strides of a view tell it from those of a copy in another shape, where some unknown sizes are 1.
+
+    Also, what holds of larger sizes where it is a copy, if they can make it a view.
+    """
     if reshaped is None:
-        return False
+        return False, []
     numbers = (*source.tensor.shape, *source.tensor.stride, *reshaped.tensor.shape)
     symbols = sorted({name for number in numbers if isinstance(number, SizeExpr) for name in number.symbols()})
     sizes = [x for x in source.tensor.shape if isinstance(x, SizeExpr)]
     if len(symbols) > _FEW or any(size.op != "symbol" for size in sizes):
-        return True
-    for some in itertools.product((1, 5), repeat=len(symbols)):
-        known = dict(zip(symbols, some, strict=True))
-        shape, stride, wanted = (
-            [int(x.evaluate(known)) if isinstance(x, SizeExpr) else x for x in dims]
-            for dims in (source.tensor.shape, source.tensor.stride, reshaped.tensor.shape)
-        )
-        view = view_strides(shape, stride, wanted) if 1 in some else None
-        if view is not None and not _is_contiguous(wanted, view):
-            return True
-    return False
+        of_one = True
+    else:
+        of_one = any(_is_told(source, reshaped, known) for known in _tried(symbols, (1, 5)) if 1 in known.values())
+    return of_one, _facts_of_copies(source, reshaped, symbols) if len(symbols) <= _FEW else []
+
+
+def _tried(symbols: Sequence[str], sizes: Sequence[int]) -> Iterator[dict[str, int]]:
+    return (dict(zip(symbols, some, strict=True)) for some in itertools.product(sizes, repeat=len(symbols)))
+
+
+def _facts_of_copies(source: Value, reshaped: Value, symbols: Sequence[str]) -> list[SizeExpr]:
+    """Which neighbouring dimensions do not lie one in the other, where they do for some sizes, of a view."""
+    tried = list(_tried(symbols, _LARGER))
+    views = [known for known in tried if _is_told(source, reshaped, known)]
+    if not views:
+        return []
+    shape, stride = source.tensor.shape, source.tensor.stride
+    facts = [SizeExpr("ne", (stride[i], SizeExpr("mul", (shape[i + 1], stride[i + 1])))) for i in range(len(shape) - 1)]
+    return [
+        fact
+        for fact in facts
+        if not any(fact.evaluate(known) for known in views) and any(fact.evaluate(known) for known in tried)
+    ][:1]
+
+
+def _is_told(source: Value, reshaped: Value, known: Mapping[str, int]) -> bool:
+    """Whether it is a view for these sizes, and has other strides than a copy."""
+    shape, stride, wanted = (
+        [int(x.evaluate(known)) if isinstance(x, SizeExpr) else x for x in dims]
+        for dims in (source.tensor.shape, source.tensor.stride, reshaped.tensor.shape)
+    )
+    view = view_strides(shape, stride, wanted)
+    return view is not None and not _is_contiguous(wanted, view)
 
 
 def _is_contiguous(shape: Sequence[int], stride: Sequence[int]) -> bool:
