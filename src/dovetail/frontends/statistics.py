@@ -8,17 +8,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class VariantStats:
-    """One program. reason: why it was captured. guard_misses: how often a question got another answer while it ran."""
+    """One program. reason: why it was captured. guard_misses: how often a question got another answer while it ran.
+
+    is_once: it is for one call, which makes what later calls find; another program is for those.
+    """
 
     reason: str
     calls: int
     guard_misses: int = 0
+    is_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """calls: all of them. eager_calls: those that ran in eager mode, the first one of a step included. captures:
-    recordings.
+    """calls: all of them. eager_calls: those that ran in eager mode. captures: recordings.
 
     misses: calls that were looked at, and fitted no program that there was. guard_misses: programs that were given up
     before their first write. variants: oldest first. seconds: spent capturing and compiling, by the clock of the

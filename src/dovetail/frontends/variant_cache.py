@@ -159,4 +159,4 @@ class VariantCache(Generic[V]):
     @property
     def stats(self) -> Stats:
         """What happened so far."""
-        return self.counts.stats(VariantStats(v.reason, v.calls, v.misses) for v in self.variants)
+        return self.counts.stats(VariantStats(v.reason, v.calls, v.misses, v.is_once) for v in self.variants)

@@ -56,7 +56,7 @@ class Rig:
 
 
 def _stats(captures: int = 1, eager_calls: int = 0) -> Any:
-    variants = (SimpleNamespace(reason="it is the first"),) * captures
+    variants = (SimpleNamespace(reason="it is the first", is_once=False),) * captures
     return SimpleNamespace(guard_misses=0, variants=variants, eager_calls=eager_calls)
 
 

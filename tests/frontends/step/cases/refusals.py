@@ -20,11 +20,15 @@ MARK = "# refused"
 
 @dataclass(frozen=True)
 class Refusal:
-    """A step to refuse. says: words of the message that lead to the mistake, where that is not the marked line."""
+    """A step to refuse. says: words of the message that lead to the mistake, where that is not the marked line.
+
+    needs_graph: of a result of a call before, which has none: eager mode cannot go on either, and says why.
+    """
 
     name: str
     build: Callable[[], Twin]
     says: str = ""
+    needs_graph: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -219,7 +223,7 @@ REFUSALS = (
     Refusal("the next batch of an iterator", _next_batch),
     Refusal("random.random", _python_random),
     Refusal("a graph from before", _graph_of_before),
-    Refusal("a graph is kept", _graph_kept),
+    Refusal("a graph is kept", _graph_kept, needs_graph=True),
     Refusal("objects are appended to a list", _appended),
     Refusal("a write to overlapping arguments", _overlapping_write, "argument 0 shares memory with"),
 )

@@ -285,7 +285,7 @@ WAYS = (
     Case("a closure that is called once", _closure),
     Case("sharpness-aware", _sharpness),
     Case("gradients through an inner step", _meta),
-    Case("gradients of each sample", _per_sample),
+    Case("gradients of each sample", _per_sample, captures=2),
     Case("two losses, one graph", _two_losses),
     Case("evaluation in between", _evaluates_in_between),
     Case("policy gradient", _policy),
