@@ -11,17 +11,20 @@ again.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import enum
 import functools
+import inspect
 import math
+import operator
 import random
 import sys
 import time
 import types
 import warnings
 import weakref
-from collections import ChainMap, Counter, OrderedDict, defaultdict, deque
+from collections import ChainMap, Counter, OrderedDict, UserList, UserString, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
@@ -85,7 +88,7 @@ class _Meta(type):
     pass
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Data:
     w: Any = None
 
@@ -186,6 +189,28 @@ def _remembered(value: Any) -> Wrap:
     return read, lambda f: f(), put
 
 
+def _past_reports(bind: Callable[[Any], Callable[[], Any]], make: Callable[[], Any]) -> Callable[[Any], Wrap]:
+    def wrap(value: Any) -> Wrap:
+        item = make()
+        item.w = value
+        return bind(item), lambda f: f(), lambda v: setattr(item, "w", v)
+
+    return wrap
+
+
+def _state(found: Any) -> Any:
+    return found[1] if isinstance(found, tuple) else found
+
+
+_of_object = object.__getattribute__
+_PAST_REPORTS: list[Callable[[Any], Callable[[], Any]]] = [
+    lambda i: functools.partial(i.__getattribute__, "w"),
+    lambda i: functools.partial(_of_object, i, "w"),
+    lambda i: lambda: next(map(_of_object, [i], ["w"])),
+    lambda i: lambda read=i.__getstate__: _state(read())["w"],
+]
+
+
 WRAPS: list[Callable[[Any], Wrap]] = [
     *(
         _attribute(make, way)
@@ -205,6 +230,9 @@ WRAPS: list[Callable[[Any], Wrap]] = [
     _item(lambda v: [v if n == 20_000 else n for n in range(20_001)], 20_000),
     *(_class(kind, computed) for kind in (_derived, lambda: _Meta("OfMeta", (), {})) for computed in (False, True)),
     *(_weak, _partial, _method, _closure, _default, _remembered),
+    *(_past_reports(bind, make) for bind in _PAST_REPORTS for make in (_Plain, _Slots)),
+    _past_reports(lambda i: functools.partial(inspect.getattr_static, i, "w"), _Plain),
+    _past_reports(lambda i: functools.partial(type(i).w.__get__, i), _Slots),
 ]
 
 
@@ -228,6 +256,12 @@ LEAVES: list[tuple[Callable[[int], Any], Get]] = [
     (lambda n: None if n % 2 else 3, lambda v: 1 if v is None else v),
     (lambda n: range(n + 2), len),
     (lambda n: bytes(n + 1), len),
+    (lambda n: ctypes.c_double(n + 1.5), lambda v: v.value),
+    (lambda n: types.CellType(n + 1), lambda v: v.cell_contents),
+    (lambda n: {_Data(n + 1)}, lambda v: sum(x.w for x in v)),
+    (lambda n: UserList([0] * (n + 1)), len),
+    (lambda n: UserString("a" * (n + 1)), len),
+    (lambda n: operator.methodcaller("__add__", [n + 1]), lambda v: v([0])[1]),
 ]
 
 

@@ -16,8 +16,8 @@ import torch
 from dovetail.capture.module_state import is_derived
 from dovetail.errors import PythonSideEffect
 from dovetail.reach.changes import ReadChange
+from dovetail.reach.contents import in_cell
 from dovetail.reach.libraries import is_library_class
-from dovetail.reach.slots import in_cell
 from dovetail.reach.values import PLAIN, attributes_of, has_attributes
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.traced_numbers import is_traced

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from dovetail.reach.codes import codes_inside
-from dovetail.reach.contents import MISSING
+from dovetail.reach.contents import MISSING, in_cell
 from dovetail.reach.libraries import is_library_class, is_users_function
 from dovetail.reach.reads import Reads
-from dovetail.reach.slots import in_cell
 from dovetail.reach.values import attributes_of, has_attributes, is_a
 
 _MOST = 200

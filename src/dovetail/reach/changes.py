@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.reach.contents import MISSING, Snapshot, base_of
+from dovetail.reach.contents import MISSING, Snapshot, base_of, in_cell
 from dovetail.reach.libraries import is_library_class, is_library_module, is_ours
 from dovetail.reach.reads import Reads
-from dovetail.reach.slots import in_cell, in_slot
+from dovetail.reach.slots import in_slot
 from dovetail.reach.values import LOOKED_INTO, attributes_of, dict_methods, is_a, is_same, kind_of, name_of
 
 _RESTORED = (dict, list, deque, set, bytearray, np.ndarray, io.StringIO, io.BytesIO)

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 import dis
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
+from typing import Any
 
 _GLOBAL = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME"))
+_READ = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
+_VARIABLE = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF")
+_BETWEEN = frozenset(("CACHE", "EXTENDED_ARG"))
 _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM", "LOAD_SUPER_ATTR"))
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """A module, or an attribute of one ("" for none), that code gives a name.
+
+    module: as it is written. level: of packages, 0 for an absolute name.
+    """
+
+    module: str
+    attribute: str
+    name: str
+    level: int = 0
+
+    def loaded(self, package: Any) -> ModuleType | None:
+        """The module, if it is loaded. package: of the code, for names that begin there."""
+        name = self.module
+        if self.level:
+            above = str(package or "").rsplit(".", self.level - 1)[0]
+            name = f"{above}.{name}".rstrip(".")
+        return sys.modules.get(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +43,15 @@ class CodeNames:
     """What one code object names, code inside it left out.
 
     chains: global variables, each with the attributes that are read one from the other. attributes: names of all
-    attributes. imports: names of modules that are imported while the code runs. asks_types: it asks for the exact type
-    of something else than its object.
+    attributes. pairs: names of variables and attributes, each with one that is read from what it names, "" for what has
+    no name. imports: made while the code runs. asks_types: it asks for the exact type of something else than its
+    object.
     """
 
     chains: tuple[tuple[str, ...], ...]
     attributes: frozenset[str]
-    imports: tuple[str, ...]
+    pairs: frozenset[tuple[str, str]]
+    imports: tuple[Import, ...]
     asks_types: bool
 
 
@@ -31,28 +60,49 @@ def names_of(code: CodeType) -> CodeNames:
     """What a code object names. Cost: what it takes to disassemble it, once."""
     chains: dict[tuple[str, ...], None] = {}
     attributes: set[str] = set()
-    imports: dict[str, None] = {}
+    pairs: set[tuple[str, str]] = set()
     chain: tuple[str, ...] = ()
-    instructions = list(dis.get_instructions(code))
+    last = ""
+    instructions = [found for found in dis.get_instructions(code) if found.opname not in _BETWEEN]
     asks_types = any(map(_is_of_a_type, [None, *instructions], instructions, [*instructions[1:], None]))
     for instruction in instructions:
         name = instruction.opname
         if name in _ATTRIBUTE:
             attributes.add(instruction.argval)
-            if chain and name in ("LOAD_ATTR", "LOAD_METHOD"):
-                chain = (*chain, instruction.argval)
-                chains[chain] = None
+            if name in _READ:
+                pairs.add((last, instruction.argval))
+                last = instruction.argval
+                if chain:
+                    chain = (*chain, last)
+                    chains[chain] = None
                 continue
         elif name in _GLOBAL:
             chain = (instruction.argval,)
             chains[chain] = None
+            last = instruction.argval
             continue
-        elif name == "IMPORT_NAME":
-            imports[instruction.argval] = None
-        elif name in ("CACHE", "EXTENDED_ARG"):
-            continue
+        last = instruction.argval if name.startswith(_VARIABLE) and isinstance(instruction.argval, str) else ""
         chain = ()
-    return CodeNames(tuple(chains), frozenset(attributes), tuple(imports), asks_types)
+    return CodeNames(
+        tuple(chains), frozenset(attributes), frozenset(pairs), tuple(_imports_of(instructions)), asks_types
+    )
+
+
+def _imports_of(instructions: list[dis.Instruction]) -> Iterator[Import]:
+    """`import a.b` gives a name to `a`, `import a.b as c` and `from a import b as c` to what they end with."""
+    module, level = "", 0
+    for place, instruction in enumerate(instructions[:-1]):
+        after = instructions[place + 1]
+        if instruction.opname == "IMPORT_NAME":
+            module, level = instruction.argval, instructions[place - 2].argval
+            if after.opname.startswith("STORE_"):
+                yield Import(module.partition(".")[0], "", after.argval)
+        elif instruction.opname == "IMPORT_FROM" and after.opname.startswith("STORE_"):
+            yield Import(*_ending(module, instruction.argval), after.argval, level)
+
+
+def _ending(module: str, attribute: str) -> tuple[str, str]:
+    return (module, "") if module.endswith(f".{attribute}") else (module, attribute)
 
 
 def runs_inside_its_maker(frame: FrameType) -> bool:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import threading
 import weakref
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from datetime import date, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, partial
 from gc import get_referents
+from mmap import mmap
+from multiprocessing.shared_memory import ShareableList
+from operator import methodcaller
 from pathlib import PurePath
-from types import BuiltinMethodType, FunctionType, MappingProxyType, MethodType, ModuleType, NoneType, SimpleNamespace
+from types import (
+    BuiltinMethodType,
+    CellType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    NoneType,
+    SimpleNamespace,
+)
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -27,10 +41,19 @@ from dovetail.reach.values import PLAIN, is_a, is_same, plain_key, referent_of
 
 MISSING: Any = type("_Missing", (), {"__repr__": lambda _: "<nothing>"})()
 _CACHED: Any = type(lru_cache(len))
+_OF_CTYPES: Any = ctypes.c_int.__mro__[2]  # what all its classes of data derive from
 _VIEWS: Any = (type({}.keys()), type({}.values()), type({}.items()))
 _BY_EQUALITY = (Decimal, Fraction, date, time, timedelta, PurePath, UUID)
 
 Parts: TypeAlias = tuple[Hashable, tuple[Any, ...]]
+
+
+def in_cell(cell: Any) -> Any:
+    """What a closure cell holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable without a value
+        return MISSING
 
 
 def _of_cache(function: Any) -> Parts:
@@ -58,9 +81,16 @@ def _of_array(item: Any) -> Parts:
     return bytes(item), ()
 
 
+def _of_ctypes(item: Any) -> Parts:
+    """The bytes, and what they keep alive: what pointers point to."""
+    held = tuple(x for x in get_referents(item) if not is_a(x, type))
+    return ctypes.string_at(ctypes.addressof(item), ctypes.sizeof(item)), held
+
+
 def _of_set(item: Any) -> Parts:
     base: Any = set if is_a(item, set) else frozenset
-    return tuple(map(_element, base.__iter__(item))), ()  # in order: equal sets may give theirs in other ones
+    elements = tuple(base.__iter__(item))  # in order: equal sets may give theirs in other ones
+    return tuple(map(_element, elements)), tuple(x for x in elements if not is_plain(x))
 
 
 def _of_function(function: Any) -> Parts:
@@ -86,7 +116,7 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Parts]], ...] = (
     ((staticmethod, classmethod), lambda x: (None, (x.__func__,))),
     (property, lambda x: (None, (x.fget, x.fset, x.fdel))),
     ((weakref.ref, *weakref.ProxyTypes), lambda x: (None, (referent_of(x),))),
-    (BuiltinMethodType, lambda x: (x.__name__, (x.__self__,))),
+    ((BuiltinMethodType, MethodWrapperType), lambda x: (x.__name__, (x.__self__,))),
     (MappingProxyType, lambda x: (None, (dict(x),))),
     (_VIEWS, lambda x: (None, (list(x),))),
     (SimpleNamespace, lambda x: (None, (x.__dict__,))),
@@ -97,6 +127,15 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Parts]], ...] = (
     ((io.StringIO, io.BytesIO), lambda x: ((x.tell(), x.getvalue()) if not x.closed else None, ())),
     (BaseException, lambda x: (None, (x.args, x.__dict__))),
     (threading.local, lambda x: (None, (x.__dict__,))),
+    (CellType, lambda x: (None, (in_cell(x),))),
+    (Context, lambda x: (None, (*x.keys(), *x.values()))),
+    (methodcaller, lambda x: (None, x.__reduce__())),
+    (_OF_CTYPES, _of_ctypes),
+    (mmap, lambda x: (None if x.closed else x[:], ())),
+    (weakref.WeakSet, lambda x: (None, (x.data,))),
+    (weakref.finalize, lambda x: (x.alive, ())),
+    (ShareableList, lambda x: (None if x.shm.buf is None else bytes(x.shm.buf), ())),
+    (torch.UntypedStorage, lambda x: (x.nbytes(), ())),
 )
 _SEQUENCES: tuple[Any, ...] = (list, tuple, deque)
 

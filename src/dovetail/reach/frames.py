@@ -53,6 +53,7 @@ class Role(Enum):
 
     USERS = auto()
     ON_BEHALF = auto()
+    FORWARDING = auto()
     MACHINERY = auto()
     LIBRARY = auto()
     OURS = auto()
@@ -60,8 +61,17 @@ class Role(Enum):
     DRAWING = auto()
 
 
-_OF_NO_EVENTS = (Role.LIBRARY, Role.OURS, Role.MACHINERY)
-_FORWARDING = {(f"{OURS}/frontends/function.py", name) for name in ("__getattr__", "__setattr__")}  # to the target
+_OF_NO_EVENTS = (Role.LIBRARY, Role.OURS, Role.MACHINERY, Role.FORWARDING)
+_OF_CALLERS = (Role.ON_BEHALF, Role.FORWARDING)
+_FORWARDING = frozenset(  # to the target, or to what they stand in for
+    (f"{OURS}/{file}", name)
+    for file, names in (
+        ("frontends/function.py", ("__getattr__", "__setattr__")),
+        ("reach/spies.py", ("__getattribute__", "write", "call")),
+        ("reach/stand_ins.py", ("__call__",)),
+    )
+    for name in names
+)
 
 
 class Frames:
@@ -127,7 +137,9 @@ class Frames:
             nonlocal compiling
             if before is not None:
                 before(frame, event, argument)
-            if event == "c_return" or self.pauses or roles.get(id(frame.f_code)) in _OF_NO_EVENTS:
+            if event == "c_return" or self.pauses:
+                return
+            if (roles.get(id(frame.f_code)) or self._own_role(frame)) in _OF_NO_EVENTS:
                 return
             if event == "call":
                 role = self._role_of(frame)
@@ -144,16 +156,26 @@ class Frames:
             elif event == "return" and on_return is not None and self._role_of(frame) is Role.USERS:
                 on_return(frame, argument)
             elif event == "c_call" and self._role_of(frame) is Role.USERS and not _is_quiet(frame):
-                verdict = self._judged(argument)
-                if verdict.why == RANDOM and self._draws_by_itself(argument, frame, is_known):
-                    return
-                if (verdict.why or verdict.ask is not None) and not _is_importing(frame):
-                    on_call(argument, verdict, self.origin(frame))
+                self._called(argument, frame, on_call, is_known)
 
         _ACTIVE.append(self)
         stack.callback(_ACTIVE.remove, self)
         stack.callback(sys.setprofile, before)
         sys.setprofile(profile)
+
+    def _called(
+        self,
+        function: Any,
+        frame: FrameType,
+        on_call: Callable[[Any, Verdict, Origin], None],
+        is_known: Callable[[Any], bool],
+    ) -> None:
+        """A function of C is called by code of the user's."""
+        verdict = self._judged(function)
+        if verdict.why == RANDOM and self._draws_by_itself(function, frame, is_known):
+            return
+        if (verdict.why or verdict.ask is not None) and not _is_importing(frame):
+            on_call(function, verdict, self.origin(frame))
 
     def _judged(self, function: Any) -> Verdict:
         owner = function.__self__
@@ -177,14 +199,18 @@ class Frames:
         """Whose code a frame runs; of one on behalf of others, theirs."""
         at: FrameType | None = frame
         while at is not None:
-            role = self._roles.get(id(at.f_code))
-            if role is None:
-                role = self._roles[id(at.f_code)] = _role(at)
-                self._codes.append(at.f_code)
-            if role is not Role.ON_BEHALF:
+            role = self._own_role(at)
+            if role not in _OF_CALLERS:
                 return role
             at = at.f_back
         return Role.LIBRARY
+
+    def _own_role(self, frame: FrameType) -> Role:
+        role = self._roles.get(id(frame.f_code))
+        if role is None:
+            role = self._roles[id(frame.f_code)] = _role(frame)
+            self._codes.append(frame.f_code)
+        return role
 
     def origin(self, frame: FrameType) -> Origin:
         """The line of the user's that a frame works for."""
@@ -252,7 +278,7 @@ def _role(frame: FrameType) -> Role:
     if file == _OF_LOADERS and frame.f_code.co_name in _DRAWING:
         return Role.DRAWING
     if file.startswith(OURS) and is_library_file(file):
-        return Role.ON_BEHALF if (file, frame.f_code.co_name) in _FORWARDING else Role.OURS
+        return Role.FORWARDING if (file, frame.f_code.co_name) in _FORWARDING else Role.OURS
     if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).partition(".")[0] in _OF_TORCH:
         return Role.LIBRARY
     if file.startswith("<") and not file.startswith("<frozen"):

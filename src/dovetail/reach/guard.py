@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from dovetail.reach.contents import MISSING, Snapshot
+from dovetail.reach.contents import MISSING, Snapshot, in_cell
 from dovetail.reach.guarded import FUNCTION_PARTS, Guarded, Table
 from dovetail.reach.levels import levels_of, picker
 from dovetail.reach.libraries import is_library_class
 from dovetail.reach.read_numbers import ReadNumber, ReadNumbers
-from dovetail.reach.slots import in_cell, in_slot
+from dovetail.reach.slots import in_slot
 from dovetail.reach.tables import Tables, shows_all
 from dovetail.reach.values import PLAIN, is_a, is_same, name_of
 from dovetail.torch_compat.guards import SameTensors

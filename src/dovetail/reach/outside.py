@@ -7,6 +7,7 @@ refused by its name. What a library of Python calls on its way is judged like a 
 from __future__ import annotations
 
 import _random
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -71,9 +72,13 @@ _HARMLESS = frozenset(
         ),
     )
 )
+_HIDDEN_FUNCTIONS: tuple[Any, ...] = (
+    *(sys.getrefcount, sys.getallocatedblocks),
+    *(gc.get_count, gc.get_objects, gc.get_stats, gc.get_referrers, gc.get_freeze_count),
+)
 _ASKED: tuple[Callable[[], Any], ...] = (
     *(sys.getrecursionlimit, sys.getswitchinterval, torch.get_num_threads, torch.get_num_interop_threads),
-    *(torch.get_float32_matmul_precision, threading.get_ident),
+    *(torch.get_float32_matmul_precision, threading.get_ident, gc.isenabled),
 )
 
 
@@ -130,6 +135,8 @@ def _judge_function(function: Any, home: str) -> Verdict:
     name = function.__name__
     if function in _ASKED:
         return Verdict(ask=function)
+    if any(function is known for known in _HIDDEN_FUNCTIONS):
+        return Verdict(why=_HIDDEN)
     if home == "sys":
         return _FINE
     if home in ("io", "_io") and name == "open":

@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.reach.contents import MISSING, value_key
+from dovetail.reach.contents import MISSING, in_cell, value_key
 from dovetail.reach.guarded import Guarded, Table
-from dovetail.reach.slots import in_cell
 from dovetail.reach.values import attributes_of, own_of
 
 _NUMBERS = (int, float)

@@ -11,9 +11,7 @@ from __future__ import annotations
 import decimal
 import gc
 import logging
-import operator
 import random
-import sys
 from collections.abc import Callable
 from enum import EnumType
 from types import CodeType, FrameType, FunctionType, MemberDescriptorType, ModuleType
@@ -22,9 +20,11 @@ from typing import Any
 import torch
 
 from dovetail.reach.codes import codes_inside, names_of, runs_inside_its_maker
-from dovetail.reach.contents import MISSING, Snapshot, is_compared_by_contents
-from dovetail.reach.libraries import is_installed, is_library_class, is_library_module, is_ours, is_users_function
-from dovetail.reach.slots import NamesOf, in_cell, in_slot, settings_of_decimals, sources_of_levels
+from dovetail.reach.contents import MISSING, Snapshot, in_cell, is_compared_by_contents
+from dovetail.reach.libraries import is_library_class, is_library_module, is_ours, is_users_function
+from dovetail.reach.modules import Modules
+from dovetail.reach.past_reports import WHOLE, PastReports
+from dovetail.reach.slots import NamesOf, in_slot, settings_of_decimals, sources_of_levels
 from dovetail.reach.stand_ins import StandIn
 from dovetail.reach.unshown import Unshown
 from dovetail.reach.values import (
@@ -35,6 +35,7 @@ from dovetail.reach.values import (
     has_attributes,
     is_a,
     is_heap_type,
+    is_numbering,
     moves_on,
     mro_of,
     name_of,
@@ -44,11 +45,7 @@ from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.traced_maths import untraced
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
-_WHOLE = frozenset(("__dict__", "__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__"))
 _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
-_BY_NAME = (operator.attrgetter, operator.methodcaller)
-_ATTRIBUTE_METHODS = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__")
-_PAST_OBJECTS = frozenset(("__getattribute__", "getattr_static"))
 _GRADIENT: Any = torch.Tensor.grad  # as it is while nothing stands in for it
 _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *_REPORTING))
 
@@ -86,11 +83,14 @@ class Reads:
         self._inside: set[CodeType] = set()
         self._named: set[str] = set()
         self._classes: dict[int, type] = {}
-        self._modules: dict[int, ModuleType] = {}
-        self._goes_past_classes = self._goes_past_objects = False
+        self._past = PastReports()
+        self._modules = Modules(self._past.meet_owner)
+        self._is_reading_on = False
 
     def end(self) -> None:
         """The call is over: nothing more is to be watched."""
+        self._modules.end()
+        self._read_on()
         self._install, self._on_moving = _nothing, _nothing
 
     # --- values ---------------------------------------------------------------------------------------------------
@@ -119,23 +119,25 @@ class Reads:
                 continue
             if issubclass(kind, type):
                 self._meet_class(item)
-                self._goes_past_classes |= any(item is known for known in _BY_NAME)
             elif issubclass(kind, ModuleType):
-                self._meet_module(item)
+                self._modules.meet(item)
             elif issubclass(kind, RANDOM_SOURCES) and not issubclass(kind, random.SystemRandom):
                 self.unshown.add_source(item)
             elif is_compared_by_contents(item):
-                left += self.snapshot.take(item)
+                held = self.snapshot.take(item)
+                left += held
+                self._modules.held_by(item, held)
                 self.holders[id(item)] = (holder, gc.is_tracked(item))
             elif moves_on(item):
                 self._on_moving(item)
             left.append(compiled_from(item))
-            self._goes_past_classes |= any(kind is known for known in _BY_NAME)
+            self._past.meet(item, kind)
             if kind is FunctionType and not is_ours(item):
                 self._functions.setdefault(item.__code__, []).append(item)
                 if item.__code__ in self._codes or not is_users_function(item):
                     self._read_cells(item)
             self._meet_kind(kind)
+        self._read_on()
 
     def has_met(self, item: Any) -> bool:
         """Whether a value was met."""
@@ -153,20 +155,21 @@ class Reads:
                 elif is_a(item, torch.nn.Module) or not (is_library_class(type(item)) or is_a(item, type | ModuleType)):
                     self.whole(item)
 
-    def finish(self) -> None:
-        """The call is over: what code can have read in ways that nothing shows, is read.
-
-        `operator.attrgetter` reads classes and modules, and `object.__getattribute__` objects, past all that reports.
-        """
-        if self._goes_past_classes or self._goes_past_objects:
-            for kind in list(self._classes.values()):
-                self.whole(kind)
-            for module in list(self._modules.values()):
-                self.every_entry(vars(module), str(vars(module).get("__name__")))
-        if self._goes_past_objects:
-            for item in list(self._met.values()):
-                if not is_a(item, type | ModuleType | torch.Tensor) and not is_library_class(type(item)):
-                    self.whole(item)
+    def _read_on(self) -> None:
+        """Read what code may read in ways that nothing shows, before it can, with all that is found there."""
+        if self._is_reading_on:
+            return
+        self._is_reading_on = True
+        try:
+            while True:
+                while (named := self._modules.due()) is not None:
+                    self._of_module(*named)
+                item = self._past.due()
+                if item is None:
+                    return
+                self.whole(item)
+        finally:
+            self._is_reading_on = False
 
     def _meet_kind(self, kind: type) -> None:
         if id(kind) in self._kinds or not is_heap_type(kind):
@@ -183,27 +186,16 @@ class Reads:
         if id(kind) in self._classes or is_library_class(kind):
             return
         self._classes[id(kind)] = kind
+        self._past.meet_owner(kind)
         if is_a(kind, EnumType):
             self.class_attribute(kind, "_member_map_")
         self._meet_kind(type(kind))
         self._name_class(kind, self._named)
 
-    def _meet_module(self, module: ModuleType) -> None:
-        home = str(vars(module).get("__name__"))
-        if id(module) not in self._modules and not (is_library_module(home) or is_installed(home)):
-            self._modules[id(module)] = module
-            self._name_module(module, self._named)
-
     def _name_class(self, kind: type, names: set[str]) -> None:
         for name in names:
             if any(name in own_of(owner) for owner in mro_of(kind)):
                 self.of_class(kind, name)
-
-    def _name_module(self, module: ModuleType, names: set[str]) -> None:
-        known = vars(module)
-        for name in names:
-            if name in known:
-                self.entry(known, name, str(known.get("__name__")))
 
     # --- code -----------------------------------------------------------------------------------------------------
 
@@ -227,19 +219,14 @@ class Reads:
         names = names_of(code)
         for chain in names.chains:
             self._follow(known, chain)
-        for name in names.imports:
-            module = sys.modules.get(name)
-            if module is not None:
-                self.meet(module)
-        if code.co_name not in _ATTRIBUTE_METHODS:  # for whose objects everything counts as read anyway
-            self._goes_past_objects |= not _PAST_OBJECTS.isdisjoint(names.attributes)
+        self._modules.code(names, known.get("__package__"))
+        self._past.code(code.co_name, names.attributes)
+        self._read_on()
         new = names.attributes - self._named
         if new:
             self._named |= new
             for kind in list(self._classes.values()):
                 self._name_class(kind, set(new))
-            for module in list(self._modules.values()):
-                self._name_module(module, set(new))
         for function in self._functions.get(code, ()):
             self._read_cells(function)
 
@@ -261,7 +248,7 @@ class Reads:
         value = self.entry(known, chain[0], "")
         for name in chain[1:]:
             if is_a(value, ModuleType):
-                value = self.entry(vars(value), name, str(vars(value).get("__name__")))
+                value = self._of_module(value, name)
             elif is_a(value, type):
                 value = self.of_class(value, name)
             else:
@@ -272,6 +259,7 @@ class Reads:
             if id(cell) not in self.cells:
                 value = in_cell(cell)
                 self.cells[id(cell)] = (cell, name, value)
+                self._modules.held(name, value)
                 self.meet(value, cell)
 
     # --- slots ---------------------------------------------------------------------------------------------------
@@ -284,8 +272,13 @@ class Reads:
             value = MISSING if is_a(value, StandIn) else untraced(value)
             self.namespaces[key] = (known, value)
             self.labels[id(known)] = label
-            self.meet(value)
+            self._modules.held(name, value)
+            if not (is_numbering(value) and is_library_module(str(known.get("__name__")))):
+                self.meet(value)
         return self.namespaces[key][1]
+
+    def _of_module(self, module: ModuleType, name: str) -> Any:
+        return self.entry(vars(module), name, str(vars(module).get("__name__")))
 
     def every_entry(self, known: dict[str, Any], label: str) -> None:
         """A whole namespace is read."""
@@ -300,6 +293,7 @@ class Reads:
         if key not in self.class_attributes:
             value = own_of(owner).get(name, MISSING)
             self.class_attributes[key] = (owner, value)
+            self._modules.held(name, value)
             self.meet(value)
         return self.class_attributes[key][1]
 
@@ -327,6 +321,7 @@ class Reads:
             return
         value = self._in_dict(item, name)
         self.attributes[key] = value
+        self._modules.held(name, value)
         found = MISSING
         for owner in mro_of(type(item)):
             if is_heap_type(owner):
@@ -338,7 +333,7 @@ class Reads:
         if value is MISSING and found is MISSING and is_a(item, torch.nn.Module):
             self._of_tables(item, name)
         self.meet(value, item)
-        if name in _WHOLE:
+        if name in WHOLE:
             self.whole(item)
 
     def overwrite(self, item: Any, name: str) -> None:
@@ -348,12 +343,17 @@ class Reads:
             self.overwritten.add((id(item), name))
 
     def whole(self, item: Any) -> None:
-        """Every attribute of an object is read."""
-        if is_a(item, type):
+        """Every attribute of an object, a class or a module is read."""
+        if is_a(item, ModuleType):
+            self.every_entry(vars(item), str(vars(item).get("__name__")))
+        elif is_a(item, type):
             for owner in mro_of(item):
                 for name in list(own_of(owner)) if not is_library_class(owner) else ():
                     self.class_attribute(owner, name)
-            return
+        else:
+            self._whole_object(item)
+
+    def _whole_object(self, item: Any) -> None:
         for name in list(attributes_of(item)) if has_attributes(type(item)) else ():
             self.attribute(item, name)
         for owner in mro_of(type(item)):

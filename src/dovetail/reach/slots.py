@@ -1,4 +1,4 @@
-"""What is in a closure cell or a slot now, and which attributes an object has."""
+"""What is in a slot of an object now, and which attributes an object has."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from typing import Any
 
 from dovetail.reach.contents import MISSING
 from dovetail.reach.values import attributes_of, has_attributes
-
-
-def in_cell(cell: Any) -> Any:
-    """What a closure cell holds."""
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable without a value
-        return MISSING
 
 
 def in_slot(item: Any, descriptor: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import configparser
 import io
+import itertools
 import random
 import struct
 import sys
@@ -17,12 +18,14 @@ import weakref
 from array import array
 from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Hashable, Mapping
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from enum import Enum, auto
 from functools import lru_cache, partial
+from operator import methodcaller
 from queue import Queue, SimpleQueue
 from types import (
     BuiltinMethodType,
+    CellType,
     FunctionType,
     MappingProxyType,
     MemberDescriptorType,
@@ -55,9 +58,10 @@ _WALKED = (
 )
 _CLOSED = (
     *(MappingProxyType, memoryview, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, array),
-    *(ContextVar, threading.local, SimpleQueue),
+    *(ContextVar, Context, threading.local, SimpleQueue, CellType, methodcaller, weakref.WeakSet, weakref.finalize),
+    torch.UntypedStorage,
 )
-_CLOSED_PACKAGES = ("multiprocessing", "ctypes", "mmap")
+_CLOSED_PACKAGES = ("multiprocessing", "ctypes", "_ctypes", "mmap")
 
 
 class Kind(Enum):
@@ -137,7 +141,7 @@ def kind_of(kind: type) -> Kind:
     for family, answer in _FAMILIES:
         if issubclass(kind, family):
             return answer
-    if module_of(kind).partition(".")[0] in _CLOSED_PACKAGES:
+    if any(module_of(owner).partition(".")[0] in _CLOSED_PACKAGES for owner in mro_of(kind)):
         return Kind.CLOSED
     if not is_library_class(kind) and (has_attributes(kind) or slots_of(kind)):
         return Kind.OBJECT
@@ -168,6 +172,11 @@ def moves_on(item: Any) -> bool:
         )
     following = next((own_of(owner)["__next__"] for owner in mro_of(type(item)) if "__next__" in own_of(owner)), None)
     return following is not None and not is_a(following, FunctionType) and not is_a(item, weakref.ProxyTypes)
+
+
+def is_numbering(item: Any) -> bool:
+    """Whether a value counts on with each call. The libraries' own counters only number what is made (threads)."""
+    return is_a(item, itertools.count) or (is_a(item, MethodWrapperType) and is_a(item.__self__, itertools.count))
 
 
 def is_heap_type(kind: type) -> bool:

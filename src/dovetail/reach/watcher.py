@@ -89,7 +89,6 @@ class Watcher:
             if self.refusals:
                 raise self.refusals[0]
             _find_lost_functions(reads)
-            reads.finish()
         finally:
             self._made = frozenset(map(id, gc.get_objects(generation=0)))
             if was_enabled:

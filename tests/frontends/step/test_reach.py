@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable
@@ -53,6 +54,17 @@ class Item:
         return by * NUMBER
 
     half = functools.partialmethod(scaled, 0.5)
+
+
+class Slotted:
+    __slots__ = ("hidden",)
+
+    def __init__(self) -> None:
+        self.hidden = 1
+
+
+_of_object: Any = object.__getattribute__
+_slot: Any = Slotted.__dict__["hidden"]
 
 
 class Scaled(torch.autograd.Function):
@@ -176,10 +188,42 @@ def hook_that_reads(_: Item) -> Way:
     return lambda: model(torch.ones(1)), _number
 
 
+def bound_getattribute(item: Item) -> Way:
+    return functools.partial(object.__getattribute__.__get__(item), "hidden"), lambda: setattr(item, "hidden", 2)
+
+
+def getattribute_of_object(item: Item) -> Way:
+    return lambda: _of_object(item, "hidden"), lambda: setattr(item, "hidden", 2)
+
+
+def getattribute_through_a_loop_of_c(item: Item) -> Way:
+    return lambda: list(map(_of_object, [item], ["hidden"])), lambda: setattr(item, "hidden", 2)
+
+
+def static_attribute(item: Item) -> Way:
+    return functools.partial(inspect.getattr_static, item, "hidden"), lambda: setattr(item, "hidden", 2)
+
+
+def bound_getstate(item: Item) -> Way:
+    read = object.__getstate__.__get__(item)  # type: ignore[attr-defined]
+    return lambda: read()["hidden"], lambda: setattr(item, "hidden", 2)
+
+
+def getter_of_a_slot(_: Item) -> Way:
+    slotted = Slotted()
+    return functools.partial(Slotted.hidden.__get__, slotted), lambda: setattr(slotted, "hidden", 2)  # type: ignore[attr-defined]
+
+
+def slot_named_and_asked(_: Item) -> Way:
+    slotted = Slotted()
+    return lambda: _slot.__get__(slotted), lambda: setattr(slotted, "hidden", 2)
+
+
 WAYS = [
     descriptor, a_property, delegation, deep, operator_of_the_other, context_manager, name_in_a_text, partial_method,
     autograd_function, own_optimizer, dispatch_on_type, compiled_function, module_made_at_run_time,
-    forward_of_one_module, state_of_a_decorator, hook_that_reads,
+    forward_of_one_module, state_of_a_decorator, hook_that_reads, bound_getattribute, getattribute_of_object,
+    getattribute_through_a_loop_of_c, static_attribute, bound_getstate, getter_of_a_slot, slot_named_and_asked,
 ]  # fmt: skip
 
 

@@ -119,7 +119,8 @@ class ReachableState:
     @property
     def _roles(self) -> list[list[Any]]:
         named = (self.modules, self.optimizers, self.schedulers, self.scalers, self._randoms)
-        return [self.caches, [slot.path for slot, _ in self.tensors], *([name for name, *_ in x] for x in named)]
+        asked = list(map(id, self.others))  # before each call
+        return [asked, self.caches, [slot.path for slot, _ in self.tensors], *([name for name, *_ in x] for x in named)]
 
     @property
     def caches_of_functions(self) -> list[Slot]:

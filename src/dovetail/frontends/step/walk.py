@@ -11,7 +11,6 @@ Cost: 2 us for each container.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
@@ -104,8 +103,8 @@ class Walk(ValueWalk):
         home = str(function.__globals__.get("__name__"))
         read = [chain[0] for chain in names.chains] + sorted(self.read.of_module(home))
         self._add_globals(function.__globals__, read, home, rank)
-        for name in names.imports:
-            module = sys.modules.get(name)
+        for imported in names.imports:
+            module = imported.loaded(function.__globals__.get("__package__"))
             if isinstance(module, ModuleType):
                 self.python_module(module)
 

@@ -1,0 +1,94 @@
+"""Attributes of modules that code reads, whichever way a module comes to it.
+
+Of a module of the user's, whatever attribute code names anywhere counts as read. Of a library's, which holds hundreds
+that mean something else, what code names behind a name of the module: `import os` in a function and `os.environ` there,
+`self.os.environ`, or a variable that the function closes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from types import ModuleType
+from typing import Any
+
+from dovetail.reach.codes import CodeNames, Import
+from dovetail.reach.libraries import is_installed, is_library_module
+from dovetail.reach.values import is_a
+
+
+class Modules:
+    """Modules that code of a call may have, by the names that it has for them."""
+
+    def __init__(self, on_users: Callable[[ModuleType], None]) -> None:
+        """on_users: gets each module of the user's, once."""
+        self._on_users = on_users
+        self._due: list[tuple[ModuleType, str]] = []
+        self._users: dict[int, ModuleType] = {}
+        self._named: set[str] = set()
+        self._after: dict[str, set[str]] = {}
+        self._held: dict[str, dict[int, ModuleType]] = {}
+        self._not_loaded: list[tuple[Import, Any]] = []
+
+    def meet(self, module: ModuleType) -> None:
+        """Code may have a module now, perhaps in ways that show no name of it."""
+        home = str(vars(module).get("__name__"))
+        if id(module) not in self._users and not (is_library_module(home) or is_installed(home)):
+            self._users[id(module)] = module
+            self._on_users(module)
+            self._read_named(module, self._named)
+
+    def held_by(self, holder: Any, held: Sequence[Any]) -> None:
+        """Code may take values out of a container: by a key, or in ways that show no name. held: keys, then values."""
+        if not any(issubclass(kind, ModuleType) for kind in set(map(type, held))):
+            return
+        named = dict.items(holder) if is_a(holder, dict) else ()
+        for name, value in (*named, *(("", value) for value in held)):
+            if is_a(name, str):
+                self.held(name, value)
+
+    def held(self, name: str, value: Any) -> None:
+        """Code finds a value under a name: a variable's, or an attribute's; "" for one that is not shown."""
+        if is_a(value, ModuleType) and id(value) not in self._held.setdefault(name, {}):
+            self._held[name][id(value)] = value
+            self._read_named(value, self._after.get(name, ()))
+
+    def code(self, names: CodeNames, package: Any) -> None:
+        """Code runs. package: that it is of."""
+        new = names.attributes - self._named
+        self._named |= new
+        for module in self._users.values() if new else ():
+            self._read_named(module, new)
+        for name, attribute in names.pairs:
+            known = self._after.setdefault(name, set())
+            if attribute not in known:
+                known.add(attribute)
+                for module in self._held.get(name, {}).values():
+                    self._read_named(module, (attribute,))
+        self._import([(imported, package) for imported in names.imports])
+
+    def end(self) -> None:
+        """The call is over, and has loaded all modules that its code imports."""
+        left, self._not_loaded = self._not_loaded, []
+        self._import(left)
+
+    def due(self) -> tuple[ModuleType, str] | None:
+        """An attribute that counts as read, once each; None when nothing is left."""
+        return self._due.pop() if self._due else None
+
+    def _import(self, imports: Iterable[tuple[Import, Any]]) -> None:
+        for imported, package in imports:
+            module = imported.loaded(package)
+            if module is None:
+                self._not_loaded.append((imported, package))
+                continue
+            self.meet(module)
+            if imported.attribute:
+                self._read_named(module, (imported.attribute,))
+                self.held(imported.name, vars(module).get(imported.attribute))
+            else:
+                self.held(imported.name, module)
+
+    def _read_named(self, module: ModuleType, names: AbstractSet[str] | tuple[str, ...]) -> None:
+        known = vars(module)
+        self._due += [(module, name) for name in names if name in known]
