@@ -282,6 +282,19 @@ def fingerprint(array: Any) -> Hashable | None:
     return (type(array), str(array.dtype), array.shape, array.strides, np.ndarray.tobytes(array))
 
 
+def copy_of_array(array: Any) -> Any:
+    """A copy of a small array, or a small `bytearray`; None for others."""
+    return array.copy() if fingerprint(array) is not None else None
+
+
+def fill_array(array: Any, copy: Any) -> None:
+    """Let an array hold what its copy does."""
+    if isinstance(array, bytearray):
+        array[:] = copy
+    else:
+        np.ndarray.__setitem__(array, ..., copy)
+
+
 def random_state(source: Any) -> tuple[Hashable, Any]:
     """Where a random generator of Python or of NumPy is: a key, and what `set_random_state` takes."""
     if isinstance(source, np.random.Generator):

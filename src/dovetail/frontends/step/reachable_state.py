@@ -38,6 +38,8 @@ from dovetail.reach.values import (
     RANDOM_SOURCES,
     Kind,
     attributes_of,
+    copy_of_array,
+    fill_array,
     fingerprint,
     is_a,
     is_same,
@@ -103,7 +105,7 @@ class ReachableState:
         known: list[tuple[str, Any]] = [("Python's random numbers", random), ("NumPy's random numbers", np.random)]
         known += [(slot.label, source) for slot, source in walk.randoms]
         self._randoms = [(label, source, *random_state(source)) for label, source in known]
-        self._arrays = [(slot, array, fingerprint(array), _copy(array)) for slot, array in walk.arrays]
+        self._arrays = [(slot, array, fingerprint(array), copy_of_array(array)) for slot, array in walk.arrays]
 
     def learn(self, reads: Reads, *, is_strict: bool, expects: bool = False) -> bool:
         """Look where a call has read; whether more is reached than before: tensors, optimizers and the like.
@@ -316,7 +318,7 @@ class ReachableState:
             _try(failed, container.title, container.put_back)
         for slot, array, held, copy in self._arrays:
             if held is not None and fingerprint(array) != held:
-                _try(failed, slot.label, partial(_fill, array, copy))
+                _try(failed, slot.label, partial(fill_array, array, copy))
         for label, source, held, state in self._randoms:
             if random_state(source)[0] != held:
                 _try(failed, label, partial(set_random_state, source, state))
@@ -388,14 +390,3 @@ def _try(failed: list[str], label: str, act: Callable[[], Any]) -> None:
         act()
     except Exception as error:
         failed.append(f"{label}: {type(error).__name__}: {error}")
-
-
-def _copy(array: Any) -> Any:
-    return array.copy() if fingerprint(array) is not None else None
-
-
-def _fill(array: Any, copy: Any) -> None:
-    if isinstance(array, bytearray):
-        array[:] = copy
-    else:
-        np.ndarray.__setitem__(array, ..., copy)
