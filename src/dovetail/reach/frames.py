@@ -237,16 +237,20 @@ def unnoted() -> Iterator[None]:
             frames.pauses -= 1
 
 
+_FOLLOWING = next(x for x in Frames.followed.__code__.co_consts if isinstance(x, CodeType) and x.co_name == "profile")
+
+
 class unfollowed:
     """While active, code that runs is not followed: a recorder's own work, some thousand calls for each operator.
 
-    Before Python 3.12; from there on, stopping costs more than going on.
+    A profiler of somebody else's goes on. Before Python 3.12; from there on, stopping costs more than going on.
     """
 
     __slots__ = ("_before",)
 
     def __enter__(self) -> None:
-        self._before: Any = sys.getprofile() if _CAN_PAUSE else None
+        before: Any = sys.getprofile() if _CAN_PAUSE else None
+        self._before = before if getattr(before, "__code__", None) is _FOLLOWING else None
         if self._before is not None:
             sys.setprofile(None)
 
