@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing.shared_memory import ShareableList
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,6 +203,29 @@ def _module_in_an_attribute() -> Held:
     )
 
 
+def _global_in_a_text() -> Held:
+    space: dict[str, Any] = {"number": 1.0, "__name__": "tests.made"}
+    read = eval("lambda: eval('number * 1')", space)
+    return read, lambda: space.update(number=2.0)
+
+
+def _namespace_of_a_module() -> Held:
+    module = ModuleType("tests_made")
+    vars(module)["number"] = 1.0
+    held = {"module": module}
+    return lambda: held["module"].__dict__["num" + "ber"], lambda: vars(module).update(number=2.0)
+
+
+def _attribute_of_a_tensor() -> Held:
+    tensor = torch.ones(2)
+    return lambda: getattr(tensor, "scale", 1.0), lambda: setattr(tensor, "scale", 2.0)
+
+
+def _precision() -> Held:
+    torch.set_float32_matmul_precision("highest")
+    return lambda: float(len(torch.get_float32_matmul_precision())), lambda: torch.set_float32_matmul_precision("high")
+
+
 def _past_reports(bind: Callable[[Any], Callable[[], Any]], make: Callable[[], Any] = _Item) -> Callable[[], Held]:
     def held() -> Held:
         item = make()
@@ -244,6 +267,10 @@ HELD: dict[str, Callable[[], Held]] = {
     "import from": _imported_from_inside,
     "variable": _module_in_a_variable,
     "attribute": _module_in_an_attribute,
+    "eval": _global_in_a_text,
+    "namespace of a module": _namespace_of_a_module,
+    "attribute of a tensor": _attribute_of_a_tensor,
+    "precision": _precision,
     "bound __getattribute__": _past_reports(lambda item: functools.partial(item.__getattribute__, "w")),
     "__getattribute__ of a slot": _past_reports(lambda item: functools.partial(item.__getattribute__, "w"), _Slotted),
     "object.__getattribute__": _past_reports(lambda item: lambda: _raw(item, "w")),
@@ -289,10 +316,13 @@ def test_a_change_is_noticed(held: str, door: str) -> None:
     make, compile_it = DOORS[door]
     eager, compiled = make(read), compile_it(make(read))
     x = torch.ones(2, 2)
-    for call in range(4):
-        if call == 2:
-            change()
-        assert torch.equal(compiled(x), eager(x)), call
+    try:
+        for call in range(4):
+            if call == 2:
+                change()
+            assert torch.equal(compiled(x), eager(x)), call
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.parametrize("door", DOORS)

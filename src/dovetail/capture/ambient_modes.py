@@ -18,5 +18,6 @@ def ambient_modes() -> tuple[object, ...]:
         (autocast, torch.is_autocast_cache_enabled()) if autocast else (),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
         *surroundings(),
     )

@@ -21,6 +21,7 @@ from dovetail.capture.item_log import FEW
 from dovetail.capture.number_functions import makes_tensor_of_numbers, tensor_of_numbers
 from dovetail.capture.origins import OriginTracker
 from dovetail.capture.places import INDEXING, with_numbers
+from dovetail.capture.python_objects import AS_PYTHON, listed
 from dovetail.errors import DovetailError, StateChangedOtherwise, UnsupportedStep
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
@@ -37,7 +38,6 @@ _STAND_INS = sys.modules[StandIn.__module__].__file__
 _SHAPE: Any = getattr(torch.Tensor.shape, "__get__")  # noqa: B009
 _SIZES = frozenset({_SHAPE, torch.Tensor.size, torch.Tensor.numel, torch.numel, torch.Tensor.nelement})
 _TRUTH = frozenset({torch.Tensor.__bool__, torch.is_nonzero, torch.Tensor.is_nonzero})
-_AS_PYTHON = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
 _WHOLE = frozenset({torch.int64, torch.int32, torch.bool})
 _AS_TEXT = frozenset({torch.Tensor.__repr__, torch.Tensor.__format__, torch.Tensor.__str__})
 _FROM_NUMBERS = frozenset({torch.tensor, torch.as_tensor, torch.asarray})
@@ -113,8 +113,8 @@ class StepFunctions(TorchFunctionMode):
             and isinstance(args[0].numel(), int)
             and args[0].numel() <= FEW
         ):
-            return _listed(args[0])
-        if func in _AS_PYTHON:
+            return listed(args[0])
+        if func in AS_PYTHON:
             hint = "return the tensor and convert it after the step, or do so in a dovetail.host_call"
             self._refuse("turns a tensor into Python objects", hint)
         if func in _AS_TEXT:
@@ -237,11 +237,6 @@ def _asks_for_user(frame: FrameType) -> bool:
 
 def _has_few(tensor: torch.Tensor) -> bool:
     return tensor.dim() > 0 and type(tensor.numel()) is int and tensor.numel() <= FEW and not tensor.is_complex()
-
-
-def _listed(tensor: torch.Tensor) -> list[Any]:
-    """What `tolist` gives: numbers that are traced."""
-    return [part.item() if part.dim() == 0 else _listed(part) for part in tensor.unbind()]
 
 
 def _flat(item: Any) -> list[Any]:

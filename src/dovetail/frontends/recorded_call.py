@@ -22,6 +22,7 @@ from dovetail.capture.number_symbols import NumberFact, NumberSymbols
 from dovetail.capture.origins import module_names
 from dovetail.capture.places import followed_places
 from dovetail.capture.python_effects import holds_traced, refuse_tensors_left
+from dovetail.capture.python_objects import PythonObjects
 from dovetail.capture.recording import Recording
 from dovetail.errors import (
     DataDependentControlFlow,
@@ -45,6 +46,7 @@ from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher
 from dovetail.torch_compat.decompositions import Decompositions
 from dovetail.torch_compat.fakes import fake_of, is_fake, new_fake_mode, symbolic_fake_of
+from dovetail.torch_compat.modes import unnoticed_mode
 from dovetail.torch_compat.subclasses import is_wrapper
 from dovetail.torch_compat.symbols import new_shape_env
 
@@ -185,6 +187,8 @@ class CallRecorder:
             self._numbers_put([stand_in.seen for stand_in in recording.stand_ins]),
             module_names(recording.origins, self._modules),
             self._watched(written, [stand_in.seen for stand_in in recording.stand_ins], shown),
+            PythonObjects(recording.origins),
+            unnoticed_mode(),
         ):
             yield
 

@@ -275,7 +275,8 @@ def put_unfollowed(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
 
 def _role(frame: FrameType) -> Role:
     file, home = frame.f_code.co_filename, frame.f_globals.get("__name__")
-    if file.startswith("<frozen importlib") or frame.f_code.co_name == "<module>":
+    is_made = file.startswith("<") and not file.startswith("<frozen")
+    if file.startswith("<frozen importlib") or (frame.f_code.co_name == "<module>" and not is_made):
         return Role.MACHINERY
     if (file, frame.f_code.co_name) in GIVES_TO_DYNAMO:
         return Role.COMPILER
@@ -285,7 +286,7 @@ def _role(frame: FrameType) -> Role:
         return Role.FORWARDING if (file, frame.f_code.co_name) in _FORWARDING else Role.OURS
     if file.startswith((_TORCH, _NUMPY, "<dovetail")) or str(home).partition(".")[0] in _OF_TORCH:
         return Role.LIBRARY
-    if file.startswith("<") and not file.startswith("<frozen"):
+    if is_made:
         return Role.LIBRARY if is_library_module(home) else Role.USERS
     if not is_library_file(file):
         return Role.USERS

@@ -32,8 +32,7 @@ class Modules:
 
     def meet(self, module: ModuleType) -> None:
         """Code may have a module now, perhaps in ways that show no name of it."""
-        home = str(vars(module).get("__name__"))
-        if id(module) not in self._users and not (is_library_module(home) or is_installed(home)):
+        if id(module) not in self._users and _is_users(module):
             self._users[id(module)] = module
             self._on_users(module)
             self._read_named(module, self._named)
@@ -51,7 +50,7 @@ class Modules:
         """Code finds a value under a name: a variable's, or an attribute's; "" for one that is not shown."""
         if is_a(value, ModuleType) and id(value) not in self._held.setdefault(name, {}):
             self._held[name][id(value)] = value
-            self._read_named(value, self._after.get(name, ()))
+            self._read_behind(value, self._after.get(name, ()))
 
     def code(self, names: CodeNames, package: Any) -> None:
         """Code runs. package: that it is of."""
@@ -64,7 +63,7 @@ class Modules:
             if attribute not in known:
                 known.add(attribute)
                 for module in self._held.get(name, {}).values():
-                    self._read_named(module, (attribute,))
+                    self._read_behind(module, (attribute,))
         self._import([(imported, package) for imported in names.imports])
 
     def end(self) -> None:
@@ -89,6 +88,15 @@ class Modules:
             else:
                 self.held(imported.name, module)
 
+    def _read_behind(self, module: ModuleType, names: AbstractSet[str] | tuple[str, ...]) -> None:
+        is_whole = "__dict__" in names and _is_users(module)
+        self._read_named(module, tuple(vars(module)) if is_whole else names)
+
     def _read_named(self, module: ModuleType, names: AbstractSet[str] | tuple[str, ...]) -> None:
         known = vars(module)
         self._due += [(module, name) for name in names if name in known]
+
+
+def _is_users(module: ModuleType) -> bool:
+    home = str(vars(module).get("__name__"))
+    return not (is_library_module(home) or is_installed(home))

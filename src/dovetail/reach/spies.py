@@ -21,7 +21,8 @@ import torch
 from dovetail.reach.contents import MISSING
 from dovetail.reach.frames import unfollowed
 from dovetail.reach.reads import Reads
-from dovetail.reach.values import has_attributes, is_a, is_heap_type, module_of, mro_of, own_of
+from dovetail.reach.values import attributes_of, has_attributes, is_a, is_heap_type, module_of, mro_of, own_of
+from dovetail.torch_compat.fakes import is_fake
 
 IsCounted: TypeAlias = "Callable[[Any, FrameType], bool]"
 OnGradient: TypeAlias = "Callable[[torch.Tensor, bool], bool]"
@@ -177,6 +178,8 @@ class Spies:
             elif kind is ModuleType and is_counted(item, _reader(frame(1))):
                 known = _vars(item)
                 reads.entry(known, name, str(known.get("__name__")))
+            elif issubclass(kind, torch.Tensor) and not is_fake(item) and is_counted(item, _reader(frame(1))):
+                reads.entry(attributes_of(item), name, "a tensor")
             return own(item, name, *rest)
 
         return call
