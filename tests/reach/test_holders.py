@@ -344,6 +344,23 @@ def test_what_cannot_be_compared_is_refused(read: Callable[[], Any], error: type
         compiled(torch.ones(2, 2))
 
 
+def test_attributes_that_a_weight_gets_later() -> None:
+    model = nn.Linear(2, 2)
+
+    def f(x: Tensor) -> Tensor:
+        for weight in model.parameters():
+            x = x * getattr(weight, "factor", 1.0)
+        return model(x)
+
+    compiled = dovetail.compile(f)
+    x = torch.ones(3, 2)
+    for factor in (None, 2.0, 3.0):
+        if factor is not None:
+            model.bias.factor = factor  # type: ignore[attr-defined]
+        assert torch.equal(compiled(x), f(x)), factor
+    assert len(compiled.graphs) == 3
+
+
 def test_attributes_of_libraries_that_code_does_not_name_behind_them_are_not_compared() -> None:
     settings = SimpleNamespace(modules=[1.0], system=sys)
 

@@ -6,7 +6,7 @@ tensor of the call that it was made for: it is kept as long as programs for that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import CodeType
@@ -41,6 +41,7 @@ from dovetail.ir.signature import SizeInput, UserInput
 from dovetail.reach.contents import identified
 from dovetail.reach.guard import PythonGuards
 from dovetail.reach.read_numbers import numbers_put
+from dovetail.reach.reads import Reads
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.values import attributes_of
 from dovetail.reach.watcher import Watcher
@@ -176,27 +177,35 @@ class CallRecorder:
     @contextmanager
     def _around(self, recording: Recording) -> Iterator[None]:
         shown = [recording.stand_ins[place].seen for place in self._slot_places]
-        written = dict[Callable[[], Any], Any]()  # what a user has written on tensors that modules hold
-        for slot, stand_in in zip(self._slots, shown, strict=True):
-            if held := attributes_of(slot.read()):
-                written[partial(_attributes_in, slot)] = held
-                for name, value in held.items():
-                    attributes_of(stand_in).setdefault(name, value)
+        own = [attributes_of(slot.read()) for slot in self._slots]  # what a user has written on tensors of modules
+        for held, stand_in in zip(own, shown, strict=True):
+            for name, value in held.items():
+                attributes_of(stand_in).setdefault(name, value)
         with (
             replaced_tensors(self._slots, shown),
             self._numbers_put([stand_in.seen for stand_in in recording.stand_ins]),
             module_names(recording.origins, self._modules),
-            self._watched(written, [stand_in.seen for stand_in in recording.stand_ins], shown),
+            self._watched(own, [stand_in.seen for stand_in in recording.stand_ins], shown),
             PythonObjects(recording.origins),
             unnoticed_mode(),
         ):
             yield
 
+    def _read_attributes(self, reads: Reads, own: Sequence[dict[str, Any]], shown: Sequence[Any]) -> None:
+        """Attributes that code asked tensors of modules for, and that they did not have, count as read."""
+        for slot, held, stand_in in zip(self._slots, own, shown, strict=True):
+            if not held and id(stand_in) in reads.asked_fakes:
+                reads.answered(partial(_attributes_in, slot), held)
+
     @contextmanager
-    def _watched(
-        self, written: Mapping[Callable[[], Any], Any], stand_ins: Sequence[Any], held: Sequence[Any]
-    ) -> Iterator[None]:
-        """While active, what the code reads is noted. held: the stand-ins that are in modules now."""
+    def _watched(self, own: Sequence[dict[str, Any]], stand_ins: Sequence[Any], held: Sequence[Any]) -> Iterator[None]:
+        """While active, what the code reads is noted.
+
+        own: attributes of the tensors that modules hold. held: the stand-ins that are there now.
+        """
+        written: dict[Callable[[], Any], Any] = {
+            partial(_attributes_in, slot): known for slot, known in zip(self._slots, own, strict=True) if known
+        }
         number = {id(stand_in): n for n, stand_in in enumerate(stand_ins[: len(self.sources)])}
         refusals: list[DovetailError] = []
 
@@ -220,6 +229,7 @@ class CallRecorder:
                 for slot in self._slots:  # code may put something else there for a while, unseen
                     reads.entry(vars(slot.module)[slot.table], slot.key, type(slot.module).__name__)
                 yield
+                self._read_attributes(reads, own, held)
             if refusals:
                 raise refusals[0]
             if given.has_given and given.asks_types:  # it may have seen that a number is no plain one

@@ -24,7 +24,7 @@ from dovetail.reach.contents import MISSING, Snapshot, in_cell, is_compared_by_c
 from dovetail.reach.libraries import is_library_class, is_library_module, is_ours, is_users_function
 from dovetail.reach.modules import Modules
 from dovetail.reach.past_reports import WHOLE, PastReports
-from dovetail.reach.slots import NamesOf, in_slot, settings_of_decimals, sources_of_levels
+from dovetail.reach.slots import NamesOf, in_slot, settings_of_decimals, sources_of_levels, tables_asked
 from dovetail.reach.stand_ins import StandIn
 from dovetail.reach.unshown import Unshown
 from dovetail.reach.values import (
@@ -44,7 +44,6 @@ from dovetail.reach.values import (
 from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.traced_maths import untraced
 
-_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
 _GRADIENT: Any = torch.Tensor.grad  # as it is while nothing stands in for it
 _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *_REPORTING))
@@ -57,6 +56,7 @@ class Reads:
     `__dict__`. class_attributes, descriptors, cells: the same for those. asked: functions, with their answers. owners:
     objects whose attributes were read. labels: of namespaces. roots: see `root`. holders: of containers, the object or
     cell in which each was found, and whether the collector knew it then. overwritten: attributes set before read.
+    asked_fakes: by identity, that code asked for attributes by name.
     """
 
     def __init__(self, install: Callable[[type], None], on_moving: Callable[[Any], None] = lambda _: None) -> None:
@@ -76,6 +76,7 @@ class Reads:
         self.holders: dict[int, tuple[Any, bool]] = {}
         self.unshown = Unshown()
         self.overwritten: set[tuple[int, str]] = set()
+        self.asked_fakes: set[int] = set()
         self._met: dict[int, Any] = {}
         self._kinds: dict[int, type] = {}
         self._functions: dict[CodeType, list[FunctionType]] = {}
@@ -331,7 +332,8 @@ class Reads:
         if type(found) is MemberDescriptorType:
             self._slot(item, name, found)
         if value is MISSING and found is MISSING and is_a(item, torch.nn.Module):
-            self._of_tables(item, name)
+            for entries in tables_asked(item, name):
+                self.entry(entries, name, name_of(type(item)))
         self.meet(value, item)
         if name in WHOLE:
             self.whole(item)
@@ -372,6 +374,13 @@ class Reads:
         self.asked[function] = answer
         self.meet(answer)
 
+    def of_tensor(self, tensor: torch.Tensor, name: str) -> None:
+        """A tensor is asked for an attribute, perhaps for one that it does not have."""
+        if is_fake(tensor):
+            self.asked_fakes.add(id(tensor))
+        else:
+            self.entry(attributes_of(tensor), name, "a tensor")
+
     def gradient(self, tensor: torch.Tensor) -> None:
         """The `.grad` of a tensor that was there before is read."""
         if (id(tensor), "grad") not in self.descriptors:
@@ -385,15 +394,6 @@ class Reads:
         value = in_slot(item, descriptor)
         self.descriptors[id(item), name] = (item, descriptor, value)
         self.meet(value, item)
-
-    def _of_tables(self, module: torch.nn.Module, name: str) -> None:
-        held = attributes_of(module)
-        for table in _MODULE_TABLES:
-            entries: Any = held.get(table)
-            if is_a(entries, dict):
-                self.entry(entries, name, name_of(type(module)))
-                if name in entries:
-                    return
 
 
 def _nothing(_: Any) -> None:

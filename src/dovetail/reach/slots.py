@@ -7,8 +7,12 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from dovetail.reach.contents import MISSING
 from dovetail.reach.values import attributes_of, has_attributes
+
+_MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def in_slot(item: Any, descriptor: Any) -> Any:
@@ -17,6 +21,17 @@ def in_slot(item: Any, descriptor: Any) -> Any:
         return descriptor.__get__(item)
     except AttributeError:
         return MISSING
+
+
+def tables_asked(module: torch.nn.Module, name: str) -> Iterator[dict[str, Any]]:
+    """The tables of a module in which a name is looked up, up to the one that has it."""
+    held = attributes_of(module)
+    for table in _MODULE_TABLES:
+        entries: Any = held.get(table)
+        if isinstance(entries, dict):
+            yield entries
+            if name in entries:
+                return
 
 
 def settings_of_decimals() -> tuple[Any, ...]:

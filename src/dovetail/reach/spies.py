@@ -21,8 +21,7 @@ import torch
 from dovetail.reach.contents import MISSING
 from dovetail.reach.frames import unfollowed
 from dovetail.reach.reads import Reads
-from dovetail.reach.values import attributes_of, has_attributes, is_a, is_heap_type, module_of, mro_of, own_of
-from dovetail.torch_compat.fakes import is_fake
+from dovetail.reach.values import has_attributes, is_a, is_heap_type, module_of, mro_of, own_of
 
 IsCounted: TypeAlias = "Callable[[Any, FrameType], bool]"
 OnGradient: TypeAlias = "Callable[[torch.Tensor, bool], bool]"
@@ -178,8 +177,8 @@ class Spies:
             elif kind is ModuleType and is_counted(item, _reader(frame(1))):
                 known = _vars(item)
                 reads.entry(known, name, str(known.get("__name__")))
-            elif issubclass(kind, torch.Tensor) and not is_fake(item) and is_counted(item, _reader(frame(1))):
-                reads.entry(attributes_of(item), name, "a tensor")
+            elif issubclass(kind, torch.Tensor) and is_counted(item, _reader(frame(1))):
+                reads.of_tensor(item, name)
             return own(item, name, *rest)
 
         return call
