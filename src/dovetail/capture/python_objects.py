@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -40,9 +41,16 @@ class PythonObjects(TorchFunctionMode):
             return listed(args[0]) if args[0].dim() else args[0].item()
         if func in AS_PYTHON or (func in _SHARES and is_fake(args[0])):
             raise DataDependentControlFlow(operator=f"`{func.__name__}`", origin=self._origins.here())
-        if asks_where_or_how_often(func) and not is_library_file(sys._getframe(1).f_code.co_filename):
+        if asks_where_or_how_often(func) and not is_library_file(_asking(sys._getframe(1)).f_code.co_filename):
             raise DataDependentControlFlow(operator="a tensor's address or version", origin=self._origins.here())
         return func(*args, **(kwargs or {}))
+
+
+def _asking(frame: FrameType) -> FrameType:
+    """Who asks, through modes that hand it on."""
+    while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def listed(tensor: torch.Tensor) -> list[Any]:

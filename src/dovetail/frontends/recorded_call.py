@@ -147,7 +147,8 @@ class CallRecorder:
             specs += [InputSpec(name, SizeInput(name), numbers.declare(name, now)) for name, now in pairs]
         specs = specs_with_parts(own, specs, lambda part: fake_of(mode, part))
         recording = Recording(mode, specs, self._around, alias_pattern, constants, self._taken_apart, numbers)
-        with followed_places(recording.note_checks) if unknown_sizes else nullcontext():
+        places = followed_places(recording.note_checks) if unknown_sizes else nullcontext()
+        with PythonObjects(recording.origins), unnoticed_mode(), places:
             recording.run_forward(lambda *_: self._call([s.seen for s in recording.stand_ins]))
         return recording
 
@@ -186,8 +187,6 @@ class CallRecorder:
             self._numbers_put([stand_in.seen for stand_in in recording.stand_ins]),
             module_names(recording.origins, self._modules),
             self._watched(own, [stand_in.seen for stand_in in recording.stand_ins], shown),
-            PythonObjects(recording.origins),
-            unnoticed_mode(),
         ):
             yield
 
