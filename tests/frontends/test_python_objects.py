@@ -19,7 +19,6 @@ TAKES: dict[str, Callable[[Tensor], Any]] = {
     "numpy of a detached one": lambda t: t.detach().numpy()[0],
     "asarray": lambda t: np.asarray(t)[0],
     "address": lambda t: t.data_ptr() % 2 + 1,
-    "version": lambda t: t._version + 1,
 }
 GIVES: dict[str, Callable[[Tensor], Any]] = {
     "tolist": lambda t: t.tolist()[1],

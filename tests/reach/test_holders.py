@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import configparser
 import contextvars
@@ -342,6 +343,31 @@ def test_what_cannot_be_compared_is_refused(read: Callable[[], Any], error: type
         compiled(torch.ones(2, 2))
     with pytest.raises(error):
         compiled(torch.ones(2, 2))
+
+
+_COUNTS = {
+    "globals": "def count():\n    globals()['CO' + 'UNT'] = globals()['COUNT'] + 1\n",
+    "setattr": "def count():\n    setattr(MODULE, 'COUNT', getattr(MODULE, 'COUNT', 0) + 1)\n",
+}
+
+
+@pytest.mark.parametrize("way", _COUNTS)
+def test_a_step_counts_under_a_computed_name(way: str) -> None:
+    module = ModuleType("tests_made")
+    vars(module).update(COUNT=0, MODULE=module)
+    exec(_COUNTS[way], vars(module))  # which gives it a `__builtins__`, as modules of files have one
+    step, count = _step(lambda: 1.0), vars(module)["count"]
+
+    def counted(x: Tensor) -> Tensor:
+        loss = step(x)
+        count()
+        return loss
+
+    compiled = dovetail.compile_step(counted)
+    for call in range(4):
+        compiled(torch.ones(2, 2))
+        assert vars(module)["COUNT"] == call + 1
+    assert vars(builtins)["print"] is print
 
 
 def test_attributes_that_a_weight_gets_later() -> None:

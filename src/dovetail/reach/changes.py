@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,8 +37,9 @@ class ReadChange:
 def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[[Any], bool]) -> Iterator[ReadChange]:
     """What is not as it was when it was read first, but for what the call made itself and what others look after.
 
-    is_made, is_known: asked for objects, namespaces, classes, cells; is_known also for containers. Those count by what
-    they hold. The contents of tensors, and what functions remember, are not looked at.
+    is_made: asked for objects, namespaces, classes, cells. is_known: for objects, classes, cells, and for containers,
+    which count by what they hold; of a namespace others look after some names, which are none of these reads. The
+    contents of tensors, and what functions remember, are not looked at.
     """
 
     def is_left_out(item: Any) -> bool:
@@ -49,7 +51,7 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
         if table is not None:
             yield from _of_entry(table, name, old, f"{name_of(type(owner))}.{name}")
     for (_, name), (known, old) in reads.namespaces.items():
-        if not (is_left_out(known) or is_library_module(known.get("__name__"))):
+        if not (is_made(known) or is_library_module(known.get("__name__"))):
             yield from _of_entry(known, name, old, f"{reads.labels[id(known)]}.{name}".lstrip("."))
     for (_, name), (kind, old) in reads.class_attributes.items():
         now = type.__getattribute__(kind, "__dict__").get(name, MISSING)
@@ -75,7 +77,7 @@ def changes_of(reads: Reads, is_made: Callable[[Any], bool], is_known: Callable[
     for item in reads.snapshot:
         holder, was_tracked = reads.holders[id(item)]  # an old dictionary looks young once it holds something
         made = (holder is not None and is_made(holder)) or (was_tracked and is_made(item))
-        if is_a(item, _RESTORED) and not (made or is_known(item)):
+        if is_a(item, _RESTORED) and not (made or is_known(item) or item is sys.modules):
             yield from _of_container(item, reads.snapshot)
 
 

@@ -8,6 +8,7 @@ the call writes counts as read before: a program that does not repeat the write 
 
 from __future__ import annotations
 
+import builtins
 import decimal
 import gc
 import logging
@@ -45,6 +46,8 @@ from dovetail.torch_compat.fakes import is_fake
 from dovetail.torch_compat.traced_maths import untraced
 
 _REPORTING = ("__getattribute__", "__setattr__", "__delattr__")
+_BUILT_IN: Any = vars(builtins)  # which every namespace of code holds
+_OF_PYTHON = frozenset(("__builtins__", "__loader__", "__spec__", "__cached__"))
 _GRADIENT: Any = torch.Tensor.grad  # as it is while nothing stands in for it
 _NEVER_COMPARED = frozenset(("__init__", "__new__", "__repr__", "__init_subclass__", "__set_name__", *_REPORTING))
 
@@ -92,7 +95,7 @@ class Reads:
         """The call is over: nothing more is to be watched."""
         self._modules.end()
         self._read_on()
-        self._install, self._on_moving = _nothing, _nothing
+        self._install = self._on_moving = lambda _: None
 
     # --- values ---------------------------------------------------------------------------------------------------
 
@@ -107,7 +110,7 @@ class Reads:
         while left:
             item = left.pop()
             kind = type(item)
-            if kind in PLAIN or id(item) in self._met:
+            if kind in PLAIN or id(item) in self._met or item is _BUILT_IN:
                 continue
             self._met[id(item)] = item
             if kind is decimal.Decimal or item is decimal.Decimal or item is decimal:
@@ -282,9 +285,10 @@ class Reads:
         return self.entry(vars(module), name, str(vars(module).get("__name__")))
 
     def every_entry(self, known: dict[str, Any], label: str) -> None:
-        """A whole namespace is read."""
+        """A whole namespace is read, but for what Python keeps there itself."""
         for name in list(known):
-            self.entry(known, name, label)
+            if name not in _OF_PYTHON:
+                self.entry(known, name, label)
 
     def class_attribute(self, owner: type, name: str) -> Any:
         """What a class itself holds by a name is read."""
@@ -394,7 +398,3 @@ class Reads:
         value = in_slot(item, descriptor)
         self.descriptors[id(item), name] = (item, descriptor, value)
         self.meet(value, item)
-
-
-def _nothing(_: Any) -> None:
-    """Stand in for what was to be told."""

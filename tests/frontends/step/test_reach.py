@@ -233,11 +233,11 @@ def test_a_change_is_noticed_however_it_is_read(way: Callable[[Item], Way]) -> N
     read = names_read_by(step)
     reachable = ReachableState(step, read)
     guard, record = reachable.guard(), reachable.record()
-    assert guard.holds()
+    assert guard.holds(), guard.why()
     edit()
     assert not guard.holds()
     assert not record.fits(ReachableState(step, read).record())
     assert reachable.changes()
     assert reachable.restore() == []
-    assert guard.holds()
+    assert guard.holds(), guard.why()
     assert record.fits(ReachableState(step, read).record())
