@@ -56,16 +56,21 @@ class Needs:
         producers = {value: node for node in all_nodes for value in node.results()}
         maker = CallMaker(OrOne(self.hints), producers, self.in_one)
         calls = {node: call for node in new if (call := maker.call_of(node)) is not None}
-        large = {node: call for node, call in calls.items() if self._is_large(call)}
+        kinds = list({id(call): call for call in calls.values()}.values())
+        large = [call for call in kinds if self._is_large(call)]
         if calls and not profiler_is_active():
-            _run([call for node, call in calls.items() if node not in large])
-            _extrapolate(list(large.values()), self.largest_bytes or 0)
+            apart = {id(call) for call in large}
+            _run([call for call in kinds if id(call) not in apart])
+            _extrapolate(large, self.largest_bytes or 0)
+        found = {id(call): _FOUND.get(call.key, _EXTRAPOLATED.get(call.key)) for call in kinds}
+        extrapolated = {id(call) for call in large if call.key not in _FOUND and found[id(call)] is not None}
         for node in new:
-            need = NOTHING if node not in calls and not is_opaque(node) else None
-            if node in calls:
-                key = calls[node].key
-                need = _FOUND[key] if key in _FOUND else _EXTRAPOLATED.get(key)
-                if node in large and key not in _FOUND and need is not None:
+            call = calls.get(node)
+            if call is None:
+                need = None if is_opaque(node) else NOTHING
+            else:
+                need = found[id(call)]
+                if id(call) in extrapolated:
                     self.extrapolated.append(node)
             self._needs[node] = need or NOTHING
             if need is None:

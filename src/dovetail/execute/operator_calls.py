@@ -16,13 +16,14 @@ from typing import Any
 
 import torch
 
+from dovetail.execute.call_kinds import frozen, kind_of
 from dovetail.execute.shared_operands import Sharing, Span, blocks_for, scaled_offset, shared_operands, tensor_in
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Operand, ScalarMeta, TensorMeta, Value, map_operands
 from dovetail.ir.sizes import Number, Scalar, evaluate, with_numbers
 from dovetail.ops.facts import facts_of
 from dovetail.ops.scaling import NUMBER, Axis, operand_names
-from dovetail.ops.whole_numbers import operator_of, reads_of_partner, takes_zeros
+from dovetail.ops.whole_numbers import operator_of, reads_of_partner, reads_of_partners, takes_zeros
 from dovetail.torch_compat.dispatch import schema_of
 
 
@@ -186,9 +187,21 @@ class CallMaker:
         self.in_one = in_one
         self._seen: dict[Hashable, Described] = {}
         self._settings = _settings()
+        self._calls: dict[Hashable, OperatorCall | None] = {}
 
     def call_of(self, node: Node) -> OperatorCall | None:
-        """What is to be run for a node; None for a view, which takes nothing, and where nothing can be run."""
+        """What is to be run for a node; None for a view, which takes nothing, and where nothing can be run.
+
+        The same for nodes that are alike: a program has many nodes, and few kinds of them.
+        """
+        kind = None if self.in_one or reads_of_partners(node) else kind_of(node)
+        if kind is None:
+            return self._new_call(node)
+        if kind not in self._calls:
+            self._calls[kind] = self._new_call(node)
+        return self._calls[kind]
+
+    def _new_call(self, node: Node) -> OperatorCall | None:
         return self._call(node) if _is_on_cpu(node) and not _is_view(node) else None
 
     def _call(self, node: Node) -> OperatorCall:
@@ -256,7 +269,7 @@ class CallMaker:
 
 def _key(node: Node, args: Sequence[Operand], kwargs: Mapping[str, Operand], settings: Hashable) -> Hashable:
     unread = tuple(value is None for value in node.outputs)  # what nobody reads is gone when the call ends
-    return (node.target, _frozen(args), _frozen(sorted(kwargs.items())), unread, settings)
+    return (node.target, frozen(args), frozen(sorted(kwargs.items())), unread, settings)
 
 
 def _settings() -> Hashable:
@@ -345,13 +358,3 @@ def _numbers_in(operand: object) -> Iterator[int]:
     elif isinstance(operand, list | tuple):
         for item in operand:
             yield from _numbers_in(item)
-
-
-def _frozen(operand: object) -> Hashable:
-    if isinstance(operand, list | tuple):
-        return tuple(map(_frozen, operand))
-    if isinstance(operand, float):
-        return ("float", repr(operand))
-    if isinstance(operand, torch.Generator):
-        return torch.Generator  # each run has its own
-    return (type(operand), operand) if isinstance(operand, Hashable) else (type(operand), id(operand))

@@ -54,6 +54,11 @@ def reads_of_partner(reader: Node, producer: Node) -> bool:
     return any(value in theirs for value in reader.operands())
 
 
+def reads_of_partners(node: Node) -> bool:
+    """Whether it matters to a node which operator made the whole numbers that it reads."""
+    return _name(node) in _PARTNERS
+
+
 def operator_of(node: Node) -> Overload | None:
     """The operator of torch that a node runs; None for other functions and primitives."""
     runs = node.target.run if isinstance(node.target, Prim) else node.target
