@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from dovetail.partition.choose import work_to_spare
-from dovetail.partition.whole.problem import WholeProblem
+from dovetail.partition.whole.problem import NEVER, WholeProblem
 from dovetail.partition.whole.schedule import Act, Schedule
-from dovetail.partition.whole.solve import solve_quickly, solve_whole
+from dovetail.partition.whole.solve import Quick, solve_whole
 
 _MOST_RUNGS, _LEAST_RUNGS = 64, 16
 _STEPS = 350_000  # nodes on all rungs, above which there are fewer rungs
@@ -74,18 +74,19 @@ class Ladder:
         self._rungs = rungs_for(len(problem.reads))
         self._is_small = sum(problem.can_drop) <= _FEW_STORAGES
         self._schedules: dict[int, Schedule] = {}
+        self._quick_ones: dict[int, Quick] = {}
         self._peaks: dict[tuple[Act, ...], int] = {}
         self._lowest_ones: tuple[Weighed, ...] = ()
 
     def frugal(self) -> Weighed | None:
         """The lowest peak for two percent of work at most; None where none is lower."""
         most = work_to_spare(self.problem.work)
-        rung = self._lowest(lambda k: self._fits(k) and self._schedule(k).work <= most)
+        rung = self._lowest(lambda k: self._fits(k, most))
         if rung is None:
             return None
         found = [self._at(rung)]
         for lower in range(rung, max(-1, rung - _FURTHER), -1):
-            schedule = solve_whole(self.problem, self._budget(lower))
+            schedule = solve_whole(self.problem, self._budget(lower), at_most=most, quick=self._quick(lower))
             if schedule.peak_bytes > self._budget(lower) or schedule.work > most:
                 break
             found.append(self._of(schedule))
@@ -190,16 +191,24 @@ class Ladder:
     def _budget(self, rung: int) -> int:
         return self._low + (self.peak_bytes - self._low) * rung // self._rungs
 
+    def _quick(self, rung: int) -> Quick:
+        if rung not in self._quick_ones:
+            self._quick_ones[rung] = Quick(self.problem, self._budget(rung))
+        return self._quick_ones[rung]
+
     def _schedule(self, rung: int) -> Schedule:
+        if not self._is_small:
+            return self._quick(rung).best[0]
         if rung not in self._schedules:
-            budget = self._budget(rung)
-            quick = not self._is_small
-            found = solve_quickly(self.problem, budget) if quick else solve_whole(self.problem, budget, _FEW_STATES)
-            self._schedules[rung] = found
+            self._schedules[rung] = solve_whole(self.problem, self._budget(rung), _FEW_STATES, quick=self._quick(rung))
         return self._schedules[rung]
 
-    def _fits(self, rung: int) -> bool:
-        return self._schedule(rung).peak_bytes <= self._budget(rung)
+    def _fits(self, rung: int, most_work: float = NEVER) -> bool:
+        """Whether a rung's schedule keeps its limit, with no more work than that."""
+        if not self._is_small:
+            return self._quick(rung).keeps(most_work)
+        schedule = self._schedule(rung)
+        return schedule.peak_bytes <= self._budget(rung) and schedule.work <= most_work
 
     def _lowest(self, is_good: Callable[[int], bool]) -> int | None:
         """The lowest rung of which something is true that is true of those above."""

@@ -15,13 +15,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
+from itertools import product
 from types import MappingProxyType
 
 from dovetail.partition.whole.bounds import Bound, Plan, Position, bound_work, live_bytes, lowest_peak
 from dovetail.partition.whole.exact import MOST_STATES, search_best
 from dovetail.partition.whole.problem import NEVER, WholeProblem
 from dovetail.partition.whole.schedule import Move, Run, Schedule, schedule_of
-from dovetail.partition.whole.walk import walk
+from dovetail.partition.whole.walk import NO_MOST, Most, walk
 
 _WEIGHTS = (0.5, 0.25, 0.0)  # what the time to the next use counts for, as an exponent
 _SHARES = (1.0, 0.25, 0.0)  # what counts of the time of transfers
@@ -37,43 +39,88 @@ def solve_quickly(problem: WholeProblem, limit_bytes: int) -> Schedule:
     """The schedule with the least work that a few walks found, of long programs one; the one with the lowest peak where
     none fits.
     """
-    return _quickly(problem, limit_bytes)[0]
+    return Quick(problem, limit_bytes).best[0]
 
 
-def _quickly(problem: WholeProblem, limit_bytes: int) -> tuple[Schedule, float | None]:
-    """See `solve_quickly`; and the share of the time of transfers that counted for it."""
-    weights = _QUICK[: max(1, min(len(_QUICK), _QUICK_STEPS // max(1, len(problem.reads))))]
-    found: list[tuple[Schedule, float | None]] = []
-    for share in (None, *(_SHARES if problem.writes else ())):
-        found += [(walk(problem, limit_bytes, weight, _NONE, share), share) for weight in weights]
-        if share is None and any(not kept.work and kept.peak_bytes <= limit_bytes for kept, _ in found):
-            break
-    return min(found, key=lambda entry: _order(entry[0], limit_bytes))
+class Quick:
+    """What a few walks find under a limit: walked as far as it is asked for."""
+
+    def __init__(self, problem: WholeProblem, limit_bytes: int) -> None:
+        self._problem = problem
+        self._limit = limit_bytes
+        self._weights = _QUICK[: max(1, min(len(_QUICK), _QUICK_STEPS // max(1, len(problem.reads))))]
+        self._walked: dict[float, Schedule] = {}
+
+    @cached_property
+    def best(self) -> tuple[Schedule, float | None]:
+        """See `solve_quickly`; and the share of the time of transfers that counted for it."""
+        problem, limit, best, share = self._problem, self._limit, None, None
+        for weight in self._weights:
+            found = self._walked.get(weight) or walk(problem, limit, weight, _NONE, most=_most_of(best, limit))
+            if found is not None and (best is None or _order(found, limit) < _order(best, limit)):
+                best = found
+        assert best is not None, "the first walk is not given up"
+        if problem.writes and (best.work or best.peak_bytes > limit):
+            for other, weight in product(_SHARES, self._weights):
+                found = walk(problem, limit, weight, _NONE, other)
+                if found is not None and _order(found, limit) < _order(best, limit):
+                    best, share = found, other
+        return best, share
+
+    def keeps(self, most_work: float = NEVER) -> bool:
+        """Whether the best one keeps the limit, with no more work than that."""
+        if self._problem.writes or "best" in vars(self):
+            return self.best[0].peak_bytes <= self._limit and self.best[0].work <= most_work
+        for weight in self._weights:
+            found = self._walked.get(weight)
+            if found is None:
+                found = walk(self._problem, self._limit, weight, _NONE, most=Most(self._limit, most_work))
+            if found is not None:
+                self._walked[weight] = found
+                if found.peak_bytes <= self._limit and found.work <= most_work:
+                    return True
+        return False
 
 
 def solve_whole(
-    problem: WholeProblem, limit_bytes: int, most_states: int = MOST_STATES, *, at_least: int = 0
+    problem: WholeProblem,
+    limit_bytes: int,
+    most_states: int = MOST_STATES,
+    *,
+    at_least: int = 0,
+    at_most: float = NEVER,
+    quick: Quick | None = None,
 ) -> Schedule:
     """The schedule with the least work that was found under a limit; the one with the lowest peak where none fits.
 
     It says how little work a better one could need; no less than its own where it is the best. most_states: of the
-    search for the best one. at_least: schedules with less work are not looked for.
+    search for the best one. at_least: schedules with less work are not looked for. at_most: where every schedule needs
+    more work, any is given. quick: what is known under this limit.
     """
-    return _Solver(problem, limit_bytes, at_least).schedule(most_states)
+    return _Solver(problem, limit_bytes, at_least, at_most, quick or Quick(problem, limit_bytes)).schedule(most_states)
 
 
 def _order(schedule: Schedule, limit_bytes: int) -> tuple[int, int]:
     return max(schedule.peak_bytes, limit_bytes), schedule.work
 
 
+def _most_of(best: Schedule | None, limit_bytes: int) -> Most:
+    """What schedules need that are no worse."""
+    if best is None:
+        return NO_MOST
+    fits = best.peak_bytes <= limit_bytes
+    return Most(limit_bytes, best.work) if fits else Most(best.peak_bytes, NEVER)
+
+
 class _Solver:
     """best: with what its storages counted for, and the exponent."""
 
-    def __init__(self, problem: WholeProblem, limit: int, at_least: int) -> None:
+    def __init__(self, problem: WholeProblem, limit: int, at_least: int, at_most: float, quick: Quick) -> None:
         self.problem = problem
         self.limit = limit
         self.at_least = at_least
-        self.best, self.share = _quickly(problem, limit)
+        self.at_most = at_most
+        self.best, self.share = quick.best
         self.counts: Mapping[int, float] = _NONE
         self.weight = _WEIGHTS[0]
 
@@ -88,6 +135,8 @@ class _Solver:
         if exact is not None:
             return exact
         bound = self._bound()
+        if bound.least_work > self.at_most:
+            return replace(schedule_of(self.problem, self.best.runs), least_work=bound.least_work)
         for plan in bound.plans:
             self._try_plan(plan)
         self._improve(bound.least_work)
@@ -107,7 +156,9 @@ class _Solver:
             self._try(weight, counts)
 
     def _try(self, weight: float, counts: Mapping[int, float]) -> None:
-        found = walk(self.problem, self.limit, weight, counts, self.share)
+        found = walk(self.problem, self.limit, weight, counts, self.share, _most_of(self.best, self.limit))
+        if found is None:
+            return
         if found.work >= self.at_least and _order(found, self.limit) <= _order(self.best, self.limit):
             self.best, self.weight, self.counts = found, weight, counts
 

@@ -19,6 +19,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import accumulate
+from typing import NamedTuple
 
 from dovetail.partition.whole.problem import NEVER, WholeProblem
 from dovetail.partition.whole.schedule import Act, Move, Run, Schedule, Way, schedule_of
@@ -29,20 +30,32 @@ _MOST_WORK = 3  # times the work of the program: a run that needs more is given 
 _MOST_RUNS = 100  # times the nodes of the program, as some nodes may count as no work
 
 
+class Most(NamedTuple):
+    """What a schedule may need that is looked for."""
+
+    peak_bytes: int
+    work: float
+
+
+NO_MOST = Most(NEVER, NEVER)
+
+
 def walk(
     problem: WholeProblem,
     limit_bytes: int,
     weight: float,
     counts: Mapping[int, float],
     share: float | None = None,
-) -> Schedule:
+    most: Most = NO_MOST,
+) -> Schedule | None:
     """The schedule that comes of dropping the cheapest storages where the limit is met.
 
     weight: an exponent, of the time to the next use. counts: factors of the prices of some storages. share: of the time
-    of transfers that counts as work; None: no contents leave.
+    of transfers that counts as work; None: no contents leave. most: where more is needed, the walk ends, and gives
+    None; not where contents may leave.
     """
-    found = _Walk(problem, limit_bytes, weight, counts, share).schedule()
-    if not any(isinstance(run, Move) for run in found.runs):
+    found = _Walk(problem, limit_bytes, weight, counts, share).schedule(most if share is None else NO_MOST)
+    if found is None or share is None or not any(isinstance(run, Move) for run in found.runs):
         return found
     return schedule_of(problem, with_beginnings(problem, found.runs, limit_bytes))
 
@@ -67,75 +80,100 @@ class _Walk:
         self.runs: list[Act] = []
         self.heap: list[tuple[float, int]] = []
 
-    def schedule(self) -> Schedule:
-        """Walk the program."""
-        problem, held = self.problem, self.held
-        for at, reads in enumerate(problem.reads):
-            if self.work > self.most_work or len(self.runs) > _MOST_RUNS * len(problem.reads):
+    def schedule(self, most: Most) -> Schedule | None:
+        """Walk the program; None where more is needed than that."""
+        problem, held, ends = self.problem, self.held, self.problem.ends
+        most_runs = _MOST_RUNS * len(problem.reads)
+        for at, (reads, made) in enumerate(zip(problem.reads, problem.makes, strict=True)):
+            if self.work > self.most_work or len(self.runs) > most_runs:
                 self.limit = NEVER  # it does not fit
+            if self.peak > most.peak_bytes or self.work > most.work:
+                return None
             if not all(map(held.__contains__, reads)):
                 self._make(reads, at)
-            if problem.makes[at] or problem.scratch[at] or self.live > self.limit:
-                self._run(at, at, reads)
+            if made or problem.scratch[at] or self.live > self.limit:
+                self._run(at, reads)
             else:
                 self.runs.append(Run(at, ()))
-            for storage in (*reads, *problem.makes[at]):
-                if problem.ends[storage] <= at:
+            for storage in reads:
+                if ends[storage] <= at:
                     self._let_go(storage)
+            for storage in made:
+                if ends[storage] <= at:
+                    self._let_go(storage)
+        if self.peak > most.peak_bytes or self.work > most.work:
+            return None
         return Schedule(tuple(self.runs), self.peak, self.work)
 
     # --- memory
-
-    def _bytes(self, memory: int) -> int:
-        return self.problem.sizes[memory if memory >= 0 else -2 - memory]
 
     def _hold(self, storage: int, memory: int) -> None:
         self.held[storage] = memory
         if memory == -1:
             return
-        if memory not in self.in_use:
-            self.in_use[memory] = 0
-            self.live += self._bytes(memory)
-        self.in_use[memory] += 1
+        count = self.in_use.get(memory, 0)
+        if not count:
+            self.live += self.problem.sizes[memory if memory >= 0 else -2 - memory]
+        self.in_use[memory] = count + 1
 
     def _let_go(self, storage: int) -> int:
         """Drop a storage, and say how many bytes are free now."""
         memory = self.held.pop(storage, -1)
         if memory == -1:
             return 0
-        self.in_use[memory] -= 1
-        if self.in_use[memory]:
+        count = self.in_use[memory] - 1
+        if count:
+            self.in_use[memory] = count
             return 0
         del self.in_use[memory]
-        self.live -= self._bytes(memory)
-        return self._bytes(memory)
+        size = self.problem.sizes[memory if memory >= 0 else -2 - memory]
+        self.live -= size
+        return size
 
-    def _run(self, node: int, at: int, locked: Collection[int], *, again: bool = False) -> None:
+    def _run(self, node: int, locked: Collection[int]) -> None:
+        """Run a node for the first time."""
+        problem, in_use, made = self.problem, self.in_use, self.problem.makes[node]
+        sizes, places, need = problem.sizes, problem.places, problem.scratch[node]
+        for place in {places[storage] for storage in made} if len(made) > 1 else [places[storage] for storage in made]:
+            if place != -1 and place not in in_use:
+                need += sizes[place]
+        if self.live + need > self.limit:
+            self._drop(self.live + need - self.limit, node, locked)
+        if self.live + need > self.peak:
+            self.peak = self.live + need
+        self.runs.append(Run(node, made))
+        for storage in made:
+            self._hold(storage, places[storage])
+            if sizes[storage] and places[storage] != -1:
+                self._offer(storage, node, node)
+
+    def _run_again(self, node: int, at: int, locked: Collection[int]) -> None:
         problem, sizes, in_use = self.problem, self.problem.sizes, self.in_use
         made, need = problem.makes[node], problem.scratch[node]
-        if again:
-            for storage in made:
-                if problem.can_drop[storage] and in_use.get(self.held.get(storage, -1)) == 1:
-                    self._let_go(storage)  # it is made anew
-            fresh = [s for s in made if s not in self.held and problem.can_drop[s]]
-            places = {storage: -2 - storage for storage in made}
-            need += sum([sizes[storage] for storage in made])
-        else:
-            fresh = [s for s in made if s not in self.held]
-            places = {storage: problem.places[storage] for storage in made}
-            need += sum([sizes[place] for place in set(places.values()) if place != -1 and place not in in_use])
+        for storage in made:
+            if problem.can_drop[storage] and in_use.get(self.held.get(storage, -1)) == 1:
+                self._let_go(storage)  # it is made anew
+        fresh = [s for s in made if s not in self.held and problem.can_drop[s]]
+        need += sum([sizes[storage] for storage in made])
         if self.live + need > self.limit:
             self._drop(self.live + need - self.limit, at, locked)
         self.peak = max(self.peak, self.live + need)
-        for storage in fresh:
-            self._hold(storage, places[storage])
         self.runs.append(Run(node, tuple(fresh)))
-        if again:
-            self.work += problem.costs[node]
+        self.work += problem.costs[node]
         for storage in fresh:
-            may_go = problem.can_drop[storage] or self._may_leave(storage)
-            if may_go and problem.sizes[storage] and places[storage] != -1:
-                heappush(self.heap, (self._price(storage, at), storage))
+            self._hold(storage, -2 - storage)
+        for storage in fresh:
+            if sizes[storage]:
+                self._offer(storage, node, at)
+
+    def _offer(self, storage: int, maker: int, at: int) -> None:
+        """Let a storage be dropped that was made now, so that all is there that it is made of."""
+        problem = self.problem
+        if self.share is None:
+            if problem.can_drop[storage]:
+                heappush(self.heap, (self._price(storage, at, problem.costs[maker]), storage))
+        elif problem.can_drop[storage] or self._may_leave(storage):
+            heappush(self.heap, (self._price(storage, at), storage))
 
     # --- making again
 
@@ -169,7 +207,7 @@ class _Walk:
             if missing:
                 stack += missing
                 continue
-            self._run(maker, at, locked, again=True)
+            self._run_again(maker, at, locked)
 
     # --- contents that leave
 
@@ -232,18 +270,20 @@ class _Walk:
         for entry in aside:
             heappush(self.heap, entry)
 
-    def _price(self, storage: int, at: int) -> float:
-        """What it costs to make a storage again, for each byte, the less the longer it is not used."""
+    def _price(self, storage: int, at: int, known: int | None = None) -> float:
+        """What it costs to make a storage again, for each byte, the less the longer it is not used.
+
+        known: the work of that, if it is known.
+        """
         problem = self.problem
         uses = problem.uses[storage]
         place = bisect_left(uses, at + 1)
         if place == len(uses):
             return 0.0  # it was only made for another one
-        gap = uses[place] - at
-        cost: float = self._cost(storage) if problem.can_drop[storage] else NEVER
+        cost: float = known if known is not None else self._cost(storage) if problem.can_drop[storage] else NEVER
         if self.share is not None:
             cost = min(cost, self._cost_away(storage, uses[place]))
-        price = cost / problem.sizes[storage] / gap**self.weight
+        price = cost / problem.sizes[storage] / (uses[place] - at) ** self.weight
         return float(price * self.counts.get(storage, 1.0))
 
     def _cost(self, storage: int) -> int:
