@@ -18,6 +18,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from dovetail.analysis.footprint import Footprint, footprint_of, is_within, meet
 from dovetail.analysis.pairs import overlap_of_regions
@@ -82,16 +83,14 @@ class Narrow:
         return self.values[first : bisect_left(self.starts, end)]
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """One read of a value. node: None for the caller. holes: the parts of the value that are not read."""
 
     node: Node | None
     holes: tuple[TensorMeta, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Clash:
+class Clash(NamedTuple):
     """A value that is read later and lies where something is to be written. is_certain: the overlap is proved."""
 
     value: Value
@@ -111,6 +110,7 @@ class Buffers:
         self._places: dict[int, tuple[Buffer, Size]] = {}
         self._regions: dict[Value, Region] = {}
         self._footprints: dict[Value, Footprint | None] = {}
+        self._at_places: dict[TensorMeta, tuple[Region, Footprint | None]] = {}  # of descriptions that have a place
         self._order_number = 0
         for value in program.values():
             if value.is_tensor:
@@ -129,6 +129,8 @@ class Buffers:
     def is_kept(self, buffer: Buffer, keepers: Mapping[int, Sequence[Node]], at: int) -> bool:
         """Whether a node before `at` may have kept a tensor in memory of the program's own. keepers: by storage."""
         if buffer.owner is not Owner.PROGRAM:
+            return False
+        if not keepers:
             return False
         kept = (nodes for storage, nodes in keepers.items() if self._is_on(storage, buffer))
         return any(self.position[node] < at for nodes in kept for node in nodes)
@@ -150,7 +152,10 @@ class Buffers:
 
     def last_read_of_storage(self, storage: int) -> int:
         """When any value on a storage is read for the last time; -1 if never."""
-        return max((self.last_read.get(value, -1) for value in self.values_on[storage]), default=-1)
+        values = self.values_on[storage]
+        if len(values) == 1:
+            return self.last_read.get(values[0], -1)
+        return max([self.last_read.get(value, -1) for value in values], default=-1)
 
     def end(self, buffer: Buffer) -> int:
         """When any value in the buffer, as far as placed by now, is read for the last time."""
@@ -229,7 +234,14 @@ class Buffers:
 
     def region_in_place(self, meta: TensorMeta) -> Region:
         """Where a tensor of this description lies, in the buffer of its storage."""
-        return self.region_at(meta, *self._places[meta.storage])
+        return self._at_place(meta)[0]
+
+    def _at_place(self, meta: TensorMeta) -> tuple[Region, Footprint | None]:
+        known = self._at_places.get(meta)
+        if known is None:
+            region = self.region_at(meta, *self._places[meta.storage])
+            known = self._at_places[meta] = (region, footprint_of(region))
+        return known
 
     def region_at(self, meta: TensorMeta, buffer: Buffer, shift_bytes: Size) -> Region:
         """Where a tensor of this description lies, if its storage is placed there."""
@@ -244,7 +256,7 @@ class Buffers:
         """Whether a tensor lies on all that was allocated for its buffer."""
         root_meta = buffer.root
         is_moved = self._places[meta.storage][1] != 0 or meta.offset != root_meta.offset
-        if not is_moved and meta.layout() == root_meta.layout():
+        if not is_moved and meta.lies_like(root_meta):
             return True
         region, root = self.region_in_place(meta), Region.of_meta(buffer.root)
         footprint = footprint_of(region)
@@ -263,8 +275,7 @@ class Buffers:
         alive = [value for value in buffer.values if self.last_read[value] > after]
         if not alive and buffer.narrow is None:
             return []
-        region = self.region_in_place(meta)
-        footprint = footprint_of(region)
+        region, footprint = self._at_place(meta)
         found: list[Clash] = []
         for value in (*alive, *self._narrow_ones(buffer, footprint, after)):
             verdict = self._overlap(value, region, footprint)
@@ -274,6 +285,14 @@ class Buffers:
                 if self._when(read) > after and not self._is_in_hole(region, read):
                     found.append(Clash(value, read.node, verdict is Verdict.OVERLAPPING))
         return found
+
+    def is_needed_whole(self, value: Value, after: int) -> bool:
+        """Whether all of a value is surely read later, so that its place cannot be written."""
+        if self.last_read.get(value, -1) <= after:
+            return False
+        if not all(type(n) is int and n > 0 for n in value.tensor.shape):
+            return False
+        return any(not read.holes and self._when(read) > after for read in self.reads[value])
 
     def _narrow_ones(self, buffer: Buffer, footprint: Footprint | None, after: int) -> list[Value]:
         narrow = buffer.narrow
@@ -291,13 +310,17 @@ class Buffers:
 
     def _footprint(self, value: Value) -> Footprint | None:
         if value not in self._footprints:
-            self._footprints[value] = footprint_of(self.region(value))
+            is_as_said = value not in self._regions
+            found = self._at_place(value.tensor)[1] if is_as_said else footprint_of(self._regions[value])
+            self._footprints[value] = found
         return self._footprints[value]
 
     def _overlap(self, value: Value, region: Region, footprint: Footprint | None) -> Verdict:
         mine = self._footprint(value)
         if mine is None or footprint is None:
             return overlap_of_regions(self.region(value), region).verdict
+        if mine is footprint and mine.run:
+            return Verdict.OVERLAPPING
         if mine.end <= footprint.start or footprint.end <= mine.start:
             return Verdict.DISJOINT
         return overlap_from(meet(mine, footprint)).verdict

@@ -132,7 +132,7 @@ def _send(new: Value, target: Value, found: Destinations, producers: dict[Value,
     home = target.tensor.storage
     source: object = new
     while isinstance(source, Value):
-        if source.tensor.layout() == target.tensor.layout():
+        if source.tensor.lies_like(target.tensor):
             found.into.setdefault(source.tensor.storage, target)
         producer = producers.get(source)
         if producer is None:
@@ -142,11 +142,7 @@ def _send(new: Value, target: Value, found: Destinations, producers: dict[Value,
             is_view = isinstance(first, Value) and first.is_tensor and first.tensor.storage == source.tensor.storage
             source = first if is_view else None
             continue
-        if (
-            isinstance(first, Value)
-            and first.tensor.storage == home
-            and first.tensor.layout() == copied.tensor.layout()
-        ):
+        if isinstance(first, Value) and first.tensor.storage == home and first.tensor.lies_like(copied.tensor):
             found.into.setdefault(copied.tensor.storage, first)
         source = copied
 
@@ -173,4 +169,4 @@ def _operand_in_place_of(node: Node, result: Value) -> Value | None:
     if form is None or operands is None:
         return None
     place = node.outputs.index(result) - form.fresh
-    return operands[place] if place >= 0 and operands[place].tensor.layout() == result.tensor.layout() else None
+    return operands[place] if place >= 0 and operands[place].tensor.lies_like(result.tensor) else None

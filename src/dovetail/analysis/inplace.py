@@ -23,6 +23,7 @@ overlap question for each value that is read later and lies in a buffer that is 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import TypeAlias
 
@@ -51,6 +52,7 @@ from dovetail.ops.facts import facts_of, is_copy
 from dovetail.ops.over_operands import is_elementwise, may_lie_over
 from dovetail.ops.views import viewed_meta
 from dovetail.ops.writing_forms import (
+    copies_or_scatters,
     is_scatter,
     makes_new_memory,
     out_form,
@@ -91,7 +93,6 @@ class _Planner:
         self.just_died: list[Value] = []
         self.lying: dict[Value, TensorMeta] = {}  # where a value lies that is laid out differently from it says
         self.died_at_home: dict[int, list[Value]] = {}
-        self.readers = readers_of(program)
         self.producers = program.producers()
         self.backs = frozenset(self.destinations.copy_backs)
         self.stay = self.backs | made_symbols(program).keys()
@@ -100,6 +101,11 @@ class _Planner:
         self.buffers.place_inputs(program, donated)
         note_reads(self.buffers, self.destinations, program)
         copy_back_early(self.buffers, self.destinations.copy_backs, last_check)
+
+    @cached_property
+    def readers(self) -> dict[Value, list[Node | None]]:
+        """See `analysis.reads`; few programs ask for it."""
+        return readers_of(self.program)
 
     def run(self) -> InplacePlan:
         """Settle every node."""
@@ -120,10 +126,9 @@ class _Planner:
 
     def _decide(self, node: Node, at: int) -> bool:
         """Choose an action, or note why there is none; True when the node was sunk instead."""
+        in_part = node in self.unshared or node in self.destinations.parts or copies_or_scatters(node.target)
         for attempt in (
-            self._share,
-            self._write_part,
-            self._write_in_copy,
+            *((self._share, self._write_part, self._write_in_copy) if in_part else ()),
             self._write_cast,
             self._write_destination,
             self._write_operands,
@@ -179,8 +184,7 @@ class _Planner:
                 if self.buffers.last_read.get(value, -1) == at:
                     buffer = self.buffers.buffer_of(value)
                     is_ours = buffer.owner is not Owner.CALLER
-                    died = self.just_died if is_ours else self.died_at_home.setdefault(buffer.number, [])
-                    died.append(value)
+                    (self.just_died if is_ours else self.died_at_home.setdefault(buffer.number, [])).append(value)
 
     # --- what can be done with a node
 
@@ -203,7 +207,7 @@ class _Planner:
         is_given = new.tensor.storage in self.given
         if maker is None or is_given or new.tensor.storage in self.escaping:
             return Kept(Reason.IS_NEW, new.name)
-        if new.tensor.layout() != target.tensor.layout():
+        if not new.tensor.lies_like(target.tensor):
             return Kept(Reason.LAYOUT, new.name)
         return self.kept.get(maker, Kept(Reason.NO_FORM, new.name))
 
@@ -301,10 +305,10 @@ class _Planner:
         results = node.outputs[form.fresh :]
         elementwise = facts_of(node.target).pointwise and len(written) == 1
         result = results[0] if elementwise else None  # over its own operand, it goes through memory as before
-        gapped = result is not None and _differ_in_strides_alone(result.tensor, written[0].tensor)
+        gapped = result is not None and result.tensor.differs_in_strides_alone(written[0].tensor)
         pairs = zip(results, written, strict=True)
         is_free = gapped and result is not None and self.legality.is_only_copied(result, self.readers)
-        if not is_free and any(r is None or r.tensor.layout() != w.tensor.layout() for r, w in pairs):
+        if not is_free and any(r is None or not r.tensor.lies_like(w.tensor) for r, w in pairs):
             return PlacementResult(Kept(Reason.LAYOUT))
         may_copy = not elementwise and replaces_a_part(node.target)
         requests: list[PlacementRequest] = []
@@ -335,12 +339,15 @@ class _Planner:
     def _write_destination(self, node: Node, at: int) -> _Attempt:
         """Make the result where it is going to be copied: in an input, or in a part of a buffer."""
         result = only_result(node)
-        form = out_form(node.target, result.tensor.device.type) if result is not None else None
-        if result is None or form is None:
+        if result is None:
             return None
-        others = tuple(value for value in node.operands() if value.is_tensor)
-        pointwise = is_elementwise(node.target, result.tensor.dtype)
         into = self.destinations.into.get(result.tensor.storage)
+        use = self.destinations.part_of_source.get(result)
+        form = out_form(node.target, result.tensor.device.type) if into is not None or use is not None else None
+        if form is None:
+            return None
+        others = tuple([value for value in node.operands() if value.is_tensor])
+        pointwise = is_elementwise(node.target, result.tensor.dtype)
         if into is not None and not self._variant_leads_to(node, into):
             request = PlacementRequest(node, at, result, into.tensor, into.tensor, others, pointwise, False)
             placement = self.legality.check(request)
@@ -348,7 +355,6 @@ class _Planner:
                 return placement
             self.legality.put(result, into.tensor)
             return WriteOut(form, into)
-        use = self.destinations.part_of_source.get(result)
         if use is None or not self.buffers.is_placed(use.meta.storage) or self._variant_leads_to(node, use.base):
             return None
         request = PlacementRequest(node, at, result, use.meta, use.meta, others, pointwise, False)
@@ -365,14 +371,15 @@ class _Planner:
         form = out_form(node.target, result.tensor.device.type) if result is not None else None
         if result is None or form is None:
             return None
-        others = tuple(value for value in node.operands() if value.is_tensor)
+        others = tuple([value for value in node.operands() if value.is_tensor])
         pointwise, over = is_elementwise(node.target, result.tensor.dtype), may_lie_over(node.target, node.args)
         over_operands = others if pointwise else () if over is None else (over,)
-        at_home = self.died_at_home.get(self.destinations.chain.get(result.tensor.storage, -1), ())
+        at_home = self.died_at_home.get(home := self.destinations.chain.get(result.tensor.storage, -1), ())
         for place in chain(over_operands, reversed(at_home), reversed(self.just_died)):
-            if place in self.lying or place.tensor.layout() != result.tensor.layout():
+            if place in self.lying or self.buffers.is_needed_whole(place, at):
                 continue
-            if self.buffers.buffer_of(place).owner is Owner.CALLER and not self._leads_home(result, place):
+            buffer = self.buffers.buffer_of(place)
+            if not place.tensor.lies_like(result.tensor) or (buffer.owner is Owner.CALLER and buffer.number != home):
                 continue
             over_it = pointwise or place is over
             request = PlacementRequest(node, at, result, place.tensor, place.tensor, others, over_it, False)
@@ -384,9 +391,6 @@ class _Planner:
     def _is_ours(self, value: Value) -> bool:
         return self.buffers.buffer_of(value).owner is Owner.PROGRAM
 
-    def _leads_home(self, result: Value, place: Value) -> bool:
-        return self.destinations.chain.get(result.tensor.storage) == self.buffers.buffer_of(place).number
-
     def _variant_leads_to(self, node: Node, place: Value) -> bool:
         """Whether the in-place variant would write the buffer that `place` lies in anyway."""
         first = node.args[0] if node.args else None
@@ -394,7 +398,3 @@ class _Planner:
             return False
         is_there = self.buffers.buffer_of(first) is self.buffers.buffer_of(place)
         return is_there and writing_form(node.target, first.tensor.dtype) is not None
-
-
-def _differ_in_strides_alone(a: TensorMeta, b: TensorMeta) -> bool:
-    return a.stride != b.stride and (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)

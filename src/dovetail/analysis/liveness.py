@@ -72,34 +72,24 @@ def simulate_peak(
     and die at their last use. need_of: what operators take besides; nothing by default.
     """
     sizes = {**storage_bytes(program, hints or {}), **(input_bytes(program, hints or {}) if dying else {})}
-    owners = _values_by_storage(program)
     given = {program.inputs[number].tensor.storage for number in dying}
     outside = program.input_storages() - given
-    returned = program.output_storages()
-    pending = {storage: len(values) for storage, values in owners.items()}
-    dying = last_uses(program)
+    ending = _ending_storages(program, outside)
     live = peak = sum(sizes[storage] for storage in given)
     at = -1
     started = set(given)
     for index, node in enumerate(program.nodes):
         need = NOTHING if need_of is None else need_of(node)
         for place, value in enumerate(node.outputs):
-            if value is None or not value.is_tensor:
-                continue
-            storage = value.tensor.storage
-            if storage not in outside and storage not in started:
-                started.add(storage)
-                sizes[storage] += need.kept_by(place)
-                live += sizes[storage]
+            meta = value.meta if value is not None else None
+            if isinstance(meta, TensorMeta) and meta.storage not in started and meta.storage not in outside:
+                started.add(meta.storage)
+                sizes[meta.storage] += need.kept_by(place)
+                live += sizes[meta.storage]
         if live + need.scratch_bytes > peak:
             peak, at = live + need.scratch_bytes, index
-        for value in dying.get(index, ()):
-            if not value.is_tensor:
-                continue
-            storage = value.tensor.storage
-            pending[storage] -= 1
-            if not pending[storage] and storage in started and storage not in returned:
-                live -= sizes[storage]
+        for storage in ending.get(index, ()):
+            live -= sizes[storage]
     return PeakReport(peak, at)
 
 
@@ -137,21 +127,38 @@ def storage_lives(program: Program, hints: Mapping[str, Number] | None = None) -
     )
 
 
-def _values_by_storage(program: Program) -> dict[int, list[Value]]:
-    owners: dict[int, list[Value]] = {}
-    for value in program.values():
-        if value.is_tensor:
-            owners.setdefault(value.tensor.storage, []).append(value)
-    return owners
+def _ending_storages(program: Program, outside: Collection[int]) -> dict[int, list[int]]:
+    """For each node index, the storages that end after that node. outside: those that do not count."""
+    ends: dict[int, int] = {}
+    for index, node in enumerate(program.nodes):
+        for value in (*node.results(), *node.operands()):
+            meta = value.meta
+            if isinstance(meta, TensorMeta):
+                ends[meta.storage] = index
+    read = {value for node in program.nodes for value in node.operands()} if len(outside) < len(program.inputs) else ()
+    stay = {value.tensor.storage for value in program.inputs if value.is_tensor and value not in read}
+    stay |= {*outside, *program.output_storages()}
+    ending: dict[int, list[int]] = {}
+    for storage, index in ends.items():
+        if storage not in stay:
+            ending.setdefault(index, []).append(storage)
+    return ending
 
 
 def storage_bytes(program: Program, hints: Mapping[str, Number]) -> dict[int, int]:
     """Bytes of each storage, from the value that made it (the first one on it)."""
     sizes: dict[int, int] = {}
+    known: dict[tuple[object, ...], int] = {}
     for node in program.nodes:
         for value in node.results():
-            if value.is_tensor and value.tensor.storage not in sizes:
-                sizes[value.tensor.storage] = bytes_of(value.tensor, hints)
+            meta = value.meta
+            if not isinstance(meta, TensorMeta) or meta.storage in sizes:
+                continue
+            key = (meta.shape, meta.stride, meta.offset, meta.dtype)
+            size = known.get(key)
+            if size is None:
+                size = known[key] = bytes_of(meta, hints)
+            sizes[meta.storage] = size
     return sizes
 
 

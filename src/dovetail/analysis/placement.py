@@ -6,25 +6,31 @@ If only reads of the old contents are in the way, it says which nodes would have
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from dovetail.analysis.buffers import FOREVER, Buffer, Buffers, Clash, Owner, lies_in
 from dovetail.analysis.destinations import Destinations
 from dovetail.analysis.inplace_plan import Kept, Reason, WriteInCopy
 from dovetail.analysis.pairs import overlap_of_regions, overlaps_itself
-from dovetail.analysis.reads import keepers_of, only_result
+from dovetail.analysis.reads import keepers_of, nodes_by_operator, only_result
 from dovetail.analysis.region import Region, extent_bytes
 from dovetail.analysis.verdict import Verdict
 from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import Size, SizeExpr, difference, product, shifted
 from dovetail.ops.facts import ignores_first_contents, is_reinterpretation
-from dovetail.ops.views import addresses_storage, copies_from_place, is_strided, keeps_offset, viewed_meta
+from dovetail.ops.views import (
+    addresses_storage,
+    copies_from_place,
+    copies_from_some_place,
+    is_strided,
+    keeps_offset,
+    viewed_meta,
+)
 from dovetail.torch_compat.dispatch import Overload
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementResult:
+class PlacementResult(NamedTuple):
     """Whether a result can live somewhere. readers: nodes that stand in the way, unless they run first.
 
     held: values in the way, whose contents are read later.
@@ -36,8 +42,7 @@ class PlacementResult:
     held: tuple[Value, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
+class PlacementRequest(NamedTuple):
     """A result of the node at position `at` that should live at `onto`, a tensor on a storage that has a place.
 
     writes: the part of that place that the node writes; None: nothing, the contents are there. others: the node's other
@@ -66,16 +71,17 @@ class PlacementLegality:
         self._backs = frozenset(destinations.copy_backs)
         self._last_check = last_check
         self._escaping = program.output_storages()
-        self._reread = _storages_of_results(program, lambda node: is_reinterpretation(node.target))
-        self._addressed = _storages_of_results(program, _is_addressed)
+        by_operator = nodes_by_operator(program)
+        self._reread = _storages_of_results(n for op, ns in by_operator if is_reinterpretation(op) for n in ns)
+        strided = [node for op, nodes in by_operator if is_strided(op) for node in nodes]
+        self._addressed = _storages_of_results(filter(_is_addressed, strided))
         self._inputs = [value.tensor for value in program.inputs if value.is_tensor]
-        self._strided = frozenset(
-            v.tensor.storage for n in program.nodes if is_strided(n.target) for v in n.operands() if v.is_tensor
-        )
-        kept = (node.args[0] for node in program.nodes if node.args and keeps_offset(node.target))
+        self._strided = frozenset([v.tensor.storage for n in strided for v in n.operands() if v.is_tensor])
+        kept = (node.args[0] for op, nodes in by_operator if keeps_offset(op) for node in nodes if node.args)
         self._copied_with_offset = {value.tensor.storage for value in kept if isinstance(value, Value)}
         self._keepers = keepers_of(program)
-        self._offset_shows = _storages_whose_offset_shows(program, self._addressed)
+        matters = any(keeps_offset(op) or copies_from_some_place(op) for op, _ in by_operator)
+        self._offset_shows = _storages_whose_offset_shows(program, self._addressed) if matters else frozenset[int]()
         self._self_overlaps: dict[object, bool] = {}
 
     def check(self, request: PlacementRequest) -> PlacementResult:
@@ -141,7 +147,7 @@ class PlacementLegality:
             return Reason.READ_OTHERWISE
         if request.writes is not None and (self.overlaps_itself(request.onto) or self.overlaps_itself(request.writes)):
             return Reason.OVERLAPS_ITSELF
-        if result.layout() != request.onto.layout() and not request.any_layout:
+        if not result.lies_like(request.onto) and not request.any_layout:
             return Reason.LAYOUT
         if not self._keeps_absolute_places(result, request.onto):
             return Reason.ADDRESSED
@@ -213,7 +219,7 @@ class PlacementLegality:
             return None
         is_moved = self._buffers.buffer_of(use.base).number != use.base.tensor.storage
         meta = viewed_meta(use.part.view, use.part.index, use.args, result.tensor, use.source.tensor)
-        if not is_moved or meta is None or result.tensor.layout() != use.base.tensor.layout():
+        if not is_moved or meta is None or not result.tensor.lies_like(use.base.tensor):
             return None
         if self.overlaps_itself(result.tensor):
             return None
@@ -240,9 +246,12 @@ class PlacementLegality:
 
         Where the result lies exactly at the place that it is copied to, nothing is written.
         """
+        copy_backs = self._destinations.copy_backs_of.get(buffer.number)
+        if copy_backs is None:
+            return None
         storage = request.result.tensor.storage
         last = max(self._buffers.last_read_of_storage(storage), request.at)
-        for node in self._destinations.copy_backs_of.get(buffer.number, ()):
+        for node in copy_backs:
             if self._buffers.position[node] > last:
                 continue
             target, new = node.args[:2]
@@ -338,13 +347,14 @@ def _leaves_gaps(result: TensorMeta, onto: TensorMeta) -> bool:
 
 
 def _clashing(clashes: Sequence[Clash]) -> PlacementResult:
-    first = next((clash for clash in clashes if clash.is_certain), clashes[0])
+    first = next((clash for clash in clashes if clash.is_certain), clashes[0]) if len(clashes) > 1 else clashes[0]
     if not first.is_certain:
         kept = Kept(Reason.MAY_OVERLAP, first.value.name)
     elif first.reader is None:
         kept = Kept(Reason.RETURNED, first.value.name)
     else:
-        reader = next((value.name for value in first.reader.results()), str(first.reader.target))
+        made = first.reader.results()
+        reader = made[0].name if made else str(first.reader.target)
         kept = Kept(Reason.READ_LATER, f"{first.value.name} by {reader}")
     readers = tuple(clash.reader for clash in clashes if clash.reader is not None)
     held = tuple(clash.value for clash in clashes)
@@ -357,8 +367,8 @@ def _bytes_of(values: Sequence[Value]) -> int:
     return sum(size if isinstance(size, int) else FOREVER for size in sizes)
 
 
-def _storages_of_results(program: Program, is_meant: Callable[[Node], bool]) -> Collection[int]:
-    return frozenset(v.tensor.storage for node in program.nodes if is_meant(node) for v in tensors_of(node))
+def _storages_of_results(nodes: Iterable[Node]) -> Collection[int]:
+    return frozenset([v.tensor.storage for node in nodes for v in tensors_of(node)])
 
 
 def _storages_whose_offset_shows(program: Program, addressed: Collection[int]) -> Collection[int]:

@@ -15,7 +15,7 @@ from dovetail.analysis.buffers import Buffers, Owner, Read, lies_in
 from dovetail.analysis.destinations import Destinations
 from dovetail.analysis.pairs import overlaps_itself
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Program, TensorMeta, Value, values_in
+from dovetail.ir.program import Node, Program, Target, TensorMeta, Value, values_in
 from dovetail.ir.sizes import difference, shifted
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy
 from dovetail.ops.placed_results import lets_go_of_operands
@@ -33,6 +33,10 @@ def note_reads(buffers: Buffers, destinations: Destinations, program: Program) -
             continue
         skips_first = ignores_first_contents(node.target) or node in backs or is_view(node)
         whole = Read(node)
+        if not skips_first and node not in parts:
+            for value in node.operands():
+                buffers.add_read(value, whole)
+            continue
         for place, operand in enumerate((*node.args, *(a for _, a in node.kwargs))):
             if place == 0 and skips_first:
                 continue
@@ -122,8 +126,10 @@ def _needed_values(program: Program) -> set[Value]:
     for node in reversed(program.nodes):
         if needed.isdisjoint(node.results()) and not _asks_for_contents(node):
             continue
-        read = node.args[1:] if ignores_first_contents(node.target) else node.args
-        needed.update(values_in((*read, *(operand for _, operand in node.kwargs))))
+        if ignores_first_contents(node.target):
+            needed.update(values_in((*node.args[1:], *(operand for _, operand in node.kwargs))))
+        else:
+            needed.update(node.operands())
     return needed
 
 
@@ -134,8 +140,10 @@ def _may_overlap_itself(meta: TensorMeta) -> bool:
 
 def _holes(program: Program, destinations: Destinations) -> dict[Node, tuple[TensorMeta, ...]]:
     """For each node that replaces a part: the parts of its base that make no difference, on the base's storage."""
-    readers = readers_of(program)
     found: dict[Node, tuple[TensorMeta, ...]] = {}
+    if not destinations.parts:
+        return found
+    readers = readers_of(program)
     for node in reversed(program.nodes):
         use = destinations.parts.get(node)
         if use is None:
@@ -172,9 +180,24 @@ def _only_reader(value: Value, readers: Mapping[Value, Sequence[Node | None]]) -
 def keepers_of(program: Program) -> dict[int, list[Node]]:
     """Nodes that may keep a tensor that they read, by its storage."""
     keepers: dict[int, list[Node]] = {}
+    let_go: dict[int, bool] = {}  # by operator
     for node in program.nodes:
-        if not lets_go_of_operands(node):
+        lets_go = let_go.get(id(node.target))
+        if lets_go is None:
+            lets_go = let_go[id(node.target)] = lets_go_of_operands(node)
+        if not lets_go:
             for value in node.operands():
                 if value.is_tensor:
                     keepers.setdefault(value.tensor.storage, []).append(node)
     return keepers
+
+
+def nodes_by_operator(program: Program) -> list[tuple[Target, list[Node]]]:
+    """Nodes of each operator, so that what does not depend on operands is asked once."""
+    found: dict[int, tuple[Target, list[Node]]] = {}
+    for node in program.nodes:
+        known = found.get(id(node.target))
+        if known is None:
+            known = found[id(node.target)] = (node.target, [])
+        known[1].append(node)
+    return list(found.values())

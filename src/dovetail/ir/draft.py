@@ -108,7 +108,9 @@ class Draft:
 
     def rewritten(self, node: Node) -> Node:
         """The node over current values, its results in current storages; itself when nothing changed."""
-        return node.with_operands(self.current).with_results(self.placed)
+        if self._values and not self._values.keys().isdisjoint(node.operands()):
+            node = node.with_operands(self.current)
+        return node.with_results(self.placed)
 
     def take(self, node: Node) -> None:
         """Append a node of the old program, rewritten."""

@@ -80,6 +80,21 @@ class TensorMeta:
         """What a consumer can see of the tensor, apart from its place in memory."""
         return (self.shape, self.stride, self.dtype, self.device)
 
+    def lies_like(self, other: TensorMeta) -> bool:
+        """Whether a consumer sees no difference: equal layouts."""
+        return (
+            self.shape == other.shape
+            and self.stride == other.stride
+            and self.dtype == other.dtype
+            and self.device == other.device
+        )
+
+    def differs_in_strides_alone(self, other: TensorMeta) -> bool:
+        """Whether a consumer sees that the elements lie otherwise, and nothing else."""
+        return self.stride != other.stride and (
+            (self.shape, self.dtype, self.device) == (other.shape, other.dtype, other.device)
+        )
+
     def numel(self) -> Size:
         """Number of elements."""
         return product(self.shape)
@@ -128,31 +143,41 @@ class ScalarMeta:
 Meta: TypeAlias = "TensorMeta | ScalarMeta"
 
 
+class _Described:
+    """What every pass asks of a value many times, so that it is kept.
+
+    is_tensor: whether the value is a tensor. tensor: its description; asking a number for it raises TypeError.
+    """
+
+    __slots__ = ("is_tensor", "tensor")
+    is_tensor: bool
+    tensor: TensorMeta
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class Value:
+class Value(_Described):
     """One result or input. Compared by identity; `name` is unique within a program."""
 
     name: str
     meta: Meta
 
+    def __post_init__(self) -> None:
+        is_tensor = isinstance(self.meta, TensorMeta)
+        object.__setattr__(self, "is_tensor", is_tensor)
+        if is_tensor:
+            object.__setattr__(self, "tensor", self.meta)
+
+    def __getattr__(self, name: str) -> object:
+        """What is not kept: of a number, or of a copy, which is made without the above."""
+        if name not in ("is_tensor", "tensor"):
+            raise AttributeError(name)
+        is_tensor = isinstance(self.meta, TensorMeta)
+        if name == "tensor" and not is_tensor:
+            raise TypeError(f"{self.name} is a number, not a tensor")
+        return is_tensor if name == "is_tensor" else self.meta
+
     def __repr__(self) -> str:
         return self.name
-
-    @property
-    def tensor(self) -> TensorMeta:
-        """The tensor description.
-
-        Raises: TypeError when the value is a number.
-        """
-        meta = self.meta
-        if isinstance(meta, TensorMeta):
-            return meta
-        raise TypeError(f"{self.name} is a number, not a tensor")
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether the value is a tensor."""
-        return isinstance(self.meta, TensorMeta)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,12 +230,17 @@ class Node:
         if args is self.args and all(new is old for (_, new), (_, old) in zip(kwargs, self.kwargs, strict=True)):
             return self
         assert isinstance(args, tuple), "operand tuples stay tuples"
-        return replace(self, args=args, kwargs=kwargs)
+        return Node(self.target, args, kwargs, self.outputs, self.unpack, self.phase, self.origin, self.recomputed)
 
     def with_results(self, swap: Callable[[Value], Value]) -> Node:
         """The same application with each result replaced by `swap(value)`; itself when nothing changed."""
-        outputs = tuple([None if value is None else swap(value) for value in self.outputs])
-        return self if outputs == self.outputs else replace(self, outputs=outputs)
+        return self.giving(tuple([None if value is None else swap(value) for value in self.outputs]))
+
+    def giving(self, outputs: tuple[Value | None, ...]) -> Node:
+        """The same application with these results; itself when nothing changed."""
+        if outputs == self.outputs:
+            return self
+        return Node(self.target, self.args, self.kwargs, outputs, self.unpack, self.phase, self.origin, self.recomputed)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -290,7 +320,20 @@ def meta_symbols(meta: Meta) -> Iterator[str]:
     """The size symbols that a description mentions."""
     if isinstance(meta, ScalarMeta):
         return symbols_in(meta.expr)
-    return symbols_in((*meta.shape, *meta.stride, meta.offset))
+    return iter(()) if _is_static(meta) else symbols_in((*meta.shape, *meta.stride, meta.offset))
+
+
+def _is_static(meta: TensorMeta) -> bool:
+    """Whether all its numbers are plain."""
+    if type(meta.offset) is not int:
+        return False
+    for size in meta.shape:
+        if type(size) is not int:
+            return False
+    for step in meta.stride:  # noqa: SIM110 (a generator takes twice as long, and this is asked for every value)
+        if type(step) is not int:
+            return False
+    return True
 
 
 def made_symbols(program: Program) -> dict[Node, frozenset[str]]:
@@ -300,9 +343,10 @@ def made_symbols(program: Program) -> dict[Node, frozenset[str]]:
     arriving = {name for role, value in roles if isinstance(role, Tangent) for name in meta_symbols(value.meta)}
     found: dict[Node, frozenset[str]] = {}
     for node in program.nodes:
-        if node.phase is Phase.BACKWARD:
+        if arriving and node.phase is Phase.BACKWARD:
             known |= arriving  # they are as large as what forward made
-        made = {name for value in node.results() for name in meta_symbols(value.meta)} - known
+        made = {name for value in node.results() for name in meta_symbols(value.meta)}
+        made -= known
         if made:
             known |= made
             found[node] = frozenset(made)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
+from typing import TypeVar
 
 import torch
 
@@ -44,6 +45,26 @@ class Facts:
     def is_pure(self) -> bool:
         """Whether equal operands give equal results and nothing else happens."""
         return not (self.writes or self.draws or self.reads_generator or self.effect)
+
+
+T = TypeVar("T")
+
+
+def once_for_each(ask: Callable[[Target], T]) -> Callable[[Target], T]:
+    """A question about operators that is worked out once for each.
+
+    By identity, because overloads hash in Python; each is kept, so that no other object gets its number.
+    """
+    known: dict[int, tuple[Target, T]] = {}
+
+    @wraps(ask)
+    def asked(target: Target) -> T:
+        found = known.get(id(target))
+        if found is None:
+            found = known[id(target)] = (target, ask(target))
+        return found[1]
+
+    return asked
 
 
 # By identity, because overloads hash in Python; each is kept, so that no other object gets its number.
@@ -259,6 +280,7 @@ def is_recurrent_cell(target: Target) -> bool:
 
 
 @cache
+@once_for_each
 def overwrites(target: Target) -> bool:
     """Whether the operator fills its first operand with its second one, whatever was there before."""
     return isinstance(target, Overload) and (schema_of(target).namespace, schema_of(target).name) == ("aten", "copy_")
@@ -267,7 +289,7 @@ def overwrites(target: Target) -> bool:
 _OVERWRITING = frozenset({("aten", "copy"), ("aten", "fill"), ("aten", "zero")})
 
 
-@cache
+@once_for_each
 def ignores_first_contents(target: Target) -> bool:
     """Whether a functional operator reads the layout of its first operand only, not what is in it."""
     return isinstance(target, Overload) and (schema_of(target).namespace, schema_of(target).name) in _OVERWRITING
@@ -285,7 +307,7 @@ def leaves_contents_open(target: Target) -> bool:
 _COPIES = frozenset({"aten::clone", "aten::_to_copy", "aten::lift_fresh_copy"})
 
 
-@cache
+@once_for_each
 def is_copy(target: Target) -> bool:
     """Whether the result holds the first operand's numbers (converted, laid out again) and nothing else."""
     if isinstance(target, Overload):

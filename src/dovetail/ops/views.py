@@ -260,10 +260,16 @@ def is_strided(target: Target) -> bool:
 
 def copies_from_place(target: Target, args: Sequence[Operand]) -> bool:
     """Whether the operator copies its first operand, and names a place in the storage of that."""
-    if not isinstance(target, Overload):
-        return False
-    offset = {"as_strided_copy": 3, "as_strided_scatter": 4}.get(schema_of(target).name)
+    offset = _PLACES.get(schema_of(target).name) if isinstance(target, Overload) else None
     return offset is not None and len(args) > offset and args[offset] is not None
+
+
+def copies_from_some_place(target: Target) -> bool:
+    """Whether `copies_from_place` may hold for some operands."""
+    return isinstance(target, Overload) and schema_of(target).name in _PLACES
+
+
+_PLACES = {"as_strided_copy": 3, "as_strided_scatter": 4}
 
 
 def keeps_offset(target: Target) -> bool:

@@ -21,6 +21,9 @@ from dovetail.ir.program import Node, Operand, Target, Value, values_in
 from dovetail.ops.facts import (
     draws_otherwise_in_place,
     facts_of,
+    ignores_first_contents,
+    is_copy,
+    once_for_each,
     resizes_out,
     rounds_otherwise_in_place,
     rounds_otherwise_into_out,
@@ -55,6 +58,18 @@ class Part:
 
 def writing_form(target: Target, dtype: torch.dtype | None) -> WritingForm | None:
     """The writing form of an operator whose (first) written tensor has this dtype, if there is one."""
+    known = _WRITING.get((id(target), dtype))
+    if known is None:
+        known = _WRITING[id(target), dtype] = (target, _find_writing_form(target, dtype))
+    return known[1]
+
+
+# By identity, because overloads hash in Python; each is kept, so that no other object gets its number.
+_WRITING: dict[tuple[int, torch.dtype | None], tuple[Target, WritingForm | None]] = {}
+_WITH_OUT: dict[tuple[int, str], tuple[Target, Overload | None]] = {}
+
+
+def _find_writing_form(target: Target, dtype: torch.dtype | None) -> WritingForm | None:
     if isinstance(target, Prim):
         run = target.run
         if not isinstance(run, FunctionalForm):
@@ -104,12 +119,18 @@ def _takes_the_same(a: Schema, b: Schema) -> bool:
     ]
 
 
-@cache
 def out_form(target: Target, device_type: str) -> Overload | None:
     """The overload of a functional operator with one result that takes `out=`, if there is one.
 
     An overload that has no kernel for the device makes a result first, and copies it: nothing is won.
     """
+    known = _WITH_OUT.get((id(target), device_type))
+    if known is None:
+        known = _WITH_OUT[id(target), device_type] = (target, _find_out_form(target, device_type))
+    return known[1]
+
+
+def _find_out_form(target: Target, device_type: str) -> Overload | None:
     if not isinstance(target, Overload) or not facts_of(target).is_pure:
         return None
     if rounds_otherwise_into_out(target) or resizes_out(target):
@@ -168,7 +189,14 @@ def _view(schema: Schema, name: str, wanted: list[str]) -> Overload | None:
     return None
 
 
-@cache
+@once_for_each
+def copies_or_scatters(target: Target) -> bool:
+    """Whether the result holds what an operand holds, all of it or but for the part that a view shows."""
+    copies = is_copy(target) or ignores_first_contents(target) or view_of_copy(target) is not None
+    return copies or is_scatter(target)
+
+
+@once_for_each
 def replaces_a_part(target: Target) -> bool:
     """Whether the result is the first operand with a part replaced, which an index or a mask selects.
 

@@ -138,6 +138,7 @@ class _Rewriter:
         self.plan = plan
         self.draft = Draft(plan.program)
         self.nodes = self.draft.nodes
+        self._value = self.draft.current
         for value in plan.program.inputs:
             self.draft.substitute(value, value)
         self.hoisted: set[Node] = set()
@@ -259,7 +260,7 @@ class _Rewriter:
             shift = self._shift(first.tensor)
             if shift != 0:
                 moved = replace(moved, args=(moved.args[0], *replayed_args(node.target, node.args, shift)[1:]))
-        self.nodes.append(moved if outputs == node.outputs else replace(moved, outputs=outputs))
+        self.nodes.append(moved.giving(outputs))
 
     def _hoist(self, value: Value) -> None:
         """Make a view of an input now, if it has not been made yet."""
@@ -270,9 +271,6 @@ class _Rewriter:
             self._hoist(operand)
         self.hoisted.add(node)
         self._emit(node)
-
-    def _value(self, value: Value) -> Value:
-        return self.draft.current(value)
 
     def _become(self, results: Iterable[Value], value: Value) -> None:
         for result in results:
@@ -290,7 +288,9 @@ class _Rewriter:
         return made
 
     def _in_place(self, meta: TensorMeta) -> TensorMeta:
-        buffer, _ = self.plan.places[meta.storage]
+        buffer, moved = self.plan.places[meta.storage]
+        if buffer.number == meta.storage and moved == 0:
+            return meta
         shift = self._shift(meta)
         if buffer.number == meta.storage and shift == 0:
             return meta
@@ -348,17 +348,20 @@ def _without_unread(nodes: list[Node], outputs: tuple[Operand, ...], before: Pro
 
     Those stay that show a size which only data tell, where it is named.
     """
-    never_read = {v.name for node in before.nodes for v in node.results()} - {v.name for v in before.use_counts()}
+    read_before = {v.name for node in before.nodes for v in node.operands()}
+    read_before.update([v.name for v in values_in(before.outputs)])
+    never_read = {v.name for node in before.nodes for v in node.results() if v.name not in read_before}
     read = set(values_in(outputs))
     makers, named = made_symbols(replace(before, nodes=tuple(nodes))), set(symbols_in(outputs))
     kept: list[Node] = []
     for node in reversed(nodes):
-        results = list(node.results())
+        results = node.results()
         is_unread = read.isdisjoint(results) and not any(v.name in never_read for v in results)
-        is_named = not named.isdisjoint(makers.get(node, ()))
+        is_named = node in makers and not named.isdisjoint(makers[node])
         if is_unread and not is_named and (is_view(node) or is_copy(node.target)):
             continue
         read.update(node.operands())
-        named.update(node.symbols())
+        if makers:
+            named.update(node.symbols())
         kept.append(node)
     return tuple(reversed(kept))

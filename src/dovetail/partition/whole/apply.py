@@ -110,7 +110,7 @@ class _Writer:
 
     def _take(self, node: Node) -> None:
         """Append a node of the program; results that lie in memory that was made again lie there now."""
-        for value in node.results():
+        for value in node.results() if self.places else ():
             place = self._place(value)
             if place is not None:
                 self._stands_for(value, Value(value.name, replace(value.tensor, storage=place)))
@@ -118,7 +118,7 @@ class _Writer:
 
     def _have(self, node: Node) -> None:
         """Make views again of memory that was made again, as far as a node reads them."""
-        stack = [value for value in node.operands() if self._is_elsewhere(value)]
+        stack = [value for value in node.operands() if self._is_elsewhere(value)] if self.places else []
         while stack:
             view = self.producers[stack[-1]]
             missing = [value for value in view.operands() if self._is_elsewhere(value)]
