@@ -12,10 +12,12 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dovetail
+from dovetail.analysis.liveness import NOTHING
 from dovetail.execute import operator_calls
 from dovetail.execute.needs import Needs
 from dovetail.inspect.memory import measure_peak
 from dovetail.ir.program import Node, TensorMeta, Value
+from dovetail.torch_compat.profiler import record_allocator_events_apart
 
 aten = torch.ops.aten
 
@@ -126,18 +128,30 @@ def test_what_cannot_be_made_does_not_hide_what_can(monkeypatch: pytest.MonkeyPa
     assert needs.need_of(good).scratch_bytes > 0
 
 
-def test_a_profile_of_the_user_is_left_alone() -> None:
-    x = torch.randn(3, 41)
-    node = _node(aten.logcumsumexp.default, x, 1)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        needs = Needs({})
-        assert needs.need_of(node).scratch_bytes == 0
-        torch.cos(x)
-    assert needs.unknown == [node]
-    assert "aten::cos" in {event.key for event in profile.key_averages()}
-    later = Needs({})
-    later.need_of(node)
-    assert not later.unknown  # it was only put off
+@pytest.mark.parametrize("target", [aten.sort.default, aten.convolution.default, aten.mse_loss.default])
+def test_what_is_found_beside_a_profile_of_the_user(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dovetail.execute.needs, "_FOUND", {})
+    operands = {
+        aten.sort.default: (torch.randn(101),),
+        aten.mse_loss.default: (torch.randn(31, 7), torch.randn(31, 7)),
+        aten.convolution.default: (
+            *(torch.randn(2, 8, 12, 12), torch.randn(8, 8, 3, 3), None, [1, 1], [1, 1], [1, 1]),
+            *(False, [0, 0], 1),
+        ),
+    }[target]
+    node = _node(target, *operands)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        beside = Needs({})
+        beside.measure([node])
+        torch.cos(operands[0])
+    assert not beside.unknown
+    seen = {event.key for event in profile.key_averages()}
+    assert "aten::cos" in seen
+    assert not seen & {"aten::sort", "aten::mse_loss", "aten::convolution"}  # it ran on another thread
+    monkeypatch.setattr(dovetail.execute.needs, "_FOUND", {})
+    alone = Needs({})
+    assert alone.need_of(node) == beside.need_of(node)
+    assert alone.need_of(node) != NOTHING
 
 
 def _classifier() -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], tuple[Tensor, Tensor]]:
@@ -197,16 +211,35 @@ def test_modes_of_the_caller_do_not_notice() -> None:
     assert not needs.unknown
 
 
-def test_a_profiler_of_the_callers_is_left_alone() -> None:
-    node, needs = _relu((7, 1, 5)), Needs({})
-    with torch.profiler.profile() as profiler:
-        needs.measure([node])
-        torch.ones(3).cosh()
-    assert needs.unknown == [node]
-    assert "aten::cosh" in {event.key for event in profiler.key_averages()}
-    later = Needs({})
-    later.measure([node])
-    assert not later.unknown  # nothing was kept
+def test_a_step_whose_first_call_is_profiled_keeps_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dovetail.execute.needs, "_FOUND", {})
+    net = nn.ModuleDict({"embed": nn.Embedding(64, 32), "lstm": nn.LSTM(32, 32, 2), "head": nn.Linear(32, 64)})
+    sgd = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(words: Tensor) -> Tensor:
+        sgd.zero_grad()
+        hidden, _ = net["lstm"](net["embed"](words))
+        loss = F.cross_entropy(net["head"](hidden).flatten(0, 1), words.flatten())
+        loss.backward()
+        sgd.step()
+        return loss.detach()
+
+    words = torch.randint(64, (16, 8))
+    lowest = dovetail.estimate(step, words).floor_transient_bytes
+    monkeypatch.setattr(dovetail.execute.needs, "_FOUND", {})  # nothing is known from before
+    compiled = dovetail.compile_step(step, memory_limit=f"transient:{lowest}B")
+    for _ in range(3):
+        peak = measure_peak(compiled, words).peak_bytes
+        assert peak == compiled.explain().peak_bytes
+        assert peak <= lowest
+
+
+def test_an_error_beside_a_profile_is_raised() -> None:
+    def fail() -> None:
+        raise ValueError("as it should")
+
+    with pytest.raises(ValueError, match="as it should"):
+        record_allocator_events_apart(fail)
 
 
 def test_warnings_of_operators_are_not_the_callers(recwarn: pytest.WarningsRecorder) -> None:

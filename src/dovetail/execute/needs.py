@@ -20,7 +20,6 @@ from dovetail.execute.scaled_runs import extrapolate, most_bytes
 from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import Number, OrOne
 from dovetail.ops.facts import facts_of
-from dovetail.torch_compat.profiler import profiler_is_active
 from dovetail.torch_compat.rng import default_generator
 
 _FOUND: dict[Hashable, Need | None] = {}
@@ -58,7 +57,7 @@ class Needs:
         calls = {node: call for node in new if (call := maker.call_of(node)) is not None}
         kinds = list({id(call): call for call in calls.values()}.values())
         large = [call for call in kinds if self._is_large(call)]
-        if calls and not profiler_is_active():
+        if calls:
             apart = {id(call) for call in large}
             _run([call for call in kinds if id(call) not in apart])
             _extrapolate(large, self.largest_bytes or 0)

@@ -1,8 +1,7 @@
 """Runs calls of operators while the allocator's events are recorded: what each takes besides operands and results.
 
 One recording serves all calls that are asked for together. What cannot be run is told apart. Modes of the caller's do
-not notice, and no warning is shown. While a profiler of the caller's is active nothing is measured, as there can be
-only one.
+not notice, and no warning is shown. While a profiler of the caller's is active the calls run on a thread of their own.
 
 Source: the allocator events of `torch.profiler` (`torch_compat.profiler`).
 Cost:   about 30 ms, and one run of each call.
@@ -22,7 +21,12 @@ from dovetail.analysis.liveness import Need
 from dovetail.execute.operator_calls import Described, OperatorCall
 from dovetail.torch_compat.dispatch import without_modes
 from dovetail.torch_compat.modes import autocast_off
-from dovetail.torch_compat.profiler import AllocatorEvent, record_allocator_events
+from dovetail.torch_compat.profiler import (
+    AllocatorEvent,
+    profiler_is_active,
+    record_allocator_events,
+    record_allocator_events_apart,
+)
 from dovetail.torch_compat.rng import default_generator
 
 _Found = TypeVar("_Found")
@@ -53,12 +57,6 @@ def run_trials(trials: Sequence[Trial[_Found]]) -> list[tuple[_Found, int] | Non
     found: list[_Found | None] = []
 
     def run_all() -> None:
-        for trial in trials:
-            found.append(_run_between_marks(trial))
-
-    generator = default_generator()
-    state = generator.get_state()
-    try:
         with ExitStack() as around:
             around.enter_context(without_modes())
             around.enter_context(warnings.catch_warnings())
@@ -66,7 +64,14 @@ def run_trials(trials: Sequence[Trial[_Found]]) -> list[tuple[_Found, int] | Non
             around.enter_context(torch.no_grad())
             around.enter_context(autocast_off())
             warnings.simplefilter("ignore")
-            _, events = record_allocator_events(run_all)
+            for trial in trials:
+                found.append(_run_between_marks(trial))
+
+    record = record_allocator_events_apart if profiler_is_active() else record_allocator_events
+    generator = default_generator()
+    state = generator.get_state()
+    try:
+        _, events = record(run_all)
     except (AttributeError, RuntimeError):  # the profiler of another torch: programs run without it
         return [None] * len(trials)
     finally:

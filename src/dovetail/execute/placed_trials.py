@@ -25,7 +25,6 @@ from dovetail.ir.sizes import Number, OrOne
 from dovetail.memory.in_arena import Placeable
 from dovetail.memory.problem import ALIGNMENT, rounded_up
 from dovetail.ops.facts import leaves_contents_open
-from dovetail.torch_compat.profiler import profiler_is_active
 
 _FOUND: dict[Hashable, int | None] = {}
 """By call and form: what it takes besides where it writes as it should, None where it does not."""
@@ -59,10 +58,7 @@ class PlacedNeeds:
 def try_places(
     program: Program, hints: Mapping[str, Number], needs: Needs, found: Sequence[Placeable]
 ) -> tuple[list[Placeable], PlacedNeeds]:
-    """Those nodes that write into places what they would make, without more memory; and what all need.
-
-    While a profiler is active nothing can be tried, and none is known to.
-    """
+    """Those nodes that write into places what they would make, without more memory; and what all need."""
     needs.measure(program.nodes)
     maker = CallMaker(OrOne(hints), {value: node for node in program.nodes for value in node.results()})
     unknown = {*needs.unknown, *needs.extrapolated}
@@ -72,7 +68,7 @@ def try_places(
         if call is not None and call.is_safe and one.node not in unknown and not needs.need_of(one.node).kept_bytes:
             trials[one] = _PlacedTrial(call, one)
     missing = {trial.key: trial for trial in trials.values() if trial.key not in _FOUND}
-    if missing and not profiler_is_active():
+    if missing:
         ran = run_trials(list(missing.values()))
         _FOUND.update({key: None if result is None else result[1] for key, result in zip(missing, ran, strict=True)})
     usable, placed = [], {}

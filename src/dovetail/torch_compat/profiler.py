@@ -3,6 +3,9 @@
 The profiler of `torch.autograd` is public, but the one table that names each block by its address (the event tree) is
 not, and its start and stop print trace lines of their own to standard error. Both facts stay in this file. That of
 `torch.profiler` is the same behind more: its start imports all of inductor, more than half a second and 35 MB.
+
+There can be one such profiler at a time. The one before it, which is still in torch, belongs to a thread: it records on
+a thread of its own while another profiler is active, and neither notices.
 """
 
 from __future__ import annotations
@@ -10,14 +13,16 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch._C._autograd import _profiler_enabled
-from torch._C._profiler import _EventType
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy, _profiler_enabled
+from torch._C._profiler import ProfilerConfig, ProfilerState, _EventType, _ExperimentalConfig
 from torch.autograd import profiler as autograd_profiler
 from torch.autograd.profiler import profile
 
@@ -56,6 +61,56 @@ def record_allocator_events(fn: Callable[[], _Result]) -> tuple[_Result, list[Al
         with _without_trace_lines():
             recorder.__exit__(None, None, None)
     return result, _read_allocator_events(recorder)
+
+
+def record_allocator_events_apart(fn: Callable[[], _Result]) -> tuple[_Result, list[AllocatorEvent]]:
+    """Like `record_allocator_events`, on a thread of its own: for when a profiler of somebody else is active.
+
+    Only what that thread does is recorded. Blocks of one size are told apart by an invented address.
+    """
+    done: list[tuple[_Result, Any]] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            torch.get_num_threads()  # makes it that of the process, for libraries that read it themselves
+            _enable_profiler_legacy(_memory_only())
+            try:
+                result = fn()
+            finally:
+                records = _disable_profiler_legacy()
+            done.append((result, records))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="dovetail allocator events")
+    thread.start()
+    try:
+        thread.join()
+    finally:
+        thread.join()  # an interrupt waits for what runs
+    if failed:
+        raise failed[0]
+    result, records = done[0]
+    sizes = [event.cpu_memory_usage() for events in records for event in events if event.kind() == "memory_alloc"]
+    return result, list(_with_addresses(sizes))
+
+
+def _memory_only() -> ProfilerConfig:
+    """No shapes, stacks, operations or modules."""
+    return ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig())
+
+
+def _with_addresses(sizes: Iterable[int]) -> Iterator[AllocatorEvent]:
+    """Blocks of one size are given back in the order opposite to that in which they were taken, it is assumed."""
+    taken: defaultdict[int, list[int]] = defaultdict(list)
+    for time, size in enumerate(sizes):
+        if size > 0:
+            taken[size].append(time)
+            yield AllocatorEvent(time, time, size)
+        elif taken[-size]:
+            yield AllocatorEvent(time, taken[-size].pop(), size)
+        # else it was taken before
 
 
 def _read_allocator_events(recorder: profile) -> list[AllocatorEvent]:
