@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import accumulate
+
 import pytest
 import torch
 
 from dovetail.torch_compat import rows_alone
-from dovetail.torch_compat.rows_alone import self_check, treats_rows_alone
+from dovetail.torch_compat.rows_alone import block_sizes, self_check, treats_rows_alone
 
 aten = torch.ops.aten
 
@@ -17,8 +20,15 @@ def test_self_check() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7, 3), (48, 129), (33, 1003), (20, 8192)])
-@pytest.mark.parametrize("each", [1, 5, 16])
-def test_bits_are_the_same(shape: tuple[int, int], dtype: torch.dtype, each: int) -> None:
+@pytest.mark.parametrize("each", [1, 3, 5, 16])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bits_are_the_same(
+    shape: tuple[int, int], dtype: torch.dtype, each: int, threads: int, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(threads)
+    sizes = block_sizes(shape[0], each)
+    ends = list(accumulate(sizes))
     generator = torch.Generator().manual_seed(each)
     x, g = (torch.randn(shape, generator=generator).mul(9).to(dtype) for _ in range(2))
     y = torch.randint(shape[1], shape[:1], generator=generator)
@@ -34,7 +44,7 @@ def test_bits_are_the_same(shape: tuple[int, int], dtype: torch.dtype, each: int
     assert runs.keys() == rows_alone._RUNS.keys()
     for name, run in runs.items():
         if treats_rows_alone(name, dtype):
-            parts = torch.cat([run(slice(start, start + each)) for start in range(0, shape[0], each)])
+            parts = torch.cat([run(slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)])
             assert torch.equal(parts.view(torch.uint8), run(slice(None)).view(torch.uint8)), name
 
 

@@ -25,6 +25,7 @@ from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Program, Value
 from dovetail.passes.block_writer import BlockWriter
 from dovetail.passes.inplace import PlanMemory
+from dovetail.torch_compat.rows_alone import block_sizes
 
 _MOST_BLOCKS = 16
 _MOST_CHAINS = 4
@@ -78,7 +79,7 @@ def _block_sizes(chain: RowChain) -> list[int]:
     count = min(-(-large // _BLOCK_BYTES), _MOST_BLOCKS, chain.units)
     size = -(-chain.units // count)
     size = -(-size // _EVEN) * _EVEN if size > _EVEN else size
-    return [min(size, chain.units - start) for start in range(0, chain.units, size)]
+    return block_sizes(chain.units, size)
 
 
 class _Blocks:

@@ -1,5 +1,6 @@
 """Kernels that treat each row by itself: some of the rows in one call give the bits that all of them give.
 
+Two rows at least: with several threads, `_softmax_backward_data` sums a single row in parts, and rounds otherwise.
 Nothing in torch promises that, so it is tried for each dtype and number of threads before it is used: matrices of many
 shapes, with endless and undefined numbers among them, once whole and once cut at every kind of place.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from itertools import accumulate
 from typing import TypeAlias
 
 import torch
@@ -49,7 +51,7 @@ _RUNS: dict[str, _Run] = {
 
 def treats_rows_alone(name: str, dtype: torch.dtype) -> bool:
     """Whether an operator of torch, along the last dimension of contiguous tensors on the CPU, gives each row the same
-    bits whatever other rows are there.
+    bits whatever other rows are there; one other at least, see `block_sizes`.
     """
     return name in _RUNS and dtype in _DTYPES and _gives_the_same(name, dtype, torch.get_num_threads())
 
@@ -65,13 +67,23 @@ def _gives_the_same(name: str, dtype: torch.dtype, threads: int) -> bool:
 
 def _same(run: _Run, x: torch.Tensor) -> bool:
     whole = run(x, slice(None))
-    for each in (1, 2, 16):
-        starts = range(0, x.shape[0], each)
-        if len(starts) in range(2, 8):
-            parts = [run(x, slice(start, start + each)) for start in starts]
+    for each in (2, 3, 16):
+        sizes = block_sizes(x.shape[0], each)
+        if len(sizes) in range(2, 18):
+            ends = list(accumulate(sizes))
+            parts = [run(x, slice(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
             if not torch.equal(torch.cat(parts).view(torch.uint8), whole.view(torch.uint8)):
                 return False
     return True
+
+
+def block_sizes(rows: int, each: int) -> list[int]:
+    """How many rows each block has, of `each` rows or so: never a single one, but where there is no other."""
+    each = max(each, 2)
+    sizes = [min(each, rows - start) for start in range(0, rows, each)]
+    if len(sizes) > 1 and sizes[-1] == 1:
+        sizes[-2:] = [each + 1]
+    return sizes
 
 
 def _numbers(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

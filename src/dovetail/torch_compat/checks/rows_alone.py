@@ -16,4 +16,14 @@ def check_treats_rows_alone() -> str | None:
     )
 
 
-CHECKS = (check_treats_rows_alone,)
+def check_block_sizes() -> str | None:
+    """All rows, and no block of one."""
+    return first_difference(
+        ("blocks that fit", rows_alone.block_sizes(6, 3), [3, 3]),
+        ("a row that is left", rows_alone.block_sizes(7, 3), [3, 4]),
+        ("blocks of one", rows_alone.block_sizes(5, 1), [2, 3]),
+        ("a single row", rows_alone.block_sizes(1, 4), [1]),
+    )
+
+
+CHECKS = (check_treats_rows_alone, check_block_sizes)
