@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.dlpack import to_dlpack
 
 import dovetail
-from dovetail.errors import DataDependentControlFlow
+from dovetail.errors import DataDependentControlFlow, OutsideRead
 
 TAKES: dict[str, Callable[[Tensor], Any]] = {
     "numpy": lambda t: t.numpy()[0],
@@ -62,3 +63,15 @@ def test_a_tensor_shared_through_dlpack() -> None:
         assert torch.equal(compiled(torch.ones(4)), held)
     with pytest.raises(DataDependentControlFlow, match="dlpack"):
         dovetail.compile(lambda x: torch.from_dlpack(x) * 2)(torch.ones(4))
+
+
+@pytest.mark.filterwarnings("ignore:.*to_dlpack.*")
+def test_capsules_of_dlpack_are_refused() -> None:
+    with pytest.raises(OutsideRead, match="to_dlpack"):
+        dovetail.compile(lambda x: torch.from_dlpack(to_dlpack(x)) * 2)(torch.ones(4))
+
+
+def test_many_numbers_of_a_tensor_that_the_code_holds_are_refused() -> None:
+    held = torch.arange(1_001.0)
+    with pytest.raises(DataDependentControlFlow, match="tolist"):
+        dovetail.compile(lambda x: x * sum(held.tolist()))(torch.ones(4))

@@ -8,6 +8,7 @@ import configparser
 import contextvars
 import ctypes
 import functools
+import importlib
 import inspect
 import itertools
 import mmap
@@ -18,6 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing.shared_memory import ShareableList
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -368,6 +370,31 @@ def test_a_step_counts_under_a_computed_name(way: str) -> None:
         compiled(torch.ones(2, 2))
         assert vars(module)["COUNT"] == call + 1
     assert vars(builtins)["print"] is print
+
+
+def test_an_attribute_of_a_library_that_has_the_name_of_its_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`from a.settings import settings` in a function is the attribute, and not the module."""
+    package = tmp_path / "site-packages" / "installed_of_tests"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "settings.py").write_text("class Settings:\n    factor = 1.0\n\nsettings = Settings()\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+
+    def f(x: Tensor) -> Tensor:
+        from installed_of_tests.settings import settings  # type: ignore[import-not-found]  # noqa: PLC0415
+
+        return x * settings.factor  # type: ignore[no-any-return]
+
+    try:
+        compiled = dovetail.compile(f)
+        for factor in (1.0, 2.0):
+            importlib.import_module("installed_of_tests.settings").settings.factor = factor
+            assert torch.equal(compiled(torch.ones(2)), torch.full((2,), factor))
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == package.name]:
+            del sys.modules[name]
 
 
 def test_attributes_that_a_weight_gets_later() -> None:

@@ -18,12 +18,12 @@ class NumpyNumbers:
     """The numbers that are of NumPy, and those that may be, as they are computed with such."""
 
     def __init__(self) -> None:
-        self._known: dict[Value, Any] = {}
+        self._known: set[Value] = set()
         self._computed: set[Value] = set()
 
     def add(self, number: Any) -> None:
         """A traced number is one of NumPy's."""
-        self._known[handle_of(number)] = number
+        self._known.add(handle_of(number))
 
     def computed(self, function: Callable[..., Any], operands: Sequence[Value], made: Value) -> None:
         """A number was computed."""

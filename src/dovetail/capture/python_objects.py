@@ -20,6 +20,7 @@ from dovetail.ir.provenance import is_library_file
 from dovetail.torch_compat.fakes import is_fake
 
 AS_PYTHON = frozenset({torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.tolist})
+_MOST = 1_000  # elements of a tensor that the code holds, each of which becomes a number of the program
 _SHARES = frozenset({torch.Tensor.__dlpack__, torch.from_dlpack})
 
 
@@ -36,7 +37,7 @@ class PythonObjects(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is torch.Tensor.tolist:
+        if func is torch.Tensor.tolist and (is_fake(args[0]) or args[0].numel() <= _MOST):
             return listed(args[0]) if args[0].dim() else args[0].item()
         if func in AS_PYTHON or (func in _SHARES and is_fake(args[0])):
             raise DataDependentControlFlow(operator=f"`{func.__name__}`", origin=self._origins.here())

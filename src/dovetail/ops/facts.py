@@ -8,10 +8,10 @@ An operator that nobody knows is opaque: it is kept, never merged, and executed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -47,24 +47,26 @@ class Facts:
         return not (self.writes or self.draws or self.reads_generator or self.effect)
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def once_for_each(ask: Callable[[Target], T]) -> Callable[[Target], T]:
-    """A question about operators that is worked out once for each.
+def once_for_each(ask: Callable[Concatenate[Target, P], T]) -> Callable[Concatenate[Target, P], T]:
+    """A question about operators that is worked out once for each, and for what else it is given.
 
     By identity, because overloads hash in Python; each is kept, so that no other object gets its number.
     """
-    known: dict[int, tuple[Target, T]] = {}
+    known: dict[Hashable, tuple[Target, T]] = {}
 
     @wraps(ask)
-    def asked(target: Target) -> T:
-        found = known.get(id(target))
+    def asked(target: Target, *more: P.args, **_: P.kwargs) -> T:
+        key = (id(target), *more) if more else id(target)
+        found = known.get(key)
         if found is None:
-            found = known[id(target)] = (target, ask(target))
+            found = known[key] = (target, ask(target, *more))  # type: ignore[call-arg]
         return found[1]
 
-    return asked
+    return asked  # type: ignore[return-value]
 
 
 # By identity, because overloads hash in Python; each is kept, so that no other object gets its number.

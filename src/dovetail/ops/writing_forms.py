@@ -56,20 +56,9 @@ class Part:
     index: int | None = None
 
 
+@once_for_each
 def writing_form(target: Target, dtype: torch.dtype | None) -> WritingForm | None:
     """The writing form of an operator whose (first) written tensor has this dtype, if there is one."""
-    known = _WRITING.get((id(target), dtype))
-    if known is None:
-        known = _WRITING[id(target), dtype] = (target, _find_writing_form(target, dtype))
-    return known[1]
-
-
-# By identity, because overloads hash in Python; each is kept, so that no other object gets its number.
-_WRITING: dict[tuple[int, torch.dtype | None], tuple[Target, WritingForm | None]] = {}
-_WITH_OUT: dict[tuple[int, str], tuple[Target, Overload | None]] = {}
-
-
-def _find_writing_form(target: Target, dtype: torch.dtype | None) -> WritingForm | None:
     if isinstance(target, Prim):
         run = target.run
         if not isinstance(run, FunctionalForm):
@@ -119,18 +108,12 @@ def _takes_the_same(a: Schema, b: Schema) -> bool:
     ]
 
 
+@once_for_each
 def out_form(target: Target, device_type: str) -> Overload | None:
     """The overload of a functional operator with one result that takes `out=`, if there is one.
 
     An overload that has no kernel for the device makes a result first, and copies it: nothing is won.
     """
-    known = _WITH_OUT.get((id(target), device_type))
-    if known is None:
-        known = _WITH_OUT[id(target), device_type] = (target, _find_out_form(target, device_type))
-    return known[1]
-
-
-def _find_out_form(target: Target, device_type: str) -> Overload | None:
     if not isinstance(target, Overload) or not facts_of(target).is_pure:
         return None
     if rounds_otherwise_into_out(target) or resizes_out(target):

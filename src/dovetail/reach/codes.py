@@ -89,20 +89,17 @@ def names_of(code: CodeType) -> CodeNames:
 
 
 def _imports_of(instructions: list[dis.Instruction]) -> Iterator[Import]:
-    """`import a.b` gives a name to `a`, `import a.b as c` and `from a import b as c` to what they end with."""
-    module, level = "", 0
+    """`import a.b` gives a name to `a`, `import a.b as c` to the module, `from a import b as c` to its attribute."""
+    module, level, is_from = "", 0, False
     for place, instruction in enumerate(instructions[:-1]):
         after = instructions[place + 1]
         if instruction.opname == "IMPORT_NAME":
             module, level = instruction.argval, instructions[place - 2].argval
+            is_from = instructions[place - 1].argval is not None
             if after.opname.startswith("STORE_"):
                 yield Import(module.partition(".")[0], "", after.argval)
         elif instruction.opname == "IMPORT_FROM" and after.opname.startswith("STORE_"):
-            yield Import(*_ending(module, instruction.argval), after.argval, level)
-
-
-def _ending(module: str, attribute: str) -> tuple[str, str]:
-    return (module, "") if module.endswith(f".{attribute}") else (module, attribute)
+            yield Import(module, instruction.argval if is_from else "", after.argval, level)
 
 
 def runs_inside_its_maker(frame: FrameType) -> bool:

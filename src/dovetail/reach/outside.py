@@ -17,6 +17,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch.utils.dlpack import to_dlpack
 
 from dovetail.reach.contents import MISSING
 from dovetail.reach.values import is_a, mro_of, own_of
@@ -73,12 +74,13 @@ _HARMLESS = frozenset(
     )
 )
 _HIDDEN_FUNCTIONS: tuple[Any, ...] = (
+    to_dlpack,  # the memory of a tensor, past every operator
     *(sys.getrefcount, sys.getallocatedblocks),
     *(gc.get_count, gc.get_objects, gc.get_stats, gc.get_referrers, gc.get_freeze_count),
 )
 _ASKED: tuple[Callable[[], Any], ...] = (
     *(sys.getrecursionlimit, sys.getswitchinterval, torch.get_num_threads, torch.get_num_interop_threads),
-    *(torch.get_float32_matmul_precision, threading.get_ident, gc.isenabled),
+    *(threading.get_ident, gc.isenabled),
 )
 
 
