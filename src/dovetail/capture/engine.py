@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from dovetail.capture.origins import OriginTracker
 from dovetail.errors import BackwardInside
-from dovetail.torch_compat.autograd import refused_backward
+from dovetail.torch_compat.autograd import refused_backward, running_node_name
 
 
 def gradients_of(
@@ -33,6 +33,21 @@ def gradients_of(
     finally:
         for leaf, grad in zip(leaves, before, strict=True):
             leaf.grad = grad
+
+
+def as_taken(args: Sequence[Any]) -> Sequence[Any]:
+    """Arguments of `new_empty_strided`, for the memory that a weight's first gradient lies in.
+
+    A gradient that is recorded is copied to there, with the weight's strides, because its value is held. Eager mode
+    takes the gradient itself, if it has these strides but for dimensions of size 1: kernels choose by those as well.
+    Source: `accumulate_grad.h` and `layout_utils.h` of torch.
+    """
+    gradient, shape, stride = args[:3]
+    if torch.is_grad_enabled() or running_node_name() != "torch::autograd::AccumulateGrad":
+        return args
+    steps = list(zip(shape, gradient.stride(), stride, strict=True))
+    is_taken = all(size == 1 or mine == wanted for size, mine, wanted in steps)
+    return (gradient, shape, list(gradient.stride()), *args[3:]) if is_taken else args
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from dovetail.errors import UnsupportedTensor
+from dovetail.errors import NoFakeKernel, UnsupportedTensor
 from dovetail.ir.program import Node, Origin, Value
 from dovetail.ops.facts import written_values
 from dovetail.ops.packed_sequences import (
@@ -30,11 +30,13 @@ from dovetail.ops.packed_sequences import (
     PADDED_BACKWARD,
 )
 from dovetail.torch_compat.autograd import engine_adds_after
+from dovetail.torch_compat.cudnn_layers import draws_for_itself
 from dovetail.torch_compat.fakes import hold_number
 from dovetail.torch_compat.recurrent import Replacement, functions_replaced
 
 aten = torch.ops.aten
 _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})
+_ARGUMENTS = 9  # of a layer's function
 _BEGUN = 1  # the place of that argument
 _HINT = (
     "give the layer the padded batch, and mask what lies behind the lengths; or compile the model by "
@@ -90,6 +92,10 @@ class PackedValues:
         raise UnsupportedTensor(
             name="the input of a recurrent layer", kind=kind, hint=_HINT, origin=self._recorder.here()
         )
+
+    def refuse_draws(self) -> NoReturn:
+        """Raises: NoFakeKernel for a layer that draws in cuDNN."""
+        raise NoFakeKernel(operator=str(aten._cudnn_rnn.default), origin=self._recorder.here())
 
     # --- gradients ----------------------------------------------------------------------------------------------
 
@@ -197,9 +203,12 @@ class PackedSequences:
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
-        """While active, code that packs, pads, or runs a layer over a packed sequence, calls these."""
+        """While active, code that packs, pads, or runs a layer over a packed sequence, calls these.
+
+        Raises, where it runs a layer that draws in cuDNN: NoFakeKernel, before torch is asked, which would note it.
+        """
         table: dict[str, Replacement] = {
-            kind: (_is_packed, lambda *args, kind=kind: self._run(kind, *args)) for kind in KINDS
+            kind: (_is_packed_or_draws, lambda *args, kind=kind: self._run_or_refuse(kind, args)) for kind in KINDS
         }
         table["_pack_padded_sequence"] = (_any, self._pack)
         table["_pad_packed_sequence"] = (_any, self._pad)
@@ -217,6 +226,9 @@ class PackedSequences:
         how = (padding, time, self._known.batch_of(sizes))
         made, lengths = _Padded.apply(self._known, data, sizes, *how)
         return made.transpose(0, 1) if batch_first else made, lengths
+
+    def _run_or_refuse(self, kind: str, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        return self._run(kind, *args) if _is_packed(args) else self._known.refuse_draws()
 
     def _run(
         self, kind: str, data: torch.Tensor, sizes: Any, states: Any, weights: Sequence[torch.Tensor], *how: Any
@@ -249,8 +261,12 @@ class PackedSequences:
             self._known.refuse(why)
 
 
-def _is_packed(args: Sequence[Any], _: Mapping[str, Any]) -> bool:
-    return len(args) == 9 and isinstance(args[3], list | tuple)
+def _is_packed_or_draws(args: Sequence[Any], _: Mapping[str, Any]) -> bool:
+    return len(args) == _ARGUMENTS and (_is_packed(args) or draws_for_itself(args))
+
+
+def _is_packed(args: Sequence[Any]) -> bool:
+    return isinstance(args[3], list | tuple)
 
 
 def _any(*_: Any) -> bool:

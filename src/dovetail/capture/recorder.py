@@ -19,6 +19,7 @@ import torch
 
 from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS, answer_of_check, check_result, result_at_full_rank
 from dovetail.capture.cuts import Cuts
+from dovetail.capture.engine import as_taken
 from dovetail.capture.left_modes import refuse_switched
 from dovetail.capture.lent_memory import LentMemory
 from dovetail.capture.operators import device_type, must_be_kept, refuse_leaves, short_name
@@ -224,10 +225,13 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
         func, args, made = self.packed.instead(func, args)
         if made is not None:
             return made
-        self.views.lay_out(args)
-        if (sparse := self.run_sparse(func, args, kwargs or {})) is not None:
-            return sparse[0]
-        return self._record(func, types, args, kwargs)
+        if func is aten.new_empty_strided.default:
+            args = as_taken(args)
+        self.views.write(func, args)
+        sparse = self.run_sparse(func, args, kwargs or {})
+        result = self._record(func, types, args, kwargs) if sparse is None else sparse[0]
+        self.views.read(func, args, result)
+        return result
 
     def _record(self, func: Any, types: object, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
         if isinstance(types, Sequence) and any(map(is_wrapper_type, types)):
@@ -383,17 +387,14 @@ class Recorder(RecordsSparse, RecordsFacts, PlainMode):
         if key not in self._storages:
             self._storages[key] = self.new_storage()
             self._alive.append(storage)
-        for dims in (tensor.shape, tensor.stride(), (tensor.storage_offset(),)):
-            for dim in dims:
-                if type(dim) is not int:
-                    self._note_symbols(dim)
+        for dim in (*tensor.shape, *tensor.stride(), tensor.storage_offset()):
+            if type(dim) is not int:
+                self._note_symbols(dim)
         return describe(tensor, self._storages[key])
 
     def _note_symbols(self, number: object) -> None:
-        if isinstance(number, SYMBOLIC_TYPES) and not is_traced(number):
-            name = symbol_name(number)
-            if name is not None:
-                self.symbols.setdefault(name, number)
+        if isinstance(number, SYMBOLIC_TYPES) and not is_traced(number) and (name := symbol_name(number)) is not None:
+            self.symbols.setdefault(name, number)
 
     def _fresh_name(self, base: str) -> str:
         return f"{base}_{next(self._names)}"

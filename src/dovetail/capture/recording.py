@@ -298,8 +298,7 @@ class Recording:
 
     def _ends(self, arriving: Mapping[int, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Where gradients arrive, as autograd sees it: at outputs, and at wrappers of outputs."""
-        ends: list[tuple[torch.Tensor, torch.Tensor]] = []
-        packed: set[int] = set()
+        ends, packed = list[tuple[torch.Tensor, torch.Tensor]](), set[int]()
         for pack, wrapper in zip(self.outputs.plan.packs, self.outputs.wrappers, strict=True):
             packed.update(pack.slots)
             if all(slot in arriving for slot in pack.slots):
@@ -309,6 +308,7 @@ class Recording:
             if slot not in packed:
                 steps = reshaped[slot].steps if slot in reshaped else ()
                 ends.append((self.outputs.tensors[slot], replay(tangent, steps)))
+        self.recorder.views.lay_out(end for end, _ in ends)
         return ends
 
     def _reshaped(self) -> dict[int, Reshaped]:

@@ -9,14 +9,17 @@ one, and the gradient gets the strides of their backward. Equal values, but late
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from dovetail.torch_compat.autograd import next_sequence_number, viewed_tensor
+from dovetail.analysis.data_movement import is_view
+from dovetail.torch_compat.autograd import next_sequence_number, version_of, viewed_tensor
+from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.view_nodes import node_made_since, nodes_of_view
 
+aten = torch.ops.aten
 Make = Callable[[], torch.Tensor]
 
 
@@ -27,28 +30,70 @@ class ViewsOfWritten:
         """unrecorded: runs what it is given without a trace of it in the program."""
         self._unrecorded = weakref.WeakMethod(unrecorded)  # of what holds this
         self._known: dict[int, int] = {}
+        self._read: list[tuple[list[tuple[torch.Tensor, int]], list[torch.Tensor]]] = []
 
     def note(self, tensor: torch.Tensor) -> None:
         """Every node of this tensor that was made up to now is its first, or was treated."""
         self._known[id(tensor)] = next_sequence_number()
 
-    def lay_out(self, arguments: Iterable[object]) -> None:
-        """Treat the tensors among the arguments of an operator, or of backward, whose nodes are new."""
+    def write(self, func: object, arguments: Iterable[object]) -> None:
+        """An operator is about to run. If it writes, the views among its arguments are treated now: autograd has their
+        nodes, and makes some of them anew as soon as it has run.
+        """
+        self.settle()
+        if isinstance(func, Overload) and schema_of(func).is_mutable:
+            self._treat_all(self._views_in(arguments))
+
+    def read(self, func: object, arguments: Iterable[object], result: object) -> None:
+        """An operator has run. The views among its arguments are treated before the next one runs, if it has a node.
+
+        Autograd looks for their nodes when it makes one for a result, which it has not done yet: to look for them here
+        would make them earlier than in eager mode, and gradients are added in the order in which nodes were made.
+        """
+        found = list(self._views_in(arguments)) if torch.is_grad_enabled() else []
+        if not found or (isinstance(func, Overload) and schema_of(func).is_mutable):
+            return
+        if isinstance(func, Overload) and is_view(func):  # autograd makes other objects of these results
+            self._treat_all(found if func is not aten.detach.default else ())
+        else:
+            results = result if isinstance(result, list | tuple) else [result]
+            read = [(view, version_of(view)) for view in found]
+            self._read.append((read, [x for x in results if isinstance(x, torch.Tensor)]))
+
+    def settle(self) -> None:
+        """Treat the views that operators have read up to now, if these have nodes.
+
+        One that was written since has another node soon; autograd may be about to make it, and cannot be asked for it.
+        """
+        while self._read:
+            views, results = self._read.pop(0)
+            if any(made.requires_grad for made in results):
+                self._treat_all(view for view, version in views if version_of(view) == version)
+
+    def lay_out(self, roots: Iterable[object]) -> None:
+        """Treat all views whose gradients are wanted, before backward begins."""
+        self.settle()
+        self._treat_all(self._views_in(roots))
+
+    def _views_in(self, arguments: Iterable[object]) -> Iterator[torch.Tensor]:
         for argument in arguments:
             if isinstance(argument, list | tuple):
-                self.lay_out(argument)
+                yield from self._views_in(argument)
             elif (
                 isinstance(argument, torch.Tensor)
                 and argument.requires_grad
+                and id(argument) in self._known
                 and viewed_tensor(argument) is not argument
             ):
-                self._treat(argument)
+                yield argument
+
+    def _treat_all(self, views: Iterable[torch.Tensor]) -> None:
+        if torch.is_grad_enabled():
+            for view in views:
+                self._treat(view)
 
     def _treat(self, view: torch.Tensor) -> None:
-        known = self._known.get(id(view))
-        if known is None or not torch.is_grad_enabled():
-            return
-        node = node_made_since(view, known)
+        node = node_made_since(view, self._known[id(view)])
         if node is None:
             return
         self.note(view)

@@ -13,13 +13,23 @@ from torch._subclasses.fake_tensor import UnsupportedOperatorException
 
 _aten = torch.ops.aten
 _BATCH_FIRST, _TRAIN, _BATCH_SIZES = 10, 12, 14
+_DROPOUT_OF_FUNCTION, _TRAIN_OF_FUNCTION = 5, 6
+
+
+def draws_for_itself(args: Sequence[Any]) -> bool:
+    """Whether a call of `torch.lstm` and its like, over a padded sequence, drops numbers in cuDNN.
+
+    cuDNN draws from a state of its own. Torch makes it anew in the first such call after a seed was set, from a number
+    that it draws itself; and a call on fakes counts as that first one.
+    """
+    x, dropout, train = args[0], args[_DROPOUT_OF_FUNCTION], args[_TRAIN_OF_FUNCTION]
+    return x.device.type == "cuda" and torch.backends.cudnn.enabled and bool(train) and dropout > 0
 
 
 def run_layer_on_fakes(*args: Any) -> tuple[Any, ...]:
     """The results of `_cudnn_rnn`.
 
-    Raises: UnsupportedOperatorException for a layer in training: what its backward takes has no size on fakes, and
-    dropout draws from a state of cuDNN's own, which goes on from call to call.
+    Raises: UnsupportedOperatorException for a layer in training: what its backward takes has no size on fakes.
     """
     if args[_TRAIN]:
         raise UnsupportedOperatorException(_aten._cudnn_rnn.default)

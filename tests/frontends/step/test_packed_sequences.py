@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 import dovetail
-from dovetail.errors import DataDependentControlFlow, UnsupportedTensor
+from dovetail.errors import DataDependentControlFlow, NoFakeKernel, UnsupportedTensor
 
 LENGTHS = ([6, 4, 2], [3, 6, 5], [4, 4, 4], [2, 2, 6], [6, 4, 2])
 
@@ -224,3 +224,14 @@ def test_second_derivatives_are_refused_by_name() -> None:
             step(x, lengths)
     with pytest.raises(UnsupportedTensor, match=r"under backward\(create_graph=True\)"):
         step(x, lengths)
+
+
+def test_a_layer_that_draws_in_cudnn_is_refused_before_torch_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch notes such a call, on fakes as well, and draws other numbers afterwards."""
+    monkeypatch.setattr("dovetail.capture.packed_sequences.draws_for_itself", lambda args: bool(args[6] and args[5]))
+    layer = nn.LSTM(4, 5, 2, dropout=0.5)
+    compiled = dovetail.compile(lambda x: layer(x)[0])
+    with pytest.raises(NoFakeKernel, match="_cudnn_rnn"):
+        compiled(torch.ones(3, 2, 4))
+    layer.eval()
+    assert torch.equal(compiled(torch.ones(3, 2, 4)), layer(torch.ones(3, 2, 4))[0])

@@ -41,4 +41,22 @@ def check_run_layer_on_fakes() -> str | None:
     )
 
 
-CHECKS = (check_run_layer_on_fakes,)
+def check_draws_for_itself() -> str | None:
+    """Layers in training with dropout do, on a GPU; there a call on fakes keeps a seed from being followed."""
+    with FakeTensorMode():
+        x = {device: torch.empty(2, 5, 4, device=device) for device in ("cpu", "cuda")}
+    calls = {
+        "on a CPU": (x["cpu"], 0.5, True),
+        "in training": (x["cuda"], 0.5, True),
+        "in evaluation": (x["cuda"], 0.5, False),
+        "without dropout": (x["cuda"], 0.0, True),
+    }
+    found = {
+        how: cudnn_layers.draws_for_itself((given, None, [], True, 2, dropout, train, False, True))
+        for how, (given, dropout, train) in calls.items()
+    }
+    wanted = dict.fromkeys(calls, False) | {"in training": torch.backends.cudnn.enabled}
+    return first_difference(("calls", found, wanted))
+
+
+CHECKS = (check_run_layer_on_fakes, check_draws_for_itself)
