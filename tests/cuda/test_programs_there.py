@@ -13,11 +13,18 @@ from tests.programs.harness import BACKEND, DYNAMO, EAGER, Differs, Program, Ref
 from tests.programs.test_programs import REASONS, programs
 
 
+# Nodes that a backward makes are numbered in the thread of the device, those of the forward in the caller's; autograd adds
+# gradients in the order of these numbers, so that in eager mode the order depends on what the process did before.
+_ORDER_OF_THREADS = frozenset({"unknown_rate_of_decay"})
+
+
 def _cases() -> list[object]:
     found = []
     for program in programs():
         for door in program.doors:
             why = REASONS.get((program.name, door))
+            if program.name in _ORDER_OF_THREADS:
+                why = "second derivatives on a GPU are added in another order"
             marks = [] if why is None else [pytest.mark.xfail(strict=False, reason=why)]
             found.append(pytest.param(program, door, id=f"{program.name}-{door}", marks=marks))
     return found
