@@ -12,9 +12,8 @@ import pytest
 from tests.programs.harness import BACKEND, DYNAMO, EAGER, Differs, Program, Refused, check
 from tests.programs.test_programs import REASONS, programs
 
-
-# Nodes that a backward makes are numbered in the thread of the device, those of the forward in the caller's; autograd adds
-# gradients in the order of these numbers, so that in eager mode the order depends on what the process did before.
+# Nodes that a backward makes are numbered in the thread of the device, those of the forward in the caller's. Autograd
+# adds gradients in the order of these numbers, so that eager's order depends on what the process did before.
 _ORDER_OF_THREADS = frozenset({"unknown_rate_of_decay"})
 
 
