@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import dovetail
 from dovetail.errors import BadOptionValue, DovetailWarning, MemoryLimitTooLow, UnsupportedStep
 from dovetail.inspect.memory import measure_peak
+from dovetail.ops.facts import writes_of
 from dovetail.pipeline.memory_limit import memory_limit
 
 Batch = tuple[Tensor, Tensor]
@@ -112,6 +113,21 @@ def test_limits_are_kept_with_the_bits_of_eager(name: str) -> None:
         assert training.step.explain().peak_bytes == found["peak"]  # type: ignore[union-attr]
         peaks.append(found["peak"])
     assert peaks == sorted(peaks)
+
+
+def test_a_batch_norm_runs_again_without_its_running_statistics() -> None:
+    training = Training("convolutions", memory_limit=f"transient:{_floor('convolutions')}B")
+    assert _equal(training.run()["left"], Training("convolutions").run()["left"])
+    program = training.step.program  # type: ignore[union-attr]
+    again = [node for node in program.nodes if node.recomputed and "batch_norm" in str(node.target)]
+    norms = [node for node in program.nodes if not node.recomputed and "native_batch_norm." in str(node.target)]
+    assert len(norms) == 3
+    assert again
+    assert not any(writes_of(node) for node in again)
+    values = {norm: {value.name for value in norm.operands()} for norm in norms}
+    statistics = {name for names in values.values() for name in names if "running" in name}
+    assert len(statistics) == 6
+    assert statistics.isdisjoint(value.name for node in again for value in node.operands())
 
 
 @pytest.mark.parametrize("name", MODELS)

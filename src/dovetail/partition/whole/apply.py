@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from dovetail.ir.draft import Draft
 from dovetail.ir.program import Node, Operand, Phase, Program, Target, Value
+from dovetail.ops.again import again_form
 from dovetail.ops.facts import written_values
 from dovetail.ops.prims import REACHED
 from dovetail.ops.transfers import FETCH, FETCHED, SPILL, SPILLED, token_meta
@@ -56,7 +57,7 @@ class _Writer:
             if isinstance(run, Move):
                 self._move(run, problem)
                 continue
-            node = nodes[run.node]
+            node = nodes[run.node] if run.node >= done else again_form(nodes[run.node])
             self.phase = nodes[min(done, len(nodes) - 1)].phase
             self._have(node)
             if run.node < done:

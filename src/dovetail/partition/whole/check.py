@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterable
 from dovetail.errors import InvalidProgram
 from dovetail.ir.program import Node, Phase, Program, Value, made_symbols, values_in
 from dovetail.ir.signature import InputMutation, Residual, SharedBytes, UserOutput
+from dovetail.ops.again import again_form
 from dovetail.ops.facts import facts_of, writes_of, written_values
 from dovetail.ops.prims import REACHED
 from dovetail.ops.transfers import TRANSFERS
@@ -138,9 +139,10 @@ class _Checker:
                 self._check_place(new, node)
                 self._require(_looks(new) == _looks(old), "a result is as it was", new.name)
                 self.numbers[new] = self.originals[old]
-        key = self._key(node, self.numbers, self.writes)
-        if key is not None:
-            self.known[key] = original
+        for ran, form in ((node, original), (again_form(node), again_form(original))):
+            key = self._key(ran, self.numbers, self.writes)
+            if key is not None:
+                self.known[key] = form
 
     def _check_again(self, node: Node) -> None:
         """A node that is new: it ran already, on the same values, and gives the same each time."""

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from dovetail.analysis.liveness import NOTHING, Need, storage_bytes
 from dovetail.ir.program import Node, Program, made_symbols
 from dovetail.ir.sizes import Number
+from dovetail.ops.again import again_form
 from dovetail.ops.facts import written_values
 from dovetail.partition.policy import Policy, can_run_again, is_view
 from dovetail.partition.work import work_of
@@ -114,12 +115,20 @@ class _Builder:
         self.uses: list[list[int]] = []
         self.can_run: list[bool] = []
         self.viewed: set[int] = set()
+        self.once: set[int] = set()  # made by the first run of their maker alone
         self.inputs_read: list[set[int]] = []
         self.written = dict(until)
         for at, node in enumerate(program.nodes):
             self._add(at, node, inputs)
-            again = can_run_again(node, fixed) and policy.allows(node)
+            form = again_form(node)
+            again = can_run_again(form, fixed) and policy.allows(node)
             self.can_run.append(again)
+            once = node.results() if form is not node else ()
+            self.once.update(
+                self.number[v.tensor.storage]
+                for v in once
+                if v not in form.results() and v.tensor.storage in self.number
+            )
             if not self.makes[at] and not (again and is_view(node)):  # what it makes of a storage is its own
                 own = [value.tensor.storage for value in node.results() if value.is_tensor]
                 self.viewed.update(self.number[storage] for storage in own if storage in self.number)
@@ -131,6 +140,7 @@ class _Builder:
 
     def _add(self, at: int, node: Node, inputs: frozenset[int]) -> None:
         operands = dict.fromkeys(value.tensor.storage for value in node.operands() if value.is_tensor)
+        later = {value.tensor.storage for value in again_form(node).operands() if value.is_tensor}
         read = tuple(self.number[storage] for storage in operands if storage in self.number)
         made: list[int] = []
         used = dict.fromkeys(read)
@@ -151,7 +161,7 @@ class _Builder:
             self.written.setdefault(value.tensor.storage, at)
         self.reads.append(tuple(used))
         self.makes.append(tuple(made))
-        self.inputs_read.append({storage for storage in operands if storage in inputs})
+        self.inputs_read.append({storage for storage in later if storage in inputs})
 
     def _can_drop(self) -> list[bool]:
         """Whether each storage can be made again until its last use, or longer: its *horizon*."""
@@ -159,7 +169,7 @@ class _Builder:
         until: list[int] = []  # a position before which it is there or can be made
         for (number, maker), storage in zip(enumerate(self.makers), self.number, strict=True):
             horizon = -1
-            if self.can_run[maker] and number not in self.viewed:
+            if self.can_run[maker] and number not in self.viewed and number not in self.once:
                 sources = [until[read] for read in self.reads[maker] if read != number]
                 sources += [self.written.get(storage, NEVER) for storage in self.inputs_read[maker]]
                 horizon = min(sources, default=NEVER)
