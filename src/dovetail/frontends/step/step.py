@@ -28,6 +28,7 @@ from dovetail.frontends.statistics import Stats
 from dovetail.frontends.step.captures import StepCaptures
 from dovetail.frontends.step.explanation import StepExplanation, explain_variant
 from dovetail.frontends.step.guard import UNBOUND, StepCall
+from dovetail.frontends.step.many_steps import Progress, run_steps
 from dovetail.frontends.step.searches import Searches
 from dovetail.frontends.step.variant import StepVariant
 from dovetail.frontends.structure import flatten_call
@@ -151,6 +152,28 @@ class CompiledStep:
             except (OffloadFailed, OffloadUnavailable):
                 captures.did_not_run()
                 raise
+
+    def run(self, batches: Any, progress: Progress | None = None, *, every: int = 1) -> Any:
+        """Run a step for each batch, and stack the results: what as many calls give, bit by bit.
+
+        Ctrl-C, and errors, end the run between two steps: what the last whole step left is there.
+
+        Args:
+            batches: an iterable, a `DataLoader` say: tuples and lists are a step's arguments, dicts its keywords, and
+                anything else its one argument. Or tensors whose first dimension counts the steps: one, a tuple of
+                them for several arguments, or a dict for keywords.
+            progress: called with the number of steps that are done and the last result.
+            every: after how many steps it is called.
+
+        Returns:
+            A step's result with each tensor of shape `(...)` stacked to `(steps, ...)`, without a gradient; numbers
+            and other values are in lists, and so are tensors whose shapes differ. None if there was no batch.
+
+        Raises:
+            BadOptionValue: what is given are no batches, or no progress; nothing has run.
+            DovetailError: as a call does, from the step that raises it. A note says how many steps are done.
+        """
+        return run_steps(self, batches, progress, every)
 
     def _run_eager(self, args: Any, kwargs: Any) -> Any:
         if self._captures.searching is None:
