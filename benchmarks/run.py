@@ -1,7 +1,7 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
 Subcommands: aot-capture, first-step, step, step-capture, step-memory, step-limits, small-calls, overlap, overhead,
-inplace, arena, offload, planning, artifact and freeze. Without one every benchmark runs with its defaults. Each
+inplace, arena, offload, planning, estimates, artifact and freeze. Without one every benchmark runs with its defaults. Each
 measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty caches.
 """
 
@@ -22,6 +22,7 @@ from benchmarks.arguments import DEFAULT_OUT, Backends, Device, Models, Out, Thr
 from benchmarks.artifact import measure_files, write_artifact_report
 from benchmarks.decode import BACKENDS as DECODE_BACKENDS
 from benchmarks.decode import DecodeCost, DecodeSettings
+from benchmarks.estimates import write_estimates_report
 from benchmarks.freeze import FreezeSettings, Measured, measure_frozen
 from benchmarks.freeze_artifact import ArtifactCost
 from benchmarks.freeze_models import FREEZE_MODELS
@@ -74,6 +75,7 @@ def run_all(context: typer.Context) -> None:
         arena()
         offload()
         planning()
+        estimates()
         artifact()
         freeze()
 
@@ -167,6 +169,14 @@ def planning(
 ) -> None:
     """Plan the memory of long programs, without a limit and under one."""
     write_planning_report([int(count) for count in layers.split(",")], describe_machine("cpu"), out)
+
+
+@app.command()
+def estimates(
+    models: Annotated[str, typer.Option(help="1B, 7B, 13B, with commas between.")] = "1B,7B,13B", out: Out = DEFAULT_OUT
+) -> None:
+    """Estimate the peaks of steps of large models, on paper."""
+    write_estimates_report(models.split(","), describe_machine("cpu"), out)
 
 
 @app.command()

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import step_memory as memory
+from benchmarks.estimates import estimate_cost
 from benchmarks.measure import EAGER, answer_request
 from benchmarks.run import app
 from benchmarks.step_capture import summarize_capture
@@ -165,3 +166,13 @@ def test_all_ways_take_the_same_steps() -> None:
     assert all(found == losses[0] for found in losses)
     assert losses[0][-1] < losses[0][0]
     assert len({step.digest() for step in steps}) == 1
+
+
+def test_estimates_are_of_models_that_are_nowhere() -> None:
+    result = CliRunner().invoke(app, ["estimates", "--models", "70T"])
+    assert isinstance(result.exception, KeyError)
+    assert "1B, 7B, 13B" in str(result.exception)
+    cost = estimate_cost("small")
+    assert cost.parameters == 115_008
+    assert 0 < cost.floor_bytes <= cost.peak_bytes
+    assert cost.seconds > 0
