@@ -1,7 +1,7 @@
 """What it takes to estimate, on paper, training steps of models that are larger than this machine.
 
-The models are Llama-like, on the meta device, and trained by AdamW. Each is estimated in a process of its own, after one
-of two small layers, so that what is imported once does not count.
+The models are Llama-like, on the meta device, and trained by AdamW. Each is estimated in a process of its own, after
+one of two small layers, so that what is imported once does not count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
 Subcommands: aot-capture, first-step, step, step-capture, step-memory, step-limits, small-calls, overlap, overhead,
-inplace, arena, offload, planning, estimates, artifact and freeze. Without one every benchmark runs with its defaults. Each
-measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty caches.
+inplace, arena, offload, planning, estimates, artifact and freeze. Without one every benchmark runs with its defaults.
+Each measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty caches.
 """
 
 from __future__ import annotations
