@@ -47,7 +47,7 @@ class CompiledProgram:
     def __init__(self, program: Program, executors: ExecutorList, after: Mapping[Node, AfterNode] = _NOTHING) -> None:
         """after: by a node, what is called with its result."""
         self.program = program
-        self.executors = executors
+        self.executors = executors.bound_to(program, after)
         self._after = after
         self._serial = next(_SERIAL)
         self._code = self._build(f"{_FILES}{program.name} {self._serial}>", None)
@@ -56,7 +56,7 @@ class CompiledProgram:
     @property
     def source(self) -> str:
         """The source that runs, with shapes and the user's lines as comments."""
-        return emit(self.program, self.executors.call, last_uses(self.program)).text
+        return emit(self.program, self.executors.call, last_uses(self.program), groups=self.executors.groups).text
 
     def __call__(self, inputs: list[Any]) -> tuple[Any, ...]:
         """Run. inputs: one per program input, in order; emptied."""
@@ -95,7 +95,8 @@ class CompiledProgram:
 
     def _build(self, filename: str, ranges: Callable[[Node], str] | None) -> _Code:
         dying = last_uses(self.program)
-        source = emit(self.program, self._call, dying, comments=False, ranges=ranges)
+        groups = self.executors.groups
+        source = emit(self.program, self._call, dying, comments=False, ranges=ranges, groups=groups)
         return _Code(source, filename, _build(source, filename))
 
     def _call(self, names: Names, node: Node) -> str:

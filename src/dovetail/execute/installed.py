@@ -17,10 +17,11 @@ from importlib.metadata import EntryPoint, entry_points
 
 from dovetail.errors import BadOptionValue
 from dovetail.execute.executors.aten import AtenExecutor
+from dovetail.execute.native.executor import NativeExecutor
 from dovetail.execute.protocol import Executor
 
 GROUP = "dovetail.executors"
-_OWN: dict[str, Callable[[], Executor]] = {"aten": AtenExecutor}
+_OWN: dict[str, Callable[[], Executor]] = {"native": NativeExecutor, "aten": AtenExecutor}
 
 
 def brought_executors() -> dict[str, EntryPoint]:

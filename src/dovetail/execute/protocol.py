@@ -3,16 +3,18 @@
 Executors stand in a list. Each node goes to the first one that claims it; the last one, `aten`, claims everything, so
 every program runs. A claim is text: the call expression that the generated source contains, over names that the claim
 may add. Who runs what is part of the report.
+
+An executor that runs several nodes by one call is bound to a program first, and then has groups of its nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from dovetail.ir.program import Node, Program
-from dovetail.ir.text import Names
+from dovetail.ir.text import Names, NodeGroup
 
 
 class RunnableProgram(Protocol):
@@ -45,11 +47,41 @@ class Executor(Protocol):
         """The call expression of a claimed node."""
 
 
+@runtime_checkable
+class GroupingExecutor(Executor, Protocol):
+    """Claims nodes where they stand together. It claims nothing before it is bound to a program."""
+
+    @property
+    def groups(self) -> Mapping[int, NodeGroup]:
+        """The groups of the program that it is bound to, by the number of their first nodes."""
+
+    def bound_to(self, program: Program, is_free: Callable[[Node], bool]) -> GroupingExecutor:
+        """The executor for a program. is_free: whether a node may be part of a group; asked before this returns."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorList:
-    """Executors in order of preference; the last one claims everything."""
+    """Executors in order of preference; the last one claims everything. groups: of the program they are bound to."""
 
     executors: tuple[Executor, ...]
+    groups: Mapping[int, NodeGroup] = field(default_factory=dict)
+
+    def bound_to(self, program: Program, alone: Collection[Node] = ()) -> ExecutorList:
+        """The executors for a program; themselves where none of them groups nodes. alone: nodes of no group."""
+        if not any(isinstance(executor, GroupingExecutor) for executor in self.executors):
+            return self
+        bound: list[Executor] = []
+        groups: dict[int, NodeGroup] = {}
+
+        def is_free(node: Node) -> bool:
+            return node not in alone and not any(executor.claim(node) for executor in bound)
+
+        for executor in self.executors:
+            if isinstance(executor, GroupingExecutor):
+                executor = executor.bound_to(program, is_free)
+                groups.update(executor.groups)
+            bound.append(executor)
+        return ExecutorList(tuple(bound), groups)
 
     def owner(self, node: Node) -> Executor:
         """The first executor that claims the node."""

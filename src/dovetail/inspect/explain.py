@@ -264,6 +264,7 @@ def program_report(program: Program, kind: str, memory: MemoryMap, executors: Ex
     for row in memory.storages:
         makes[row.first] += row.bytes
     origins, names = node_origins(program), Names()
+    executors = None if executors is None else executors.bound_to(program)
     nodes = []
     for index, node in enumerate(program.nodes):
         values = (*node.operands(), *node.results())

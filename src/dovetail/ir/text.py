@@ -18,15 +18,17 @@ import builtins
 import keyword
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
 
 from dovetail.errors import InvalidProgram
 from dovetail.ir.draft import free_name
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, meta_symbols, symbols_in
-from dovetail.ir.sizes import SizeExpr, number_text, symbol
+from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, symbols_in
+from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ir.sub_programs import SubProgram, WithSubPrograms
+from dovetail.ir.written_names import any_number_text, check_names, one_line
 from dovetail.torch_compat.dispatch import HigherOrder
 from dovetail.torch_compat.symbols import number_function_text
 
@@ -88,7 +90,7 @@ class Names:
         if isinstance(operand, bool | str | SizeExpr) or operand is None:
             return repr(operand)
         if isinstance(operand, int | float | complex):
-            return _number_text(operand)
+            return any_number_text(operand)
         if isinstance(operand, tuple | list):
             items = ", ".join(map(self.text, operand))
             if isinstance(operand, list):
@@ -105,35 +107,6 @@ class Names:
         texts = [self.text(a) for a in node.args[skip:]]
         texts += [f"{name}={self.text(a)}" for name, a in node.kwargs]
         return ", ".join(texts)
-
-
-def _number_text(number: complex) -> str:
-    if isinstance(number, int | float):
-        return number_text(number)
-    return f"complex({number_text(number.real)}, {number_text(number.imag)})"
-
-
-def _check_names(program: Program) -> None:
-    """Raise InvalidProgram for a name that would be more than a name in source, whoever made the program.
-
-    Names of values and size symbols are written as they are, and so are names of keyword operands.
-    """
-    written = [value.name for value in program.inputs]
-    written += [name for value in program.inputs for name in meta_symbols(value.meta)]
-    for node in program.nodes:
-        written += [value.name for value in node.results()]
-        written += [name for value in node.results() for name in meta_symbols(value.meta)]
-        written += [*node.symbols(), *(name for name, _ in node.kwargs)]
-    written += symbols_in(program.outputs)
-    for name in dict.fromkeys(written):
-        if not name.isidentifier() or keyword.iskeyword(name) or (name.startswith("__") and name.endswith("__")):
-            rule = "names are plain names of Python"
-            raise InvalidProgram(program=program.name, stage=program.stage.value, rule=rule, detail=repr(name))
-
-
-def _one_line(text: str) -> str:
-    """Text for a comment: what would end the line is written as an escape."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def identifier(text: str) -> str:
@@ -154,6 +127,28 @@ class ProgramText:
     globals: dict[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class NodeGroup:
+    """Nodes in a row that one piece of code runs where it can; where not, they run one by one.
+
+    first, last: numbers of the nodes. condition: an expression, whether the code may be tried. before: nodes among them
+    that run first, by their own calls. run: lines, and an expression that says whether all is done; where it does not,
+    or anything raises, nothing was done that running the nodes does not do as well. aliases: results, with the value
+    whose variable holds the same. unbound: results for which there are no variables afterwards.
+    """
+
+    first: int
+    last: int
+    condition: Callable[[Names], str]
+    before: tuple[Node, ...]
+    run: Callable[[Names], tuple[list[str], str]]
+    aliases: tuple[tuple[Value, Value], ...]
+    unbound: frozenset[Value]
+
+
+_NO_GROUPS: Mapping[int, NodeGroup] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class _Writer:
     program: Program
@@ -161,6 +156,7 @@ class _Writer:
     dying: Mapping[int, tuple[Value, ...]]
     comments: bool
     names: Names
+    groups: Mapping[int, NodeGroup] = field(default_factory=dict)
     out: list[str] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     unbound: dict[str, None] = field(default_factory=dict)
@@ -178,14 +174,16 @@ def emit(
     comments: bool = True,
     ranges: Callable[[Node], str] | None = None,
     function: str = "run",
+    groups: Mapping[int, NodeGroup] = _NO_GROUPS,
 ) -> ProgramText:
     """The source of a function `run(args)` that takes a list of inputs, empties it, and returns a tuple.
 
     call: the text of the call expression of a node. dying: for each node index, the values to forget after it (-1:
-    before the first node). ranges: name of the profiler range of a node ("" for none). Subgraphs that calls mention
-    are functions before it.
+    before the first node). ranges: name of the profiler range of a node ("" for none). groups: by the number of the
+    first node, nodes that run together. Subgraphs that calls mention are functions before it.
     """
     writer = _new_writer(program, call, dying, comments, function)
+    writer.groups = groups
     writer.line(f"def {function}(args):", 0)
     if program.inputs:
         writer.line(f"{', '.join(value.name for value in program.inputs)}{',' * (len(program.inputs) == 1)} = args")
@@ -214,7 +212,7 @@ def _emit_sub_program(
 def _new_writer(
     program: Program, call: CallWriter, dying: Mapping[int, tuple[Value, ...]], comments: bool, function: str
 ) -> _Writer:
-    _check_names(program)
+    check_names(program)
     names = Names(frozenset(value.name for value in program.values()), within=function)
     return _Writer(program, call, dying, comments, names)
 
@@ -234,18 +232,63 @@ def _write_body(writer: _Writer, ranges: Callable[[Node], str] | None) -> None:
     program = writer.program
     _bind_symbols(writer)
     _forget(writer, writer.dying.get(-1, ()), 1)
-    current = ""
-    for index, node in enumerate(program.nodes):
-        wanted = ranges(node) if ranges else ""
-        if wanted != current and wanted:
-            writer.line(f"with record_function({wanted!r}):")
-        current = wanted
-        _write_node(writer, node, 2 if wanted else 1)
-        _forget(writer, writer.dying.get(index, ()), 2 if wanted else 1)
+    at = 0
+    while at < len(program.nodes):
+        group = writer.groups.get(at)
+        if group is not None:
+            _write_group(writer, group, ranges)
+            at = group.last + 1
+        else:
+            end = next((n for n in range(at, len(program.nodes)) if n in writer.groups), len(program.nodes))
+            _write_nodes(writer, at, end, ranges, 1)
+            at = end
     for name in writer.unbound:
         raise InvalidProgram(
             program=program.name, stage=program.stage.value, rule="every size symbol is bound", detail=name
         )
+
+
+def _write_nodes(writer: _Writer, first: int, end: int, ranges: Callable[[Node], str] | None, indent: int) -> None:
+    """Some nodes, one by one."""
+    current = ""
+    for index in range(first, end):
+        node = writer.program.nodes[index]
+        wanted = ranges(node) if ranges else ""
+        if wanted != current and wanted:
+            writer.line(f"with record_function({wanted!r}):", indent)
+        current = wanted
+        _write_node(writer, node, indent + 1 if wanted else indent)
+        _forget(writer, writer.dying.get(index, ()), indent + 1 if wanted else indent)
+
+
+def _write_group(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str] | None) -> None:
+    """The code that runs a group, and the nodes one by one for where it does not."""
+    done = free_name("done", {*writer.names.taken, *writer.needed})
+    unbound, lines = dict(writer.unbound), list(writer.lines)
+    writer.line(f"{done} = {group.condition(writer.names)}")
+    writer.line(f"if {done}:")
+    writer.line("try:", 2)
+    indent = 3 if ranges is None else 4
+    if ranges is not None:
+        writer.line("with record_function('cluster'):", 3)
+    for node in group.before:
+        _write_node(writer, node, indent)
+    statements, call = group.run(writer.names)
+    for statement in statements:
+        writer.line(statement, indent)
+    writer.line(f"{done} = {call}", indent)
+    writer.line("except Exception:", 2)
+    writer.line(f"{done} = False", 3)
+    writer.unbound, writer.lines = unbound, lines
+    writer.line(f"if {done}:")
+    for value, source in group.aliases:
+        writer.line(f"{value.name} = {source.name}", 2)
+    dying = [v for at in range(group.first, group.last + 1) for v in writer.dying.get(at, ())]
+    _forget(writer, tuple(v for v in dying if v not in group.unbound), 2)
+    if not group.aliases and not any(v.is_tensor and v not in group.unbound for v in dying):
+        writer.line("pass", 2)
+    writer.line("else:")
+    _write_nodes(writer, group.first, group.last + 1, ranges, 2)
 
 
 def _bind_symbols(writer: _Writer) -> None:
@@ -302,7 +345,7 @@ def _write_node(writer: _Writer, node: Node, indent: int) -> None:
         remarks = ", ".join(str(value.meta) for value in node.results())
         where = str(node.origin)
         remarks += f"   {where}" if where else ""
-        text = f"{text:<{_COMMENT_COLUMN}}  # {_one_line(remarks)}"
+        text = f"{text:<{_COMMENT_COLUMN}}  # {one_line(remarks)}"
     writer.line(text, indent)
     for value in node.results():
         expr = value.meta.expr if isinstance(value.meta, ScalarMeta) else None

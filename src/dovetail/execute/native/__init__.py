@@ -1,0 +1,1 @@
+"""Runs of pointwise operators as machine code, with eager's bits: see docs/native.md."""

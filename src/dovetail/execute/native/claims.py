@@ -1,0 +1,172 @@
+"""Which nodes can be machine code: what each computes, from which values, and where its result goes.
+
+The first look is at descriptions alone: an operator with a rule, float32 or float64 tensors of the CPU whose elements
+lie densely and alike, single elements, numbers. The second is a probe, asked only where the first finds a run of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.execute.native.formula import TRUTHS, Formula, substituted
+from dovetail.execute.native.probes import ARRAY, ELEMENTS, NUMBER, SINGLE, TRUTH, Question, formula_of
+from dovetail.execute.native.rules import RULES, TRUTH_OPERANDS, Rule
+from dovetail.ir.program import Node, Operand, TensorMeta, Value
+from dovetail.ir.sizes import Size
+from dovetail.ops.arguments import arguments_of
+from dovetail.ops.facts import facts_of
+from dovetail.torch_compat.dispatch import Overload, schema_of
+
+Layout = tuple[object, ...]
+"""Equal for tensors whose elements lie alike: the n-th in memory is the n-th of each."""
+
+_UNREAD = (None, False, torch.preserve_format)
+_WHOLE = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A node that may be machine code.
+
+    operands: what the formula reads, in its order. kinds: of each, as probes name them. into: the value whose memory
+    the result is written to; None where the node makes new memory. result: what the node gives, if anything.
+    """
+
+    node: Node
+    question: Question
+    operands: tuple[Operand, ...]
+    kinds: tuple[str, ...]
+    into: Value | None
+    result: Value
+    layout: Layout
+
+    @property
+    def written(self) -> Value:
+        """The value that describes the memory that is written."""
+        return self.into if self.into is not None else self.result
+
+    def formula(self) -> Formula | None:
+        """What was found to give the operator's bits, if anything. The first time for each kind of node it is tried."""
+        return formula_of(self.question)
+
+
+def claim_of(node: Node) -> Claim | None:
+    """The claim on a node, as far as descriptions say."""
+    target = node.target
+    result = node.outputs[0] if len(node.outputs) == 1 and not node.unpack else None
+    if not isinstance(target, Overload) or schema_of(target).namespace != "aten":
+        return None
+    rule = RULES.get(schema_of(target).name.removesuffix("_"))
+    if rule is None:
+        return None
+    arguments, writes = arguments_of(node), facts_of(target).writes
+    into = schema_of(target).arguments[writes[0]].name if writes else ""
+    written = arguments.get(into)
+    if result is None and not node.outputs and isinstance(written, Value):
+        result = written  # a copy into an input: nobody reads what it gives
+    if result is None or not result.is_tensor or len(writes) > 1 or not (written is None or isinstance(written, Value)):
+        return None
+    return _with_operands(node, rule, arguments, into, written, result)
+
+
+def _with_operands(
+    node: Node, rule: Rule, arguments: Mapping[str, Operand], into: str, written: Value | None, result: Value
+) -> Claim | None:
+    meta = result.tensor
+    layout = layout_of(meta)
+    if layout is None or meta.device.type != "cpu" or not (written is None or _is_like(written.tensor, meta)):
+        return None
+    name = schema_of(node.target).name.removesuffix("_")  # type: ignore[arg-type]
+    found = [(each, arguments.get(each)) for each in rule.operands]
+    tensors = [x for each, x in found if isinstance(x, Value) and x.is_tensor and not _is_truth(name, each)]
+    dtype = tensors[0].tensor.dtype if tensors else meta.dtype
+    candidates = _candidates(rule, arguments)
+    if dtype not in ELEMENTS or not candidates or meta.dtype is not _result_dtype(candidates[0], dtype):
+        return None
+    kinds = {each: _kind(operand, meta, torch.bool if _is_truth(name, each) else dtype) for each, operand in found}
+    ones = {place: 1.0 for place, (_, x) in enumerate(found) if type(x) is int and x == 1 and place >= 2}
+    rest = {each: x for each, x in arguments.items() if each not in rule.operands and each != into}
+    if "" in kinds.values() or not all(_may_be_left_out(rule, each, x) for each, x in rest.items()):
+        return None
+    if kinds and ARRAY not in kinds.values() and written is None and TRUTH not in kinds.values():
+        return None  # a result of no operand's layout
+    kept = [(each, x) for place, (each, x) in enumerate(found) if place not in ones]
+    others = [*rest.items(), *((each, x) for place, (each, x) in enumerate(found) if place in ones)]
+    question = Question(
+        node.target,  # type: ignore[arg-type]
+        tuple(substituted(candidate, ones) for candidate in candidates),
+        dtype,
+        tuple((each, kinds[each]) for each, _ in kept),
+        tuple((each, x) for each, x in others if x is not None),
+        into,
+    )
+    operands = tuple(x for _, x in kept)
+    return Claim(node, question, operands, tuple(kinds[each] for each, _ in kept), written, result, layout)
+
+
+def _candidates(rule: Rule, arguments: Mapping[str, Operand]) -> tuple[Formula, ...]:
+    if not rule.by_value:
+        return rule.candidates
+    value = arguments.get(rule.by_value)
+    is_known = isinstance(value, int | float) and not isinstance(value, bool)
+    return rule.of_value.get(float(value), ()) if is_known else ()  # type: ignore[arg-type]
+
+
+def _may_be_left_out(rule: Rule, name: str, value: Operand) -> bool:
+    """Whether the result is the same whatever this argument, which formulas do not read, may be."""
+    if name in rule.fixed:
+        return value is rule.fixed[name]
+    return name == rule.by_value or any(value is unread for unread in _UNREAD)
+
+
+def _result_dtype(formula: Formula, dtype: torch.dtype) -> torch.dtype:
+    return torch.bool if formula.operation in TRUTHS else dtype
+
+
+def _is_truth(rule: str, name: str) -> bool:
+    return (rule, name) in TRUTH_OPERANDS
+
+
+def _kind(operand: Operand, like: TensorMeta, dtype: torch.dtype) -> str:
+    """How a kernel reads an operand; "" where it cannot."""
+    if isinstance(operand, Value) and operand.is_tensor:
+        meta = operand.tensor
+        if meta.dtype is not dtype or meta.device != like.device:
+            return ""
+        if _is_like(meta, like):
+            return TRUTH if dtype is torch.bool else ARRAY
+        return SINGLE if not meta.shape and dtype is not torch.bool else ""
+    if isinstance(operand, Value):
+        return NUMBER
+    is_number = isinstance(operand, int | float) and not isinstance(operand, bool)
+    return NUMBER if is_number and is_exact(operand) and dtype is not torch.bool else ""  # type: ignore[arg-type]
+
+
+def is_exact(number: float) -> bool:
+    """Whether a number is handed in as a double as it is, and torch takes it for a float32 as well."""
+    if isinstance(number, int):
+        return -_WHOLE <= number <= _WHOLE
+    return not abs(number) > torch.finfo(torch.float32).max or number in (float("inf"), -float("inf"))
+
+
+def _is_like(meta: TensorMeta, other: TensorMeta) -> bool:
+    layout = layout_of(meta)
+    return layout is not None and meta.shape == other.shape and layout == layout_of(other)
+
+
+def layout_of(meta: TensorMeta) -> Layout | None:
+    """How elements lie, if densely: see `Layout`. None where there are gaps, overlaps, or nobody knows."""
+    if meta.is_contiguous():
+        return ("in order", meta.numel())
+    dims = [(stride, size) for stride, size in zip(meta.stride, meta.shape, strict=True) if size != 1]
+    if not all(isinstance(stride, int) and isinstance(size, int) for stride, size in dims):
+        return None
+    reach: Size = 1
+    for stride, size in sorted(dims, key=lambda dim: int(dim[0])):  # type: ignore[arg-type]
+        if stride != reach:
+            return None
+        reach = int(stride) * int(size)  # type: ignore[arg-type]
+    return ("dense", *dims)

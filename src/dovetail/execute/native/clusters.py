@@ -1,0 +1,197 @@
+"""Clusters: runs of nodes that one call of machine code carries out.
+
+A cluster takes no more memory than its nodes do one by one: what it stores is there from its beginning to its end, so a
+run ends where that would be more than the most that its nodes hold at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from dovetail.analysis.liveness import input_bytes, last_uses, storage_bytes
+from dovetail.execute.native.arrange import ReadyLoop, loops_of, ready_loop
+from dovetail.execute.native.claims import Claim, claim_of
+from dovetail.execute.native.machine import kernel_of
+from dovetail.execute.native.runs import Run, reread_storages, runs_of
+from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
+
+THREADED = 32_768
+"""From this many elements on torch gives an operator's work to several threads, where it has them."""
+
+_SIZES = (2, 4096)  # what a size that is not known may be: what a cluster takes is compared for both
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """first, last: numbers of its nodes, those that run before it included. nodes: that are machine code.
+
+    loops: in order. made: values whose memory is taken before, each with one that lies alike, if there is one.
+    aliases: results that are read later, with the value whose variable holds the same tensor. counted: values whose
+    version counters move, one for each write. unbound: results that no variable holds.
+    """
+
+    first: int
+    last: int
+    nodes: tuple[Node, ...]
+    before: tuple[Node, ...]
+    loops: tuple[ReadyLoop, ...]
+    made: tuple[tuple[Value, Value | None], ...]
+    aliases: tuple[tuple[Value, Value], ...]
+    counted: tuple[Value, ...]
+    unbound: frozenset[Value]
+
+
+def clusters_of(program: Program, is_free: Callable[[Node], bool]) -> tuple[Cluster, ...]:
+    """The clusters of a program. is_free: whether a node may be machine code, as far as the caller knows."""
+    reread = reread_storages(program)
+    claims: dict[Node, Claim] = {}
+    for node in program.nodes:
+        claim = claim_of(node) if is_free(node) else None
+        if claim is not None and not _is_threaded(claim) and not _touches(node, reread):
+            claims[node] = claim
+    tried = {claim.node: claim for run in runs_of(program, claims) for claim in run.claims}
+    known = {node: claim for node, claim in tried.items() if claim.formula() is not None}
+    memory = _Memory(program)
+    found = [memory.cluster(run) for run in runs_of(program, known)]
+    return tuple(cluster for cluster in found if cluster is not None)
+
+
+def _touches(node: Node, storages: Collection[int]) -> bool:
+    return any(v.is_tensor and v.tensor.storage in storages for v in (*node.operands(), *node.results()))
+
+
+def _is_threaded(claim: Claim) -> bool:
+    """Whether torch would use several threads, which a cluster does not."""
+    if torch.get_num_threads() == 1:
+        return False
+    count = claim.written.tensor.numel()
+    return not isinstance(count, int) or count >= THREADED
+
+
+class _Memory:
+    """Who holds what when, in a program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.numbers = {node: at for at, node in enumerate(program.nodes)}
+        self.returned = program.output_storages()
+        self.returned_values = frozenset(values_in(program.outputs))
+        self.outside = program.input_storages()
+        self.shown = self.outside | self.returned
+        self.users: dict[int, list[int]] = {}
+        self.last_use: dict[Value, int] = {}
+        self.dying = last_uses(program)
+        for at, values in self.dying.items():
+            self.last_use.update(dict.fromkeys(values, at))
+        for at, node in enumerate(program.nodes):
+            for storage in dict.fromkeys(_storages(node)):
+                self.users.setdefault(storage, []).append(at)
+        symbols = {name for value in program.values() for name in meta_symbols(value.meta)}
+        self.sizes = [self._sizes(dict.fromkeys(symbols, size)) for size in (_SIZES if symbols else _SIZES[:1])]
+
+    def _sizes(self, hints: Mapping[str, int]) -> dict[int, int]:
+        return {**storage_bytes(self.program, hints), **input_bytes(self.program, hints)}
+
+    def cluster(self, run: Run) -> Cluster | None:
+        """The cluster of a run, or of its beginning where all of it would take more memory than its nodes."""
+        claims = list(run.claims)
+        while len(claims) > 1:
+            found = self._cluster(run, claims)
+            if found is not None:
+                return found
+            claims.pop()
+        return None
+
+    def _cluster(self, run: Run, claims: list[Claim]) -> Cluster | None:
+        last = self.numbers[claims[-1].node]
+        before = tuple(node for node in run.before if self.numbers[node] < last)
+        loops = loops_of(claims)
+        new = {claim.result.tensor.storage for claim in claims if claim.into is None}
+        unread = set[int]()  # nobody but one loop reads what the run writes there
+        for opened in loops:
+            own = {self.numbers[claim.node] for claim in opened.claims}
+            for storage in {claim.written.tensor.storage for claim in opened.claims} - self.shown:
+                if all(user in own for user in self.users[storage] if user >= run.first):
+                    unread.add(storage)
+        private = unread & new
+        if not self._fits(run.first, last, new - private):
+            return None
+        roots = _roots(claims)
+        made = self._made(claims, private, roots)
+        ready = [found for opened in loops if (found := ready_loop(opened, unread, roots)) is not None]
+        if made is None or not ready or any(kernel_of(found.loop) is None for found in ready):
+            return None
+        kept = {value for value, _ in made}
+        results = [value for claim in claims for value in claim.node.results()]
+        aliases = [(v, roots[v]) for v in results if roots.get(v, v) is not v and self._is_read_after(v, last)]
+        counted = [roots[c.written] for c in claims if c.into is not None and c.written.tensor.storage in self.shown]
+        unbound = frozenset(results) - kept - {value for value, _ in aliases}
+        nodes = tuple(claim.node for claim in claims)
+        return Cluster(
+            run.first, last, nodes, before, tuple(ready), tuple(made), tuple(aliases), tuple(counted), unbound
+        )
+
+    def _is_read_after(self, value: Value, last: int) -> bool:
+        return value in self.returned_values or self.last_use.get(value, -1) > last
+
+    def _fits(self, first: int, last: int, stored: Collection[int]) -> bool:
+        """Whether what is stored takes no more than nodes hold at once, above what is there before the first."""
+        nodes = self.program.nodes[first : last + 1]
+        for sizes in self.sizes:
+            held = most = 0
+            seen = set(self.outside)
+            for at, node in enumerate(nodes, first):
+                made = {v.tensor.storage for v in node.results() if v.is_tensor} - seen
+                made = {storage for storage in made if self.users[storage][0] == at}
+                seen |= made
+                held += sum(sizes[storage] for storage in made)
+                most = max(most, held)
+                gone = {s for s in _storages(node) if self.users[s][-1] == at and s not in self.returned}
+                held -= sum(sizes.get(storage, 0) for storage in gone)
+            if sum(sizes[storage] for storage in stored) > most:
+                return False
+        return True
+
+    def _made(
+        self, claims: list[Claim], private: Collection[int], roots: Mapping[Value, Value]
+    ) -> list[tuple[Value, Value | None]] | None:
+        """Results that get memory, each with a value that lies alike and has a variable; None where one has to and
+        there is none.
+        """
+        made: list[tuple[Value, Value | None]] = []
+        inside = {value for claim in claims for value in claim.node.results()}
+        for claim in claims:
+            if claim.into is not None or claim.result.tensor.storage in private:
+                continue
+            meta, bound = claim.result.tensor, {value for value, _ in made}
+            like: Value | None = None
+            for operand in claim.operands:
+                source = roots.get(operand, operand) if isinstance(operand, Value) else None
+                if source is None or not source.is_tensor or (source in inside and source not in bound):
+                    continue
+                if (source.tensor.shape, source.tensor.stride) == (meta.shape, meta.stride):
+                    like = source
+                    break
+            is_static = all(isinstance(size, int) for size in (*meta.shape, *meta.stride))
+            if like is None and not is_static:
+                return None
+            made.append((claim.result, like))
+        return made
+
+
+def _storages(node: Node) -> list[int]:
+    return [v.tensor.storage for v in (*node.operands(), *node.results()) if v.is_tensor]
+
+
+def _roots(claims: Collection[Claim]) -> dict[Value, Value]:
+    """By value that a claim writes or gives: the value whose variable holds the same tensor."""
+    roots: dict[Value, Value] = {}
+    for claim in claims:
+        root = claim.result if claim.into is None else roots.get(claim.into, claim.into)
+        roots[claim.result] = root
+        if claim.into is not None:
+            roots.setdefault(claim.into, root)
+    return roots

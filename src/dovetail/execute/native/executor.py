@@ -1,0 +1,123 @@
+"""The executor that runs clusters of pointwise nodes as machine code.
+
+By itself it claims nothing; bound to a program it claims the nodes of that program's clusters. The code of a cluster is
+one call. Behind it stand the calls of its nodes, for when it cannot run: a mode of torch wants to see each operator, a
+number is not one that a kernel takes, memory has run out, or the processor was told to round otherwise.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from dovetail.errors import BadOptionValue
+from dovetail.execute.executors.bindings import cheapest_call
+from dovetail.execute.native.arrange import ReadyLoop
+from dovetail.execute.native.claims import is_exact
+from dovetail.execute.native.clusters import Cluster, clusters_of
+from dovetail.execute.native.machine import driver, kernel_of, unavailable
+from dovetail.ir.program import Node, Program, Value
+from dovetail.ir.text import Names, NodeGroup
+from dovetail.torch_compat.native_symbols import nobody_watches
+
+
+@dataclass(frozen=True, slots=True)
+class NativeExecutor:
+    """See `execute.protocol.GroupingExecutor`. groups: of the program that it is bound to, by their first nodes.
+
+    Raises: BadOptionValue where no machine code can be made.
+    """
+
+    groups: Mapping[int, NodeGroup] = field(default_factory=dict)
+    nodes: frozenset[Node] = frozenset()
+
+    def __post_init__(self) -> None:
+        reason = unavailable()
+        if reason:
+            expected = '"aten" alone' if "llvmlite" not in reason else 'pip install llvmlite, or give "aten" alone'
+            raise BadOptionValue(option="executors", value="native", reason=reason, expected=expected)
+
+    @property
+    def name(self) -> str:
+        """The name that `explain` shows."""
+        return "native"
+
+    def claim(self, node: Node) -> bool:
+        """Whether the node is part of a cluster."""
+        return node in self.nodes
+
+    def call(self, names: Names, node: Node) -> str:
+        """The call of the node by itself, for when its cluster does not run."""
+        return cheapest_call(names, node)
+
+    def bound_to(self, program: Program, is_free: Callable[[Node], bool]) -> NativeExecutor:
+        """The executor for a program. is_free: whether a node may be part of a cluster, as far as the caller knows."""
+        clusters = clusters_of(program, is_free)
+        groups = {cluster.first: _group(cluster) for cluster in clusters}
+        return NativeExecutor(groups, frozenset(node for cluster in clusters for node in cluster.nodes))
+
+
+def exact(number: object) -> float:
+    """A number as a double that a kernel treats as torch treats the number. Raises: TypeError for any other."""
+    if (type(number) is float or type(number) is int) and is_exact(number):
+        return number
+    raise TypeError
+
+
+def _group(cluster: Cluster) -> NodeGroup:
+    return NodeGroup(
+        first=cluster.first,
+        last=cluster.last,
+        condition=lambda names: f"{names.constant(nobody_watches, 'nobody_watches')}()",
+        before=cluster.before,
+        run=lambda names: _lines(cluster, names),
+        aliases=cluster.aliases,
+        unbound=cluster.unbound,
+    )
+
+
+def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
+    """What is done before the call, and the call, which is false where nothing was done."""
+    lines = []
+    for value, like in cluster.made:
+        meta = value.tensor
+        if like is None:
+            lines.append(
+                f"{value.name} = torch.empty_strided({meta.shape!r}, {meta.stride!r}, dtype={meta.dtype}, device='cpu')"
+            )
+        else:
+            dtype = "" if like.tensor.dtype is meta.dtype else f", dtype={meta.dtype}"
+            lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
+    if cluster.counted:
+        count = names.constant(torch.autograd.graph.increment_version, "increment_version")
+        lines.append(f"{count}(({', '.join(value.name for value in cluster.counted)},))")
+    form, slots = "", []
+    for ready in cluster.loops:
+        row_form, row = _row(ready, names)
+        form += row_form
+        slots += row
+    pack = names.constant(struct.Struct(form).pack, "pack")
+    call = f"not {names.constant(driver(), 'drive')}({pack}({', '.join(slots)}), {len(cluster.loops)})"
+    return lines, call
+
+
+def _row(ready: ReadyLoop, names: Names) -> tuple[str, list[str]]:
+    """The row of a loop: its form, and what is in it. See `llvm_text.DRIVER`."""
+    kernel, pointers, numbers = kernel_of(ready.loop), ready.pointers, ready.numbers
+    assert kernel is not None, "loops without a kernel are left out"
+    array = next(v for v, cell in zip(pointers, ready.loop.cells, strict=True) if not cell.is_single)
+    count = array.tensor.numel()
+    size = str(count) if isinstance(count, int) else f"{array.name}.numel()"
+    slots = [names.constant(kernel, "kernel"), str(len(pointers)), str(ready.loop.slots), size]
+    slots += [f"{value.name}.data_ptr()" for value in pointers]
+    slots += [_number(operand, names) for operand in numbers]
+    return f"{4 + len(pointers)}q{len(numbers)}d", slots
+
+
+def _number(operand: object, names: Names) -> str:
+    if isinstance(operand, Value):
+        return f"{names.constant(exact, 'exact')}({operand.name})"
+    return names.text(operand)

@@ -1,0 +1,106 @@
+"""What an operator computes for one element, as a formula over its operands.
+
+A formula is data: it is compared, printed and compiled. Every operation is rounded once, as IEEE 754 says; `fma` is the
+only one that multiplies and adds with a single rounding. A vector function is one of MKL's, called on many elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+TRUTHS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or"})
+"""Operations whose result is a truth value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """An operation on parts. place: of an operand, in the order of the rule's. number: of a constant."""
+
+    operation: str
+    parts: tuple[Formula, ...] = ()
+    place: int = 0
+    number: float = 0.0
+
+    def __add__(self, other: Formula) -> Formula:
+        return Formula("add", (self, other))
+
+    def __sub__(self, other: Formula) -> Formula:
+        return Formula("sub", (self, other))
+
+    def __mul__(self, other: Formula) -> Formula:
+        return Formula("mul", (self, other))
+
+    def __truediv__(self, other: Formula) -> Formula:
+        return Formula("div", (self, other))
+
+    def __neg__(self) -> Formula:
+        return Formula("neg", (self,))
+
+    def __str__(self) -> str:
+        if self.operation == "operand":
+            return "abcdefgh"[self.place]
+        if self.operation == "constant":
+            return repr(self.number)
+        return f"{self.operation}({', '.join(map(str, self.parts))})"
+
+
+def operand(place: int) -> Formula:
+    """The operand at a place."""
+    return Formula("operand", place=place)
+
+
+def substituted(formula: Formula, numbers: Mapping[int, float]) -> Formula:
+    """The formula with constants for operands at some places; the other operands keep their order, without gaps."""
+    if formula.operation == "operand":
+        if formula.place in numbers:
+            return constant(numbers[formula.place])
+        return operand(formula.place - sum(place < formula.place for place in numbers))
+    if not formula.parts:
+        return formula
+    return replace(formula, parts=tuple([substituted(part, numbers) for part in formula.parts]))
+
+
+def constant(number: float) -> Formula:
+    """A number, rounded to the dtype of the loop."""
+    return Formula("constant", number=number)
+
+
+def fma(a: Formula, b: Formula, c: Formula) -> Formula:
+    """a * b + c, rounded once."""
+    return Formula("fma", (a, b, c))
+
+
+def compared(how: str, a: Formula, b: Formula) -> Formula:
+    """how: lt, le, gt, ge, eq (false where one of them is not a number), or ne (true there)."""
+    return Formula(how, (a, b))
+
+
+def either(a: Formula, b: Formula) -> Formula:
+    """Whether one of two truth values holds."""
+    return Formula("or", (a, b))
+
+
+def select(condition: Formula, a: Formula, b: Formula) -> Formula:
+    """a where the condition holds, else b."""
+    return Formula("select", (condition, a, b))
+
+
+def absolute(a: Formula) -> Formula:
+    """The element without its sign."""
+    return Formula("abs", (a,))
+
+
+def root(a: Formula) -> Formula:
+    """The square root, correctly rounded."""
+    return Formula("root", (a,))
+
+
+def vector(name: str, a: Formula) -> Formula:
+    """A vector function of MKL: Sqrt, Exp, Tanh, Erf, Ln, Sin, Cos."""
+    return Formula(f"vector {name}", (a,))
+
+
+def is_nan(a: Formula) -> Formula:
+    """Whether the element is not a number."""
+    return compared("ne", a, a)

@@ -1,0 +1,294 @@
+"""LLVM's text for a loop.
+
+    define void @kernel(ptr %row)           row: the count, the pointers, the numbers, in slots of eight bytes
+    define internal void @kernel_body(...)  the same by value; its pointers are noalias, so that loops become vectors
+
+No flag of fast arithmetic is ever set: an operation is rounded as it stands. A multiplication and an addition are one
+only where the formula says `fma`.
+
+Source: the LLVM language reference.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from dovetail.execute.native.loop import Loop
+from dovetail.execute.native.stages import VECTOR, Staged, staged
+
+TILE = 256
+"""Elements of which vector functions are called at once."""
+
+_LETTER = {"float": "s", "double": "d"}
+_BITS = {"float": 32, "double": 64}
+_ACCURATE = 0x2 | 0x140000 | 0x100  # VML_HA, VML_FTZDAZ_OFF, VML_ERRMODE_IGNORE: as ATen calls them
+_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_COMPARED = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
+_INTRINSICS = {"abs": "fabs", "root": "sqrt", "fma": "fma"}
+
+
+def vector_symbol(name: str, element: str) -> str:
+    """The symbol of one of MKL's vector functions."""
+    return f"vm{_LETTER[element]}{name}"
+
+
+def symbols_of(loop: Loop) -> tuple[str, ...]:
+    """The vector functions that a loop calls."""
+    names = [i.operation.removeprefix(VECTOR) for i in staged(loop).instructions if i.operation.startswith(VECTOR)]
+    return tuple(dict.fromkeys(vector_symbol(name, loop.element) for name in names))
+
+
+def kernel_text(loop: Loop, name: str) -> str:
+    """A module with the kernel of a loop."""
+    return _Writer(loop, name).text()
+
+
+class _Writer:
+    def __init__(self, loop: Loop, name: str) -> None:
+        self.loop = loop
+        self.name = name
+        self.staged: Staged = staged(loop)
+        self.type = loop.element
+        self.out: list[str] = []
+        self.count = 0
+
+    def text(self) -> str:
+        self._write_entry()
+        self._write_body()
+        bits = _BITS[self.type]
+        for operation, name in _INTRINSICS.items():
+            parts = ", ".join([self.type] * (3 if operation == "fma" else 1))
+            self.out.append(f"declare {self.type} @llvm.{name}.f{bits}({parts})")
+        for symbol in symbols_of(self.loop):
+            self.out.append(f"declare void @{symbol}(i32, ptr, ptr, i64)")
+        return "\n".join(self.out) + "\n"
+
+    def _fresh(self) -> str:
+        self.count += 1
+        return f"%v{self.count}"
+
+    def _line(self, text: str) -> None:
+        self.out.append(f"  {text}")
+
+    def _set(self, text: str) -> str:
+        name = self._fresh()
+        self._line(f"{name} = {text}")
+        return name
+
+    def _parameters(self) -> list[str]:
+        cells = [f"ptr noalias %c{at}" for at in range(len(self.loop.cells))]
+        return ["i64 %n", *cells, *(f"{self.type} %s{at}" for at in range(self.loop.numbers))]
+
+    def _write_entry(self) -> None:
+        self.out += [f"define void @{self.name}(ptr %row) {{", "entry:"]
+        given = ["i64 " + self._set("load i64, ptr %row")]
+        self._line(f"%some = icmp sgt {given[0]}, 0")
+        self._line("br i1 %some, label %start, label %end")
+        self.out.append("start:")
+        for at in range(len(self.loop.cells)):
+            given.append("ptr " + self._set(f"load ptr, ptr {self._slot(1 + at)}"))
+        for at in range(self.loop.numbers):
+            number = self._set(f"load double, ptr {self._slot(1 + len(self.loop.cells) + at)}")
+            if self.type != "double":
+                number = self._set(f"fptrunc double {number} to {self.type}")
+            given.append(f"{self.type} {number}")
+        self._line(f"call void @{self.name}_body({', '.join(given)})")
+        self.out += ["  br label %end", "end:", "  ret void", "}", ""]
+
+    def _slot(self, at: int) -> str:
+        return self._set(f"getelementptr i64, ptr %row, i64 {at}")
+
+    def _write_body(self) -> None:
+        made = self.staged
+        self.out += [f"define internal void @{self.name}_body({', '.join(self._parameters())}) noinline {{", "entry:"]
+        self.known = {at: self._invariant(at) for at in range(len(made.instructions)) if made.is_invariant(at)}
+        self.buffers = {at: self._set(f"alloca [{TILE} x {self._stored(at)}], align 64") for at in made.kept}
+        self._line("br label %tiles")
+        self.out.append("tiles:")
+        self._line("%first = phi i64 [0, %entry], [%next, %tile_done]")
+        self._line(f"%next = add i64 %first, {TILE}")
+        self._line("%is_last = icmp sge i64 %next, %n")
+        self._line("%tile_end = select i1 %is_last, i64 %n, i64 %next" if made.last else "%tile_end = add i64 %n, 0")
+        self._line("br label %stage0")
+        for stage in range(made.last + 1):
+            self._write_stage(stage)
+        self.out.append("tile_done:")
+        self._line("br i1 %is_last, label %end, label %tiles" if made.last else "br i1 true, label %end, label %tiles")
+        self.out += ["end:", "  ret void", "}", ""]
+
+    def _write_stage(self, stage: int) -> None:
+        made = self.staged
+        self.out.append(f"stage{stage}:")
+        if stage:
+            self._call_vectors(stage)
+        self._line(f"br label %loop{stage}")
+        self.out.append(f"loop{stage}:")
+        here = f"%i{stage}"
+        self._line(f"{here} = phi i64 [%first, %stage{stage}], [%i{stage}_next, %loop{stage}]")
+        at_tile = self._set(f"sub i64 {here}, %first") if made.last else here
+        values: dict[int, str] = {}
+        for cell, at in made.stores.items():
+            if made.store_stage[cell] == stage:
+                self._compute(at, stage, here, at_tile, values)
+        for at in made.kept:
+            if made.stage[at] == stage and not made.instructions[at].operation.startswith(VECTOR):
+                value = self._compute(at, stage, here, at_tile, values)
+                self._store(value, self._element(self.buffers[at], self._stored(at), at_tile), made.is_truth[at])
+        for cell, at in made.stores.items():
+            if made.store_stage[cell] == stage:
+                element = self._element(f"%c{cell}", self._cell_type(cell), here)
+                self._store(values.get(at) or self.known[at], element, self.loop.cells[cell].is_truth)
+        self._line(f"%i{stage}_next = add i64 {here}, 1")
+        self._line(f"%i{stage}_done = icmp sge i64 %i{stage}_next, %tile_end")
+        following = f"stage{stage + 1}" if stage < made.last else "tile_done"
+        self._line(f"br i1 %i{stage}_done, label %{following}, label %loop{stage}")
+
+    def _call_vectors(self, stage: int) -> None:
+        count = self._set(f"trunc i64 {self._set('sub i64 %tile_end, %first')} to i32")
+        for at, instruction in enumerate(self.staged.instructions):
+            if instruction.operation.startswith(VECTOR) and self.staged.stage[at] == stage:
+                symbol = vector_symbol(instruction.operation.removeprefix(VECTOR), self.type)
+                source, into = self.buffers[instruction.parts[0]], self.buffers[at]
+                self._line(f"call void @{symbol}(i32 {count}, ptr {source}, ptr {into}, i64 {_ACCURATE})")
+
+    def _compute(self, at: int, stage: int, here: str, at_tile: str, values: dict[int, str]) -> str:
+        """The name of an instruction's value in this stage: computed here, or read from where it was kept."""
+        known = self.known.get(at) or values.get(at)
+        if known is not None:
+            return known
+        made, instruction = self.staged, self.staged.instructions[at]
+        is_vector = instruction.operation.startswith(VECTOR)
+        if at in self.buffers and (is_vector or made.stage[at] < stage):
+            value = self._load(self._element(self.buffers[at], self._stored(at), at_tile), made.is_truth[at])
+        elif instruction.operation == "load":
+            element = self._element(f"%c{instruction.index}", self._cell_type(instruction.index), here)
+            value = self._load(element, self.loop.cells[instruction.index].is_truth)
+        else:
+            parts = [self._compute(part, stage, here, at_tile, values) for part in instruction.parts]
+            value = self._set(self._operation(instruction.operation, parts))
+        values[at] = value
+        return value
+
+    def _operation(self, operation: str, parts: Sequence[str]) -> str:
+        kind, listed = self.type, ", ".join(parts)
+        if operation in _BINARY:
+            return f"{_BINARY[operation]} {kind} {listed}"
+        if operation in _COMPARED:
+            return f"fcmp {_COMPARED[operation]} {kind} {listed}"
+        if operation in _INTRINSICS:
+            given = ", ".join(f"{kind} {part}" for part in parts)
+            return f"call {kind} @llvm.{_INTRINSICS[operation]}.f{_BITS[kind]}({given})"
+        if operation == "neg":
+            return f"fneg {kind} {listed}"
+        if operation in ("and", "or"):
+            return f"{operation} i1 {listed}"
+        assert operation == "select", "that is all there is"
+        return f"select i1 {parts[0]}, {kind} {parts[1]}, {kind} {parts[2]}"
+
+    def _invariant(self, at: int) -> str:
+        instruction = self.staged.instructions[at]
+        if instruction.operation == "number":
+            return f"%s{instruction.index}"
+        if instruction.operation == "single":
+            return self._load(f"%c{instruction.index}", self.loop.cells[instruction.index].is_truth)
+        return _literal(float(instruction.number), self.type)
+
+    def _stored(self, at: int) -> str:
+        return "i8" if self.staged.is_truth[at] else self.type
+
+    def _cell_type(self, cell: int) -> str:
+        return "i8" if self.loop.cells[cell].is_truth else self.type
+
+    def _element(self, pointer: str, kind: str, index: str) -> str:
+        return self._set(f"getelementptr {kind}, ptr {pointer}, i64 {index}")
+
+    def _load(self, element: str, is_truth: bool) -> str:
+        if is_truth:
+            return self._set(f"icmp ne i8 {self._set(f'load i8, ptr {element}, align 1')}, 0")
+        return self._set(f"load {self.type}, ptr {element}, align {_BITS[self.type] // 8}")
+
+    def _store(self, value: str, element: str, is_truth: bool) -> None:
+        if is_truth:
+            self._line(f"store i8 {self._set(f'zext i1 {value} to i8')}, ptr {element}, align 1")
+        else:
+            self._line(f"store {self.type} {value}, ptr {element}, align {_BITS[self.type] // 8}")
+
+
+def _literal(number: float, element: str) -> str:
+    """A constant, rounded to the type, in the form in which LLVM takes floats of either width exactly."""
+    if element == "float":
+        number = struct.unpack("f", struct.pack("f", number))[0]
+    return f"0x{struct.unpack('>Q', struct.pack('>d', number))[0]:016X}"
+
+
+DRIVER = """
+declare void @llvm.x86.sse.stmxcsr(ptr)
+
+define i32 @drive(ptr %table, i64 %rows) {
+entry:
+  %flags = alloca i32
+  call void @llvm.x86.sse.stmxcsr(ptr %flags)
+  %mode = load i32, ptr %flags
+  %other = and i32 %mode, 57408
+  %unusual = icmp ne i32 %other, 0
+  br i1 %unusual, label %refused, label %check
+
+check:
+  %k = phi i64 [0, %entry], [%k1, %checked]
+  %row = phi ptr [%table, %entry], [%row1, %checked]
+  %ps = getelementptr i64, ptr %row, i64 1
+  %p = load i64, ptr %ps
+  %ss = getelementptr i64, ptr %row, i64 2
+  %s = load i64, ptr %ss
+  %ns = getelementptr i64, ptr %row, i64 3
+  %n = load i64, ptr %ns
+  %empty = icmp sle i64 %n, 0
+  br i1 %empty, label %checked, label %pointers
+
+pointers:
+  %j = phi i64 [0, %check], [%j1, %more]
+  %all = icmp sge i64 %j, %p
+  br i1 %all, label %checked, label %more
+
+more:
+  %at = add i64 %j, 4
+  %as = getelementptr i64, ptr %row, i64 %at
+  %a = load i64, ptr %as
+  %null = icmp eq i64 %a, 0
+  %j1 = add i64 %j, 1
+  br i1 %null, label %refused, label %pointers
+
+checked:
+  %skip = add i64 %s, 3
+  %row1 = getelementptr i64, ptr %row, i64 %skip
+  %k1 = add i64 %k, 1
+  %checked_all = icmp sge i64 %k1, %rows
+  br i1 %checked_all, label %run, label %check
+
+run:
+  %r = phi i64 [0, %checked], [%r1, %run]
+  %at_row = phi ptr [%table, %checked], [%next_row, %run]
+  %f = load ptr, ptr %at_row
+  %zs = getelementptr i64, ptr %at_row, i64 2
+  %z = load i64, ptr %zs
+  %slots = getelementptr i64, ptr %at_row, i64 3
+  call void %f(ptr %slots)
+  %step = add i64 %z, 3
+  %next_row = getelementptr i64, ptr %at_row, i64 %step
+  %r1 = add i64 %r, 1
+  %done = icmp sge i64 %r1, %rows
+  br i1 %done, label %finished, label %run
+
+finished:
+  ret i32 0
+
+refused:
+  ret i32 1
+}
+"""
+"""Runs the rows of a table: each the address of a kernel, how many pointers it takes, how many slots, and the slots.
+
+Nothing has run where it returns 1: a pointer is null (the tensor has no memory: it is fake, say), or the processor
+rounds otherwise than usual, or treats tiny numbers as zeros.
+"""

@@ -1,0 +1,61 @@
+"""A loop over elements: what it loads, computes and stores. It is all that the machine code of a kernel depends on.
+
+A loop works on cells: pieces of memory of equal element counts, each a pointer at run time. A step applies a formula to
+sources: what a cell held before the loop, a number that is handed in, or the result of an earlier step. In the end
+steps are stored in cells. Two cells never overlap.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from dovetail.execute.native.formula import Formula
+
+
+class From(enum.Enum):
+    """Where a step's operand comes from."""
+
+    CELL = "cell"
+    NUMBER = "number"
+    STEP = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The cell, number or step of an index."""
+
+    kind: From
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """is_single: one element that all iterations read. is_truth: bytes that are truth values."""
+
+    is_single: bool = False
+    is_truth: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A formula and what its operands are."""
+
+    formula: Formula
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """element: "float" or "double". numbers: how many are handed in. stores: pairs of a cell and a step."""
+
+    element: str
+    cells: tuple[Cell, ...]
+    numbers: int
+    steps: tuple[Step, ...]
+    stores: tuple[tuple[int, int], ...]
+
+    @property
+    def slots(self) -> int:
+        """How many eight-byte slots a call takes: the count, the pointers and the numbers."""
+        return 1 + len(self.cells) + self.numbers

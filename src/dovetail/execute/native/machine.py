@@ -1,0 +1,99 @@
+"""Machine code in this process: what llvmlite makes of LLVM's text. Kernels are kept, one for each loop.
+
+llvmlite is optional, and imported when the first kernel is made. Without it, or on a processor for which nothing was
+tried, `unavailable` says why.
+
+Source: llvmlite's documentation of its binding layer. Cost: 10 to 40 ms for each kernel that was not made before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.util
+import itertools
+import platform
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from dovetail.execute.native.llvm_text import DRIVER, kernel_text, symbols_of
+from dovetail.execute.native.loop import Loop
+from dovetail.torch_compat.native_symbols import vector_function
+
+_LOCK = threading.Lock()
+_KERNELS: dict[Loop, int | None] = {}
+_SERIAL = itertools.count()
+_KEPT: list[Any] = []
+"""Engines: machine code lives as long as they do."""
+
+
+@cache
+def unavailable() -> str:
+    """Why no machine code can be made here; "" where it can."""
+    if importlib.util.find_spec("llvmlite") is None:
+        return "llvmlite is not installed"
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return f"kernels are made for x86-64, and this is {platform.machine()}"
+    return ""
+
+
+def kernel_of(loop: Loop) -> int | None:
+    """The address of a loop's kernel; None where it calls a vector function that this torch does not have."""
+    with _LOCK:
+        if loop not in _KERNELS:
+            _KERNELS[loop] = _compiled_loop(loop)
+        return _KERNELS[loop]
+
+
+@cache
+def driver() -> Callable[[bytes, int], int]:
+    """Runs a table of kernels, given as bytes and a number of rows: see `llvm_text.DRIVER`. The GIL is released."""
+    with _LOCK:
+        address = _compiled(DRIVER, "drive")
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int64)(address)
+
+
+def _compiled_loop(loop: Loop) -> int | None:
+    for symbol in symbols_of(loop):
+        address = vector_function(symbol)
+        if address is None:
+            return None
+        _binding().add_symbol(symbol, address)
+    name = f"kernel{next(_SERIAL)}"
+    return _compiled(kernel_text(loop, name), name)
+
+
+@cache
+def _binding() -> Any:
+    binding = importlib.import_module("llvmlite.binding")
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    return binding
+
+
+@cache
+def _machine() -> Any:
+    binding = _binding()
+    target = binding.Target.from_default_triple()
+    features = binding.get_host_cpu_features().flatten()
+    return target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=3, jit=True)
+
+
+def _compiled(text: str, name: str) -> int:
+    """The address of a function of a module."""
+    binding, machine = _binding(), _machine()
+    module = binding.parse_assembly(text)
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    module.verify()
+    tuning = binding.create_pipeline_tuning_options(speed_level=3)
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = True
+    builder = binding.create_pass_builder(machine, tuning)
+    builder.getModulePassManager().run(module, builder)
+    engine = binding.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    _KEPT.append(engine)
+    address: int = engine.get_function_address(name)
+    return address

@@ -1,0 +1,152 @@
+"""Which operators can be machine code, and by which formulas: candidates, of which probes choose.
+
+A rule is found by the name of an operator without its `_`; it serves the functional form, the one in place, and the one
+with `out=`. Whether a candidate gives eager's bits is never assumed: see `execute.native.probes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dovetail.execute.native.formula import (
+    Formula,
+    absolute,
+    compared,
+    constant,
+    either,
+    fma,
+    is_nan,
+    operand,
+    root,
+    select,
+    vector,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """operands: names of the arguments that the formulas read. candidates: formulas, the likely ones first.
+
+    fixed: arguments that must have this value. by_value: the argument that the candidates depend on, which must be
+    written in the program; `candidates` is empty then, and `of_value` has them.
+    """
+
+    operands: tuple[str, ...]
+    candidates: tuple[Formula, ...] = ()
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    by_value: str = ""
+    of_value: Mapping[float, tuple[Formula, ...]] = field(default_factory=dict)
+
+
+_A, _B, _C, _D = map(operand, range(4))
+_ONE, _ZERO = constant(1.0), constant(0.0)
+
+
+def _largest(a: Formula, b: Formula) -> tuple[Formula, ...]:
+    """The larger one, or what is not a number; they differ in which of two zeros, and in which NaN, is taken."""
+    return _extreme(a, b, "gt", "ge", "lt", "le")
+
+
+def _smallest(a: Formula, b: Formula) -> tuple[Formula, ...]:
+    return _extreme(a, b, "lt", "le", "gt", "ge")
+
+
+def _extreme(a: Formula, b: Formula, strict: str, loose: str, back: str, loose_back: str) -> tuple[Formula, ...]:
+    sum_of_both = a + b
+    found: list[Formula] = []
+    for how, first, second in ((strict, a, b), (loose, a, b), (back, b, a), (loose_back, b, a)):
+        chosen = select(compared(how, a, b), first, second)
+        found += [chosen, select(either(is_nan(a), is_nan(b)), sum_of_both, chosen)]
+        found += [select(is_nan(a), a, chosen), select(is_nan(b), b, chosen)]
+    return tuple(dict.fromkeys(found))
+
+
+def _compared(how: str) -> Rule:
+    return Rule(("self", "other"), (compared(how, _A, _B),))
+
+
+RULES: dict[str, Rule] = {
+    "add": Rule(("self", "other", "alpha"), (fma(_B, _C, _A), _A + _B * _C)),
+    "sub": Rule(("self", "other", "alpha"), (fma(_B, -_C, _A), _A - _B * _C)),
+    "rsub": Rule(("self", "other", "alpha"), (fma(_A, -_C, _B), _B - _A * _C)),
+    "mul": Rule(("self", "other"), (_A * _B,)),
+    "div": Rule(("self", "other"), (_A / _B, _A * (_ONE / _B)), fixed={"rounding_mode": None}),
+    "neg": Rule(("self",), (-_A,)),
+    "abs": Rule(("self",), (absolute(_A),)),
+    "reciprocal": Rule(("self",), (_ONE / _A,)),
+    "square": Rule(("self",), (_A * _A,)),
+    "sqrt": Rule(("self",), (vector("Sqrt", _A), root(_A))),
+    "rsqrt": Rule(("self",), (_ONE / root(_A), _ONE / vector("Sqrt", _A))),
+    "exp": Rule(("self",), (vector("Exp", _A),)),
+    "log": Rule(("self",), (vector("Ln", _A),)),
+    "tanh": Rule(("self",), (vector("Tanh", _A),)),
+    "erf": Rule(("self",), (vector("Erf", _A),)),
+    "sin": Rule(("self",), (vector("Sin", _A),)),
+    "cos": Rule(("self",), (vector("Cos", _A),)),
+    "sigmoid": Rule(("self",), (_ONE / (_ONE + vector("Exp", -_A)),)),
+    "relu": Rule(("self",), (select(compared("lt", _A, _ZERO), _ZERO, _A), *_largest(_A, _ZERO))),
+    "clamp_min": Rule(("self", "min"), _largest(_A, _B)),
+    "clamp_max": Rule(("self", "max"), _smallest(_A, _B)),
+    "maximum": Rule(("self", "other"), _largest(_A, _B)),
+    "minimum": Rule(("self", "other"), _smallest(_A, _B)),
+    "threshold_backward": Rule(
+        ("grad_output", "self", "threshold"),
+        (select(compared("le", _B, _C), _ZERO, _A), select(compared("gt", _B, _C), _A, _ZERO)),
+    ),
+    "leaky_relu": Rule(
+        ("self", "negative_slope"),
+        (select(compared("gt", _A, _ZERO), _A, _A * _B), _A * select(compared("gt", _A, _ZERO), _ONE, _B)),
+    ),
+    "tanh_backward": Rule(
+        ("grad_output", "output"),
+        (_A * (_ONE - _B * _B), _A * fma(-_B, _B, _ONE)),
+    ),
+    "sigmoid_backward": Rule(
+        ("grad_output", "output"),
+        (_A * (_ONE - _B) * _B, _A * ((_ONE - _B) * _B), fma(-_B, _B, _B) * _A),
+    ),
+    "addcmul": Rule(
+        ("self", "tensor1", "tensor2", "value"),
+        (fma(_D * _B, _C, _A), _A + _D * _B * _C, fma(_D, _B * _C, _A), _A + _D * (_B * _C)),
+    ),
+    "addcdiv": Rule(
+        ("self", "tensor1", "tensor2", "value"),
+        (_A + (_D * _B) / _C, fma(_D, _B / _C, _A), _A + _D * (_B / _C)),
+    ),
+    "lerp": Rule(
+        ("self", "end", "weight"),
+        (
+            select(compared("lt", absolute(_C), constant(0.5)), fma(_C, _B - _A, _A), fma(_C - _ONE, _B - _A, _B)),
+            select(compared("lt", absolute(_C), constant(0.5)), _A + _C * (_B - _A), _B - (_B - _A) * (_ONE - _C)),
+        ),
+    ),
+    "where": Rule(("condition", "self", "other"), (select(_A, _B, _C),)),
+    "masked_fill": Rule(("mask", "self", "value"), (select(_A, _C, _B),)),
+    "lt": _compared("lt"),
+    "le": _compared("le"),
+    "gt": _compared("gt"),
+    "ge": _compared("ge"),
+    "eq": _compared("eq"),
+    "ne": _compared("ne"),
+    "copy": Rule(("src",), (_A,)),
+    "clone": Rule(("self",), (_A,)),
+    "zero": Rule((), (_ZERO,)),
+    "fill": Rule(("value",), (_A,)),
+    "pow": Rule(
+        ("self",),
+        by_value="exponent",
+        of_value={
+            0.5: (vector("Sqrt", _A), root(_A)),
+            1.0: (_A,),
+            2.0: (_A * _A,),
+            3.0: (_A * _A * _A,),
+            -0.5: (_ONE / root(_A), _ONE / vector("Sqrt", _A)),
+            -1.0: (_ONE / _A,),
+            -2.0: (_ONE / (_A * _A),),
+        },
+    ),
+}
+
+TRUTH_OPERANDS = frozenset({("where", "condition"), ("masked_fill", "mask")})
+"""Operands that are tensors of truth values, by name of the rule and of the argument."""

@@ -1,0 +1,101 @@
+"""Runs of nodes that may be machine code: neighbours in the program, so that its order and its peak stay as planned.
+
+Between them may be nodes that can as well run before all of them: functions of numbers, reads of a number from a tensor
+that the run has not written, and views of tensors that the run does not make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from dovetail.analysis.reads import is_view
+from dovetail.execute.native.claims import Claim
+from dovetail.ir.prim import Prim
+from dovetail.ir.program import Node, Program, Value
+from dovetail.ops.facts import facts_of, is_reinterpretation
+from dovetail.torch_compat.dispatch import Overload
+from dovetail.torch_compat.symbols import number_function_text
+
+MOST = 1024
+"""Claims of a run at most: what is planned for it grows faster than it does."""
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+
+
+@dataclass(slots=True)
+class Run:
+    """first: the number of its first node. claims: in order. before: nodes that run first. last: of its last claim."""
+
+    first: int
+    claims: list[Claim] = field(default_factory=list)
+    before: list[Node] = field(default_factory=list)
+    last: int = -1
+    written: set[int] = field(default_factory=set)
+    results: set[Value] = field(default_factory=set)
+
+    def add(self, at: int, claim: Claim) -> None:
+        """Add the claim on the node of a number."""
+        self.claims.append(claim)
+        self.last = at
+        self.written.add(claim.written.tensor.storage)
+        self.results.update(claim.node.results())
+
+    def may_run_before(self, node: Node) -> bool:
+        """Whether it is all the same if a node that follows runs before all claims."""
+        if any(value in self.results for value in node.operands()):
+            return False
+        if _is_number_function(node):
+            return True
+        if node.target is _ITEM:
+            return all(v.tensor.storage not in self.written for v in node.operands() if v.is_tensor)
+        if not isinstance(node.target, Overload) or is_reinterpretation(node.target):
+            return False
+        return is_view(node) and facts_of(node.target).is_pure
+
+
+def _is_number_function(node: Node) -> bool:
+    if isinstance(node.target, Overload | Prim):
+        return False
+    is_of_numbers = not any(value.is_tensor for value in (*node.operands(), *node.results()))
+    return is_of_numbers and number_function_text(node.target) is not None
+
+
+def runs_of(program: Program, claims: Mapping[Node, Claim]) -> list[Run]:
+    """The longest runs, in order, those of a single claim left out."""
+    found: list[Run] = []
+    open_: Run | None = None
+    waiting: list[Node] = []  # they belong to the run if another claim follows
+    for at, node in enumerate(program.nodes):
+        claim = claims.get(node)
+        if claim is not None and (open_ is None or len(open_.claims) < MOST):
+            if open_ is None:
+                open_ = Run(at)
+                found.append(open_)
+            open_.before += waiting
+            waiting.clear()
+            open_.add(at, claim)
+        elif open_ is not None and claim is None and open_.may_run_before(node):
+            waiting.append(node)
+        else:
+            waiting.clear()
+            open_ = None
+            if claim is not None:
+                open_ = Run(at)
+                found.append(open_)
+                open_.add(at, claim)
+    return [run for run in found if len(run.claims) > 1]
+
+
+def reread_storages(program: Program) -> Collection[int]:
+    """Storages some value of which does not hold its bytes as they are: it is complex, conjugate or negated."""
+    found: set[int] = set()
+    for value in program.values():
+        if value.is_tensor and value.tensor.dtype.is_complex:
+            found.add(value.tensor.storage)
+    for node in program.nodes:
+        if is_reinterpretation(node.target):
+            found.update(value.tensor.storage for value in (*node.operands(), *node.results()) if value.is_tensor)
+    return found

@@ -1,0 +1,31 @@
+"""Functions of C in torch's library, by symbol; and whether a program's operators would be seen by somebody."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from dovetail.torch_compat.modes import function_mode_is_active
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_NAMES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
+
+
+@cache
+def vector_function(symbol: str) -> int | None:
+    """The address of a function of MKL's in torch's library; None where it does not have it."""
+    path = Path(torch.__file__).parent / "lib" / _NAMES.get(sys.platform, "libtorch_cpu.so")
+    try:
+        function = getattr(ctypes.CDLL(str(path)), symbol)
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def nobody_watches() -> bool:
+    """Whether no mode is active that sees the operators that run: a dispatch mode, or a function mode."""
+    return not (_dispatch_modes() or function_mode_is_active())
