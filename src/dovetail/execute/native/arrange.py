@@ -122,11 +122,13 @@ def _merged(loops: list[OpenLoop]) -> list[OpenLoop]:
 
 @dataclass(frozen=True, slots=True)
 class ReadyLoop:
-    """A loop and what it is called with. pointers: values that lie where its cells do. numbers: operands."""
+    """A loop and what it is called with. pointers: values that lie where its cells do. numbers: operands, and what they
+    must not be.
+    """
 
     loop: Loop
     pointers: tuple[Value, ...]
-    numbers: tuple[Operand, ...]
+    numbers: tuple[tuple[Operand, float | None], ...]
 
 
 def ready_loop(opened: OpenLoop, unread: Collection[int], roots: Mapping[Value, Value]) -> ReadyLoop | None:
@@ -147,14 +149,18 @@ class _Builder:
         self.kinds: list[Cell] = []
         self.pointers: list[Value] = []
         self.numbers: dict[object, int] = {}
-        self.operands: list[Operand] = []
+        self.operands: list[tuple[Operand, float | None]] = []
         self.current: dict[Place, Source] = {}
         self.steps: list[Step] = []
 
     def build(self) -> ReadyLoop | None:
         written: dict[Place, Value] = {}
         for claim in self.opened.claims:
-            sources = [self._source(x, kind) for x, kind in zip(claim.operands, claim.kinds, strict=True)]
+            avoided = dict(claim.question.avoided)
+            sources = [
+                self._source(operand, kind, avoided.get(name))
+                for operand, (name, kind) in zip(claim.operands, claim.question.operands, strict=True)
+            ]
             formula = claim.formula()
             assert formula is not None, "only claims whose formula is known are arranged"
             place = _place(claim.written, False)
@@ -171,12 +177,12 @@ class _Builder:
         loop = Loop(self.opened.element, tuple(self.kinds), len(self.operands), tuple(self.steps), tuple(stores))
         return ReadyLoop(loop, tuple(self.pointers), tuple(self.operands))
 
-    def _source(self, operand: Operand, kind: str) -> Source:
+    def _source(self, operand: Operand, kind: str, avoided: float | None) -> Source:
         if kind == NUMBER:
-            key = operand if isinstance(operand, Value) else (type(operand), repr(operand))
+            key = (operand if isinstance(operand, Value) else (type(operand), repr(operand)), avoided)
             if key not in self.numbers:
                 self.numbers[key] = len(self.operands)
-                self.operands.append(operand)
+                self.operands.append((operand, avoided))
             return Source(From.NUMBER, self.numbers[key])
         assert isinstance(operand, Value), "all others are tensors"
         place = _place(operand, kind == SINGLE)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.execute.native.formula import TRUTHS, Formula, substituted
-from dovetail.execute.native.probes import ARRAY, ELEMENTS, NUMBER, SINGLE, TRUTH, Question, formula_of
+from dovetail.execute.native.probes import ARRAY, ELEMENTS, NUMBER, SINGLE, TRUTH, Question, formula_of, is_near
 from dovetail.execute.native.rules import RULES, TRUTH_OPERANDS, Rule
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ir.sizes import Size
@@ -89,6 +89,8 @@ def _with_operands(
     kinds = {each: _kind(operand, meta, torch.bool if _is_truth(name, each) else dtype) for each, operand in found}
     ones = {place: 1.0 for place, (_, x) in enumerate(found) if type(x) is int and x == 1 and place >= 2}
     rest = {each: x for each, x in arguments.items() if each not in rule.operands and each != into}
+    if any(is_near(x, rule.avoided[each]) for each, x in found if each in rule.avoided and isinstance(x, int | float)):
+        return None
     if "" in kinds.values() or not all(_may_be_left_out(rule, each, x) for each, x in rest.items()):
         return None
     if kinds and ARRAY not in kinds.values() and written is None and TRUTH not in kinds.values():
@@ -102,6 +104,7 @@ def _with_operands(
         tuple((each, kinds[each]) for each, _ in kept),
         tuple((each, x) for each, x in others if x is not None),
         into,
+        tuple(rule.avoided.items()),
     )
     operands = tuple(x for _, x in kept)
     return Claim(node, question, operands, tuple(kinds[each] for each, _ in kept), written, result, layout)

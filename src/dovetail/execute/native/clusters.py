@@ -6,7 +6,7 @@ run ends where that would be more than the most that its nodes hold at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
 THREADED = 32_768
 """From this many elements on torch gives an operator's work to several threads, where it has them."""
 
+_CUT = 16  # what part of a run that takes too much memory is cut off at once
 _SIZES = (2, 4096)  # what a size that is not known may be: what a cluster takes is compared for both
 
 
@@ -55,8 +56,7 @@ def clusters_of(program: Program, is_free: Callable[[Node], bool]) -> tuple[Clus
     tried = {claim.node: claim for run in runs_of(program, claims) for claim in run.claims}
     known = {node: claim for node, claim in tried.items() if claim.formula() is not None}
     memory = _Memory(program)
-    found = [memory.cluster(run) for run in runs_of(program, known)]
-    return tuple(cluster for cluster in found if cluster is not None)
+    return tuple(cluster for run in runs_of(program, known) for cluster in memory.clusters(run))
 
 
 def _touches(node: Node, storages: Collection[int]) -> bool:
@@ -95,15 +95,18 @@ class _Memory:
     def _sizes(self, hints: Mapping[str, int]) -> dict[int, int]:
         return {**storage_bytes(self.program, hints), **input_bytes(self.program, hints)}
 
-    def cluster(self, run: Run) -> Cluster | None:
-        """The cluster of a run, or of its beginning where all of it would take more memory than its nodes."""
+    def clusters(self, run: Run) -> Iterator[Cluster]:
+        """The clusters of a run: one, or several where all of it would take more memory than its nodes."""
         claims = list(run.claims)
         while len(claims) > 1:
-            found = self._cluster(run, claims)
+            first = self.numbers[claims[0].node]
+            rest = Run(first, claims, [node for node in run.before if self.numbers[node] > first])
+            count = len(claims)
+            while count > 1 and (found := self._cluster(rest, claims[:count])) is None:
+                count -= 1 + count // _CUT
             if found is not None:
-                return found
-            claims.pop()
-        return None
+                yield found
+            claims = claims[max(count, 1) :]
 
     def _cluster(self, run: Run, claims: list[Claim]) -> Cluster | None:
         last = self.numbers[claims[-1].node]

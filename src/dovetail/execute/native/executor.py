@@ -19,6 +19,8 @@ from dovetail.execute.native.arrange import ReadyLoop
 from dovetail.execute.native.claims import is_exact
 from dovetail.execute.native.clusters import Cluster, clusters_of
 from dovetail.execute.native.machine import driver, kernel_of, unavailable
+from dovetail.execute.native.probes import is_near
+from dovetail.ir.draft import free_name
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ir.text import Names, NodeGroup
 from dovetail.torch_compat.native_symbols import nobody_watches
@@ -37,7 +39,8 @@ class NativeExecutor:
     def __post_init__(self) -> None:
         reason = unavailable()
         if reason:
-            expected = '"aten" alone' if "llvmlite" not in reason else 'pip install llvmlite, or give "aten" alone'
+            expected = 'executors without "native"'
+            expected += ", or install it: pip install llvmlite" if "llvmlite" in reason else ""
             raise BadOptionValue(option="executors", value="native", reason=reason, expected=expected)
 
     @property
@@ -67,6 +70,14 @@ def exact(number: object) -> float:
     raise TypeError
 
 
+def exact_unless(number: object, avoided: float) -> float:
+    """See `exact`. Raises: TypeError for a number that is rounded to the avoided one as well."""
+    found = exact(number)
+    if is_near(found, avoided):
+        raise TypeError
+    return found
+
+
 def _group(cluster: Cluster) -> NodeGroup:
     return NodeGroup(
         first=cluster.first,
@@ -91,17 +102,18 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
         else:
             dtype = "" if like.tensor.dtype is meta.dtype else f", dtype={meta.dtype}"
             lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
-    if cluster.counted:
-        count = names.constant(torch.autograd.graph.increment_version, "increment_version")
-        lines.append(f"{count}(({', '.join(value.name for value in cluster.counted)},))")
     form, slots = "", []
     for ready in cluster.loops:
         row_form, row = _row(ready, names)
         form += row_form
         slots += row
     pack = names.constant(struct.Struct(form).pack, "pack")
-    call = f"not {names.constant(driver(), 'drive')}({pack}({', '.join(slots)}), {len(cluster.loops)})"
-    return lines, call
+    table = free_name("table", names.taken)
+    lines.append(f"{table} = {pack}({', '.join(slots)})")  # a number that kernels do not take: nothing is counted yet
+    if cluster.counted:
+        count = names.constant(torch.autograd.graph.increment_version, "increment_version")
+        lines.append(f"{count}(({', '.join(value.name for value in cluster.counted)},))")
+    return lines, f"not {names.constant(driver(), 'drive')}({table}, {len(cluster.loops)})"
 
 
 def _row(ready: ReadyLoop, names: Names) -> tuple[str, list[str]]:
@@ -113,11 +125,13 @@ def _row(ready: ReadyLoop, names: Names) -> tuple[str, list[str]]:
     size = str(count) if isinstance(count, int) else f"{array.name}.numel()"
     slots = [names.constant(kernel, "kernel"), str(len(pointers)), str(ready.loop.slots), size]
     slots += [f"{value.name}.data_ptr()" for value in pointers]
-    slots += [_number(operand, names) for operand in numbers]
+    slots += [_number(operand, avoided, names) for operand, avoided in numbers]
     return f"{4 + len(pointers)}q{len(numbers)}d", slots
 
 
-def _number(operand: object, names: Names) -> str:
+def _number(operand: object, avoided: float | None, names: Names) -> str:
+    if isinstance(operand, Value) and avoided is not None:
+        return f"{names.constant(exact_unless, 'exact_unless')}({operand.name}, {avoided!r})"
     if isinstance(operand, Value):
         return f"{names.constant(exact, 'exact')}({operand.name})"
     return names.text(operand)

@@ -29,7 +29,8 @@ class Rule:
     """operands: names of the arguments that the formulas read. candidates: formulas, the likely ones first.
 
     fixed: arguments that must have this value. by_value: the argument that the candidates depend on, which must be
-    written in the program; `candidates` is empty then, and `of_value` has them.
+    written in the program; `candidates` is empty then, and `of_value` has them. avoided: for a number, a value for
+    which an operator gives the last elements other bits than those that fill vectors: there it is left to `aten`.
     """
 
     operands: tuple[str, ...]
@@ -37,6 +38,7 @@ class Rule:
     fixed: Mapping[str, object] = field(default_factory=dict)
     by_value: str = ""
     of_value: Mapping[float, tuple[Formula, ...]] = field(default_factory=dict)
+    avoided: Mapping[str, float] = field(default_factory=dict)
 
 
 _A, _B, _C, _D = map(operand, range(4))
@@ -120,6 +122,7 @@ RULES: dict[str, Rule] = {
             select(compared("lt", absolute(_C), constant(0.5)), fma(_C, _B - _A, _A), fma(_C - _ONE, _B - _A, _B)),
             select(compared("lt", absolute(_C), constant(0.5)), _A + _C * (_B - _A), _B - (_B - _A) * (_ONE - _C)),
         ),
+        avoided={"weight": 1.0},
     ),
     "where": Rule(("condition", "self", "other"), (select(_A, _B, _C),)),
     "masked_fill": Rule(("mask", "self", "value"), (select(_A, _C, _B),)),

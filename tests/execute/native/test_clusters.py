@@ -1,0 +1,191 @@
+"""Clusters of drawn and of chosen programs: eager's bits in results and inputs, and the same version counters."""
+
+from __future__ import annotations
+
+import operator
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from dovetail.inspect.memory import measure_peak
+from tests.execute.native.programs import (
+    Drafted,
+    aten,
+    calls_counted,
+    compiled,
+    drawn_elements,
+    drawn_program,
+    outcome,
+)
+from tests.rotation import rotated
+
+pytest.importorskip("llvmlite")
+
+
+@pytest.mark.parametrize("seed", rotated(range(1000), of=20))
+def test_drawn_programs(seed: int) -> None:
+    draft, program = drawn_program(seed)
+    expected = outcome(compiled(program, native=False), draft.arguments())
+    code = compiled(program)
+    assert outcome(code, draft.arguments()) == expected
+    assert outcome(code, draft.arguments()) == expected, "the second time"
+
+
+def test_drawn_programs_have_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = calls_counted(monkeypatch)
+    for seed in range(12):
+        draft, program = drawn_program(seed)
+        compiled(program)(draft.arguments())
+    assert len(answers) > 10
+    assert set(answers) == {0}
+
+
+def _elements(count: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+
+def _adam(count: int) -> tuple[Drafted, list[Any]]:
+    draft = Drafted()
+    p, g, m, v = (
+        draft.base(_elements(count, seed).abs() if seed == 3 else _elements(count, seed)) for seed in range(4)
+    )
+    rate = draft.number(0.01)
+    draft.add(aten.lerp_.Scalar, m, g, 0.1)
+    draft.add(aten.mul_.Tensor, v, 0.999)
+    draft.add(aten.addcmul_.default, v, g, g, value=0.001)
+    root = draft.add(aten.sqrt.default, v)
+    least = draft.add(aten.add_.Tensor, root, 1e-8)
+    step = draft.compute(operator.neg, rate)
+    draft.add(aten.addcdiv_.default, p, m, least, value=step)
+    return draft, [p]
+
+
+def test_an_update_is_one_call_that_stores_what_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = calls_counted(monkeypatch)
+    draft, outputs = _adam(1000)
+    program = draft.program(outputs)
+    code = compiled(program)
+    assert code.source.count("drive(") == 1
+    assert code.source.count("data_ptr()") == 4, "the square root exists in registers only"
+    assert "empty" not in code.source
+    assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+    assert answers == [0]
+
+
+def test_who_runs_what() -> None:
+    draft, outputs = _adam(10)
+    total = draft.add(aten.sum.default, outputs[0])
+    program = draft.program([*outputs, total])
+    code = compiled(program)
+    owners = [code.executors.owner(node).name for node in program.nodes]
+    assert owners == ["native"] * 5 + ["aten", "native", "aten"]
+
+
+def test_equal_loops_share_a_kernel() -> None:
+    draft, outputs = _adam(100)
+    other, more = _adam(777)
+    kernels = [
+        {value for name, value in _globals(compiled(d.program(o))).items() if name.startswith("kernel")}
+        for d, o in ((draft, outputs), (other, more))
+    ]
+    assert kernels[0] == kernels[1]
+    assert len(kernels[0]) == 1
+
+
+def _globals(code: Any) -> dict[str, object]:
+    return dict(code._code.source.globals)
+
+
+def test_views_that_overlap_are_not_mixed() -> None:
+    """The second half begins before the first ends: elements of one are other elements of the other."""
+    base = _elements(20)
+    draft = Drafted()
+    first = draft.base(base[:12])
+    second = draft.view(base[4:16], first.tensor.storage)
+    draft.add(aten.mul_.Tensor, first, 2.0)
+    twice = draft.add(aten.mul.Tensor, second, 3.0)
+    draft.add(aten.add_.Tensor, second, twice)
+    draft.add(aten.neg_.default, first)
+    program = draft.program([twice])
+    assert outcome(compiled(program), draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+    assert compiled(program).source.count("drive(") == 1
+
+
+def test_halves_of_one_memory_may_share_a_loop() -> None:
+    base = _elements(20)
+    draft = Drafted()
+    first = draft.base(base[:10])
+    second = draft.view(base[10:], first.tensor.storage)
+    draft.add(aten.add_.Tensor, first, second)
+    draft.add(aten.mul_.Tensor, second, first)
+    program = draft.program([])
+    code = compiled(program)
+    assert "drive(table, 1)" in code.source, "one row"
+    assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+
+
+def test_a_single_element_that_the_run_writes() -> None:
+    draft = Drafted()
+    x, factor = draft.base(_elements(9)), draft.base(torch.tensor(3.0))
+    first = draft.add(aten.mul.Tensor, x, factor)
+    draft.add(aten.add_.Tensor, factor, 1)
+    second = draft.add(aten.mul.Tensor, x, factor)
+    program = draft.program([first, second])
+    assert outcome(compiled(program), draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (3, 5), (2, 3, 4), (70_000,)])
+@pytest.mark.parametrize("order", ["plain", "turned", "gaps"])
+def test_layouts(shape: tuple[int, ...], order: str) -> None:
+    """Dense tensors of any order of dimensions are taken; those with gaps are left to aten."""
+    whole = drawn_elements(random.Random(1), torch.Size(shape).numel() * 2, torch.float32)
+    plain = whole.view(*shape[:-1], -1)[..., ::2] if order == "gaps" else whole[: torch.Size(shape).numel()].view(shape)
+    tensor = plain.permute(*reversed(range(len(shape)))) if order == "turned" else plain
+    draft = Drafted()
+    x = draft.base(tensor)
+    y = draft.add(aten.mul.Tensor, x, 3.0) if order != "gaps" else draft.add(aten.mul_.Tensor, x, 3.0)
+    z = draft.add(aten.neg.default, y) if order != "gaps" else draft.add(aten.neg_.default, y)
+    w = draft.add(aten.add_.Tensor, z, x)
+    program = draft.program([y, w])
+    code = compiled(program)
+    assert bool(code.executors.groups) is (order != "gaps" or torch.Size(shape).numel() == 1)
+    assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+
+
+def test_memory_is_taken_only_for_what_is_read_later() -> None:
+    draft = Drafted()
+    x = draft.base(_elements(50))
+    a = draft.add(aten.mul.Tensor, x, 2.0)
+    b = draft.add(aten.exp.default, a)
+    c = draft.add(aten.lt.Tensor, b, x)
+    d = draft.add(aten.where.self, c, a, b)
+    code = compiled(draft.program([d]))
+    assert code.source.count("torch.empty") == 1
+    assert outcome(code, draft.arguments()) == outcome(compiled(draft.program([d]), native=False), draft.arguments())
+
+
+def test_a_run_ends_where_it_would_hold_more_than_its_nodes() -> None:
+    """Each product is read by a loop of its own and dies there: one is alive at a time, in one call all would be."""
+    base = _elements(5004)
+    draft = Drafted()
+    first = draft.base(base[:5000])
+    second = draft.view(base[4:], first.tensor.storage)
+    for _ in range(4):
+        made = draft.add(aten.mul.Tensor, first, 0.5)
+        draft.add(aten.add_.Tensor, second, made)
+    program = draft.program([])
+    code, plain = compiled(program), compiled(program, native=False)
+    assert len(code.executors.groups) == 4
+    peaks = [measure_peak(run, draft.arguments()).peak_bytes for run in (plain, plain, code, code)]
+    assert peaks[3] <= peaks[1]
+    assert outcome(code, draft.arguments()) == outcome(plain, draft.arguments())
+
+
+@pytest.mark.parametrize("seed", rotated(range(200), of=20))
+def test_drawn_programs_take_no_more_memory(seed: int) -> None:
+    draft, program = drawn_program(seed)
+    code, plain = compiled(program), compiled(program, native=False)
+    peaks = [measure_peak(run, draft.arguments()).peak_bytes for run in (plain, plain, code, code)]
+    assert peaks[3] <= peaks[1]
