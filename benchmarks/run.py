@@ -1,8 +1,9 @@
 """Measure dovetail side by side with its peers: `python -m benchmarks [SUBCOMMAND] [options]`.
 
 Subcommands: aot-capture, first-step, step, step-capture, step-memory, step-limits, small-calls, overlap, overhead,
-inplace, arena, offload, planning, estimates, artifact and freeze. Without one every benchmark runs with its defaults.
-Each measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty caches.
+inplace, arena, offload, planning, estimates, native, artifact and freeze. Without one every benchmark runs with its
+defaults. Each measurement of a first step, a step, of decoding or of a frozen model has a fresh process with empty
+caches.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from benchmarks.inplace import GraphCost, capture_model, capture_optimizer, meas
 from benchmarks.inplace_report import write_inplace_report
 from benchmarks.measure import BACKENDS
 from benchmarks.models import MODELS
+from benchmarks.native import write_native_report
 from benchmarks.offload import write_offload_report
 from benchmarks.optimizer_steps import BACKENDS as STEP_BACKENDS
 from benchmarks.optimizer_steps import OPTIMIZERS, measure_optimizers
@@ -76,6 +78,7 @@ def run_all(context: typer.Context) -> None:
         offload()
         planning()
         estimates()
+        native()
         artifact()
         freeze()
 
@@ -177,6 +180,15 @@ def estimates(
 ) -> None:
     """Estimate the peaks of steps of large models, on paper."""
     write_estimates_report(models.split(","), describe_machine("cpu"), out)
+
+
+@app.command()
+def native(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; each one gives every way its turn.")] = 200,
+    out: Out = DEFAULT_OUT,
+) -> None:
+    """Time steps whose pointwise operators are machine code, beside eager mode and the operators themselves."""
+    write_native_report(rounds, out)
 
 
 @app.command()

@@ -19,7 +19,7 @@
 | donate | - | compile, aot | arguments, by name or position, that calls may overwrite; see docs/inplace.md |
 | numerics | - | step | eager: eager's results, bit by bit; fast: they may differ by rounding, see docs/memory.md |
 | keep_grads | - | step | False: do not leave gradients in `.grad` where the step begins by clearing it |
-| executors | - | all but aot | executors, or names of them, in order of preference |
+| executors | - | all but aot | executors, or names of them ("native", "aten"), in order of preference: docs/native.md |
 | compile_trace | - | all but load | a `CompileTrace` that keeps the result of every pass; see `dovetail.explain` |
 | compilers | - | compile, backend | user-supplied `Compilers`, called instead of executors |
 
@@ -37,6 +37,7 @@ from dataclasses import dataclass, field
 
 from dovetail.errors import BadOptionValue, UnknownOption
 from dovetail.execute.foreign import Compilers
+from dovetail.execute.installed import executor_by_name
 from dovetail.execute.protocol import Executor
 from dovetail.partition.patterns import Patterns, patterns_of
 from dovetail.partition.problem import Problem
@@ -135,6 +136,9 @@ def resolve_options(
     values["donate"] = tuple(donate) if isinstance(donate, list | tuple | set | frozenset) else (donate,)
     options = Options(**values)  # type: ignore[arg-type]
     _check(options, pass_names)
+    for executor in options.executors:
+        if isinstance(executor, str):
+            executor_by_name(executor)
     if options.offload is not None:
         check_folder(options.offload, has_limit=options.memory_limit is not None)
     if options.memory_limit is not None:

@@ -105,6 +105,7 @@ def _with_operands(
         tuple((each, x) for each, x in others if x is not None),
         into,
         tuple(rule.avoided.items()),
+        repr(others),
     )
     operands = tuple(x for _, x in kept)
     return Claim(node, question, operands, tuple(kinds[each] for each, _ in kept), written, result, layout)

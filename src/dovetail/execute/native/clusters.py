@@ -31,7 +31,8 @@ class Cluster:
 
     loops: in order. made: values whose memory is taken before, each with one that lies alike, if there is one.
     aliases: results that are read later, with the value whose variable holds the same tensor. counted: values whose
-    version counters move, one for each write. unbound: results that no variable holds.
+    version counters move, one for each write. given: pointers into the memory of inputs. unbound: results that no
+    variable holds.
     """
 
     first: int
@@ -42,6 +43,7 @@ class Cluster:
     made: tuple[tuple[Value, Value | None], ...]
     aliases: tuple[tuple[Value, Value], ...]
     counted: tuple[Value, ...]
+    given: tuple[Value, ...]
     unbound: frozenset[Value]
 
 
@@ -133,8 +135,10 @@ class _Memory:
         counted = [roots[c.written] for c in claims if c.into is not None and c.written.tensor.storage in self.shown]
         unbound = frozenset(results) - kept - {value for value, _ in aliases}
         nodes = tuple(claim.node for claim in claims)
+        pointers = dict.fromkeys(value for found in ready for value in found.pointers)
+        given = tuple(value for value in pointers if value.tensor.storage in self.outside)
         return Cluster(
-            run.first, last, nodes, before, tuple(ready), tuple(made), tuple(aliases), tuple(counted), unbound
+            *(run.first, last, nodes, before, tuple(ready), tuple(made), tuple(aliases), tuple(counted), given, unbound)
         )
 
     def _is_read_after(self, value: Value, last: int) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -63,6 +64,12 @@ class NativeExecutor:
         return NativeExecutor(groups, frozenset(node for cluster in clusters for node in cluster.nodes))
 
 
+def refuse_negated(tensors: tuple[torch.Tensor, ...]) -> None:
+    """Raises: TypeError where the bytes of a tensor stand for numbers of the other sign."""
+    if any(map(torch.Tensor.is_neg, tensors)):
+        raise TypeError
+
+
 def exact(number: object) -> float:
     """A number as a double that a kernel treats as torch treats the number. Raises: TypeError for any other."""
     if (type(number) is float or type(number) is int) and is_exact(number):
@@ -93,6 +100,9 @@ def _group(cluster: Cluster) -> NodeGroup:
 def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
     """What is done before the call, and the call, which is false where nothing was done."""
     lines = []
+    if cluster.given:
+        refuse = names.constant(refuse_negated, "refuse_negated")
+        lines.append(f"{refuse}(({', '.join(value.name for value in cluster.given)},))")
     for value, like in cluster.made:
         meta = value.tensor
         if like is None:
@@ -102,9 +112,11 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
         else:
             dtype = "" if like.tensor.dtype is meta.dtype else f", dtype={meta.dtype}"
             lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
+    shared = _shared_numbers(cluster, names)
+    lines += [f"{local} = {text}" for text, local in shared.items()]
     form, slots = "", []
     for ready in cluster.loops:
-        row_form, row = _row(ready, names)
+        row_form, row = _row(ready, names, shared)
         form += row_form
         slots += row
     pack = names.constant(struct.Struct(form).pack, "pack")
@@ -116,17 +128,40 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
     return lines, f"not {names.constant(driver(), 'drive')}({table}, {len(cluster.loops)})"
 
 
-def _row(ready: ReadyLoop, names: Names) -> tuple[str, list[str]]:
-    """The row of a loop: its form, and what is in it. See `llvm_text.DRIVER`."""
+def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
+    """The numbers that several loops take: what they are, and the local variables that hold them."""
+    uses: dict[str, int] = {}
+    for ready in cluster.loops:
+        for operand, avoided in ready.numbers:
+            if isinstance(operand, Value):
+                text = _number(operand, avoided, names)
+                uses[text] = uses.get(text, 0) + 1
+    shared: dict[str, str] = {}
+    for text in (text for text, count in uses.items() if count > 1):
+        shared[text] = free_name("number", {*names.taken, *shared.values()})
+    return shared
+
+
+def _row(ready: ReadyLoop, names: Names, shared: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The row of a loop: its form, and what is in it. See `llvm_text.DRIVER`. shared: variables by what they hold."""
     kernel, pointers, numbers = kernel_of(ready.loop), ready.pointers, ready.numbers
     assert kernel is not None, "loops without a kernel are left out"
     array = next(v for v, cell in zip(pointers, ready.loop.cells, strict=True) if not cell.is_single)
     count = array.tensor.numel()
-    size = str(count) if isinstance(count, int) else f"{array.name}.numel()"
-    slots = [names.constant(kernel, "kernel"), str(len(pointers)), str(ready.loop.slots), size]
+    head = (kernel, len(pointers), ready.loop.slots)
+    if isinstance(count, int):
+        form, slots = "32s", [names.constant(_packed(*head, count), "kernel")]
+    else:
+        form, slots = "24sq", [names.constant(_packed(*head), "kernel"), f"{array.name}.numel()"]
     slots += [f"{value.name}.data_ptr()" for value in pointers]
-    slots += [_number(operand, avoided, names) for operand, avoided in numbers]
-    return f"{4 + len(pointers)}q{len(numbers)}d", slots
+    texts = [_number(operand, avoided, names) for operand, avoided in numbers]
+    return f"{form}{len(pointers)}q{len(numbers)}d", [*slots, *(shared.get(text, text) for text in texts)]
+
+
+@cache
+def _packed(*numbers: int) -> bytes:
+    """Slots that are the same in each call; one object for equal ones."""
+    return struct.pack(f"{len(numbers)}q", *numbers)
 
 
 def _number(operand: object, avoided: float | None, names: Names) -> str:

@@ -47,6 +47,8 @@ _NUMBERS = (
     0.5,
     1e-3,
     3,
+    0,
+    -1,
     0.0,
     -0.0,
     1,
@@ -69,6 +71,7 @@ class Question:
 
     operands: name and kind of those that the formulas read. others: the arguments besides, as they are in the program.
     into: the argument that is written, "" if none is. avoided: values that numbers do not have.
+    spelled: the others as text, for 2 and 2.0 are equal.
     """
 
     target: Overload
@@ -78,6 +81,7 @@ class Question:
     others: tuple[tuple[str, object], ...]
     into: str
     avoided: tuple[tuple[str, float], ...] = ()
+    spelled: str = ""
 
 
 def is_near(number: float, other: float) -> bool:

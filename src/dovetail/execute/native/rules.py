@@ -30,7 +30,8 @@ class Rule:
 
     fixed: arguments that must have this value. by_value: the argument that the candidates depend on, which must be
     written in the program; `candidates` is empty then, and `of_value` has them. avoided: for a number, a value for
-    which an operator gives the last elements other bits than those that fill vectors: there it is left to `aten`.
+    which no formula holds, so that it is left to `aten`: the last elements get other bits than those that fill vectors,
+    or a whole number other bits than a fraction (minus 0 has another sign than minus 0.0).
     """
 
     operands: tuple[str, ...]
@@ -70,8 +71,8 @@ def _compared(how: str) -> Rule:
 
 RULES: dict[str, Rule] = {
     "add": Rule(("self", "other", "alpha"), (fma(_B, _C, _A), _A + _B * _C)),
-    "sub": Rule(("self", "other", "alpha"), (fma(_B, -_C, _A), _A - _B * _C)),
-    "rsub": Rule(("self", "other", "alpha"), (fma(_A, -_C, _B), _B - _A * _C)),
+    "sub": Rule(("self", "other", "alpha"), (fma(_B, -_C, _A), _A - _B * _C), avoided={"alpha": 0.0}),
+    "rsub": Rule(("self", "other", "alpha"), (fma(_A, -_C, _B), _B - _A * _C), avoided={"alpha": 0.0}),
     "mul": Rule(("self", "other"), (_A * _B,)),
     "div": Rule(("self", "other"), (_A / _B, _A * (_ONE / _B)), fixed={"rounding_mode": None}),
     "neg": Rule(("self",), (-_A,)),

@@ -1,0 +1,150 @@
+"""What machine code for pointwise nodes gains: small training steps, and optimizers alone, in turns on one thread.
+
+Each workload has a process of its own, in which eager mode, a step with `executors=("aten",)` and one with
+`("native", "aten")` are called by turns. A ratio is the median over the rounds of eager's time to the other's.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dovetail
+from benchmarks.processes import describe_machine
+from benchmarks.tables import write_tables
+from dovetail.inspect.memory import measure_peak
+
+WORKLOADS = ("mlp 4x64, batch 32", "mlp 4x256, batch 64", "AdamW, 10 tensors", "AdamW, 200 tensors", "SGD, 200 tensors")
+WAYS: dict[str, tuple[str, ...]] = {"eager": (), "aten": ("aten",), "native": ("native", "aten")}
+_HEAD = ["step", "eager, us", "aten, us", "native, us", "eager / aten", "eager / native", "aten / native"]
+_HEAD += ["first call, CPU s: aten", "native", "peak above state, kB: eager", "aten", "native"]
+_TURN, _WARM_UP = 5, 10
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeCost:
+    """By way: microseconds of a call, processor seconds of the first one, and the peak of one. ratios: see the module."""
+
+    workload: str
+    call_us: dict[str, float]
+    first_s: dict[str, float]
+    peak_bytes: dict[str, int]
+    ratios: dict[str, float]
+
+
+def _mlp(width: int, batch: int) -> Step:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())])
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    x, y = torch.randn(batch, width), torch.randn(batch, width)
+
+    def step() -> Tensor:
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def _optimizer(kind: Callable[..., torch.optim.Optimizer], count: int) -> Step:
+    """Updates of tensors of 64 times 64 elements, whose gradients are there."""
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(64, 64)) for _ in range(count)]
+    for parameter in parameters:
+        parameter.grad = torch.randn(64, 64)
+    return kind(parameters, 1e-3).step
+
+
+def _workload(name: str) -> Step:
+    if name.startswith("mlp"):
+        return _mlp(64, 32) if "4x64" in name else _mlp(256, 64)
+    kind = torch.optim.AdamW if name.startswith("AdamW") else torch.optim.SGD
+    return _optimizer(kind, 10 if "10 " in name else 200)
+
+
+def _compiled(name: str, way: str) -> Step:
+    step = _workload(name)
+    if not WAYS[way]:
+        return step
+
+    def run() -> object:
+        return step()
+
+    return dovetail.compile_step(run, executors=WAYS[way])
+
+
+def measure(name: str, rounds: int) -> NativeCost:
+    """Call the ways of one workload by turns, in this process."""
+    torch.set_num_threads(1)
+    steps: dict[str, Step] = {}
+    first: dict[str, float] = {}
+    dovetail.compile_step(lambda: torch.ones(2) + 1)()  # what is imported once
+    for way in WAYS:
+        steps[way] = _compiled(name, way)
+        start = time.process_time()
+        steps[way]()
+        first[way] = time.process_time() - start
+        for _ in range(_WARM_UP):
+            steps[way]()
+    spent: dict[str, list[float]] = {way: [] for way in WAYS}
+    for _ in range(rounds):
+        for way, step in steps.items():
+            begin = time.perf_counter()
+            for _ in range(_TURN):
+                step()
+            spent[way].append((time.perf_counter() - begin) / _TURN)
+    pairs = {
+        "eager / aten": ("eager", "aten"),
+        "eager / native": ("eager", "native"),
+        "aten / native": ("aten", "native"),
+    }
+    ratios = {
+        text: statistics.median(a / b for a, b in zip(spent[one], spent[other], strict=True))
+        for text, (one, other) in pairs.items()
+    }
+    return NativeCost(
+        name,
+        {way: 1e6 * statistics.median(times) for way, times in spent.items()},
+        first,
+        {way: measure_peak(step).peak_bytes for way, step in steps.items()},
+        ratios,
+    )
+
+
+def write_native_report(rounds: int, out: Path) -> None:
+    """Print the table, and write `native.json` and `native.md` into `out`."""
+    rows = []
+    for name in WORKLOADS:
+        command = [sys.executable, "-m", "benchmarks.native", name, str(rounds)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        rows.append(NativeCost(**json.loads(done.stdout.splitlines()[-1])))
+    cells = [
+        [
+            row.workload,
+            *(f"{row.call_us[way]:,.0f}" for way in WAYS),
+            *(f"{ratio:.2f}" for ratio in row.ratios.values()),
+            *(f"{row.first_s[way]:.2f}" for way in ("aten", "native")),
+            *(f"{row.peak_bytes[way] / 1e3:,.1f}" for way in WAYS),
+        ]
+        for row in rows
+    ]
+    record: dict[str, Any] = {"rounds": rounds, "rows": [asdict(row) for row in rows]}
+    write_tables("native", {"Native": (_HEAD, cells)}, record, describe_machine("cpu"), out)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measure(sys.argv[1], int(sys.argv[2])))))

@@ -1,0 +1,224 @@
+"""Each operator with a rule, against eager: drawn elements, numbers, sizes and starts; and the probes that choose."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.native import probes
+from dovetail.execute.native.formula import constant, fma, operand, substituted
+from dovetail.execute.native.probes import ARRAY, NUMBER, Question, formula_of
+from dovetail.execute.native.rules import RULES
+from tests.execute.native.programs import Drafted, aten, calls_counted, compiled, drawn_elements, outcome
+
+pytest.importorskip("llvmlite")
+
+T, N, S, B = "tensor", "number", "single", "truths"
+_FORMS: dict[str, tuple[Any, tuple[Any, ...], dict[str, str]]] = {
+    "add": (aten.add.Tensor, (T, T), {"alpha": N}),
+    "add of a number": (aten.add.Tensor, (T, N), {}),
+    "add_": (aten.add_.Tensor, (T, T), {"alpha": N}),
+    "sub": (aten.sub.Tensor, (T, T), {"alpha": N}),
+    "sub of one": (aten.sub.Tensor, (T, S), {}),
+    "rsub": (aten.rsub.Scalar, (T, N), {}),
+    "mul": (aten.mul.Tensor, (T, T), {}),
+    "mul of a number": (aten.mul.Tensor, (T, N), {}),
+    "mul_ of a number": (aten.mul_.Scalar, (T, N), {}),
+    "mul of one": (aten.mul.Tensor, (S, T), {}),
+    "div": (aten.div.Tensor, (T, T), {}),
+    "div of a number": (aten.div.Tensor, (T, N), {}),
+    "div_ of one": (aten.div_.Tensor, (T, S), {}),
+    "neg": (aten.neg.default, (T,), {}),
+    "abs": (aten.abs.default, (T,), {}),
+    "reciprocal": (aten.reciprocal.default, (T,), {}),
+    "square": (aten.square.default, (T,), {}),
+    "sqrt": (aten.sqrt.default, (T,), {}),
+    "sqrt_": (aten.sqrt_.default, (T,), {}),
+    "rsqrt": (aten.rsqrt.default, (T,), {}),
+    "exp": (aten.exp.default, (T,), {}),
+    "log": (aten.log.default, (T,), {}),
+    "tanh": (aten.tanh.default, (T,), {}),
+    "erf": (aten.erf.default, (T,), {}),
+    "sin": (aten.sin.default, (T,), {}),
+    "cos": (aten.cos.default, (T,), {}),
+    "sigmoid": (aten.sigmoid.default, (T,), {}),
+    "relu": (aten.relu.default, (T,), {}),
+    "relu_": (aten.relu_.default, (T,), {}),
+    "clamp_min": (aten.clamp_min.default, (T, N), {}),
+    "clamp_max": (aten.clamp_max.default, (T, N), {}),
+    "maximum": (aten.maximum.default, (T, T), {}),
+    "minimum": (aten.minimum.default, (T, T), {}),
+    "threshold_backward": (aten.threshold_backward.default, (T, T, N), {}),
+    "leaky_relu": (aten.leaky_relu.default, (T, N), {}),
+    "tanh_backward": (aten.tanh_backward.default, (T, T), {}),
+    "sigmoid_backward": (aten.sigmoid_backward.default, (T, T), {}),
+    "addcmul": (aten.addcmul.default, (T, T, T), {"value": N}),
+    "addcmul_": (aten.addcmul_.default, (T, T, T), {"value": N}),
+    "addcdiv": (aten.addcdiv.default, (T, T, T), {"value": N}),
+    "addcdiv_": (aten.addcdiv_.default, (T, T, T), {"value": N}),
+    "lerp": (aten.lerp.Scalar, (T, T, N), {}),
+    "lerp_": (aten.lerp_.Scalar, (T, T, N), {}),
+    "where": (aten.where.self, (B, T, T), {}),
+    "masked_fill": (aten.masked_fill.Scalar, (T, B, N), {}),
+    "lt": (aten.lt.Tensor, (T, T), {}),
+    "le": (aten.le.Scalar, (T, N), {}),
+    "gt": (aten.gt.Scalar, (T, N), {}),
+    "ge": (aten.ge.Tensor, (T, T), {}),
+    "eq": (aten.eq.Scalar, (T, N), {}),
+    "ne": (aten.ne.Tensor, (T, T), {}),
+    "copy_": (aten.copy_.default, (T, T), {}),
+    "clone": (aten.clone.default, (T,), {}),
+    "zero_": (aten.zero_.default, (T,), {}),
+    "fill_": (aten.fill_.Scalar, (T, N), {}),
+    **{f"pow {e}": (aten.pow.Tensor_Scalar, (T, e), {}) for e in (0.5, 1, 2, 3, -0.5, -1, -2)},
+}
+_NUMBERS = st.one_of(
+    st.sampled_from([0, 0.0, -0.0, 1, 1.0, 2, -3, 0.1, math.inf, math.nan, 1e-45, 1.0 - 1e-9]),
+    st.floats(-10, 10),
+    st.integers(-1000, 1000),
+)
+_LEFT_OUT = {"sigmoid", "maximum", "minimum"}
+"""Eager computes these otherwise (its own polynomials), or other zeros for the last elements than for the others."""
+
+
+def _of(kind: Any, draft: Drafted, given_: list[Any], elements: random.Random, like: Any) -> Any:
+    dtype, count, start = like
+    if kind == N:
+        return draft.number(given_.pop())
+    if kind == S:
+        return draft.base(drawn_elements(elements, 1, dtype)[0])
+    if kind in (T, B):
+        drawn = drawn_elements(elements, count + start, dtype)[start:]
+        return draft.base(drawn > 0 if kind == B else drawn)
+    return kind
+
+
+@pytest.mark.parametrize("name", _FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_eagers_bits(name: str, dtype: torch.dtype, data: st.DataObject) -> None:
+    target, args, kwargs = _FORMS[name]
+    count, start = data.draw(st.integers(0, 130), "count"), data.draw(st.integers(0, 3), "start")
+    numbers = [data.draw(_NUMBERS, "number") for _ in range(2)]
+    elements, draft = random.Random(data.draw(st.integers(0, 10**6), "seed")), Drafted()
+    like = (dtype, count, start)
+    operands = [_of(kind, draft, numbers, elements, like) for kind in args]
+    named = {key: _of(kind, draft, numbers, elements, like) for key, kind in kwargs.items()}
+    made = draft.add(target, *operands, **named)
+    other = draft.base(drawn_elements(elements, count, dtype))
+    draft.add(aten.neg_.default, other)
+    if made.tensor.dtype is torch.bool:
+        last = draft.add(aten.where.self, made, other, other)
+    else:
+        last = draft.add(aten.neg.default, made)
+    program = draft.program([made, last])
+    code = compiled(program)
+    assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+    assert (code.executors.owner(program.nodes[0]).name == "native") is (name not in _LEFT_OUT)
+
+
+def test_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = calls_counted(monkeypatch)
+    draft = Drafted()
+    x = draft.base(torch.randn(100))
+    y = draft.add(aten.exp.default, draft.add(aten.tanh.default, x))
+    code = compiled(draft.program([y]))
+    assert isinstance(code, CompiledProgram)
+    assert torch.equal(code(draft.arguments())[0], draft.given[0].tanh().exp())
+    assert answers == [0]
+
+
+A, B_, C = operand(0), operand(1), operand(2)
+
+
+@pytest.mark.parametrize(
+    ("target", "wrong"),
+    [
+        (aten.add.Tensor, A + B_ * C),
+        (aten.add.Tensor, fma(A, C, B_)),
+        (aten.sub.Tensor, fma(B_, C, A)),
+    ],
+)
+def test_probes_refuse_what_is_rounded_otherwise(target: Any, wrong: Any) -> None:
+    rule = RULES[target.name().split("::")[1].split(".")[0]]
+    right, avoided = rule.candidates[0], tuple(rule.avoided.items())
+    operands = (("self", ARRAY), ("other", ARRAY), ("alpha", NUMBER))
+    assert formula_of(Question(target, (wrong,), torch.float32, operands, (), "", avoided)) is None
+    assert formula_of(Question(target, (wrong, right), torch.float32, operands, (), "", avoided)) is right
+
+
+def test_probes_tell_whole_numbers_from_fractions() -> None:
+    """Minus 0 is 0, and minus 0.0 has another sign: a difference times either of them has, too."""
+    minus, zero = torch.tensor([-0.0]), torch.tensor([0.0])
+    signs = [torch.sub(minus, zero, alpha=alpha).signbit().item() for alpha in (0, 0.0)]
+    assert signs == [False, True]
+    operands = (("self", ARRAY), ("other", ARRAY), ("alpha", NUMBER))
+    assert formula_of(Question(aten.sub.Tensor, RULES["sub"].candidates, torch.float32, operands, (), "")) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [("sqrt", RULES["sqrt"].candidates[1]), ("relu", -A), ("abs", A), ("neg", constant(0.0) - A), ("exp", A + A)],
+)
+def test_probes_refuse_other_formulas(name: str, wrong: Any) -> None:
+    """Among them the square root as IEEE 754 rounds it, where eager's is another, and a minus that makes 0 of 0."""
+    target = getattr(aten, name).default
+    question = Question(target, (wrong,), torch.float32, (("self", ARRAY),), (), "")
+    wanted = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).abs()
+    is_ieee = torch.equal(wanted.sqrt(), wanted.double().sqrt().float())
+    assert (formula_of(question) is not None) is (name == "sqrt" and is_ieee)
+
+
+def test_probes_look_at_the_last_elements_too() -> None:
+    """The larger one of two zeros is the first or the second, by whether it is among those that fill a vector."""
+    zeros = torch.zeros(33), -torch.zeros(33)
+    signs = torch.maximum(*zeros).signbit()
+    if not bool((signs != signs[0]).any()):
+        pytest.skip("not on this processor")
+    operands = (("self", ARRAY), ("other", ARRAY))
+    question = Question(aten.maximum.default, RULES["maximum"].candidates, torch.float32, operands, (), "")
+    assert formula_of(question) is None
+
+
+def test_what_probes_found_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = Question(aten.neg.default, (-A,), torch.float32, (("self", ARRAY),), (), "")
+    found = formula_of(question)
+    monkeypatch.setattr(probes, "_try_all", lambda _: pytest.fail("it is known"))
+    assert formula_of(question) is found
+
+
+def test_probes_leave_the_generator_where_it_is() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    formula_of(Question(aten.abs.default, (A,), torch.float64, (("self", ARRAY),), (), ""))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_substitution_closes_the_gap() -> None:
+    assert str(substituted(fma(B_, C, A), {1: 2.0})) == "fma(2.0, b, a)"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_large_tensors(threads: int) -> None:
+    """With several threads what torch would give to all of them is left to it; bits are the same in any case."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for count in (32_767, 32_768, 100_003):
+            draft = Drafted()
+            x, y = draft.base(torch.randn(count)), draft.base(torch.randn(count))
+            z = draft.add(aten.tanh.default, draft.add(aten.add.Tensor, x, y, alpha=0.3))
+            program = draft.program([z])
+            code = compiled(program)
+            assert bool(code.executors.groups) is (threads == 1 or count < 32_768)
+            assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+    finally:
+        torch.set_num_threads(former)
