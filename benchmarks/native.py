@@ -35,7 +35,7 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class NativeCost:
-    """By way: microseconds of a call, processor seconds of the first one, and the peak of one. ratios: see the module."""
+    """By way: microseconds of a call, processor seconds of the first, and its peak. ratios: see the module."""
 
     workload: str
     call_us: dict[str, float]

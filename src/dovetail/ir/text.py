@@ -263,7 +263,7 @@ def _write_nodes(writer: _Writer, first: int, end: int, ranges: Callable[[Node],
 
 def _write_group(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str] | None) -> None:
     """The code that runs a group, and the nodes one by one for where it does not."""
-    done = free_name("done", {*writer.names.taken, *writer.needed})
+    done = free_name("group_ran", {*writer.names.taken, *writer.needed})
     unbound, lines = dict(writer.unbound), list(writer.lines)
     writer.line(f"{done} = {group.condition(writer.names)}")
     writer.line(f"if {done}:")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ def test_halves_of_one_memory_may_share_a_loop() -> None:
     draft.add(aten.mul_.Tensor, second, first)
     program = draft.program([])
     code = compiled(program)
-    assert "drive(table, 1)" in code.source, "one row"
+    assert "drive(native_table, 1)" in code.source, "one row"
     assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
 
 
@@ -189,3 +190,46 @@ def test_drawn_programs_take_no_more_memory(seed: int) -> None:
     code, plain = compiled(program), compiled(program, native=False)
     peaks = [measure_peak(run, draft.arguments()).peak_bytes for run in (plain, plain, code, code)]
     assert peaks[3] <= peaks[1]
+
+
+def test_while_a_profiler_records() -> None:
+    """A cluster has a range of its own; results are the same, and so are the modules' ranges of the others."""
+    draft, outputs = _adam(50)
+    total = draft.add(aten.sum.default, outputs[0])
+    program = draft.program([total])
+    code, plain = compiled(program), compiled(program, native=False)
+    expected = outcome(plain, draft.arguments())
+    with torch.profiler.profile() as profile:
+        assert outcome(code, draft.arguments()) == expected
+    names = {event.name for event in profile.events() or ()}
+    assert {"cluster", "aten::sum"} <= names
+    assert "aten::lerp_" not in names
+
+
+def test_names_of_values_are_not_taken() -> None:
+    draft = Drafted()
+    names = ("group_ran", "native_table", "native_number", "drive", "pack", "kernel", "exact", "refuse_negated")
+    values = [draft.base(_elements(5, seed)) for seed in range(len(names))]
+    renamed = dict(
+        zip(values, (replace(value, name=name) for value, name in zip(values, names, strict=True)), strict=True)
+    )
+    draft.inputs = [renamed[value] for value in draft.inputs]
+    rate = draft.number(0.5)
+    for value in renamed.values():
+        draft.add(aten.mul_.Tensor, value, rate)
+    program = draft.program(list(renamed.values()))
+    code = compiled(program)
+    assert code.executors.groups
+    assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+
+
+def test_a_note_names_the_node_that_failed() -> None:
+    draft = Drafted()
+    x, n = draft.base(_elements(3)), draft.number(0)
+    draft.add(aten.neg_.default, x)
+    ratio = draft.compute(operator.truediv, 1, n)
+    draft.add(aten.mul_.Tensor, x, ratio)
+    with pytest.raises(ZeroDivisionError) as found:
+        compiled(draft.program([]))(draft.arguments())
+    assert "while running" in "".join(found.value.__notes__)
+    assert "truediv" in "".join(found.value.__notes__)

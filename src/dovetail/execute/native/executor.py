@@ -120,7 +120,7 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
         form += row_form
         slots += row
     pack = names.constant(struct.Struct(form).pack, "pack")
-    table = free_name("table", names.taken)
+    table = free_name("native_table", names.taken)
     lines.append(f"{table} = {pack}({', '.join(slots)})")  # a number that kernels do not take: nothing is counted yet
     if cluster.counted:
         count = names.constant(torch.autograd.graph.increment_version, "increment_version")
@@ -138,7 +138,7 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
                 uses[text] = uses.get(text, 0) + 1
     shared: dict[str, str] = {}
     for text in (text for text, count in uses.items() if count > 1):
-        shared[text] = free_name("number", {*names.taken, *shared.values()})
+        shared[text] = free_name("native_number", {*names.taken, *shared.values()})
     return shared
 
 
