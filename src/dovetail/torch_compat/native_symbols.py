@@ -26,6 +26,6 @@ def vector_function(symbol: str) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
-def nobody_watches() -> bool:
+def no_mode_watches() -> bool:
     """Whether no mode is active that sees the operators that run: a dispatch mode, or a function mode."""
     return not (_dispatch_modes() or function_mode_is_active())

@@ -1,8 +1,8 @@
 """A run as loops: which claims share one, and what of their results is stored.
 
 Claims share a loop where they work on the same memory, element by element. Two pieces of memory of one loop are the
-same elements, or do not overlap; where neither is known, the claim gets a loop of its own, later. What nobody but one
-loop reads is not stored.
+same elements, or do not overlap; where neither is known, the claim gets a loop of its own, later. What only one loop
+reads is not stored.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ReadyLoop:
 def ready_loop(opened: OpenLoop, unread: Collection[int], roots: Mapping[Value, Value]) -> ReadyLoop | None:
     """The loop of claims; None where it would store nothing.
 
-    unread: storages of which nobody reads what is written. roots: by value, the one whose variable holds the same
+    unread: storages in which what is written is not read later. roots: by value, the one whose variable holds the same
     tensor.
     """
     return _Builder(opened, unread, roots).build()

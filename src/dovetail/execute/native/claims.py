@@ -66,7 +66,7 @@ def claim_of(node: Node) -> Claim | None:
     into = schema_of(target).arguments[writes[0]].name if writes else ""
     written = arguments.get(into)
     if result is None and not node.outputs and isinstance(written, Value):
-        result = written  # a copy into an input: nobody reads what it gives
+        result = written  # a copy into an input: what it gives is not read
     if result is None or not result.is_tensor or len(writes) > 1 or not (written is None or isinstance(written, Value)):
         return None
     return _with_operands(node, rule, arguments, into, written, result)
@@ -162,7 +162,7 @@ def _is_like(meta: TensorMeta, other: TensorMeta) -> bool:
 
 
 def layout_of(meta: TensorMeta) -> Layout | None:
-    """How elements lie, if densely: see `Layout`. None where there are gaps, overlaps, or nobody knows."""
+    """How elements lie, if densely: see `Layout`. None where there are gaps, overlaps, or that is not known."""
     if meta.is_contiguous():
         return ("in order", meta.numel())
     dims = [(stride, size) for stride, size in zip(meta.stride, meta.shape, strict=True) if size != 1]

@@ -115,7 +115,7 @@ class _Memory:
         before = tuple(node for node in run.before if self.numbers[node] < last)
         loops = loops_of(claims)
         new = {claim.result.tensor.storage for claim in claims if claim.into is None}
-        unread = set[int]()  # nobody but one loop reads what the run writes there
+        unread = set[int]()  # what the run writes there is read by one loop of it only
         for opened in loops:
             own = {self.numbers[claim.node] for claim in opened.claims}
             for storage in {claim.written.tensor.storage for claim in opened.claims} - self.shown:

@@ -2,7 +2,7 @@
 
 By itself it claims nothing; bound to a program it claims the nodes of that program's clusters. The code of a cluster is
 one call. Behind it stand the calls of its nodes, for when it cannot run: a mode of torch wants to see each operator, a
-number is not one that a kernel takes, memory has run out, or the processor was told to round otherwise.
+number is not one that a kernel takes, memory has run out, or the processor was told to round differently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dovetail.execute.native.probes import is_near
 from dovetail.ir.draft import free_name
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ir.text import Names, NodeGroup
-from dovetail.torch_compat.native_symbols import nobody_watches
+from dovetail.torch_compat.native_symbols import no_mode_watches
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _group(cluster: Cluster) -> NodeGroup:
     return NodeGroup(
         first=cluster.first,
         last=cluster.last,
-        condition=lambda names: f"{names.constant(nobody_watches, 'nobody_watches')}()",
+        condition=lambda names: f"{names.constant(no_mode_watches, 'no_mode_watches')}()",
         before=cluster.before,
         run=lambda names: _lines(cluster, names),
         aliases=cluster.aliases,

@@ -290,5 +290,5 @@ refused:
 """Runs the rows of a table: each the address of a kernel, how many pointers it takes, how many slots, and the slots.
 
 Nothing has run where it returns 1: a pointer is null (the tensor has no memory: it is fake, say), or the processor
-rounds otherwise than usual, or treats tiny numbers as zeros.
+does not round as usual, or treats tiny numbers as zeros.
 """

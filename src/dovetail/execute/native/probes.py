@@ -118,7 +118,7 @@ def _agrees(question: Question, formula: Formula) -> bool:
 def _cases(question: Question) -> Iterator[tuple[int, int, int, tuple[float, ...]]]:
     """Sizes, starts in memory, starts among the drawn elements, and numbers.
 
-    Special elements come at every place: kernels treat the last elements otherwise than those that fill vectors.
+    Special elements come at every place: kernels treat the last elements differently from those that fill vectors.
     """
     count = sum(kind in (NUMBER, SINGLE) for _, kind in question.operands)
     choices = list(itertools.islice(itertools.product(_NUMBERS, repeat=count), 0, None, 1 if count < _MANY else 7))

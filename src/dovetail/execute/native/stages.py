@@ -102,7 +102,7 @@ def _assign_stages(made: Staged) -> None:
 
 
 def _assign_stores(made: Staged, wanted: list[list[int]]) -> None:
-    """When cells are written: as soon as nobody loads them later; and what has to be kept."""
+    """When cells are written: as soon as no later stage loads them; and what has to be kept."""
     kept: dict[int, None] = {}
     for cell, at in made.stores.items():
         loads = [n for n, found in enumerate(made.instructions) if found.operation == "load" and found.index == cell]

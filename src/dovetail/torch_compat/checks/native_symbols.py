@@ -26,27 +26,29 @@ class _Through(TorchFunctionMode):
 
 
 def check_vector_function() -> str | None:
-    """A function of MKL's takes a count, two addresses and a mode; a symbol that nobody has is not found."""
+    """A function of MKL's takes a count, two addresses and a mode; a symbol that does not exist is not found."""
     missing = native_symbols.vector_function("no_such_symbol_at_all")
     address = native_symbols.vector_function("vmdSqrt")
     if address is None:  # a torch without MKL
-        return first_difference(("a symbol that nobody has", missing, None))
+        return first_difference(("a symbol that does not exist", missing, None))
     root = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong)(address)
     given, made = (ctypes.c_double * 2)(4.0, 9.0), (ctypes.c_double * 3)(0.0, 0.0, 7.0)
     root(2, given, made, _ACCURATE)
-    return first_difference(("a symbol that nobody has", missing, None), ("square roots", list(made), [2.0, 3.0, 7.0]))
+    return first_difference(
+        ("a symbol that does not exist", missing, None), ("square roots", list(made), [2.0, 3.0, 7.0])
+    )
 
 
-def check_nobody_watches() -> str | None:
+def check_no_mode_watches() -> str | None:
     """Modes of either kind watch; a default device does not."""
-    found = [native_symbols.nobody_watches()]
+    found = [native_symbols.no_mode_watches()]
     with torch.device("cpu"):
-        found.append(native_symbols.nobody_watches())
+        found.append(native_symbols.no_mode_watches())
     with _Seen():
-        found.append(native_symbols.nobody_watches())
+        found.append(native_symbols.no_mode_watches())
     with _Through():
-        found.append(native_symbols.nobody_watches())
+        found.append(native_symbols.no_mode_watches())
     return first_difference(("nothing, a device, modes", found, [True, True, False, False]))
 
 
-CHECKS = (check_vector_function, check_nobody_watches)
+CHECKS = (check_vector_function, check_no_mode_watches)
