@@ -16,6 +16,7 @@ from dovetail.execute.native import probes
 from dovetail.execute.native.formula import constant, fma, operand, substituted
 from dovetail.execute.native.probes import ARRAY, NUMBER, Question, formula_of
 from dovetail.execute.native.rules import RULES
+from dovetail.inspect.memory import measure_peak
 from tests.execute.native.programs import Drafted, aten, calls_counted, compiled, drawn_elements, outcome
 
 pytest.importorskip("llvmlite")
@@ -222,3 +223,10 @@ def test_large_tensors(threads: int) -> None:
             assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
     finally:
         torch.set_num_threads(former)
+
+
+def test_probes_take_little_memory_and_keep_none() -> None:
+    question = Question(aten.neg.default, (A + A, -A), torch.float64, (("self", ARRAY),), (), "", (), "again")
+    found = measure_peak(formula_of, question)
+    assert found.peak_bytes < 150_000
+    assert found.end_bytes == 0

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,7 +36,9 @@ ARRAY, SINGLE, TRUTH, NUMBER = "array", "single", "truths", "number"
 
 ELEMENTS = {torch.float32: "float", torch.float64: "double"}
 _SMALL = range(1, 71)
-_GRID, _LARGE = 4133, 70_001
+_GRID, _DRAWN = 520, 800  # elements at once: few, so that a first call takes no more memory than it is said to
+_PARTS = 16  # of the random elements: each is drawn anew
+_THREADED = 33_000  # more than torch gives to one thread
 _SPECIAL = 256  # pairs of special elements, which come first
 _NEAR = 1e-7  # more than the rounding of float32
 _MANY = 2  # numbers: not all of their combinations are tried
@@ -104,6 +106,7 @@ def _try_all(question: Question) -> Formula | None:
         around.enter_context(torch.inference_mode(False))
         around.enter_context(torch.no_grad())
         around.enter_context(autocast_off())
+        around.callback(_all_drawn.cache_clear)  # no memory is kept
         warnings.simplefilter("ignore")
         return next((found for found in question.candidates if _agrees(question, found)), None)
 
@@ -115,8 +118,8 @@ def _agrees(question: Question, formula: Formula) -> bool:
     return all(trial.agrees(*case) for case in _cases(question))
 
 
-def _cases(question: Question) -> Iterator[tuple[int, int, int, tuple[float, ...]]]:
-    """Sizes, starts in memory, starts among the drawn elements, and numbers.
+def _cases(question: Question) -> Iterator[tuple[int, int, int, int, tuple[float, ...]]]:
+    """Sizes, starts in memory, parts of the drawn elements, starts among these, and numbers.
 
     Special elements come at every place: kernels treat the last elements differently from those that fill vectors.
     """
@@ -126,16 +129,19 @@ def _cases(question: Question) -> Iterator[tuple[int, int, int, tuple[float, ...
     choices = [
         c for c in choices if not any(n in avoided and is_near(x, avoided[n]) for n, x in zip(names, c, strict=True))
     ]
-    for numbers in choices:
-        yield _GRID, 1, 0, numbers
+    for case, numbers in enumerate(choices):
+        for part in (case % _PARTS, (case + 5) % _PARTS) if count else range(_PARTS):
+            yield _GRID, 1, part, _SPECIAL, numbers
+        yield _GRID, 0, 0, 0, numbers
         for first in range(0, _SPECIAL, 48):
-            yield 63, first % 5, first, numbers
+            yield 63, first % 5, 0, first, numbers
     for size in _SMALL:
-        yield size, size % 4, size * 29 % _SPECIAL, choices[size % len(choices)]
-        yield size, 0, _GRID + 257 * size, choices[0]
+        yield size, size % 4, 0, size * 29 % _SPECIAL, choices[size % len(choices)]
+        yield size, 0, size % _PARTS, _SPECIAL + size, choices[0]
     for case, first in enumerate(range(0, _SPECIAL, 3)):
-        yield (33, 40, 45, 7)[case % 4], 0, first, choices[case % len(choices)]
-    yield _LARGE, 0, 0, choices[0]
+        yield (33, 40, 45, 7)[case % 4], 0, 0, first, choices[case % len(choices)]
+    if torch.get_num_threads() > 1:
+        yield _THREADED, 0, 0, 0, choices[0]
 
 
 class _Trial:
@@ -162,7 +168,7 @@ class _Trial:
         self.loop = Loop(ELEMENTS[question.dtype], tuple(cells), len(self.numbers), (step,), ((stored, 0),))
         self.kernel = kernel_of(self.loop)
 
-    def agrees(self, size: int, start: int, first: int, numbers: Sequence[float]) -> bool:
+    def agrees(self, size: int, start: int, part: int, first: int, numbers: Sequence[float]) -> bool:
         """Whether both give the same on a case: see `_cases`."""
         question, given = self.question, dict[str, Any]()
         values = iter(numbers)
@@ -172,7 +178,7 @@ class _Trial:
             elif kind == SINGLE:
                 given[name] = torch.tensor(next(values), dtype=question.dtype, device="cpu")
             else:
-                drawn = _all_drawn(question.dtype, place)[first : first + size]
+                drawn = _drawn(question.dtype, (place, part), first, size)
                 given[name] = _placed(drawn > 0 if kind == TRUTH else drawn, start)
         wanted_dtype = torch.bool if self.is_truth else question.dtype
         made = _placed(torch.zeros(size, dtype=wanted_dtype, device="cpu"), start)
@@ -226,8 +232,8 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a.view(whole) == b.view(whole)) | (a.isnan() & b.isnan())).all())
 
 
-@cache
-def _all_drawn(dtype: torch.dtype, place: int) -> torch.Tensor:
+@lru_cache(maxsize=6)
+def _all_drawn(dtype: torch.dtype, place: int, part: int) -> torch.Tensor:
     """Elements for the operand at a place: special ones, so that each meets each, and random ones of all magnitudes."""
     info = torch.finfo(dtype)
     zero, tiny = torch.tensor([0.0, info.smallest_normal], dtype=dtype, device="cpu")
@@ -238,10 +244,17 @@ def _all_drawn(dtype: torch.dtype, place: int) -> torch.Tensor:
     assert count**2 == _SPECIAL, "each meets each"
     pairs = torch.arange(_SPECIAL) * 101 % _SPECIAL
     at = (pairs // count, pairs % count, (pairs * 7 + pairs // count) % count)[place % 3]
-    generator = torch.Generator().manual_seed(97 + place)
-    normal = torch.randn(_LARGE - _SPECIAL, generator=generator, dtype=dtype, device="cpu")
+    generator = torch.Generator().manual_seed(97 + place + 10 * part)
+    normal = torch.randn(_DRAWN - _SPECIAL, generator=generator, dtype=dtype, device="cpu")
     high = 37.0 if dtype is torch.float32 else 300.0
     powers = (torch.rand(len(normal), generator=generator, dtype=torch.float64, device="cpu") - 0.5) * 2 * high
     wide = (normal * (10.0**powers)).to(dtype)
     every = torch.arange(len(normal)) % 4
     return torch.cat([special[at], torch.where(every == 0, wide, normal)])
+
+
+def _drawn(dtype: torch.dtype, which: tuple[int, int], first: int, size: int) -> torch.Tensor:
+    whole = _all_drawn(dtype, *which)
+    if first + size > len(whole):
+        whole = whole.repeat(1 + (first + size) // len(whole))
+    return whole[first : first + size]
