@@ -103,6 +103,8 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
     if cluster.given:
         refuse = names.constant(refuse_negated, "refuse_negated")
         lines.append(f"{refuse}(({', '.join(value.name for value in cluster.given)},))")
+    shared = _shared_numbers(cluster, names)  # before memory is taken: the nodes run instead where one is refused
+    lines += [f"{local} = {text}" for text, local in shared.items()]
     for value, like in cluster.made:
         meta = value.tensor
         if like is None:
@@ -112,8 +114,6 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
         else:
             dtype = "" if like.tensor.dtype is meta.dtype else f", dtype={meta.dtype}"
             lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
-    shared = _shared_numbers(cluster, names)
-    lines += [f"{local} = {text}" for text, local in shared.items()]
     form, slots = "", []
     for ready in cluster.loops:
         row_form, row = _row(ready, names, shared)
@@ -129,15 +129,14 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
 
 
 def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
-    """The numbers that several loops take: what they are, and the local variables that hold them."""
-    uses: dict[str, int] = {}
+    """The numbers that loops take: what they are, and the local variables that hold them."""
+    uses: dict[str, None] = {}
     for ready in cluster.loops:
         for operand, avoided in ready.numbers:
             if isinstance(operand, Value):
-                text = _number(operand, avoided, names)
-                uses[text] = uses.get(text, 0) + 1
+                uses[_number(operand, avoided, names)] = None
     shared: dict[str, str] = {}
-    for text in (text for text, count in uses.items() if count > 1):
+    for text in uses:
         shared[text] = free_name("native_number", {*names.taken, *shared.values()})
     return shared
 
