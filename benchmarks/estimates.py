@@ -98,7 +98,8 @@ def _resident(field: str) -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def _measured(model: str) -> EstimateCost:
+def measure_estimate(model: str) -> EstimateCost:
+    """Estimate one model in this process, after a small one."""
     small = _estimated("small")[1].floor_bytes
     assert small, "every estimate has a lowest peak"
     gc.collect()
@@ -115,4 +116,4 @@ def _measured(model: str) -> EstimateCost:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_measured(sys.argv[1]))))
+    print(json.dumps(asdict(measure_estimate(sys.argv[1]))))

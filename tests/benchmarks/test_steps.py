@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks import step_memory as memory
-from benchmarks.estimates import estimate_cost
+from benchmarks.estimates import measure_estimate
 from benchmarks.measure import EAGER, answer_request
 from benchmarks.run import app
 from benchmarks.step_capture import summarize_capture
@@ -172,7 +172,7 @@ def test_estimates_are_of_models_that_are_nowhere() -> None:
     result = CliRunner().invoke(app, ["estimates", "--models", "70T"])
     assert isinstance(result.exception, KeyError)
     assert "1B, 7B, 13B" in str(result.exception)
-    cost = estimate_cost("small")
+    cost = measure_estimate("small")
     assert cost.parameters == 115_008
     assert 0 < cost.floor_bytes <= cost.peak_bytes
     assert cost.seconds > 0
