@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -19,9 +18,10 @@ import torch
 
 import dovetail
 from benchmarks.nets import SwigluTransformer
+from benchmarks.processes import last_line_of
 from benchmarks.tables import write_tables
 
-_SHAPES = {  # layers, width, heads, inner width, vocabulary
+SHAPES = {  # layers, width, heads, inner width, vocabulary
     "1B": (22, 2048, 32, 5632, 32_000),
     "7B": (32, 4096, 32, 11_008, 32_000),
     "13B": (40, 5120, 40, 13_824, 32_000),
@@ -49,12 +49,8 @@ class EstimateCost:
 
 
 def estimate_cost(model: str) -> EstimateCost:
-    """Estimate one model in a process of its own. Raises: KeyError for an unknown one."""
-    if model not in _SHAPES:
-        raise KeyError(f"no model {model!r}; there are {', '.join(_SHAPES)}")
-    command = [sys.executable, "-m", "benchmarks.estimates", model]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return EstimateCost(**json.loads(done.stdout.splitlines()[-1]))
+    """Estimate one model in a process of its own."""
+    return EstimateCost(**json.loads(last_line_of("estimates", model)))
 
 
 def write_estimates_report(models: list[str], machine: dict[str, Any], out: Path) -> None:
@@ -77,7 +73,7 @@ def write_estimates_report(models: list[str], machine: dict[str, Any], out: Path
 
 
 def _estimated(model: str) -> tuple[int, dovetail.Estimate]:
-    layers, width, heads, inner, vocabulary = _SHAPES[model]
+    layers, width, heads, inner, vocabulary = SHAPES[model]
     with torch.device("meta"):
         net = SwigluTransformer(layers, width=width, heads=heads, inner=inner, vocabulary=vocabulary)
         tokens = torch.empty(1, _TIME, dtype=torch.int64)

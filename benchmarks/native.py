@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import dovetail
-from benchmarks.processes import describe_machine
+from benchmarks.processes import describe_machine, last_line_of
 from benchmarks.tables import write_tables
 from dovetail.inspect.memory import measure_peak
 
@@ -127,11 +126,7 @@ def measure(name: str, rounds: int) -> NativeCost:
 
 def write_native_report(rounds: int, out: Path) -> None:
     """Print the table, and write `native.json` and `native.md` into `out`."""
-    rows = []
-    for name in WORKLOADS:
-        command = [sys.executable, "-m", "benchmarks.native", name, str(rounds)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows.append(NativeCost(**json.loads(done.stdout.splitlines()[-1])))
+    rows = [NativeCost(**json.loads(last_line_of("native", name, str(rounds)))) for name in WORKLOADS]
     cells = [
         [
             row.workload,

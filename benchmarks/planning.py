@@ -7,7 +7,6 @@ program is planned without a limit, and under one of half its peak, each in a pr
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.processes import last_line_of
 from benchmarks.tables import write_tables
 from dovetail.ir.program import Node, Operand, Phase, Program, Stage, TensorMeta, Value
 from dovetail.ir.signature import InputRole, Parameter, Signature, UserInput, UserOutput
@@ -100,9 +100,7 @@ def layered_step(layers: int) -> Program:
 
 def measure_planning(layers: int, plan: str) -> PlanningCost:
     """Plan one program, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.planning", str(layers), plan]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    values = done.stdout.split("\n")[-2].split()
+    values = last_line_of("planning", str(layers), plan).split()
     seconds, work = float(values[0]), float(values[1])
     nodes, more, peak, was = (int(value) for value in values[2:])
     return PlanningCost(layers, nodes, plan, seconds, more, peak, was, work)

@@ -50,6 +50,15 @@ def ask_fresh_process(kind: str, arguments: Json, *, threads: int | None, timeou
         return answer
 
 
+def last_line_of(module: str, *arguments: str) -> str:
+    """The last line that a module of benchmarks prints, run in a process of its own with the caches of this one.
+
+    Raises: CalledProcessError where it fails.
+    """
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+
+
 def describe_machine(device: str) -> Json:
     """Return the facts that a number needs beside it: processor, cores, versions, load and date."""
     facts: Json = {

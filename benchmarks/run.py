@@ -23,7 +23,7 @@ from benchmarks.arguments import DEFAULT_OUT, Backends, Device, Models, Out, Thr
 from benchmarks.artifact import measure_files, write_artifact_report
 from benchmarks.decode import BACKENDS as DECODE_BACKENDS
 from benchmarks.decode import DecodeCost, DecodeSettings
-from benchmarks.estimates import write_estimates_report
+from benchmarks.estimates import SHAPES, write_estimates_report
 from benchmarks.freeze import FreezeSettings, Measured, measure_frozen
 from benchmarks.freeze_artifact import ArtifactCost
 from benchmarks.freeze_models import FREEZE_MODELS
@@ -179,7 +179,7 @@ def estimates(
     models: Annotated[str, typer.Option(help="1B, 7B, 13B, with commas between.")] = "1B,7B,13B", out: Out = DEFAULT_OUT
 ) -> None:
     """Estimate the peaks of steps of large models, on paper."""
-    write_estimates_report(models.split(","), describe_machine("cpu"), out)
+    write_estimates_report(split_names(models, SHAPES, "--models"), describe_machine("cpu"), out)
 
 
 @app.command()
