@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -50,6 +50,19 @@ class Trial(Protocol[_Found_co]):
         """What is to be known of the results, which are gone afterwards."""
 
 
+@contextmanager
+def by_themselves() -> Iterator[None]:
+    """While active, operators run without the modes, gradients and casts of the caller, and no warning is shown."""
+    with ExitStack() as around:
+        around.enter_context(without_modes())
+        around.enter_context(warnings.catch_warnings())
+        around.enter_context(torch.inference_mode(False))
+        around.enter_context(torch.no_grad())
+        around.enter_context(autocast_off())
+        warnings.simplefilter("ignore")
+        yield
+
+
 def run_trials(trials: Sequence[Trial[_Found]]) -> list[tuple[_Found, int] | None]:
     """For each, what was found, and the bytes that it took from the allocator beyond what stayed. None where it could
     not be made, or nothing was found. The default generator stays where it is.
@@ -57,13 +70,7 @@ def run_trials(trials: Sequence[Trial[_Found]]) -> list[tuple[_Found, int] | Non
     found: list[_Found | None] = []
 
     def run_all() -> None:
-        with ExitStack() as around:
-            around.enter_context(without_modes())
-            around.enter_context(warnings.catch_warnings())
-            around.enter_context(torch.inference_mode(False))
-            around.enter_context(torch.no_grad())
-            around.enter_context(autocast_off())
-            warnings.simplefilter("ignore")
+        with by_themselves():
             for trial in trials:
                 found.append(_run_between_marks(trial))
 

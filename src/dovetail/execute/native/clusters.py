@@ -85,8 +85,7 @@ class _Memory:
         self.shown = self.outside | self.returned
         self.users: dict[int, list[int]] = {}
         self.last_use: dict[Value, int] = {}
-        self.dying = last_uses(program)
-        for at, values in self.dying.items():
+        for at, values in last_uses(program).items():
             self.last_use.update(dict.fromkeys(values, at))
         for at, node in enumerate(program.nodes):
             for storage in dict.fromkeys(_storages(node)):

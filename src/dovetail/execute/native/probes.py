@@ -16,9 +16,7 @@ import itertools
 import math
 import struct
 import threading
-import warnings
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -28,8 +26,8 @@ import torch
 from dovetail.execute.native.formula import TRUTHS, Formula
 from dovetail.execute.native.loop import Cell, From, Loop, Source, Step
 from dovetail.execute.native.machine import driver, kernel_of
-from dovetail.torch_compat.dispatch import Overload, schema_of, without_modes
-from dovetail.torch_compat.modes import autocast_off
+from dovetail.execute.operator_runs import by_themselves
+from dovetail.torch_compat.dispatch import Overload, schema_of
 
 ARRAY, SINGLE, TRUTH, NUMBER = "array", "single", "truths", "number"
 """Kinds of operands: a tensor of all elements, one of a single element, one of truth values, a number of Python."""
@@ -100,15 +98,11 @@ def formula_of(question: Question) -> Formula | None:
 
 
 def _try_all(question: Question) -> Formula | None:
-    with ExitStack() as around:
-        around.enter_context(without_modes())
-        around.enter_context(warnings.catch_warnings())
-        around.enter_context(torch.inference_mode(False))
-        around.enter_context(torch.no_grad())
-        around.enter_context(autocast_off())
-        around.callback(_all_drawn.cache_clear)  # no memory is kept
-        warnings.simplefilter("ignore")
-        return next((found for found in question.candidates if _agrees(question, found)), None)
+    try:
+        with by_themselves():
+            return next((found for found in question.candidates if _agrees(question, found)), None)
+    finally:
+        _all_drawn.cache_clear()  # no memory is kept
 
 
 def _agrees(question: Question, formula: Formula) -> bool:
@@ -149,7 +143,6 @@ class _Trial:
 
     def __init__(self, question: Question, formula: Formula) -> None:
         self.question = question
-        self.names = [name for name, _ in question.operands]
         self.is_truth = formula.operation in TRUTHS
         arrays = [name for name, kind in question.operands if kind != NUMBER]
         self.into = question.into if question.into in arrays else ""
