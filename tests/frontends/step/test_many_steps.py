@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import dovetail
-from dovetail.errors import BadOptionValue
+from dovetail.errors import BadOptionValue, UnsupportedStep
 from dovetail.frontends.step.many_steps import StackedResults, calls_of
 
 
@@ -147,7 +147,7 @@ def test_errors_end_a_run_between_steps() -> None:
     torch.manual_seed(3)
     with pytest.raises(ValueError, match="no more data") as caught:
         dovetail.compile_step(run.step).run(batches())
-    assert caught.value.__notes__ == ["3 steps of the run are done"]
+    assert caught.value.__notes__ == ["steps of the run that are done: 3"]
     assert _equal(run.left(), left)
 
 
@@ -179,7 +179,7 @@ def test_an_interrupt_waits_for_the_end_of_the_step() -> None:
             dovetail.compile_step(step).run((x, y))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert caught.value.__notes__ == ["4 steps of the run are done"]
+    assert caught.value.__notes__ == ["steps of the run that are done: 4"]
     assert _equal(run.left(), left)
 
 
@@ -229,9 +229,9 @@ def test_a_refusal_names_the_step() -> None:
     def step(x: Tensor) -> Tensor:
         return x[: int(x.numpy()[0])]
 
-    with pytest.raises(Exception) as caught:  # noqa: PT011 (which one is not the point)
+    with pytest.raises(UnsupportedStep) as caught:
         step.run(torch.ones(2, 3))
-    assert caught.value.__notes__[-1].endswith("steps of the run are done")
+    assert caught.value.__notes__ == ["steps of the run that are done: 1"]  # which ran in eager mode
 
 
 def test_items_of_a_list_are_batches() -> None:

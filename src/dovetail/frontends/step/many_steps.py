@@ -34,15 +34,15 @@ def run_steps(step: Callable[..., Any], batches: Any, progress: Progress | None,
             if progress is not None and results.count % every == 0:
                 progress(results.count, result)
     except BaseException as error:
-        error.add_note(f"{results.count} steps of the run are done")
+        error.add_note(f"steps of the run that are done: {results.count}")
         raise
     return results.stacked()
 
 
 def calls_of(batches: Any) -> Iterator[Call]:
     """The arguments of each step. Raises: BadOptionValue for what are no batches, before the first step."""
-    if _is_stacked(batches):
-        return _slices(batches)
+    if tensors := _tensors_of(batches):
+        return _slices(batches, tensors)
     if not isinstance(batches, Iterable) or isinstance(batches, str | bytes | Mapping):
         what = "an iterable of batches, or tensors that are stacked along their first dimension, in a tuple or dict"
         raise BadOptionValue(option="batches", value=type(batches), reason="it has no batches", expected=what)
@@ -55,18 +55,15 @@ def _call_of(batch: Any) -> Call:
     return (batch if isinstance(batch, tuple | list) else (batch,)), {}
 
 
-def _is_stacked(batches: Any) -> bool:
-    return isinstance(batches, torch.Tensor) or bool(_tensors_of(batches))
-
-
 def _tensors_of(batches: Any) -> list[torch.Tensor]:
-    """Tensors of a tuple or dict that holds nothing else."""
+    """The tensors where batches are stacked: one, or a tuple or dict that holds nothing else; else none."""
+    if isinstance(batches, torch.Tensor):
+        return [batches]
     held = list(batches.values()) if isinstance(batches, dict) else list(batches) if type(batches) is tuple else []
     return held if all(isinstance(item, torch.Tensor) for item in held) else []
 
 
-def _slices(batches: Any) -> Iterator[Call]:
-    tensors = [batches] if isinstance(batches, torch.Tensor) else _tensors_of(batches)
+def _slices(batches: Any, tensors: list[torch.Tensor]) -> Iterator[Call]:
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
         raise BadOptionValue(
@@ -81,8 +78,7 @@ def _slices(batches: Any) -> Iterator[Call]:
 
 def _count_of(batches: Any) -> int | None:
     """How many steps there will be, if that is known."""
-    tensors = [batches] if isinstance(batches, torch.Tensor) else _tensors_of(batches)
-    if tensors:
+    if tensors := _tensors_of(batches):
         return tensors[0].shape[0] if tensors[0].dim() else None
     try:
         return len(batches)
