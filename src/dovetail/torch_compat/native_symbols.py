@@ -16,8 +16,10 @@ _NAMES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib", "win32": "
 
 
 @cache
-def vector_function(symbol: str) -> int | None:
-    """The address of a function of MKL's in torch's library; None where it does not have it."""
+def library_function(symbol: str) -> int | None:
+    """The address of a function in torch's library or in those that it needs, MKL's or OpenMP's say; None where it is
+    in none of them.
+    """
     path = Path(torch.__file__).parent / "lib" / _NAMES.get(sys.platform, "libtorch_cpu.so")
     try:
         function = getattr(ctypes.CDLL(str(path)), symbol)

@@ -123,7 +123,7 @@ def test_halves_of_one_memory_may_share_a_loop() -> None:
     draft.add(aten.mul_.Tensor, second, first)
     program = draft.program([])
     code = compiled(program)
-    assert "drive(native_table, 1)" in code.source, "one row"
+    assert "drive(native_table, 1, 1)" in code.source, "one row"
     assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
 
 

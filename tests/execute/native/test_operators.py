@@ -202,24 +202,6 @@ def test_substitution_closes_the_gap() -> None:
     assert str(substituted(fma(B_, C, A), {1: 2.0})) == "fma(2.0, b, a)"
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_large_tensors(threads: int) -> None:
-    """With several threads what torch would give to all of them is left to it; bits are the same in any case."""
-    former = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        for count in (32_767, 32_768, 100_003):
-            draft = Drafted()
-            x, y = draft.base(torch.randn(count)), draft.base(torch.randn(count))
-            z = draft.add(aten.tanh.default, draft.add(aten.add.Tensor, x, y, alpha=0.3))
-            program = draft.program([z])
-            code = compiled(program)
-            assert bool(code.executors.groups) is (threads == 1 or count < 32_768)
-            assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
-    finally:
-        torch.set_num_threads(former)
-
-
 def test_probes_take_little_memory_and_keep_none() -> None:
     question = Question(aten.neg.default, (A + A, -A), torch.float64, (("self", ARRAY),), (), "", (), "again")
     found = measure_peak(formula_of, question)

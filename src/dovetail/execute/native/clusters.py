@@ -14,12 +14,10 @@ import torch
 from dovetail.analysis.liveness import input_bytes, last_uses, storage_bytes
 from dovetail.execute.native.arrange import ReadyLoop, loops_of, ready_loop
 from dovetail.execute.native.claims import Claim, claim_of
-from dovetail.execute.native.machine import kernel_of
+from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.machine import has_pool, kernel_of
 from dovetail.execute.native.runs import Run, reread_storages, runs_of
 from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
-
-THREADED = 32_768
-"""From this many elements on torch gives an operator's work to several threads, where it has them."""
 
 _CUT = 16  # what part of a run that takes too much memory is cut off at once
 _SIZES = (2, 4096)  # what a size that is not known may be: what a cluster takes is compared for both
@@ -66,8 +64,8 @@ def _touches(node: Node, storages: Collection[int]) -> bool:
 
 
 def _is_threaded(claim: Claim) -> bool:
-    """Whether torch would use several threads, which a cluster does not."""
-    if torch.get_num_threads() == 1:
+    """Whether torch would use several threads, and a cluster cannot."""
+    if has_pool() or torch.get_num_threads() == 1:
         return False
     count = claim.written.tensor.numel()
     return not isinstance(count, int) or count >= THREADED

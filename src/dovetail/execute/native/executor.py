@@ -19,6 +19,7 @@ from dovetail.execute.executors.bindings import cheapest_call
 from dovetail.execute.native.arrange import ReadyLoop
 from dovetail.execute.native.claims import is_exact
 from dovetail.execute.native.clusters import Cluster, clusters_of
+from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.machine import driver, kernel_of, unavailable
 from dovetail.execute.native.probes import is_near
 from dovetail.ir.draft import free_name
@@ -125,7 +126,19 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
     if cluster.counted:
         count = names.constant(torch.autograd.graph.increment_version, "increment_version")
         lines.append(f"{count}(({', '.join(value.name for value in cluster.counted)},))")
-    return lines, f"not {names.constant(driver(), 'drive')}({table}, {len(cluster.loops)})"
+    threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.loops)) else "1"
+    return lines, f"not {names.constant(driver(), 'drive')}({table}, {len(cluster.loops)}, {threads})"
+
+
+def _may_be_shared(ready: ReadyLoop) -> bool:
+    """Whether several threads may run a loop."""
+    count = _array(ready).tensor.numel()
+    return not isinstance(count, int) or count >= THREADED
+
+
+def _array(ready: ReadyLoop) -> Value:
+    """A value that has as many elements as the loop."""
+    return next(v for v, cell in zip(ready.pointers, ready.loop.cells, strict=True) if not cell.is_single)
 
 
 def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
@@ -142,10 +155,10 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
 
 
 def _row(ready: ReadyLoop, names: Names, shared: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The row of a loop: its form, and what is in it. See `llvm_text.DRIVER`. shared: variables by what they hold."""
+    """The row of a loop: its form, and what is in it. See `native.driver`. shared: variables by what they hold."""
     kernel, pointers, numbers = kernel_of(ready.loop), ready.pointers, ready.numbers
     assert kernel is not None, "loops without a kernel are left out"
-    array = next(v for v, cell in zip(pointers, ready.loop.cells, strict=True) if not cell.is_single)
+    array = _array(ready)
     count = array.tensor.numel()
     head = (kernel, len(pointers), ready.loop.slots)
     if isinstance(count, int):

@@ -1,7 +1,9 @@
 """LLVM's text for a loop.
 
-    define void @kernel(ptr %row)           row: the count, the pointers, the numbers, in slots of eight bytes
-    define internal void @kernel_body(...)  the same by value; its pointers are noalias, so that loops become vectors
+    define void @kernel(ptr %row, i64 %from, i64 %to)   row: the count, the pointers, the numbers, in slots of eight
+                                                        bytes; it runs the elements from one number to another
+    define internal void @kernel_body(...)              the same by value; its pointers are noalias, so that loops
+                                                        become vectors
 
 No flag of fast arithmetic is ever set: an operation is rounded as it stands. A multiplication and an addition are one
 only where the formula says `fma`.
@@ -78,12 +80,12 @@ class _Writer:
 
     def _parameters(self) -> list[str]:
         cells = [f"ptr noalias %c{at}" for at in range(len(self.loop.cells))]
-        return ["i64 %n", *cells, *(f"{self.type} %s{at}" for at in range(self.loop.numbers))]
+        return ["i64 %from", "i64 %n", *cells, *(f"{self.type} %s{at}" for at in range(self.loop.numbers))]
 
     def _write_entry(self) -> None:
-        self.out += [f"define void @{self.name}(ptr %row) {{", "entry:"]
-        given = ["i64 " + self._set("load i64, ptr %row")]
-        self._line(f"%some = icmp sgt {given[0]}, 0")
+        self.out += [f"define void @{self.name}(ptr %row, i64 %from, i64 %to) {{", "entry:"]
+        given = ["i64 %from", "i64 %to"]
+        self._line("%some = icmp sgt i64 %to, %from")
         self._line("br i1 %some, label %start, label %end")
         self.out.append("start:")
         for at in range(len(self.loop.cells)):
@@ -106,7 +108,7 @@ class _Writer:
         self.buffers = {at: self._set(f"alloca [{TILE} x {self._stored(at)}], align 64") for at in made.kept}
         self._line("br label %tiles")
         self.out.append("tiles:")
-        self._line("%first = phi i64 [0, %entry], [%next, %tile_done]")
+        self._line("%first = phi i64 [%from, %entry], [%next, %tile_done]")
         self._line(f"%next = add i64 %first, {TILE}")
         self._line("%is_last = icmp sge i64 %next, %n")
         self._line("%tile_end = select i1 %is_last, i64 %n, i64 %next" if made.last else "%tile_end = add i64 %n, 0")
@@ -220,75 +222,3 @@ def _literal(number: float, element: str) -> str:
     if element == "float":
         number = struct.unpack("f", struct.pack("f", number))[0]
     return f"0x{struct.unpack('>Q', struct.pack('>d', number))[0]:016X}"
-
-
-DRIVER = """
-declare void @llvm.x86.sse.stmxcsr(ptr)
-
-define i32 @drive(ptr %table, i64 %rows) {
-entry:
-  %flags = alloca i32
-  call void @llvm.x86.sse.stmxcsr(ptr %flags)
-  %mode = load i32, ptr %flags
-  %other = and i32 %mode, 57408
-  %unusual = icmp ne i32 %other, 0
-  br i1 %unusual, label %refused, label %check
-
-check:
-  %k = phi i64 [0, %entry], [%k1, %checked]
-  %row = phi ptr [%table, %entry], [%row1, %checked]
-  %ps = getelementptr i64, ptr %row, i64 1
-  %p = load i64, ptr %ps
-  %ss = getelementptr i64, ptr %row, i64 2
-  %s = load i64, ptr %ss
-  %ns = getelementptr i64, ptr %row, i64 3
-  %n = load i64, ptr %ns
-  %empty = icmp sle i64 %n, 0
-  br i1 %empty, label %checked, label %pointers
-
-pointers:
-  %j = phi i64 [0, %check], [%j1, %more]
-  %all = icmp sge i64 %j, %p
-  br i1 %all, label %checked, label %more
-
-more:
-  %at = add i64 %j, 4
-  %as = getelementptr i64, ptr %row, i64 %at
-  %a = load i64, ptr %as
-  %null = icmp eq i64 %a, 0
-  %j1 = add i64 %j, 1
-  br i1 %null, label %refused, label %pointers
-
-checked:
-  %skip = add i64 %s, 3
-  %row1 = getelementptr i64, ptr %row, i64 %skip
-  %k1 = add i64 %k, 1
-  %checked_all = icmp sge i64 %k1, %rows
-  br i1 %checked_all, label %run, label %check
-
-run:
-  %r = phi i64 [0, %checked], [%r1, %run]
-  %at_row = phi ptr [%table, %checked], [%next_row, %run]
-  %f = load ptr, ptr %at_row
-  %zs = getelementptr i64, ptr %at_row, i64 2
-  %z = load i64, ptr %zs
-  %slots = getelementptr i64, ptr %at_row, i64 3
-  call void %f(ptr %slots)
-  %step = add i64 %z, 3
-  %next_row = getelementptr i64, ptr %at_row, i64 %step
-  %r1 = add i64 %r, 1
-  %done = icmp sge i64 %r1, %rows
-  br i1 %done, label %finished, label %run
-
-finished:
-  ret i32 0
-
-refused:
-  ret i32 1
-}
-"""
-"""Runs the rows of a table: each the address of a kernel, how many pointers it takes, how many slots, and the slots.
-
-Nothing has run where it returns 1: a pointer is null (the tensor has no memory: it is fake, say), or the processor
-does not round as usual, or treats tiny numbers as zeros.
-"""

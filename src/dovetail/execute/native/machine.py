@@ -18,9 +18,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from dovetail.execute.native.llvm_text import DRIVER, kernel_text, symbols_of
+from dovetail.execute.native.driver import POOL, driver_text
+from dovetail.execute.native.llvm_text import kernel_text, symbols_of
 from dovetail.execute.native.loop import Loop
-from dovetail.torch_compat.native_symbols import vector_function
+from dovetail.torch_compat.native_symbols import library_function
 
 _LOCK = threading.Lock()
 _KERNELS: dict[Loop, int | None] = {}
@@ -48,16 +49,31 @@ def kernel_of(loop: Loop) -> int | None:
 
 
 @cache
-def driver() -> Callable[[bytes, int], int]:
-    """Runs a table of kernels, given as bytes and a number of rows: see `llvm_text.DRIVER`. The GIL is released."""
+def driver() -> Callable[[bytes, int, int], int]:
+    """Runs a table of kernels, given as bytes, a number of rows, and a number of threads at most: see
+    `execute.native.driver`. The GIL is released.
+    """
+    return made_driver(has_pool())
+
+
+def made_driver(has_pool: bool) -> Callable[[bytes, int, int], int]:
+    """A new driver. has_pool: whether it shares large rows among torch's threads."""
     with _LOCK:
-        address = _compiled(DRIVER, "drive")
-    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int64)(address)
+        for symbol in POOL if has_pool else ():
+            _binding().add_symbol(symbol, library_function(symbol))
+        address = _compiled(driver_text(has_pool), "drive")
+    return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)(address)
+
+
+@cache
+def has_pool() -> bool:
+    """Whether rows can be shared by torch's threads."""
+    return all(library_function(symbol) is not None for symbol in POOL)
 
 
 def _compiled_loop(loop: Loop) -> int | None:
     for symbol in symbols_of(loop):
-        address = vector_function(symbol)
+        address = library_function(symbol)
         if address is None:
             return None
         _binding().add_symbol(symbol, address)

@@ -25,10 +25,10 @@ class _Through(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def check_vector_function() -> str | None:
+def check_library_function() -> str | None:
     """A function of MKL's takes a count, two addresses and a mode; a symbol that does not exist is not found."""
-    missing = native_symbols.vector_function("no_such_symbol_at_all")
-    address = native_symbols.vector_function("vmdSqrt")
+    missing = native_symbols.library_function("no_such_symbol_at_all")
+    address = native_symbols.library_function("vmdSqrt")
     if address is None:  # a torch without MKL
         return first_difference(("a symbol that does not exist", missing, None))
     root = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong)(address)
@@ -51,4 +51,4 @@ def check_no_mode_watches() -> str | None:
     return first_difference(("nothing, a device, modes", found, [True, True, False, False]))
 
 
-CHECKS = (check_vector_function, check_no_mode_watches)
+CHECKS = (check_library_function, check_no_mode_watches)

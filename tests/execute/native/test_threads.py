@@ -1,0 +1,125 @@
+"""Clusters where torch has several threads: large rows are shared by them, and bits are the same."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.execute.native import clusters, machine
+from tests.execute.native.programs import Drafted, aten, calls_counted, compiled, outcome
+
+pytest.importorskip("llvmlite")
+
+SIZES = (0, 1, 32_767, 32_768, 65_537, 100_003)
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """As many threads of torch as the parameter says."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(former)
+
+
+def _program(count: int) -> tuple[Drafted, Any]:
+    draft = Drafted()
+    x, y, factor = draft.base(torch.randn(count)), draft.base(torch.randn(count)), draft.base(torch.tensor(0.3))
+    z = draft.add(aten.tanh.default, draft.add(aten.add.Tensor, x, y, alpha=0.3))
+    truth = draft.add(aten.lt.Tensor, z, y)
+    draft.add(aten.mul_.Tensor, x, factor)
+    return draft, draft.program([truth, draft.add(aten.where.self, truth, x, z)])
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_bits_do_not_depend_on_threads(count: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = calls_counted(monkeypatch)
+    draft, program = _program(count)
+    code = compiled(program)
+    expected = outcome(compiled(program, native=False), draft.arguments())
+    assert outcome(code, draft.arguments()) == expected
+    assert answers == [0]
+    torch.set_num_threads(3)  # asked in each call
+    assert outcome(code, draft.arguments()) == expected
+
+
+def test_sizes_that_are_not_known(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = calls_counted(monkeypatch)
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y * 0.5).exp() - x
+
+    made = dovetail.compile(function, executors=("native", "aten"), dynamic=True)
+    for count in (7, 32_768, 90_001, 1, 3):
+        x, y = torch.randn(count, 1), torch.randn(count, 1)
+        assert torch.equal(made(x, y), function(x, y))
+    assert answers == [0] * 5
+
+
+def test_large_updates(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = calls_counted(monkeypatch)
+    states = []
+    for is_native in (False, True):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(300, 200))
+        optimizer = torch.optim.AdamW([weight], 0.01)
+        step: Any = optimizer.step
+        if is_native:
+
+            def run(optimizer: torch.optim.Optimizer = optimizer) -> None:
+                optimizer.step()
+
+            step = dovetail.compile_step(run, executors=("native", "aten"))
+        for _ in range(4):
+            weight.grad = torch.randn(300, 200)
+            step()
+        states.append(weight.detach())
+    assert torch.equal(*states)
+    assert answers
+    assert set(answers) == {0}
+
+
+def test_two_callers_share_the_pool(threads: int) -> None:
+    draft, program = _program(100_003)
+    code = compiled(program)
+    expected = outcome(code, draft.arguments())
+    found: list[bool] = []
+
+    def run() -> None:
+        found.extend(outcome(code, draft.arguments()) == expected for _ in range(5))
+
+    callers = [threading.Thread(target=run) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert found == [True] * 10
+
+
+def test_without_a_pool_several_threads_are_left_to_torch(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "has_pool", lambda: False)
+    for count in (32_767, 32_768):
+        _, program = _program(count)
+        assert bool(compiled(program).executors.groups) is (threads == 1 or count < 32_768)
+
+
+@pytest.mark.parametrize("has_pool", [True, False])
+@pytest.mark.parametrize("items", [*SIZES, 131_072])
+def test_each_item_is_done_once(has_pool: bool, items: int) -> None:
+    """The driver calls a function in Python, by each of its threads, with parts that make up the whole."""
+    parts: list[tuple[int, int]] = []
+    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    function = kind(lambda _, start, end: parts.append((start, end)))
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    drive = machine.driver() if has_pool else machine.made_driver(has_pool=False)
+    assert drive(struct.pack("4q", address, 0, 1, items), 1, 4) == 0
+    numbers = sorted(n for start, end in parts for n in range(start, end))
+    assert numbers == list(range(items))
+    assert len(parts) == (min(4, -(-items // 32_768)) if has_pool and items else 1)
