@@ -62,7 +62,7 @@ lint: $(VENV)/.installed-dev ## ruff and mypy --strict
 
 # Searches go on where they stopped: each keeps a file in $(STATES), which `make clean` removes.
 SEARCHES := sweep reads_sweep inplace_sweep freeze_sweep recompute_sweep donation_sweep early_updates_sweep step_sweep file_sweep \
-	list_sweep layout_sweep model_sweep limit_sweep construct_sweep
+	list_sweep layout_sweep model_sweep limit_sweep small_limit_sweep construct_sweep
 SEARCH   := --minutes $(MINUTES) --shard $(SHARD) --state $(STATES)
 PART     := $(subst /,-of-,$(SHARD))
 

@@ -39,7 +39,7 @@ Step: TypeAlias = "Callable[[Tensor, Tensor, Tensor], Tensor]"
 
 def _half(a: Tensor, c: Tensor, bias: Tensor) -> Tensor:
     made = a.clone()
-    made[: _SIZE // 2].mul_(c[: _SIZE // 2])
+    made[: len(a) // 2].mul_(c[: len(a) // 2])
     return made
 
 
@@ -60,13 +60,13 @@ STEPS: dict[str, Step] = {
     "t": lambda a, c, bias: a.t(),
     "sigmoid": lambda a, c, bias: torch.sigmoid(a),
     "dropout": lambda a, c, bias: F.dropout(a, 0.4),
-    "rows": lambda a, c, bias: a.sum(0, keepdim=True).expand(_SIZE, _SIZE),
+    "rows": lambda a, c, bias: a.sum(0, keepdim=True).expand(len(a), -1),
     "relu_": lambda a, c, bias: a.clone().relu_(),
     "add_": lambda a, c, bias: (a * 1.5).add_(c),
     "half": _half,
     "gelu": lambda a, c, bias: F.gelu(a),
     "softmax": lambda a, c, bias: torch.softmax(a, 1),
-    "norm": lambda a, c, bias: F.layer_norm(a, (_SIZE,), weight=bias),
+    "norm": lambda a, c, bias: F.layer_norm(a, bias.shape, weight=bias),
     "copy": lambda a, c, bias: a.t().contiguous(),
     "detach": lambda a, c, bias: a * c.detach(),
     "where": lambda a, c, bias: torch.where(a > 0, a, c * 2),
@@ -84,7 +84,7 @@ class State(Standing):
 
 
 def program(seed: int) -> Callable[..., tuple[Tensor, ...]]:
-    """A random program over a matrix, a weight and a bias; its last result is the loss."""
+    """A random program over two square matrices and a bias, of any size; its last result is the loss."""
     rng = random.Random(seed)
     steps = [(rng.choice(list(STEPS)), rng.random(), rng.random()) for _ in range(rng.randint(5, 22))]
     shown = [rng.random() for _ in range(rng.randint(1, 3))]
