@@ -4,7 +4,7 @@
     python -m tests.small_limit_sweep --first 4711 --programs 1
 
 The programs are those of `tests.recompute_sweep`: as a training step for even seeds, and as a function with backward
-for odd ones. Each runs under one limit, drawn between the lowest peak on offer and the one without a limit. Compared
+for odd ones. Each runs under one limit, drawn below the peak without one, or under the lowest on offer. Compared
 with eager's, bit by bit: results, gradients, weights, optimizer state and random numbers of each call. The peak of each
 call, the first included, may not be above the limit, to which the state that the first call makes is added. The exit
 status is 1 when something failed.
@@ -30,6 +30,7 @@ from tests.recompute_sweep import program
 from tests.searching import Standing, begin, keep, parser_of, run_quietly
 
 _CALLS = 3
+_LEAST = 0.4  # what limits are drawn from begins at this part of the peak without one: many refuse it
 _SIZE = 48  # large enough for what compiling takes itself
 _OPTIMIZERS: tuple[Callable[[list[Tensor]], torch.optim.Optimizer], ...] = (
     lambda weights: torch.optim.SGD(weights, lr=0.01),
@@ -110,11 +111,11 @@ def function_of(seed: int, options: dict[str, Any] | None) -> Call:
     return call
 
 
-def calls_of(seed: int, options: dict[str, Any] | None, calls: int = _CALLS) -> Run:
+def calls_of(seed: int, options: dict[str, Any] | None) -> Run:
     """Some calls of the program of a seed. Raises: MemoryLimitTooLow."""
     torch.manual_seed(seed)
     call, run = (step_of if seed % 2 == 0 else function_of)(seed, options), Run()
-    for number in range(calls):
+    for number in range(_CALLS):
         made: list[list[Tensor]] = []
         report = measure_peak(lambda number=number, made=made: made.append(call(number)))  # type: ignore[misc]
         run.results.append([tensor.detach().clone() for tensor in made[0]])
@@ -124,16 +125,20 @@ def calls_of(seed: int, options: dict[str, Any] | None, calls: int = _CALLS) -> 
     return run
 
 
+def _limited(seed: int, limit: int) -> Run:
+    return calls_of(seed, {"memory_limit": f"transient:{limit}B", "verify": 1})
+
+
 def failure(seed: int) -> tuple[str, bool]:
     """What is wrong with the program of a seed under a limit, "" for nothing; and whether the limit changed it."""
     free = calls_of(seed, {"partition": "default"}).peak
+    limit = int(random.Random(seed).uniform(_LEAST, 1.0) * free)
     try:
-        calls_of(seed, {"memory_limit": "transient:1B"}, 1)
-        return "", False  # it needs nothing
+        found = _limited(seed, limit)
     except MemoryLimitTooLow as error:
-        floor = int(error.facts["floor_bytes"])
-    limit = floor + int(random.Random(seed).random() ** 2 * max(0, free - floor))
-    expected, found = calls_of(seed, None), calls_of(seed, {"memory_limit": f"transient:{limit}B", "verify": 1})
+        limit = int(error.facts["floor_bytes"])
+        found = _limited(seed, limit)
+    expected = calls_of(seed, None)
     if found.peak > limit:
         return f"the limit is {limit}, the peak is {found.peak} (calls: {found.peaks})", True
     for number, (wanted, made) in enumerate(zip(expected.results, found.results, strict=True)):

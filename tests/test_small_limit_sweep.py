@@ -38,9 +38,8 @@ def test_a_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_peak_above_the_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     made = small_limit_sweep.calls_of
 
-    def without_limit(seed: int, options: dict[str, Any] | None, calls: int = 3) -> small_limit_sweep.Run:
-        is_floor = options == {"memory_limit": "transient:1B"}
-        return made(seed, options if options is None or is_floor else {"partition": "default"}, calls)
+    def without_limit(seed: int, options: dict[str, Any] | None) -> small_limit_sweep.Run:
+        return made(seed, options if options is None else {"partition": "default"})
 
     monkeypatch.setattr(small_limit_sweep, "calls_of", without_limit)
     assert any("the peak is" in small_limit_sweep.failure(seed)[0] for seed in range(1000, 1004))
