@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -13,18 +15,29 @@ import torch
 
 from tests import rotation
 
+_CACHE, _WORKER = "DOVETAIL_CACHE_DIR", "PYTEST_XDIST_WORKER"
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Fix the seed before pytest-xdist starts workers: they find it in their environment.
 
     So they find how threads of torch wait: by default they spin, and with as many workers as cores each then takes the
-    time that the others need, which makes small operators five times as slow.
+    time that the others need, which makes small operators five times as slow. And a new folder for native code, which
+    all tests of a run share: the user's is not touched, and the first test that needs an operator probes it.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if _WORKER not in os.environ:
+        os.environ[_CACHE] = tempfile.mkdtemp(prefix="dovetail-tests-")
     try:
         rotation.fix_seed()
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the folder for native code, where this process made it."""
+    if _WORKER not in os.environ and os.path.basename(os.environ.get(_CACHE, "")).startswith("dovetail-tests-"):
+        shutil.rmtree(os.environ[_CACHE], ignore_errors=True)
 
 
 def pytest_report_header() -> str:

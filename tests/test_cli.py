@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 from dovetail import cli
 from dovetail.cli import doctor
 from dovetail.errors import UnsupportedTorchVersion
+from dovetail.execute.native.cache import cache_folder
 from dovetail.torch_compat.selfcheck import CheckResult
 from tests.torch_release import IS_TESTED
 
@@ -61,6 +63,29 @@ def test_doctor_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert facts["checks"] == [{"name": "a.bad", "ok": False, "detail": "the key is 1, not 2"}]
     assert torch.__version__ in facts["versions"]["torch"]
     assert "a.bad" in facts["problems"][0]
+
+
+def test_cache_is_listed_and_cleared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("llvmlite")
+    monkeypatch.setenv("DOVETAIL_CACHE_DIR", str(tmp_path))
+    folder = cache_folder()
+    if folder is None:
+        pytest.skip("nothing is kept on this system")
+    folder.write("a" * 64, "kernel", "a loop", "another machine", b"code")
+    assert _run("cache", "list") == 0
+    assert "a loop" in (listed := capsys.readouterr().out)
+    assert "1 entries" in listed
+    assert _run("cache", "list", "--json") == 0
+    [entry] = json.loads(capsys.readouterr().out)["entries"]
+    assert (entry["kind"], entry["what"], entry["here"]) == ("kernel", "a loop", False)
+    assert _run("doctor", "--json") == 0
+    assert str(tmp_path) in json.loads(capsys.readouterr().out)["toolchain"]["cache of native code"]
+    assert _run("cache", "clear") == 0
+    assert capsys.readouterr().out == "1 entries removed\n"
+    assert _run("cache", "clear", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["removed"] == 0
 
 
 class _Device:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from dovetail.cli.bench import bench_command
 from dovetail.cli.bisect import bisect_command
+from dovetail.cli.cache import cache_app
 from dovetail.cli.doctor import doctor
 from dovetail.cli.draw import draw_command
 from dovetail.cli.explain import explain_command
@@ -49,6 +50,7 @@ for name, command in (
     ("fit", fit_command),
 ):
     app.command(name)(command)
+app.add_typer(cache_app, name="cache")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

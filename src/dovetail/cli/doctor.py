@@ -23,6 +23,7 @@ import dovetail
 from dovetail.cli.output import AsJson, installed_version, print_json
 from dovetail.execute import executors
 from dovetail.execute.installed import brought_executors
+from dovetail.execute.native import cache as native_cache
 from dovetail.torch_compat.selfcheck import CheckResult, run_self_checks
 from dovetail.torch_compat.version import OLDEST_SUPPORTED, TESTED, installed_torch_version, release_of
 
@@ -105,6 +106,8 @@ def _toolchain() -> Iterable[tuple[str, str]]:
     paths = [path for path in map(shutil.which, _COMPILERS) if path is not None]
     yield "C++ compiler", paths[0] if paths else "none"
     yield "triton", _import_state("triton")
+    yield "llvmlite", _import_state("llvmlite")
+    yield "cache of native code", native_cache.state()
 
 
 def _import_state(package: str) -> str:

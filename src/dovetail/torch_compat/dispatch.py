@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -148,6 +149,17 @@ def _python_definition(op: OpOverload) -> Callable[..., object] | None:
 def has_kernel(op: OpOverload, device_type: str) -> bool:
     """Whether the operator has a kernel made for this kind of device, which eager takes before any definition."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C._dispatch_key_for_device(device_type))
+
+
+_RUNNING = re.compile(r"^(?:CPU|Composite|Autograd|ADInplaceOrView|catch).*?: registered at (.*?) ::", re.MULTILINE)
+_SCHEMA = re.compile(r"^debug: registered at (.*)/build/", re.MULTILINE)
+
+
+def has_own_kernels(op: OpOverload) -> bool:
+    """Whether what runs on the CPU was all built with torch: no library has registered another kernel until now."""
+    text: str = torch._C._dispatch_dump(op.name())
+    sources = _SCHEMA.search(text)
+    return sources is not None and all(place.startswith(sources[1] + "/") for place in _RUNNING.findall(text))
 
 
 @cache

@@ -17,6 +17,7 @@ import torch
 from dovetail.errors import BadOptionValue
 from dovetail.execute.executors.bindings import cheapest_call
 from dovetail.execute.native.arrange import ReadyLoop
+from dovetail.execute.native.cache import most_bytes
 from dovetail.execute.native.claims import is_exact
 from dovetail.execute.native.clusters import Cluster, clusters_of
 from dovetail.execute.native.driver import THREADED
@@ -32,7 +33,7 @@ from dovetail.torch_compat.native_symbols import no_mode_watches
 class NativeExecutor:
     """See `execute.protocol.GroupingExecutor`. groups: of the program that it is bound to, by their first nodes.
 
-    Raises: BadOptionValue where no machine code can be made.
+    Raises: BadOptionValue where no machine code can be made, or the size of its cache is none.
     """
 
     groups: Mapping[int, NodeGroup] = field(default_factory=dict)
@@ -44,6 +45,7 @@ class NativeExecutor:
             expected = 'executors without "native"'
             expected += ", or install it: pip install llvmlite" if "llvmlite" in reason else ""
             raise BadOptionValue(option="executors", value="native", reason=reason, expected=expected)
+        most_bytes()
 
     @property
     def name(self) -> str:

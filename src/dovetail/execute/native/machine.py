@@ -1,33 +1,34 @@
 """Machine code in this process: what llvmlite makes of LLVM's text. Kernels are kept, one for each loop.
 
-llvmlite is optional, and imported when the first kernel is made. Without it, or on a processor for which nothing was
-tried, `unavailable` says why.
+Their object code is kept on disk as well, under LLVM's text. llvmlite is optional, and imported when the first kernel
+is made. Without it, or on a processor for which nothing was tried, `unavailable` says why.
 
-Source: llvmlite's documentation of its binding layer. Cost: 10 to 40 ms for each kernel that was not made before.
+Source: llvmlite's documentation of its binding layer.
+Cost:   10 to 40 ms for each kernel that was not made before; 0.2 ms where it is on disk.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib
 import importlib.util
-import itertools
 import platform
 import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from dovetail.execute.native import cache as disk
 from dovetail.execute.native.driver import POOL, driver_text
 from dovetail.execute.native.llvm_text import kernel_text, symbols_of
 from dovetail.execute.native.loop import Loop
 from dovetail.torch_compat.native_symbols import library_function
 
 _LOCK = threading.Lock()
+_NAME = "kernel"
 _KERNELS: dict[Loop, int | None] = {}
-_SERIAL = itertools.count()
-_KEPT: list[Any] = []
-"""Engines: machine code lives as long as they do."""
+_ADDRESSES: dict[str, int] = {}
 
 
 @cache
@@ -61,7 +62,7 @@ def made_driver(has_pool: bool) -> Callable[[bytes, int, int], int]:
     with _LOCK:
         for symbol in POOL if has_pool else ():
             _binding().add_symbol(symbol, library_function(symbol))
-        address = _compiled(driver_text(has_pool), "drive")
+        address = _address(driver_text(has_pool), "drive")
     return ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)(address)
 
 
@@ -77,8 +78,7 @@ def _compiled_loop(loop: Loop) -> int | None:
         if address is None:
             return None
         _binding().add_symbol(symbol, address)
-    name = f"kernel{next(_SERIAL)}"
-    return _compiled(kernel_text(loop, name), name)
+    return _address(kernel_text(loop, _NAME), _NAME)
 
 
 @cache
@@ -89,16 +89,44 @@ def _binding() -> Any:
     return binding
 
 
-@cache
-def _machine() -> Any:
+def _new_machine() -> Any:
+    """What emits code for this processor. An engine frees the one that it is given."""
     binding = _binding()
     target = binding.Target.from_default_triple()
     features = binding.get_host_cpu_features().flatten()
     return target.create_target_machine(cpu=binding.get_host_cpu_name(), features=features, opt=3, jit=True)
 
 
-def _compiled(text: str, name: str) -> int:
-    """The address of a function of a module."""
+@cache
+def _machine() -> Any:
+    return _new_machine()
+
+
+@cache
+def _engine() -> Any:
+    """What holds all machine code of the process, to its end."""
+    return _binding().create_mcjit_compiler(_binding().parse_assembly(""), _new_machine())
+
+
+def _address(text: str, name: str) -> int:
+    """The address of a function of a module, of which all names get an ending of their own."""
+    own = f"{name}_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    if own in _ADDRESSES:
+        return _ADDRESSES[own]
+    text = text.replace(f"@{name}", f"@{own}")
+    code = disk.recall("kernel", text)
+    if code is None:
+        code = _object_code(text)
+        disk.remember("kernel", text, f"{name}, {len(text.splitlines())} lines of LLVM", code)
+    engine = _engine()
+    engine.add_object_file(_binding().ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _ADDRESSES[own] = engine.get_function_address(own)
+    return _ADDRESSES[own]
+
+
+def _object_code(text: str) -> bytes:
+    """What LLVM makes of a module."""
     binding, machine = _binding(), _machine()
     module = binding.parse_assembly(text)
     module.triple = machine.triple
@@ -108,8 +136,5 @@ def _compiled(text: str, name: str) -> int:
     tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = True
     builder = binding.create_pass_builder(machine, tuning)
     builder.getModulePassManager().run(module, builder)
-    engine = binding.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    _KEPT.append(engine)
-    address: int = engine.get_function_address(name)
-    return address
+    code: bytes = machine.emit_object(module)
+    return code

@@ -153,6 +153,25 @@ def check_python_bindings() -> str | None:
     )
 
 
+def check_has_own_kernels() -> str | None:
+    """Operators of torch have them, also those that are defined by others; those of a library do not."""
+    name = "dovetail_kernels_check"
+    with torch.library._scoped_library(name, "DEF") as library:
+        library.define("f(Tensor x) -> Tensor")
+        library.impl("f", torch.neg, "CPU")
+        other = dispatch.has_own_kernels(getattr(torch.ops, name).f.default)
+    before = dispatch.has_own_kernels(aten.pinverse.default)
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("pinverse", torch.neg, "CPU")
+        during = dispatch.has_own_kernels(aten.pinverse.default)
+    after = dispatch.has_own_kernels(aten.pinverse.default)
+    return first_difference(
+        ("an operator of a library", other, False),
+        ("before, during and after a kernel of a library", [before, during, after], [True, False, True]),
+        ("a sum", dispatch.has_own_kernels(aten.add.Tensor), True),
+    )
+
+
 def check_without_modes() -> str | None:
     """Operators inside do not reach a mode that was entered outside."""
 
@@ -172,6 +191,7 @@ CHECKS = (
     check_tags_of,
     check_is_composite,
     check_has_kernel,
+    check_has_own_kernels,
     check_is_question,
     check_decompose,
     check_overloads,
