@@ -11,7 +11,7 @@ import itertools
 import linecache
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from types import CodeType, MappingProxyType, TracebackType
 from typing import Any, TypeAlias
@@ -44,10 +44,18 @@ class _Code:
 class CompiledProgram:
     """Callable `(inputs: list) -> tuple`; empties the list."""
 
-    def __init__(self, program: Program, executors: ExecutorList, after: Mapping[Node, AfterNode] = _NOTHING) -> None:
-        """after: by a node, what is called with its result."""
+    def __init__(
+        self,
+        program: Program,
+        executors: ExecutorList,
+        after: Mapping[Node, AfterNode] = _NOTHING,
+        dying: Collection[int] | None = None,
+    ) -> None:
+        """after: by a node, what is called with its result. dying: numbers of inputs that nobody else holds; None if it
+        may be any.
+        """
         self.program = program
-        self.executors = executors.bound_to(program, after)
+        self.executors = executors.bound_to(program, after, dying)
         self._after = after
         self._serial = next(_SERIAL)
         self._code = self._build(f"{_FILES}{program.name} {self._serial}>", None)

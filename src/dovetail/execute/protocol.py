@@ -55,8 +55,12 @@ class GroupingExecutor(Executor, Protocol):
     def groups(self) -> Mapping[int, NodeGroup]:
         """The groups of the program that it is bound to, by the number of their first nodes."""
 
-    def bound_to(self, program: Program, is_free: Callable[[Node], bool]) -> GroupingExecutor:
-        """The executor for a program. is_free: whether a node may be part of a group; asked before this returns."""
+    def bound_to(
+        self, program: Program, is_free: Callable[[Node], bool], dying: Collection[int] | None
+    ) -> GroupingExecutor:
+        """The executor for a program. is_free: whether a node may be part of a group; asked before this returns. dying:
+        numbers of inputs that nobody else holds; None if it may be any.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,12 @@ class ExecutorList:
     executors: tuple[Executor, ...]
     groups: Mapping[int, NodeGroup] = field(default_factory=dict)
 
-    def bound_to(self, program: Program, alone: Collection[Node] = ()) -> ExecutorList:
-        """The executors for a program; themselves where none of them groups nodes. alone: nodes of no group."""
+    def bound_to(
+        self, program: Program, alone: Collection[Node] = (), dying: Collection[int] | None = None
+    ) -> ExecutorList:
+        """The executors for a program; themselves where none of them groups nodes. alone: nodes of no group. dying: see
+        `GroupingExecutor`.
+        """
         if not any(isinstance(executor, GroupingExecutor) for executor in self.executors):
             return self
         bound: list[Executor] = []
@@ -78,7 +86,7 @@ class ExecutorList:
 
         for executor in self.executors:
             if isinstance(executor, GroupingExecutor):
-                executor = executor.bound_to(program, is_free)
+                executor = executor.bound_to(program, is_free, dying)
                 groups.update(executor.groups)
             bound.append(executor)
         return ExecutorList(tuple(bound), groups)

@@ -133,8 +133,8 @@ class NodeGroup:
 
     first, last: numbers of the nodes. condition: an expression, whether the code may be tried. before: nodes among them
     that run first, by their own calls. run: lines, and an expression that says whether all is done; where it does not,
-    or anything raises, nothing was done that running the nodes does not do as well. aliases: results, with the value
-    whose variable holds the same. unbound: results for which there are no variables afterwards.
+    or anything raises, nothing was done that running the nodes does not do as well. after: how results get variables:
+    nodes that run, and values with the one whose variable holds the same. unbound: results without variables.
     """
 
     first: int
@@ -142,7 +142,7 @@ class NodeGroup:
     condition: Callable[[Names], str]
     before: tuple[Node, ...]
     run: Callable[[Names], tuple[list[str], str]]
-    aliases: tuple[tuple[Value, Value], ...]
+    after: tuple[Node | tuple[Value, Value], ...]
     unbound: frozenset[Value]
 
 
@@ -243,9 +243,8 @@ def _write_body(writer: _Writer, ranges: Callable[[Node], str] | None) -> None:
             _write_nodes(writer, at, end, ranges, 1)
             at = end
     for name in writer.unbound:
-        raise InvalidProgram(
-            program=program.name, stage=program.stage.value, rule="every size symbol is bound", detail=name
-        )
+        rule, stage = "every size symbol is bound", program.stage.value
+        raise InvalidProgram(program=program.name, stage=stage, rule=rule, detail=name)
 
 
 def _write_nodes(writer: _Writer, first: int, end: int, ranges: Callable[[Node], str] | None, indent: int) -> None:
@@ -269,24 +268,25 @@ def _write_group(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str
     writer.line(f"if {done}:")
     writer.line("try:", 2)
     indent = 3 if ranges is None else 4
-    if ranges is not None:
+    if ranges:
         writer.line("with record_function('cluster'):", 3)
     for node in group.before:
         _write_node(writer, node, indent)
     statements, call = group.run(writer.names)
-    for statement in statements:
+    for statement in (*statements, f"{done} = {call}"):
         writer.line(statement, indent)
-    writer.line(f"{done} = {call}", indent)
     writer.line("except Exception:", 2)
     writer.line(f"{done} = False", 3)
-    writer.unbound, writer.lines = unbound, lines
     writer.line(f"if {done}:")
-    for value, source in group.aliases:
-        writer.line(f"{value.name} = {source.name}", 2)
-    dying = [v for at in range(group.first, group.last + 1) for v in writer.dying.get(at, ())]
+    for step in group.after:
+        if isinstance(step, Node):
+            _write_node(writer, step, 2)
+        else:
+            writer.line(f"{step[0].name} = {step[1].name}", 2)
+    writer.unbound, writer.lines = unbound, lines
+    dying = (v for at in range(group.first, group.last + 1) for v in writer.dying.get(at, ()))
     _forget(writer, tuple(v for v in dying if v not in group.unbound), 2)
-    if not group.aliases and not any(v.is_tensor and v not in group.unbound for v in dying):
-        writer.line("pass", 2)
+    writer.line("pass", 2)
     writer.line("else:")
     _write_nodes(writer, group.first, group.last + 1, ranges, 2)
 

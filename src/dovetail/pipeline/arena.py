@@ -30,7 +30,7 @@ def code_of(
     """
     plan = arena_plan(program, hints, dying) if options.arena else None
     if plan is None:
-        return CompiledProgram(program, executors, after or {})
+        return CompiledProgram(program, executors, after or {}, dying)
     return ArenaProgram(program, plan, executors, after)
 
 

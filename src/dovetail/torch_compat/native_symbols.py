@@ -12,6 +12,8 @@ import torch
 from dovetail.torch_compat.modes import function_mode_is_active
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+_EXACT = ("none", "ieee")
 _NAMES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib", "win32": "torch_cpu.dll"}
 
 
@@ -26,6 +28,11 @@ def library_function(symbol: str) -> int | None:
     except (OSError, AttributeError):
         return None
     return ctypes.cast(function, ctypes.c_void_p).value
+
+
+def products_are_exact() -> bool:
+    """Whether torch multiplies matrices of float32 in float32, as it does unless it is told otherwise."""
+    return _precision is not None and _precision("mkldnn", "matmul") in _EXACT
 
 
 def no_mode_watches() -> bool:

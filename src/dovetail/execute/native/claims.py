@@ -13,6 +13,7 @@ import torch
 
 from dovetail.execute.native.formula import TRUTHS, Formula, substituted
 from dovetail.execute.native.probes import ARRAY, ELEMENTS, NUMBER, SINGLE, TRUTH, Question, formula_of, is_near
+from dovetail.execute.native.rows import Access, Layout
 from dovetail.execute.native.rules import RULES, TRUTH_OPERANDS, Rule
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ir.sizes import Size
@@ -20,16 +21,13 @@ from dovetail.ops.arguments import arguments_of
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
-Layout = tuple[object, ...]
-"""Equal for tensors whose elements lie alike: the n-th in memory is the n-th of each."""
-
 _UNREAD = (None, False, torch.preserve_format)
 _WHOLE = 2**53
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A node that may be machine code.
+    """A pointwise node that may be machine code: see `rows.RowClaim`.
 
     operands: what the formula reads, in its order. kinds: of each, as probes name them. into: the value whose memory
     the result is written to; None where the node makes new memory. result: what the node gives, if anything.
@@ -47,6 +45,23 @@ class Claim:
     def written(self) -> Value:
         """The value that describes the memory that is written."""
         return self.into if self.into is not None else self.result
+
+    @property
+    def element(self) -> str:
+        """The type of its elements, as loops name it."""
+        return ELEMENTS[self.question.dtype]
+
+    def accesses(self) -> list[Access]:
+        """What it touches."""
+        found = [Access(self.written.tensor, is_written=True)]
+        for operand, kind in zip(self.operands, self.kinds, strict=True):
+            if isinstance(operand, Value) and kind != NUMBER:
+                found.append(Access(operand.tensor, is_single=kind == SINGLE))
+        return found
+
+    def is_proven(self) -> bool:
+        """Whether a formula was found that gives the operator's bits."""
+        return self.formula() is not None
 
     def formula(self) -> Formula | None:
         """What was found to give the operator's bits, if anything. The first time for each kind of node it is tried."""

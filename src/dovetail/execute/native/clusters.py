@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from dovetail.analysis.liveness import input_bytes, last_uses, storage_bytes
-from dovetail.execute.native.arrange import ReadyLoop, loops_of, ready_loop
-from dovetail.execute.native.claims import Claim, claim_of
+from dovetail.execute.native.arrange import rows_of
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.machine import has_pool, kernel_of
+from dovetail.execute.native.kinds import claim_on, row_of
+from dovetail.execute.native.machine import has_pool
+from dovetail.execute.native.places import Places
+from dovetail.execute.native.rows import ReadyRow, RowClaim
 from dovetail.execute.native.runs import Run, reread_storages, runs_of
 from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
 
@@ -27,45 +29,55 @@ _SIZES = (2, 4096)  # what a size that is not known may be: what a cluster takes
 class Cluster:
     """first, last: numbers of its nodes, those that run before it included. nodes: that are machine code.
 
-    loops: in order. made: values whose memory is taken before, each with one that lies alike, if there is one.
-    aliases: results that are read later, with the value whose variable holds the same tensor. counted: values whose
-    version counters move, one for each write. given: pointers into the memory of inputs. unbound: results that no
-    variable holds.
+    rows: in order. made: values whose memory is taken before, each with one that lies alike, if there is one. after:
+    how results that are read later get their variables: views that run then, and values with the one whose variable
+    holds the same tensor. counted: values whose version counters move, one for each write. given: those whose memory is
+    that of inputs. unbound: results that no variable holds.
     """
 
     first: int
     last: int
     nodes: tuple[Node, ...]
     before: tuple[Node, ...]
-    loops: tuple[ReadyLoop, ...]
+    rows: tuple[ReadyRow, ...]
     made: tuple[tuple[Value, Value | None], ...]
-    aliases: tuple[tuple[Value, Value], ...]
+    after: tuple[Node | tuple[Value, Value], ...]
     counted: tuple[Value, ...]
     given: tuple[Value, ...]
     unbound: frozenset[Value]
 
 
-def clusters_of(program: Program, is_free: Callable[[Node], bool]) -> tuple[Cluster, ...]:
-    """The clusters of a program. is_free: whether a node may be machine code, as far as the caller knows."""
+def clusters_of(
+    program: Program, is_free: Callable[[Node], bool], dying: Collection[int] | None = None
+) -> tuple[Cluster, ...]:
+    """The clusters of a program.
+
+    is_free: whether a node may be machine code, as far as the caller knows. dying: numbers of inputs that nobody else
+    holds; None if it may be any.
+    """
     reread = reread_storages(program)
-    claims: dict[Node, Claim] = {}
+    claims: dict[Node, RowClaim] = {}
     for node in program.nodes:
-        claim = claim_of(node) if is_free(node) else None
+        claim = claim_on(node) if is_free(node) else None
         if claim is not None and not _is_threaded(claim) and not _touches(node, reread):
             claims[node] = claim
-    tried = {claim.node: claim for run in runs_of(program, claims) for claim in run.claims}
-    known = {node: claim for node, claim in tried.items() if claim.formula() is not None}
-    memory = _Memory(program)
-    return tuple(cluster for run in runs_of(program, known) for cluster in memory.clusters(run))
+
+    def may_show(node: Node) -> bool:
+        return is_free(node) and not _touches(node, reread)
+
+    tried = {claim.node: claim for run in runs_of(program, claims, may_show) for claim in run.claims}
+    known = {node: claim for node, claim in tried.items() if claim.is_proven()}
+    memory = _Memory(program, dying)
+    return tuple(cluster for run in runs_of(program, known, may_show) for cluster in memory.clusters(run))
 
 
 def _touches(node: Node, storages: Collection[int]) -> bool:
     return any(v.is_tensor and v.tensor.storage in storages for v in (*node.operands(), *node.results()))
 
 
-def _is_threaded(claim: Claim) -> bool:
+def _is_threaded(claim: RowClaim) -> bool:
     """Whether torch would use several threads, and a cluster cannot."""
-    if has_pool() or torch.get_num_threads() == 1:
+    if claim.layout is None or has_pool() or torch.get_num_threads() == 1:
         return False
     count = claim.written.tensor.numel()
     return not isinstance(count, int) or count >= THREADED
@@ -74,13 +86,15 @@ def _is_threaded(claim: Claim) -> bool:
 class _Memory:
     """Who holds what when, in a program."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, dying: Collection[int] | None) -> None:
         self.program = program
         self.numbers = {node: at for at, node in enumerate(program.nodes)}
         self.returned = program.output_storages()
         self.returned_values = frozenset(values_in(program.outputs))
         self.outside = program.input_storages()
         self.shown = self.outside | self.returned
+        lent = [v for at, v in enumerate(program.inputs) if dying is not None and at not in dying and v.is_tensor]
+        self.held = self.returned | {value.tensor.storage for value in lent}
         self.users: dict[int, list[int]] = {}
         self.last_use: dict[Value, int] = {}
         for at, values in last_uses(program).items():
@@ -99,7 +113,7 @@ class _Memory:
         claims = list(run.claims)
         while len(claims) > 1:
             first = self.numbers[claims[0].node]
-            rest = Run(first, claims, [node for node in run.before if self.numbers[node] > first])
+            rest = Run(first, claims, [n for n in run.before if self.numbers[n] > first], run.views)
             count = len(claims)
             while count > 1 and (found := self._cluster(rest, claims[:count])) is None:
                 count -= 1 + count // _CUT
@@ -107,35 +121,37 @@ class _Memory:
                 yield found
             claims = claims[max(count, 1) :]
 
-    def _cluster(self, run: Run, claims: list[Claim]) -> Cluster | None:
-        last = self.numbers[claims[-1].node]
+    def _cluster(self, run: Run, claims: list[RowClaim]) -> Cluster | None:
+        first, last = run.first, self.numbers[claims[-1].node]
         before = tuple(node for node in run.before if self.numbers[node] < last)
-        loops = loops_of(claims)
+        views = [node for node in run.views if first < self.numbers[node] < last]
+        rows = rows_of(claims)
         new = {claim.result.tensor.storage for claim in claims if claim.into is None}
         unread = set[int]()  # what the run writes there is read by one loop of it only
-        for opened in loops:
-            own = {self.numbers[claim.node] for claim in opened.claims}
-            for storage in {claim.written.tensor.storage for claim in opened.claims} - self.shown:
-                if all(user in own for user in self.users[storage] if user >= run.first):
+        for row in rows:
+            own = {self.numbers[claim.node] for claim in row.claims}
+            for storage in {claim.written.tensor.storage for claim in row.claims if row.is_loop} - self.shown:
+                if all(user in own for user in self.users[storage] if user >= first):
                     unread.add(storage)
         private = unread & new
-        if not self._fits(run.first, last, new - private):
+        if not self._fits(first, last, new - private):
             return None
-        roots = _roots(claims)
-        made = self._made(claims, private, roots)
-        ready = [found for opened in loops if (found := ready_loop(opened, unread, roots)) is not None]
-        if made is None or not ready or any(kernel_of(found.loop) is None for found in ready):
+        places = Places(claims, views, self.numbers)
+        made = self._made(claims, private, places)
+        ready = [found for row in rows if (found := row_of(row.claims, unread, places.addresses)) is not None]
+        if made is None or not ready:
             return None
         kept = {value for value, _ in made}
-        results = [value for claim in claims for value in claim.node.results()]
-        aliases = [(v, roots[v]) for v in results if roots.get(v, v) is not v and self._is_read_after(v, last)]
-        counted = [roots[c.written] for c in claims if c.into is not None and c.written.tensor.storage in self.shown]
-        unbound = frozenset(results) - kept - {value for value, _ in aliases}
+        after = places.after(kept, lambda value: self._is_read_after(value, last))
+        counted = [
+            places.holder(c.written) for c in claims if c.into is not None and c.written.tensor.storage in self.shown
+        ]
+        unbound = frozenset(places.inside) - kept - {value for step in after for value in _bound(step)}
         nodes = tuple(claim.node for claim in claims)
-        pointers = dict.fromkeys(value for found in ready for value in found.pointers)
-        given = tuple(value for value in pointers if value.tensor.storage in self.outside)
+        holders = dict.fromkeys(address.value for row in ready for address in row.pointers)
+        given = tuple(value for value in holders if value.tensor.storage in self.outside)
         return Cluster(
-            *(run.first, last, nodes, before, tuple(ready), tuple(made), tuple(aliases), tuple(counted), given, unbound)
+            *(first, last, nodes, before, tuple(ready), tuple(made), tuple(after), tuple(counted), given, unbound)
         )
 
     def _is_read_after(self, value: Value, last: int) -> bool:
@@ -153,28 +169,27 @@ class _Memory:
                 seen |= made
                 held += sum(sizes[storage] for storage in made)
                 most = max(most, held)
-                gone = {s for s in _storages(node) if self.users[s][-1] == at and s not in self.returned}
+                gone = {s for s in _storages(node) if self.users[s][-1] == at and s not in self.held}
                 held -= sum(sizes.get(storage, 0) for storage in gone)
             if sum(sizes[storage] for storage in stored) > most:
                 return False
         return True
 
     def _made(
-        self, claims: list[Claim], private: Collection[int], roots: Mapping[Value, Value]
+        self, claims: list[RowClaim], private: Collection[int], places: Places
     ) -> list[tuple[Value, Value | None]] | None:
         """Results that get memory, each with a value that lies alike and has a variable; None where one has to and
         there is none.
         """
         made: list[tuple[Value, Value | None]] = []
-        inside = {value for claim in claims for value in claim.node.results()}
         for claim in claims:
             if claim.into is not None or claim.result.tensor.storage in private:
                 continue
             meta, bound = claim.result.tensor, {value for value, _ in made}
             like: Value | None = None
             for operand in claim.operands:
-                source = roots.get(operand, operand) if isinstance(operand, Value) else None
-                if source is None or not source.is_tensor or (source in inside and source not in bound):
+                source = places.roots.get(operand, operand) if isinstance(operand, Value) else None
+                if source is None or not source.is_tensor or (source in places.inside and source not in bound):
                     continue
                 if (source.tensor.shape, source.tensor.stride) == (meta.shape, meta.stride):
                     like = source
@@ -190,12 +205,6 @@ def _storages(node: Node) -> list[int]:
     return [v.tensor.storage for v in (*node.operands(), *node.results()) if v.is_tensor]
 
 
-def _roots(claims: Collection[Claim]) -> dict[Value, Value]:
-    """By value that a claim writes or gives: the value whose variable holds the same tensor."""
-    roots: dict[Value, Value] = {}
-    for claim in claims:
-        root = claim.result if claim.into is None else roots.get(claim.into, claim.into)
-        roots[claim.result] = root
-        if claim.into is not None:
-            roots.setdefault(claim.into, root)
-    return roots
+def _bound(step: Node | tuple[Value, Value]) -> tuple[Value, ...]:
+    """The values that get a variable."""
+    return step.results() if isinstance(step, Node) else step[:1]

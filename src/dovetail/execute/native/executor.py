@@ -8,7 +8,7 @@ number is not one that a kernel takes, memory has run out, or the processor was 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -16,13 +16,13 @@ import torch
 
 from dovetail.errors import BadOptionValue
 from dovetail.execute.executors.bindings import cheapest_call
-from dovetail.execute.native.arrange import ReadyLoop
 from dovetail.execute.native.cache import most_bytes
 from dovetail.execute.native.claims import is_exact
 from dovetail.execute.native.clusters import Cluster, clusters_of
 from dovetail.execute.native.driver import THREADED
-from dovetail.execute.native.machine import driver, kernel_of, unavailable
+from dovetail.execute.native.machine import driver, unavailable
 from dovetail.execute.native.probes import is_near
+from dovetail.execute.native.rows import Address, ReadyRow
 from dovetail.ir.draft import free_name
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ir.text import Names, NodeGroup
@@ -60,9 +60,13 @@ class NativeExecutor:
         """The call of the node by itself, for when its cluster does not run."""
         return cheapest_call(names, node)
 
-    def bound_to(self, program: Program, is_free: Callable[[Node], bool]) -> NativeExecutor:
-        """The executor for a program. is_free: whether a node may be part of a cluster, as far as the caller knows."""
-        clusters = clusters_of(program, is_free)
+    def bound_to(
+        self, program: Program, is_free: Callable[[Node], bool], dying: Collection[int] | None = None
+    ) -> NativeExecutor:
+        """The executor for a program. is_free: whether a node may be part of a cluster, as far as the caller knows.
+        dying: numbers of inputs that nobody else holds; None if it may be any.
+        """
+        clusters = clusters_of(program, is_free, dying)
         groups = {cluster.first: _group(cluster) for cluster in clusters}
         return NativeExecutor(groups, frozenset(node for cluster in clusters for node in cluster.nodes))
 
@@ -92,12 +96,18 @@ def _group(cluster: Cluster) -> NodeGroup:
     return NodeGroup(
         first=cluster.first,
         last=cluster.last,
-        condition=lambda names: f"{names.constant(no_mode_watches, 'no_mode_watches')}()",
+        condition=lambda names: _condition(cluster, names),
         before=cluster.before,
         run=lambda names: _lines(cluster, names),
-        aliases=cluster.aliases,
+        after=cluster.after,
         unbound=cluster.unbound,
     )
+
+
+def _condition(cluster: Cluster, names: Names) -> str:
+    """Whether the call may be tried."""
+    conditions = dict.fromkeys([no_mode_watches, *(row.condition for row in cluster.rows if row.condition is not None)])
+    return " and ".join([f"{names.constant(each, each.__name__)}()" for each in conditions])
 
 
 def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
@@ -118,7 +128,7 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
             dtype = "" if like.tensor.dtype is meta.dtype else f", dtype={meta.dtype}"
             lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
     form, slots = "", []
-    for ready in cluster.loops:
+    for ready in cluster.rows:
         row_form, row = _row(ready, names, shared)
         form += row_form
         slots += row
@@ -128,26 +138,20 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
     if cluster.counted:
         count = names.constant(torch.autograd.graph.increment_version, "increment_version")
         lines.append(f"{count}(({', '.join(value.name for value in cluster.counted)},))")
-    threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.loops)) else "1"
-    return lines, f"not {names.constant(driver(), 'drive')}({table}, {len(cluster.loops)}, {threads})"
+    threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
+    return lines, f"not {names.constant(driver(), 'drive')}({table}, {len(cluster.rows)}, {threads})"
 
 
-def _may_be_shared(ready: ReadyLoop) -> bool:
-    """Whether several threads may run a loop."""
-    count = _array(ready).tensor.numel()
-    return not isinstance(count, int) or count >= THREADED
-
-
-def _array(ready: ReadyLoop) -> Value:
-    """A value that has as many elements as the loop."""
-    return next(v for v, cell in zip(ready.pointers, ready.loop.cells, strict=True) if not cell.is_single)
+def _may_be_shared(row: ReadyRow) -> bool:
+    """Whether several threads may run a row."""
+    return not isinstance(row.items, int) or row.items >= THREADED
 
 
 def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
-    """The numbers that loops take: what they are, and the local variables that hold them."""
+    """The numbers that rows take: what they are, and the local variables that hold them."""
     uses: dict[str, None] = {}
-    for ready in cluster.loops:
-        for operand, avoided in ready.numbers:
+    for row in cluster.rows:
+        for operand, avoided in row.numbers:
             if isinstance(operand, Value):
                 uses[_number(operand, avoided, names)] = None
     shared: dict[str, str] = {}
@@ -156,20 +160,31 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
     return shared
 
 
-def _row(ready: ReadyLoop, names: Names, shared: Mapping[str, str]) -> tuple[str, list[str]]:
-    """The row of a loop: its form, and what is in it. See `native.driver`. shared: variables by what they hold."""
-    kernel, pointers, numbers = kernel_of(ready.loop), ready.pointers, ready.numbers
-    assert kernel is not None, "loops without a kernel are left out"
-    array = _array(ready)
-    count = array.tensor.numel()
-    head = (kernel, len(pointers), ready.loop.slots)
-    if isinstance(count, int):
-        form, slots = "32s", [names.constant(_packed(*head, count), "kernel")]
+def _row(row: ReadyRow, names: Names, shared: Mapping[str, str]) -> tuple[str, list[str]]:
+    """A row: its form, and what is in it. See `native.driver`. shared: variables by what they hold."""
+    head = (row.function, len(row.pointers), row.slots)
+    if isinstance(row.items, int):
+        form, slots = "32s", [names.constant(_packed(*head, row.items), "kernel")]
     else:
-        form, slots = "24sq", [names.constant(_packed(*head), "kernel"), f"{array.name}.numel()"]
-    slots += [f"{value.name}.data_ptr()" for value in pointers]
-    texts = [_number(operand, avoided, names) for operand, avoided in numbers]
-    return f"{form}{len(pointers)}q{len(numbers)}d", [*slots, *(shared.get(text, text) for text in texts)]
+        form, slots = "24sq", [names.constant(_packed(*head), "kernel"), f"{row.items.name}.numel()"]
+    slots += [_pointer(address) for address in row.pointers]
+    texts = [_number(operand, avoided, names) for operand, avoided in row.numbers]
+    slots += [shared.get(text, text) for text in texts]
+    form += f"{len(row.pointers)}q{len(row.numbers)}d"
+    return (f"{form}{len(row.more)}s", [*slots, names.constant(_same(row.more), "more")]) if row.more else (form, slots)
+
+
+def _pointer(address: Address) -> str:
+    start = f"{address.value.name}.data_ptr()"
+    if not address.behind:
+        return start
+    return f"({start} or {-address.behind}) + {address.behind}"  # without memory it stays 0, which the driver refuses
+
+
+@cache
+def _same(slots: bytes) -> bytes:
+    """One object for equal ones."""
+    return slots
 
 
 @cache

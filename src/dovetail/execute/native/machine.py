@@ -15,7 +15,7 @@ import importlib
 import importlib.util
 import platform
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -72,13 +72,23 @@ def has_pool() -> bool:
     return all(library_function(symbol) is not None for symbol in POOL)
 
 
+def function_of(text: str, name: str, symbols: Iterable[str]) -> int | None:
+    """The address of a function of LLVM's text; None where it calls a symbol that torch's libraries do not have."""
+    with _LOCK:
+        return _linked(text, name, symbols)
+
+
 def _compiled_loop(loop: Loop) -> int | None:
-    for symbol in symbols_of(loop):
+    return _linked(kernel_text(loop, _NAME), _NAME, symbols_of(loop))
+
+
+def _linked(text: str, name: str, symbols: Iterable[str]) -> int | None:
+    for symbol in symbols:
         address = library_function(symbol)
         if address is None:
             return None
         _binding().add_symbol(symbol, address)
-    return _address(kernel_text(loop, _NAME), _NAME)
+    return _address(text, name)
 
 
 @cache

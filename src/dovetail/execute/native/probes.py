@@ -91,7 +91,7 @@ def is_near(number: float, other: float) -> bool:
     return abs(number - other) <= _NEAR * abs(other)
 
 
-class _Refused(Exception):
+class Refused(Exception):
     """The processor rounds in another way now: nothing is found out."""
 
 
@@ -101,7 +101,7 @@ def formula_of(question: Question) -> Formula | None:
         if question not in _FOUND:
             try:
                 at = _kept(question)
-            except _Refused:
+            except Refused:
                 return None
             _FOUND[question] = question.candidates[at] if at >= 0 else None
         return _FOUND[question]
@@ -213,7 +213,7 @@ class _Trial:
             f"{4 + len(pointers)}q{len(handed)}d", self.kernel, len(pointers), slots, size, *pointers, *handed
         )
         if driver()(table, 1, torch.get_num_threads()):
-            raise _Refused
+            raise Refused
         result = given[self.into] if self.into else made
         others = [name for name in self.cells if name and name != self.into]
         return _same(result, expected) and all(_same(given[name], before[name]) for name in others)

@@ -1,18 +1,18 @@
 """Runs of nodes that may be machine code: neighbours in the program, so that its order and its peak stay as planned.
 
-Between them may be nodes that can as well run before all of them: functions of numbers, reads of a number from a tensor
-that the run has not written, and views of tensors that the run does not make.
+Between them may be views, which only say where elements lie, and nodes that can as well run before all of them:
+functions of numbers, and reads of a number from a tensor that the run has not written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from dovetail.analysis.reads import is_view
-from dovetail.execute.native.claims import Claim
+from dovetail.execute.native.rows import RowClaim
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Value
 from dovetail.ops.facts import facts_of, is_reinterpretation
@@ -27,16 +27,19 @@ _ITEM = torch.ops.aten._local_scalar_dense.default
 
 @dataclass(slots=True)
 class Run:
-    """first: the number of its first node. claims: in order. before: nodes that run first. last: of its last claim."""
+    """first: the number of its first node. claims: in order. before: nodes that run first. views: nodes whose results
+    need not exist, as where their elements lie is known. last: the number of its last claim.
+    """
 
     first: int
-    claims: list[Claim] = field(default_factory=list)
+    claims: list[RowClaim] = field(default_factory=list)
     before: list[Node] = field(default_factory=list)
+    views: list[Node] = field(default_factory=list)
     last: int = -1
     written: set[int] = field(default_factory=set)
     results: set[Value] = field(default_factory=set)
 
-    def add(self, at: int, claim: Claim) -> None:
+    def add(self, at: int, claim: RowClaim) -> None:
         """Add the claim on the node of a number."""
         self.claims.append(claim)
         self.last = at
@@ -63,22 +66,40 @@ def _is_number_function(node: Node) -> bool:
     return is_of_numbers and number_function_text(node.target) is not None
 
 
-def runs_of(program: Program, claims: Mapping[Node, Claim]) -> list[Run]:
-    """The longest runs, in order, those of a single claim left out."""
+def is_place(node: Node) -> bool:
+    """Whether a node only shows elements of its operand whose place in memory is known beforehand."""
+    results, tensors = node.results(), [value for value in node.operands() if value.is_tensor]
+    if not isinstance(node.target, Overload) or len(results) != 1 or len(tensors) != 1 or node.unpack:
+        return False
+    if is_reinterpretation(node.target) or not is_view(node) or not facts_of(node.target).is_pure:
+        return False
+    shown, of = results[0], tensors[0].tensor
+    if not shown.is_tensor or shown.tensor.storage != of.storage or shown.tensor.dtype != of.dtype:
+        return False
+    numbers = (*shown.tensor.shape, *shown.tensor.stride, shown.tensor.offset, of.offset)
+    return all(isinstance(number, int) for number in numbers)
+
+
+def runs_of(program: Program, claims: Mapping[Node, RowClaim], may_show: Callable[[Node], bool]) -> list[Run]:
+    """The longest runs, in order, those of a single claim left out. may_show: whether a node may be a view of a run."""
     found: list[Run] = []
     open_: Run | None = None
-    waiting: list[Node] = []  # they belong to the run if another claim follows
+    waiting: list[tuple[Node, bool]] = []  # they belong to the run if another claim follows; whether they are views
     for at, node in enumerate(program.nodes):
         claim = claims.get(node)
         if claim is not None and (open_ is None or len(open_.claims) < MOST):
             if open_ is None:
                 open_ = Run(at)
                 found.append(open_)
-            open_.before += waiting
+            open_.before += [each for each, shows in waiting if not shows]
+            open_.views += [each for each, shows in waiting if shows]
             waiting.clear()
             open_.add(at, claim)
+        elif open_ is not None and claim is None and may_show(node) and is_place(node):
+            open_.results.update(node.results())
+            waiting.append((node, True))
         elif open_ is not None and claim is None and open_.may_run_before(node):
-            waiting.append(node)
+            waiting.append((node, False))
         else:
             waiting.clear()
             open_ = None

@@ -51,4 +51,17 @@ def check_no_mode_watches() -> str | None:
     return first_difference(("nothing, a device, modes", found, [True, True, False, False]))
 
 
-CHECKS = (check_library_function, check_no_mode_watches)
+def check_products_are_exact() -> str | None:
+    """Products of float32 in less precision, which a public setting allows, are told apart."""
+    matmul: Any = torch.backends.mkldnn.matmul
+    former, found = matmul.fp32_precision, []
+    try:
+        for precision in ("ieee", "bf16", "tf32"):
+            matmul.fp32_precision = precision
+            found.append(native_symbols.products_are_exact())
+    finally:
+        matmul.fp32_precision = former
+    return first_difference(("exact", found, [True, False, False]))
+
+
+CHECKS = (check_library_function, check_no_mode_watches, check_products_are_exact)

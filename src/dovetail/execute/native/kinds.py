@@ -1,0 +1,40 @@
+"""The kinds of rows that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dovetail.execute.native.claims import Claim, claim_of
+from dovetail.execute.native.loop_rows import loop_row
+from dovetail.execute.native.products import ProductClaim, product_claim, product_row
+from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim
+from dovetail.ir.program import Node
+
+
+@dataclass(frozen=True, slots=True)
+class RowKind:
+    """claim_of: the claim on a node, as far as descriptions say; None where it is of another kind. row_of: the row of
+    claims, given the storages in which what is written is not read later; None where there is none to run.
+    """
+
+    claim_of: Callable[[Node], RowClaim | None]
+    row_of: Callable[[Sequence[Any], Collection[int], Addresses], ReadyRow | None]
+
+
+KINDS: dict[type, RowKind] = {
+    Claim: RowKind(claim_of, loop_row),
+    ProductClaim: RowKind(product_claim, product_row),
+}
+"""By the type of their claims."""
+
+
+def claim_on(node: Node) -> RowClaim | None:
+    """The claim on a node, as far as descriptions say."""
+    return next((claim for kind in KINDS.values() if (claim := kind.claim_of(node)) is not None), None)
+
+
+def row_of(claims: Sequence[RowClaim], unread: Collection[int], addresses: Addresses) -> ReadyRow | None:
+    """The row of claims of one kind: see `RowKind`."""
+    return KINDS[type(claims[0])].row_of(claims, unread, addresses)

@@ -1,0 +1,99 @@
+"""The row of a loop: what it loads, computes and stores, found from the claims that share it.
+
+What only this loop reads is not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from dovetail.execute.native.claims import Claim
+from dovetail.execute.native.loop import Cell, From, Loop, Source, Step
+from dovetail.execute.native.machine import kernel_of
+from dovetail.execute.native.probes import NUMBER, SINGLE
+from dovetail.execute.native.rows import Address, Addresses, ReadyRow
+from dovetail.ir.program import Operand, Value
+
+Place = tuple[int, object, torch.dtype, bool]
+"""A piece of memory as a loop sees it: storage, offset, dtype, whether it is a single element."""
+
+
+def loop_row(claims: Sequence[Claim], unread: Collection[int], addresses: Addresses) -> ReadyRow | None:
+    """The row of claims that share a loop; None where it would store nothing.
+
+    unread: storages in which what is written is not read later.
+    """
+    return _Builder(claims, unread, addresses).build()
+
+
+class _Builder:
+    def __init__(self, claims: Sequence[Claim], unread: Collection[int], addresses: Addresses) -> None:
+        self.claims = claims
+        self.unread = unread
+        self.addresses = addresses
+        self.cells: dict[Place, int] = {}
+        self.kinds: list[Cell] = []
+        self.pointers: list[Address] = []
+        self.numbers: dict[object, int] = {}
+        self.operands: list[tuple[Operand, float | None]] = []
+        self.current: dict[Place, Source] = {}
+        self.steps: list[Step] = []
+
+    def build(self) -> ReadyRow | None:
+        written: dict[Place, Value] = {}
+        for claim in self.claims:
+            avoided = dict(claim.question.avoided)
+            sources = [
+                self._source(operand, kind, avoided.get(name))
+                for operand, (name, kind) in zip(claim.operands, claim.question.operands, strict=True)
+            ]
+            formula = claim.formula()
+            assert formula is not None, "only claims whose formula is known are arranged"
+            place = _place(claim.written, False)
+            self.current[place] = Source(From.STEP, len(self.steps))
+            self.steps.append(Step(formula, tuple(sources)))
+            written[place] = claim.written
+        stores = [
+            (self._cell(place, value), self.current[place].index)
+            for place, value in written.items()
+            if value.tensor.storage not in self.unread
+        ]
+        if not stores:
+            return None
+        cells, element = tuple(self.kinds), self.claims[0].element
+        kernel = kernel_of(Loop(element, cells, len(self.operands), tuple(self.steps), tuple(stores)))
+        assert kernel is not None, "a formula that was found has its vector functions"
+        return ReadyRow(kernel, self._items(), tuple(self.pointers), tuple(self.operands))
+
+    def _items(self) -> int | Value:
+        count = self.claims[0].written.tensor.numel()
+        if isinstance(count, int):
+            return count
+        return next(a.value for a, cell in zip(self.pointers, self.kinds, strict=True) if not cell.is_single)
+
+    def _source(self, operand: Operand, kind: str, avoided: float | None) -> Source:
+        if kind == NUMBER:
+            key = (operand if isinstance(operand, Value) else (type(operand), repr(operand)), avoided)
+            if key not in self.numbers:
+                self.numbers[key] = len(self.operands)
+                self.operands.append((operand, avoided))
+            return Source(From.NUMBER, self.numbers[key])
+        assert isinstance(operand, Value), "all others are tensors"
+        place = _place(operand, kind == SINGLE)
+        if place not in self.current:
+            self.current[place] = Source(From.CELL, self._cell(place, operand))
+        return self.current[place]
+
+    def _cell(self, place: Place, value: Value) -> int:
+        if place not in self.cells:
+            self.cells[place] = len(self.kinds)
+            is_truth = value.tensor.dtype is torch.bool
+            self.kinds.append(Cell(is_single=place[3], is_truth=is_truth))
+            self.pointers.append(self.addresses.get(value, Address(value)))
+        return self.cells[place]
+
+
+def _place(value: Value, is_single: bool) -> Place:
+    return (value.tensor.storage, value.tensor.offset, value.tensor.dtype, is_single)

@@ -1,0 +1,67 @@
+"""Where the values of a cluster lie: which have variables, and what those of the others would hold.
+
+Views do not run: what they show is an address. Only where something behind the cluster reads one does it run, after the
+call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from dovetail.execute.native.rows import Address, RowClaim
+from dovetail.ir.program import Node, Value
+
+
+class Places:
+    """Of the claims and views of a cluster.
+
+    inside: results of both. addresses: of those that are no new memory, and of what is written. roots: by value that a
+    claim writes or gives, the one whose variable would hold the same tensor.
+    """
+
+    def __init__(self, claims: Sequence[RowClaim], views: Sequence[Node], numbers: Mapping[Node, int]) -> None:
+        self.addresses: dict[Value, Address] = {}
+        self.roots: dict[Value, Value] = {}
+        self.inside: dict[Value, Node] = {}
+        self._views = frozenset(views)
+        claimed = {claim.node: claim for claim in claims}
+        for node in sorted((*claimed, *views), key=numbers.__getitem__):
+            self.inside.update(dict.fromkeys(node.results(), node))
+            if node in claimed:
+                self._add_claim(claimed[node])
+            else:
+                self._add_view(node)
+
+    def _add_claim(self, claim: RowClaim) -> None:
+        into = claim.into
+        if into is None:
+            self.roots[claim.result] = claim.result
+            return
+        root = self.roots.setdefault(into, into)
+        self.roots[claim.result] = root
+        self.addresses[claim.result] = self.addresses.get(into, Address(into))
+
+    def _add_view(self, node: Node) -> None:
+        (shown,), (of,) = node.results(), [value for value in node.operands() if value.is_tensor]
+        start = self.addresses.get(of, Address(of))
+        elements = int(shown.tensor.offset) - int(of.tensor.offset)  # type: ignore[arg-type]
+        self.addresses[shown] = Address(start.value, start.behind + elements * shown.tensor.dtype.itemsize)
+
+    def holder(self, value: Value) -> Value:
+        """The value with a variable in whose memory a value lies."""
+        return self.addresses.get(value, Address(value)).value
+
+    def after(
+        self, kept: Collection[Value], is_read_after: Callable[[Value], bool]
+    ) -> list[Node | tuple[Value, Value]]:
+        """How results that are read later get their variables. kept: those that have one already."""
+        wanted = {value for value in self.inside if value not in kept and is_read_after(value)}
+        for value, node in reversed(self.inside.items()):
+            if value in wanted:
+                sources = node.operands() if node in self._views else [self.roots[value]]
+                wanted.update(source for source in sources if source in self.inside and source not in kept)
+        steps: list[Node | tuple[Value, Value]] = []
+        for value, node in self.inside.items():
+            if value in wanted:
+                steps.append(node if node in self._views else (value, self.roots[value]))
+        return steps

@@ -1,0 +1,271 @@
+"""Products of matrices as rows: the calls of BLAS that torch itself makes, with the same flags.
+
+torch hands `sgemm_` and `dgemm_` what it finds in the strides: the result is taken as a matrix of columns, turned round
+where its rows lie one after the other, and an operand is taken as it is or turned. What is added (`addmm`) is copied
+into the result first. Whatever else torch would do (copies of operands that BLAS cannot read, other libraries) is left
+to `aten`, and for each shape and each order in memory a product is tried beside torch's before it is claimed.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.execute.native import cache
+from dovetail.execute.native.machine import driver
+from dovetail.execute.native.probes import ELEMENTS, Refused
+from dovetail.execute.native.product_text import product_function
+from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, table_row
+from dovetail.execute.operator_runs import by_themselves
+from dovetail.ir.program import Node, Operand, TensorMeta, Value
+from dovetail.ops.arguments import arguments_of
+from dovetail.torch_compat.dispatch import Overload, has_own_kernels, schema_of
+from dovetail.torch_compat.native_symbols import products_are_exact
+
+MOST = 131_072
+"""Elements of operands and result at most. For larger ones the cost of a call is nothing, and probing takes time."""
+
+_MATRIX = 2
+_STARTS = ((0, 0), (1, 0), (0, 3))  # elements behind an aligned address, by operand
+_aten: Any = torch.ops.aten
+_TARGETS: frozenset[Overload] = frozenset(
+    {_aten.mm.default, _aten.mm.out, _aten.addmm.default, _aten.addmm.out},
+)
+
+Matrix = tuple[tuple[int, int], tuple[int, int]]
+"""Sizes and strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What BLAS is told. is_swapped: the second operand comes first. turned: by operand, in the order of the call."""
+
+    is_swapped: bool
+    turned: tuple[bool, bool]
+    sizes: tuple[int, int, int]
+    leading: tuple[int, int, int]
+
+
+def blas_call(first: Matrix, second: Matrix, result: Matrix) -> Call | None:
+    """The call for a product; None where torch would copy an operand or the result before it.
+
+    Source: torch's `addmm_impl_cpu_` and `normalize_last_dims`.
+    """
+    (rows, columns), (row, column) = result
+    if row == 1 and (columns == 1 or column >= rows):
+        down, across = 0, 1
+    elif column == 1 and (rows == 1 or row >= columns):
+        down, across = 1, 0
+    else:
+        return None
+    a, b = (second, first) if down else (first, second)
+    m, n, k = result[0][down], result[0][across], a[0][across]
+    turned, leading = [], []
+    for (_, strides), height, width in ((a, m, k), (b, k, n)):
+        if strides[down] == 1 and strides[across] >= height:
+            turned.append(False)
+            leading.append(strides[across])
+        elif strides[across] == 1 and strides[down] >= width:
+            turned.append(True)
+            leading.append(strides[down])
+        else:
+            return None
+    if m == 1 and turned[0]:
+        leading[0] = k
+    if k == 1:
+        leading = [leading[0] if turned[0] else m, n if turned[1] else leading[1]]
+    if n == 1 and not turned[1]:
+        leading[1] = k
+    last = m if n == 1 else result[1][across]
+    return Call(bool(down), (turned[0], turned[1]), (m, n, k), (leading[0], leading[1], last))
+
+
+@dataclass(frozen=True, slots=True)
+class ProductQuestion:
+    """A product of a form. start: sizes and strides of what is added, once it is as large as the result."""
+
+    target: Overload
+    dtype: torch.dtype
+    first: Matrix
+    second: Matrix
+    result: Matrix
+    start: Matrix | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProductClaim:
+    """See `rows.RowClaim`. operands: the two matrices, and what is added, if anything is."""
+
+    node: Node
+    question: ProductQuestion
+    operands: tuple[Operand, ...]
+    into: Value | None
+    result: Value
+    layout: None = None
+
+    @property
+    def written(self) -> Value:
+        """The value that describes the memory that is written."""
+        return self.into if self.into is not None else self.result
+
+    @property
+    def element(self) -> str:
+        """The type of elements."""
+        return ELEMENTS[self.question.dtype]
+
+    def accesses(self) -> list[Access]:
+        """What it touches."""
+        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
+        return [Access(self.written.tensor, is_written=True), *read]
+
+    def is_proven(self) -> bool:
+        """Whether BLAS, called as here, gives torch's bits."""
+        return agrees(self.question)
+
+
+def product_claim(node: Node) -> ProductClaim | None:
+    """The claim on a node, as far as descriptions say."""
+    if not isinstance(node.target, Overload) or node.target not in _TARGETS or len(node.results()) != 1:
+        return None
+    arguments, result = arguments_of(node), node.results()[0]
+    names = ("self", "mat2") if "mat2" in arguments and "mat1" not in arguments else ("mat1", "mat2", "self")
+    operands, into = tuple(arguments[name] for name in names), arguments.get("out")
+    if any(
+        type(arguments.get(name, 1)) not in (int, float) or arguments.get(name, 1) != 1 for name in ("alpha", "beta")
+    ):
+        return None
+    given = (result, *operands, *([] if into is None else [into]))
+    values = [value for value in given if isinstance(value, Value) and value.is_tensor]
+    if len(values) < len(given):
+        return None
+    metas: list[TensorMeta] = [value.tensor for value in values]
+    matrices = _matrices(metas, len(operands))
+    if matrices is None:
+        return None
+    start = matrices[3] if len(operands) > _MATRIX else None
+    question = ProductQuestion(node.target, metas[0].dtype, matrices[1], matrices[2], matrices[0], start)
+    if blas_call(question.first, question.second, question.result) is None:
+        return None
+    return ProductClaim(node, question, operands, into, result)  # type: ignore[arg-type]
+
+
+def _matrices(metas: Sequence[TensorMeta], operands: int) -> list[Matrix] | None:
+    """Sizes and strides of a result, two operands, and what is added; None where a row cannot work on them."""
+    result, first, second = metas[:3]
+    if result.dtype not in ELEMENTS or any(m.dtype != result.dtype or m.device.type != "cpu" for m in metas):
+        return None
+    numbers = [number for meta in metas for number in (*meta.shape, *meta.stride)]
+    if not all(isinstance(number, int) for number in numbers) or any(len(m.shape) != _MATRIX for m in metas[:3]):
+        return None
+    written = metas[-1] if len(metas) > 1 + operands else result
+    if written.shape != result.shape or any(meta.storage == written.storage for meta in metas[1 : 1 + operands]):
+        return None
+    sizes: Any = (*first.shape, second.shape[1])
+    m, k, n = sizes
+    if m * k * n == 0 or m * k + k * n + m * n > MOST or written.stride != (n, 1) or result.stride != (n, 1):
+        return None
+    found: Any = [(meta.shape, meta.stride) for meta in (result, first, second)]
+    if found[0][0] != (m, n) or second.shape[0] != k:
+        return None
+    for meta in metas[3 : 1 + operands]:
+        shape, stride = (1, 1, *meta.shape)[-2:], (0, 0, *meta.stride)[-2:]
+        if len(meta.shape) > _MATRIX or any(size not in (1, whole) for size, whole in zip(shape, (m, n), strict=True)):
+            return None
+        found.append(((m, n), tuple(0 if size == 1 else step for size, step in zip(shape, stride, strict=True))))
+    return list(found)
+
+
+def product_row(claims: Sequence[ProductClaim], _: Collection[int], addresses: Addresses) -> ReadyRow | None:
+    """The row of a claim."""
+    (claim,) = claims
+    function, order, more = _parts(claim.question)
+    if function is None:
+        return None
+    values = [claim.written, *(value for value in claim.operands if isinstance(value, Value))]
+    pointers = tuple(addresses.get(values[at], Address(values[at])) for at in order)
+    return ReadyRow(function, 1, pointers, more=more, condition=products_are_exact)
+
+
+def _parts(question: ProductQuestion) -> tuple[int | None, tuple[int, ...], bytes]:
+    """The function of a row, the order of its pointers (to the result, the operands, what is added), and more slots."""
+    call = blas_call(question.first, question.second, question.result)
+    assert call is not None, "others are not claimed"
+    order = (0, *((2, 1) if call.is_swapped else (1, 2)), *((3,) if question.start else ()))
+    return product_function(ELEMENTS[question.dtype], question.start is not None), order, _slots(question, call)
+
+
+def _slots(question: ProductQuestion, call: Call) -> bytes:
+    """What `product_text` reads behind the pointers."""
+    one = struct.pack("f4x", 1.0) if question.dtype is torch.float32 else struct.pack("d", 1.0)
+    turned = [ord("t" if is_turned else "n") for is_turned in call.turned]
+    slots = struct.pack("8q", *turned, *call.sizes, *call.leading) + one + (one if question.start else bytes(8))
+    if question.start is not None:
+        slots += struct.pack("4q", *question.result[0], *question.start[1])
+    return slots
+
+
+_FOUND: dict[Hashable, bool] = {}
+_LOCK = threading.RLock()
+
+
+def agrees(question: ProductQuestion) -> bool:
+    """Whether a row gives torch's bits: tried once. While the processor rounds in another way: no."""
+    with _LOCK:
+        if question not in _FOUND:
+            if not products_are_exact() or not has_own_kernels(question.target):
+                return False
+            try:
+                _FOUND[question] = _kept(question)
+            except Refused:
+                return False
+        return _FOUND[question]
+
+
+def _kept(question: ProductQuestion) -> bool:
+    """The answer: as a process found it that ran with the same kernels."""
+    text = repr((question, str(question.target), torch.get_num_threads() > 1))
+    answer = cache.recall("probe", text)
+    if answer is not None:
+        return bool(int(answer))
+    with by_themselves():
+        found = all(_tried(question, starts) for starts in _STARTS)
+    cache.remember("probe", text, f"{question.target}, {question.dtype}", str(int(found)).encode())
+    return found
+
+
+def _tried(question: ProductQuestion, starts: tuple[int, int]) -> bool:
+    generator = torch.Generator().manual_seed(starts[0] + 5 * starts[1])
+
+    def drawn(matrix: Matrix, start: int) -> torch.Tensor:
+        (rows, columns), (row, column) = matrix
+        count = start + 1 + (rows - 1) * row + (columns - 1) * column
+        numbers = torch.randn(count, generator=generator, dtype=question.dtype, device="cpu")
+        return numbers.as_strided(*matrix, start)
+
+    first, second = drawn(question.first, starts[0]), drawn(question.second, starts[1])
+    made = torch.full(question.result[0], 7.0, dtype=question.dtype, device="cpu")
+    tensors = [made, first, second]
+    if question.start is not None:
+        tensors.append(drawn(question.start, 0))
+    function, order, more = _parts(question)
+    if function is None:
+        return False
+    try:
+        expected = question.target(
+            *tensors[3:], first, second, **({"out": torch.empty_like(made)} if _has_out(question) else {})
+        )
+    except RuntimeError:
+        return False
+    table = table_row(function, 1, [tensors[at].data_ptr() for at in order], (), more)
+    if driver()(table, 1, 1):
+        raise Refused
+    return torch.equal(made, expected)
+
+
+def _has_out(question: ProductQuestion) -> bool:
+    return any(argument.name == "out" for argument in schema_of(question.target).arguments)

@@ -1,0 +1,124 @@
+"""Rows of the driver's table, whatever their kind: what a node that may be part of one says about itself, and what a
+row is called with.
+
+A kind of row is a claim (see `RowClaim`) and a function that makes a `ReadyRow` of claims; `execute.native.kinds` lists
+them. Order, memory and code of clusters are found from these alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dovetail.ir.program import Node, Operand, TensorMeta, Value
+
+Layout = tuple[object, ...]
+"""Equal for tensors whose elements lie alike: the n-th in memory is the n-th of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a claim touches. is_single: one element, by all others."""
+
+    meta: TensorMeta
+    is_single: bool = False
+    is_written: bool = False
+
+
+class RowClaim(Protocol):
+    """A node that may be part of a row."""
+
+    @property
+    def node(self) -> Node:
+        """The node."""
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What it reads."""
+
+    @property
+    def into(self) -> Value | None:
+        """The value whose memory the result is written to; None where the node makes new memory."""
+
+    @property
+    def result(self) -> Value:
+        """What the node gives, if anything; else what it writes."""
+
+    @property
+    def written(self) -> Value:
+        """The value that describes the memory that is written."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """How the elements lie that it works on one by one, so that others may share its loop; None: in another way."""
+
+    @property
+    def element(self) -> str:
+        """The type of its elements, as LLVM names it."""
+
+    def accesses(self) -> Sequence[Access]:
+        """What it touches."""
+
+    def is_proven(self) -> bool:
+        """Whether a probe found that machine code gives its bits. The first time for each kind of node it is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a value begins. value: that has a variable. behind: by how many bytes it lies behind this one."""
+
+    value: Value
+    behind: int = 0
+
+
+Addresses = Mapping[Value, Address]
+"""By value, those that have no variable of their own, or share that of another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyRow:
+    """A function and what it is called with. See `execute.native.driver`.
+
+    items: how many, or the value whose elements they are. numbers: operands, and what they must not be. more: slots
+    that are the same in each call. condition: whether it may be called, where that has to be asked each time.
+    """
+
+    function: int
+    items: int | Value
+    pointers: tuple[Address, ...]
+    numbers: tuple[tuple[Operand, float | None], ...] = ()
+    more: bytes = b""
+    condition: Callable[[], bool] | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many slots of eight bytes it takes."""
+        return 1 + len(self.pointers) + len(self.numbers) + len(self.more) // 8
+
+
+def table_row(function: int, items: int, pointers: Sequence[int], numbers: Sequence[float], more: bytes = b"") -> bytes:
+    """A row of a table, of known addresses."""
+    slots = 1 + len(pointers) + len(numbers) + len(more) // 8
+    form = f"{4 + len(pointers)}q{len(numbers)}d"
+    return struct.pack(form, function, len(pointers), slots, items, *pointers, *numbers) + more
+
+
+def are_apart(a: TensorMeta, b: TensorMeta) -> bool:
+    """Whether tensors of one storage are known not to overlap."""
+    ranges = [_range(meta) for meta in (a, b)]
+    if a.dtype != b.dtype or None in ranges:
+        return False
+    (start_a, end_a), (start_b, end_b) = ranges  # type: ignore[misc]
+    return bool(end_a <= start_b or end_b <= start_a)
+
+
+def _range(meta: TensorMeta) -> tuple[int, int] | None:
+    """From which element to which a tensor reaches; None where that is not known."""
+    if not all(isinstance(number, int) for number in (meta.offset, *meta.shape, *meta.stride)):
+        return None
+    sizes, strides, start = map(int, meta.shape), map(int, meta.stride), int(meta.offset)  # type: ignore[arg-type]
+    if meta.numel() == 0:
+        return start, start
+    return start, start + 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
