@@ -37,8 +37,9 @@ from dovetail.analysis.verdict import Verdict
 from dovetail.analysis.verify_inplace import verify_inplace
 from dovetail.errors import DovetailError
 from dovetail.ir.fx_lift import lift
+from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
+from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ir.sizes import difference, product, shifted
 from dovetail.ops.facts import is_copy, overwrites
 from dovetail.ops.prims import FunctionalForm

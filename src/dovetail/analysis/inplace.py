@@ -47,7 +47,8 @@ from dovetail.analysis.inplace_plan import (
 from dovetail.analysis.placement import PlacementLegality, PlacementRequest, PlacementResult, is_small_part, tensors_of
 from dovetail.analysis.reads import is_view, last_check_of, note_reads, only_result, other_operands, readers_of
 from dovetail.analysis.sink_writes import copy_back_early, order_after
-from dovetail.ir.program import Node, Program, TensorMeta, Value, made_symbols
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Program, TensorMeta, Value
 from dovetail.ops.facts import facts_of, is_copy
 from dovetail.ops.over_operands import is_elementwise, may_lie_over
 from dovetail.ops.views import viewed_meta
@@ -62,7 +63,6 @@ from dovetail.ops.writing_forms import (
     written_operands,
 )
 
-expand = torch.ops.aten.expand.default
 _MOST_SINKS = 2
 _Attempt: TypeAlias = "Action | PlacementResult | None"
 
@@ -228,7 +228,7 @@ class _Planner:
         if view is not None:
             onto = viewed_meta(view, None, args, source.tensor, result.tensor)
         elif source.tensor.shape != result.tensor.shape:
-            view, args = expand, (list(result.tensor.shape),)
+            view, args = torch.ops.aten.expand.default, (list(result.tensor.shape),)
             onto = viewed_meta(view, None, args, source.tensor, result.tensor)
         if onto is None:
             return PlacementResult(Kept(Reason.UNKNOWN_PLACE))

@@ -29,7 +29,8 @@ import torch
 from dovetail.analysis.infer import MetaInference
 from dovetail.analysis.new_nodes import NodeMaker
 from dovetail.ir.draft import Draft
-from dovetail.ir.program import Node, Program, Value, made_symbols, symbols_in, values_in
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Program, Value, symbols_in, values_in
 from dovetail.ops.layouts import is_absolute, is_reshaping_view, may_follow_layout
 from dovetail.ops.prims import COPY_TO_LAYOUT
 from dovetail.ops.views import viewed_meta

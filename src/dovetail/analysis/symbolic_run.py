@@ -18,8 +18,9 @@ from dovetail.analysis.environment import Bound, Environment, Misfit
 from dovetail.analysis.shadow_memory import Storage
 from dovetail.analysis.symbolic_contents import Contents
 from dovetail.analysis.value_numbers import Application, OperatorCall, Result, ValueNumbers, call_of, compared
+from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, made_symbols, values_in
+from dovetail.ir.program import Node, Operand, Program, TensorMeta, Value, values_in
 from dovetail.ir.sizes import Number
 from dovetail.ops.prims import COPY_TO_LAYOUT, FunctionalForm, ViewScatter
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from dovetail.analysis.destinations import is_copy_back
 from dovetail.analysis.reads import can_fail, is_view
 from dovetail.analysis.union_find import UnionFind
+from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Program, Value, made_symbols, meta_symbols, values_in
+from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
 from dovetail.ops.facts import facts_of, is_copy, writes_of
 from dovetail.ops.prims import FunctionalForm
 from dovetail.torch_compat.dispatch import Overload, schema_of

@@ -21,7 +21,8 @@ from dovetail.analysis.inplace_plan import Reason
 from dovetail.analysis.liveness import storage_bytes
 from dovetail.inspect.memory_map import node_origins, operator_name, saved_storages
 from dovetail.inspect.report_rows import Decision, MemoryMap
-from dovetail.ir.program import Node, Operand, Origin, Phase, Program, Value, made_symbols, map_operands
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Operand, Origin, Phase, Program, Value, map_operands
 from dovetail.ir.provenance import origin_from_text
 from dovetail.ir.signature import Residual
 from dovetail.ir.sizes import Number

@@ -13,13 +13,13 @@ from typing import Any
 
 from dovetail.inspect.minify_recording import Recording
 from dovetail.ir.draft import Draft
+from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.program import (
     Node,
     Operand,
     Program,
     ScalarMeta,
     Value,
-    made_symbols,
     map_operands,
     meta_symbols,
     symbols_in,

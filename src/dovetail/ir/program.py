@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import torch
 
-from dovetail.ir.signature import Signature, Tangent
+from dovetail.ir.signature import Signature
 from dovetail.ir.sizes import Scalar, Size, SizeExpr, product
 
 Operand: TypeAlias = object
@@ -75,6 +75,10 @@ class TensorMeta:
     dtype: torch.dtype
     device: torch.device
     storage: int
+
+    def at(self, storage: int, offset: Size) -> TensorMeta:
+        """The same tensor in another place."""
+        return TensorMeta(self.shape, self.stride, offset, self.dtype, self.device, storage)
 
     def layout(self) -> tuple[tuple[Size, ...], tuple[Size, ...], torch.dtype, torch.device]:
         """What a consumer can see of the tensor, apart from its place in memory."""
@@ -205,7 +209,8 @@ class Node:
         """Values read, in argument order, with repeats."""
         known = self._operands
         if known is None:
-            known = tuple(values_in((self.args, [operand for _, operand in self.kwargs])))
+            given = (*self.args, *[operand for _, operand in self.kwargs])
+            known = tuple([value for x in given for value in ((x,) if isinstance(x, Value) else values_in(x))])
             object.__setattr__(self, "_operands", known)
         return known
 
@@ -235,6 +240,18 @@ class Node:
     def with_results(self, swap: Callable[[Value], Value]) -> Node:
         """The same application with each result replaced by `swap(value)`; itself when nothing changed."""
         return self.giving(tuple([None if value is None else swap(value) for value in self.outputs]))
+
+    def applying(
+        self,
+        target: Target,
+        args: tuple[Operand, ...],
+        kwargs: tuple[tuple[str, Operand], ...],
+        outputs: tuple[Value | None, ...],
+        unpack: bool | None = None,
+    ) -> Node:
+        """Another application in the place of this one. unpack: as here if not given."""
+        unpack = self.unpack if unpack is None else unpack
+        return Node(target, args, kwargs, outputs, unpack, self.phase, self.origin, self.recomputed)
 
     def giving(self, outputs: tuple[Value | None, ...]) -> Node:
         """The same application with these results; itself when nothing changed."""
@@ -334,23 +351,6 @@ def _is_static(meta: TensorMeta) -> bool:
         if type(step) is not int:
             return False
     return True
-
-
-def made_symbols(program: Program) -> dict[Node, frozenset[str]]:
-    """The nodes whose results have sizes (or are numbers) that are only known once they ran, with those symbols."""
-    roles = list(zip(program.signature.inputs, program.inputs, strict=True))
-    known = {name for role, value in roles if not isinstance(role, Tangent) for name in meta_symbols(value.meta)}
-    arriving = {name for role, value in roles if isinstance(role, Tangent) for name in meta_symbols(value.meta)}
-    found: dict[Node, frozenset[str]] = {}
-    for node in program.nodes:
-        if arriving and node.phase is Phase.BACKWARD:
-            known |= arriving  # they are as large as what forward made
-        made = {name for value in node.results() for name in meta_symbols(value.meta)}
-        made -= known
-        if made:
-            known |= made
-            found[node] = frozenset(made)
-    return found
 
 
 def map_operands(operand: Operand, swap: Callable[[Value], Operand]) -> Operand:

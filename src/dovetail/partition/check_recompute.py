@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Hashable
 
 from dovetail.errors import InvalidProgram
-from dovetail.ir.program import Node, Phase, Program, Value, made_symbols, values_in
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Phase, Program, Value, values_in
 from dovetail.ir.signature import InputMutation, InputRole, Residual, SharedBytes, Tangent
 from dovetail.ops.facts import facts_of, may_be_removed, writes_of
 from dovetail.partition.frozen import frozen

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
 from dovetail.errors import BadOptionValue
+from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Phase, Program, made_symbols
+from dovetail.ir.program import Node, Phase, Program
 from dovetail.partition.policy import Mark, can_run_again, is_view
 
 _MUST = (Mark.MUST_SAVE, Mark.MUST_RECOMPUTE)

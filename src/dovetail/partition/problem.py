@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dovetail.analysis.liveness import storage_bytes
-from dovetail.ir.program import Node, Phase, Program, Value, made_symbols, values_in
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Phase, Program, Value, values_in
 from dovetail.ir.signature import InputMutation, SharedBytes, UserOutput
 from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Mark, Policy, can_run_again, is_view

@@ -15,7 +15,8 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from dovetail.ir.draft import Draft
-from dovetail.ir.program import Node, Phase, Program, TensorMeta, Value, made_symbols, values_in
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Phase, Program, TensorMeta, Value, values_in
 from dovetail.ops.facts import may_be_removed
 from dovetail.partition.policy import can_run_again
 from dovetail.partition.problem import written_storages

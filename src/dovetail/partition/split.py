@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.program import (
     Node,
     Operand,
@@ -21,7 +22,6 @@ from dovetail.ir.program import (
     ScalarMeta,
     Stage,
     Value,
-    made_symbols,
     meta_symbols,
     symbols_in,
     values_in,

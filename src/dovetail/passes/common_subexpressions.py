@@ -21,8 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dovetail.ir.draft import Draft
+from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Operand, Program, Stage, made_symbols, meta_symbols, symbols_in
+from dovetail.ir.program import Node, Operand, Program, Stage, meta_symbols, symbols_in
 from dovetail.ir.sizes import SizeExpr
 from dovetail.ops.facts import may_be_merged
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dovetail.ir.program import Node, Program, Value, made_symbols, symbols_in, values_in
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Program, Value, symbols_in, values_in
 from dovetail.ops.facts import may_be_removed
 
 

@@ -36,6 +36,7 @@ from dovetail.analysis.inplace_plan import (
 from dovetail.analysis.liveness import Need, simulate_peak
 from dovetail.analysis.reads import is_view
 from dovetail.ir.draft import Draft
+from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.program import (
     Node,
     Operand,
@@ -44,7 +45,6 @@ from dovetail.ir.program import (
     Target,
     TensorMeta,
     Value,
-    made_symbols,
     map_operands,
     meta_symbols,
     symbols_in,
@@ -200,13 +200,12 @@ class _Rewriter:
         target = action.form.target
         if action.form.returns_written:
             outputs = tuple([self._renew(value, action.stride) for value in node.outputs])
-            self.nodes.append(replace(node, target=target, args=tuple(args), kwargs=kwargs, outputs=outputs))
+            self.nodes.append(node.applying(target, tuple(args), kwargs, outputs))
             return
         fresh, contents = node.outputs[: action.form.fresh], node.outputs[action.form.fresh :]
         outputs = tuple(map(self._renew, fresh))
         unpack = node.unpack and len(fresh) > 1
-        moved = replace(node, target=target, args=tuple(args), kwargs=kwargs, outputs=outputs, unpack=unpack)
-        self.nodes.append(moved)
+        self.nodes.append(node.applying(target, tuple(args), kwargs, outputs, unpack))
         for result, operand in zip(contents, written, strict=True):
             if result is not None:
                 self.draft.substitute(result, operand)
@@ -248,7 +247,7 @@ class _Rewriter:
             out = self._view(node, action.part, out, action.args, action.meta)
         moved = node.with_operands(self._value)
         outputs = tuple(map(self._renew, node.outputs))
-        self.nodes.append(replace(moved, target=action.form, kwargs=(*moved.kwargs, ("out", out)), outputs=outputs))
+        self.nodes.append(moved.applying(action.form, moved.args, (*moved.kwargs, ("out", out)), outputs))
 
     # --- nodes and values
 
@@ -294,7 +293,7 @@ class _Rewriter:
         shift = self._shift(meta)
         if buffer.number == meta.storage and shift == 0:
             return meta
-        return replace(meta, storage=buffer.number, offset=shifted(meta.offset, shift))
+        return meta.at(buffer.number, shifted(meta.offset, shift))
 
     def _shift(self, meta: TensorMeta) -> Size:
         """By how many elements the storage of a value has moved."""
@@ -317,7 +316,7 @@ class _Rewriter:
         source = self._value(value)
         meta = value.tensor
         place = self._in_place(result.tensor) if result is not None else None
-        made = Value(self.draft.name("copy", 2), place or replace(meta, storage=self.draft.storage(), offset=0))
+        made = Value(self.draft.name("copy", 2), place or meta.at(self.draft.storage(), 0))
         args: tuple[Operand, ...] = (source, list(meta.shape), list(meta.stride), meta.dtype, meta.device)
         target: Target = COPY_TO_LAYOUT
         if _is_dense(meta) and source.tensor.stride == meta.stride:

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from dovetail.analysis.new_nodes import NodeMaker
-from dovetail.ir.program import Node, Program, Value, made_symbols, values_in
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ops.facts import written_values
 from dovetail.torch_compat.dispatch import Overload, schema_of
 

@@ -19,7 +19,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from dovetail.analysis.destinations import find_destinations
-from dovetail.ir.program import Node, Program, Value, made_symbols, values_in
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Program, Value, values_in
 from dovetail.ops.facts import facts_of, writes_of, written_values
 from dovetail.passes.inplace import PlanMemory
 

@@ -9,7 +9,8 @@ from functools import cached_property
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
 from dovetail.execute.needs import Needs, bytes_before_run
-from dovetail.ir.program import Program, made_symbols
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ops.transfers import TRANSFERS
 from dovetail.partition.choose import work_to_spare

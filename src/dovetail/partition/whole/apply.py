@@ -114,7 +114,7 @@ class _Writer:
         for value in node.results() if self.places else ():
             place = self._place(value)
             if place is not None:
-                self._stands_for(value, Value(value.name, replace(value.tensor, storage=place)))
+                self._stands_for(value, Value(value.name, value.tensor.at(place, value.tensor.offset)))
         self.draft.take(node)
 
     def _have(self, node: Node) -> None:
@@ -148,7 +148,7 @@ class _Writer:
                 continue
             storage = value.tensor.storage
             place = fresh.get(storage, self.places.get(storage, storage))
-            new = Value(self.draft.name(f"{value.name}_again"), replace(value.tensor, storage=place))
+            new = Value(self.draft.name(f"{value.name}_again"), value.tensor.at(place, value.tensor.offset))
             outputs.append(new)
             self.originals[new.name] = value.name
             if storage in replaced:

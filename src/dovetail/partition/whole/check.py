@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 
 from dovetail.errors import InvalidProgram
-from dovetail.ir.program import Node, Phase, Program, Value, made_symbols, values_in
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Phase, Program, Value, values_in
 from dovetail.ir.signature import InputMutation, Residual, SharedBytes, UserOutput
 from dovetail.ops.again import again_form
 from dovetail.ops.facts import facts_of, writes_of, written_values

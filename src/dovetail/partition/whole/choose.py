@@ -28,8 +28,8 @@ from dovetail.partition.whole.problem import NEVER, WholeProblem
 from dovetail.partition.whole.schedule import Act, Schedule
 from dovetail.partition.whole.solve import Quick, solve_whole
 
-_MOST_RUNGS, _LEAST_RUNGS = 64, 16
-_STEPS = 350_000  # nodes on all rungs, above which there are fewer rungs
+_MOST_RUNGS, _LEAST_RUNGS = 64, 8
+_STEPS = 300_000  # nodes on all rungs, above which there are fewer rungs
 _LOWEST = 3  # rungs at the lower end that are looked at for the lowest peak
 _FEW_STORAGES = 12  # so many that may be dropped make a problem that is searched for the best at each rung
 _FEW_STATES = 40  # of that search

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from dovetail.ir.program import Node, Phase, Program, made_symbols
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Phase, Program
 from dovetail.ir.sizes import Number
 from dovetail.partition.patterns import Patterns
 from dovetail.partition.policy import Mark, Policy, can_run_again, is_view

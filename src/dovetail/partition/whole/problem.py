@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from dovetail.analysis.liveness import NOTHING, Need, storage_bytes
-from dovetail.ir.program import Node, Program, made_symbols
+from dovetail.ir.made_symbols import made_symbols
+from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import Number
 from dovetail.ops.again import again_form
 from dovetail.ops.facts import written_values
