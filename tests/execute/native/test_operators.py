@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.native import probes
-from dovetail.execute.native.formula import constant, fma, operand, substituted
+from dovetail.execute.native.formula import compared, constant, fma, operand, select, substituted
 from dovetail.execute.native.probes import ARRAY, NUMBER, Question, formula_of
 from dovetail.execute.native.rules import RULES
 from dovetail.inspect.memory import measure_peak
@@ -49,7 +49,45 @@ _FORMS: dict[str, tuple[Any, tuple[Any, ...], dict[str, str]]] = {
     "erf": (aten.erf.default, (T,), {}),
     "sin": (aten.sin.default, (T,), {}),
     "cos": (aten.cos.default, (T,), {}),
-    "sigmoid": (aten.sigmoid.default, (T,), {}),
+    **{
+        name: (getattr(aten, name).default, (T,), {})
+        for name in (
+            *("sigmoid", "silu", "mish", "hardswish", "hardsigmoid", "gelu", "expm1", "log1p", "log2", "log10", "asin"),
+            *(
+                "acos",
+                "atan",
+                "tan",
+                "sinh",
+                "cosh",
+                "exp2",
+                "floor",
+                "ceil",
+                "trunc",
+                "round",
+                "frac",
+                "sign",
+                "sigmoid_",
+            ),
+        )
+    },
+    "sigmoid_": (aten.sigmoid_.default, (T,), {}),
+    "gelu by tanh": (aten.gelu.default, (T,), {"approximate": "tanh"}),
+    "gelu_backward": (aten.gelu_backward.default, (T, T), {}),
+    "gelu_backward by tanh": (aten.gelu_backward.default, (T, T), {"approximate": "tanh"}),
+    "silu_backward": (aten.silu_backward.default, (T, T), {}),
+    "softplus": (aten.softplus.default, (T, N, N), {}),
+    "softplus_backward": (aten.softplus_backward.default, (T, T, N, N), {}),
+    "elu": (aten.elu.default, (T, N, N, N), {}),
+    "elu by defaults": (aten.elu.default, (T,), {}),
+    "elu_backward": (aten.elu_backward.default, (T, N, N, N, False, T), {}),
+    "elu_backward of a result": (aten.elu_backward.default, (T, 1.0, 1.0, 1.0, True, T), {}),
+    "clamp": (aten.clamp.default, (T, N, N), {}),
+    "clamp from below": (aten.clamp.default, (T, N), {}),
+    "clamp from above": (aten.clamp.default, (T, None, N), {}),
+    "hardtanh": (aten.hardtanh.default, (T, N, N), {}),
+    "hardtanh_backward": (aten.hardtanh_backward.default, (T, T, N, N), {}),
+    "leaky_relu_backward": (aten.leaky_relu_backward.default, (T, T, N, False), {}),
+    "native_dropout_backward": (aten.native_dropout_backward.default, (T, B, N), {}),
     "relu": (aten.relu.default, (T,), {}),
     "relu_": (aten.relu_.default, (T,), {}),
     "clamp_min": (aten.clamp_min.default, (T, N), {}),
@@ -85,8 +123,11 @@ _NUMBERS = st.one_of(
     st.floats(-10, 10),
     st.integers(-1000, 1000),
 )
-_LEFT_OUT = {"sigmoid", "maximum", "minimum"}
-"""Eager computes these otherwise (its own polynomials), or other zeros for the last elements than for the others."""
+_LEFT_OUT = {("gelu", torch.float32), ("gelu_backward", torch.float32)} | {
+    ("elu_backward of a result", dtype) for dtype in (torch.float32, torch.float64)
+}
+"""Eager computes these otherwise (oneDNN's polynomial), or refuses some numbers."""
+_HAS_SLEEF = torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
 
 
 def _of(kind: Any, draft: Drafted, given_: list[Any], elements: random.Random, like: Any) -> Any:
@@ -108,7 +149,7 @@ def _of(kind: Any, draft: Drafted, given_: list[Any], elements: random.Random, l
 def test_eagers_bits(name: str, dtype: torch.dtype, data: st.DataObject) -> None:
     target, args, kwargs = _FORMS[name]
     count, start = data.draw(st.integers(0, 130), "count"), data.draw(st.integers(0, 3), "start")
-    numbers = [data.draw(_NUMBERS, "number") for _ in range(2)]
+    numbers = [data.draw(_NUMBERS, "number") for _ in range(3)]
     elements, draft = random.Random(data.draw(st.integers(0, 10**6), "seed")), Drafted()
     like = (dtype, count, start)
     operands = [_of(kind, draft, numbers, elements, like) for kind in args]
@@ -123,7 +164,8 @@ def test_eagers_bits(name: str, dtype: torch.dtype, data: st.DataObject) -> None
     program = draft.program([made, last])
     code = compiled(program)
     assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
-    assert (code.executors.owner(program.nodes[0]).name == "native") is (name not in _LEFT_OUT)
+    is_native = code.executors.owner(program.nodes[0]).name == "native"
+    assert is_native is ((name, dtype) not in _LEFT_OUT) or not _HAS_SLEEF
 
 
 def test_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,8 +222,13 @@ def test_probes_look_at_the_last_elements_too() -> None:
     if not bool((signs != signs[0]).any()):
         pytest.skip("not on this processor")
     operands = (("self", ARRAY), ("other", ARRAY))
-    question = Question(aten.maximum.default, RULES["maximum"].candidates, torch.float32, operands, (), "")
+    by_place = RULES["maximum"].candidates
+    same = tuple(select(compared(how, A, B_), *ab) for how, ab in (("gt", (A, B_)), ("lt", (B_, A))))
+    alike = tuple(select(compared("ne", A + B_, A + B_), A + B_, each) for each in same)
+    question = Question(aten.maximum.default, (*same, *alike), torch.float32, operands, (), "")
     assert formula_of(question) is None
+    if _HAS_SLEEF:
+        assert formula_of(Question(aten.maximum.default, by_place, torch.float32, operands, (), "")) is not None
 
 
 def test_what_probes_found_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.execute.native import clusters, machine
+from dovetail.execute.native import claims, clusters, machine
 from tests.execute.native.programs import Drafted, aten, calls_counted, compiled, outcome
 
 pytest.importorskip("llvmlite")
@@ -48,6 +48,41 @@ def test_bits_do_not_depend_on_threads(count: int, threads: int, monkeypatch: py
     assert answers == [0]
     torch.set_num_threads(3)  # asked in each call
     assert outcome(code, draft.arguments()) == expected
+
+
+@pytest.mark.parametrize("count", [31, 32_767, 65_537, 100_003, 163_849])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_last_elements_of_each_share(count: int, dtype: torch.dtype, threads: int) -> None:
+    """Torch computes those that fill no vectors one by one, with other functions; each thread has some."""
+    draft = Drafted()
+    x, y = draft.base(torch.randn(count, dtype=dtype)), draft.base(torch.randn(count, dtype=dtype))
+    zero, minus = draft.base(torch.zeros(count, dtype=dtype)), draft.base(-torch.zeros(count, dtype=dtype))
+    names = ("sigmoid", "silu", "softplus", "elu", "mish", "sinh", "expm1", "log1p", "log2", "hardswish", "round")
+    made = [draft.add(getattr(aten, name).default, x) for name in names]
+    made += [draft.add(aten.gelu.default, x, approximate=how) for how in ("none", "tanh")]
+    made += [draft.add(aten.gelu_backward.default, x, y, approximate=how) for how in ("none", "tanh")]
+    made += [draft.add(getattr(aten, name).default, x, y) for name in ("silu_backward", "maximum")]
+    made += [draft.add(getattr(aten, name).default, zero, minus) for name in ("maximum", "minimum")]
+    program = draft.program(made)
+    assert outcome(compiled(program), draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+
+
+def test_without_a_pool_places_must_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    former = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for module in (claims, clusters):
+        monkeypatch.setattr(module, "has_pool", lambda: False)
+    try:
+        for count, operators in ((32_767, ("silu", "maximum")), (32_768, ())):
+            draft = Drafted()
+            x = draft.base(torch.randn(count))
+            y = draft.add(aten.maximum.default, draft.add(aten.silu.default, x), x)
+            code = compiled(draft.program([y]))
+            owned = [node for node in code.program.nodes if code.executors.owner(node).name == "native"]
+            found = tuple(node.target.name().partition("::")[2].partition(".")[0] for node in owned)
+            assert found == operators or torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AVX2")
+    finally:
+        torch.set_num_threads(former)
 
 
 def test_sizes_that_are_not_known(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 import torch
 
-from dovetail.execute.native.formula import TRUTHS, Formula, substituted
+from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.formula import TRUTHS, Formula, reads_place, substituted
+from dovetail.execute.native.machine import has_pool
 from dovetail.execute.native.probes import ARRAY, ELEMENTS, NUMBER, SINGLE, TRUTH, Question, formula_of, is_near
 from dovetail.execute.native.rows import Access, Layout
-from dovetail.execute.native.rules import RULES, TRUTH_OPERANDS, Rule
+from dovetail.execute.native.rule import Rule
+from dovetail.execute.native.rules import RULES, TRUTH_OPERANDS
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ir.sizes import Size
 from dovetail.ops.arguments import arguments_of
@@ -30,7 +33,8 @@ class Claim:
     """A pointwise node that may be machine code: see `rows.RowClaim`.
 
     operands: what the formula reads, in its order. kinds: of each, as probes name them. into: the value whose memory
-    the result is written to; None where the node makes new memory. result: what the node gives, if anything.
+    the result is written to; None where the node makes new memory. result: what the node gives, if anything. most: see
+    `rule.Rule`.
     """
 
     node: Node
@@ -40,6 +44,7 @@ class Claim:
     into: Value | None
     result: Value
     layout: Layout
+    most: int | None = None
 
     @property
     def written(self) -> Value:
@@ -60,8 +65,13 @@ class Claim:
         return found
 
     def is_proven(self) -> bool:
-        """Whether a formula was found that gives the operator's bits."""
-        return self.formula() is not None
+        """Whether a formula was found that gives the operator's bits, however many threads torch gets later."""
+        formula = self.formula()
+        if formula is None or not reads_place(formula):
+            return formula is not None
+        count = self.written.tensor.numel()
+        most = THREADED - 1 if self.most is None else self.most
+        return (has_pool() and self.most is None) or (isinstance(count, int) and count <= most)
 
     def formula(self) -> Formula | None:
         """What was found to give the operator's bits, if anything. The first time for each kind of node it is tried."""
@@ -84,7 +94,11 @@ def claim_of(node: Node) -> Claim | None:
         result = written  # a copy into an input: what it gives is not read
     if result is None or not result.is_tensor or len(writes) > 1 or not (written is None or isinstance(written, Value)):
         return None
-    return _with_operands(node, rule, arguments, into, written, result)
+    claim: Claim | None = None
+    while claim is None and rule is not None:
+        claim = _with_operands(node, rule, arguments, into, written, result)
+        rule = rule.or_else
+    return claim
 
 
 def _with_operands(
@@ -123,7 +137,8 @@ def _with_operands(
         repr(others),
     )
     operands = tuple(x for _, x in kept)
-    return Claim(node, question, operands, tuple(kinds[each] for each, _ in kept), written, result, layout)
+    of_kept = tuple(kinds[each] for each, _ in kept)
+    return Claim(node, question, operands, of_kept, written, result, layout, rule.most)
 
 
 def _candidates(rule: Rule, arguments: Mapping[str, Operand]) -> tuple[Formula, ...]:
@@ -137,7 +152,7 @@ def _candidates(rule: Rule, arguments: Mapping[str, Operand]) -> tuple[Formula, 
 def _may_be_left_out(rule: Rule, name: str, value: Operand) -> bool:
     """Whether the result is the same whatever this argument, which formulas do not read, may be."""
     if name in rule.fixed:
-        return value is rule.fixed[name]
+        return type(value) is type(rule.fixed[name]) and value == rule.fixed[name]
     return name == rule.by_value or any(value is unread for unread in _UNREAD)
 
 

@@ -8,9 +8,10 @@ these: how many items of work there are, then the pointers, then what else the f
     void function(ptr %slots, i64 %from, i64 %to)
 
 does the items from one number to another. Where there are many, they are shared by the threads that run torch's own
-operators: the pool of the OpenMP library that torch has loaded.
+operators: the pool of the OpenMP library that torch has loaded. Each gets the same items as from torch, for the last
+ones of each share may be computed in another way (`formula.is_rest`).
 
-Source: the LLVM language reference; libgomp's ABI for `GOMP_parallel`.
+Source: the LLVM language reference; `at::parallel_for`; libgomp's ABI for `GOMP_parallel`.
 """
 
 from __future__ import annotations
@@ -75,10 +76,8 @@ entry:
   %most = add i64 %all, -1
   %up = add i64 %items, %most
   %share = sdiv i64 %up, %all
-  %more = add i64 %share, 63
-  %size = and i64 %more, -64
-  %from = mul i64 %which, %size
-  %end = add i64 %from, %size
+  %from = mul i64 %which, %share
+  %end = add i64 %from, %share
   %to = call i64 @llvm.smin.i64(i64 %end, i64 %items)
   %some = icmp slt i64 %from, %to
   br i1 %some, label %run, label %done

@@ -1,7 +1,11 @@
 """What an operator computes for one element, as a formula over its operands.
 
 A formula is data: it is compared, printed and compiled. Every operation is rounded once, as IEEE 754 says; `fma` is the
-only one that multiplies and adds with a single rounding. A vector function is one of MKL's, called on many elements.
+only one that multiplies and adds with a single rounding.
+
+A vector function is called on many elements: one of MKL's, or of Sleef's, as torch's library has them. Torch takes two
+vectors of the processor at once, and computes the elements after the last full pair one by one, where it calls libm
+instead of Sleef: `is_rest` tells these elements from the others.
 """
 
 from __future__ import annotations
@@ -9,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-TRUTHS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or"})
+_PLACES = frozenset({"rest", "rest of one"})
+TRUTHS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or"}) | _PLACES
 """Operations whose result is a truth value."""
 
 
@@ -81,6 +86,11 @@ def either(a: Formula, b: Formula) -> Formula:
     return Formula("or", (a, b))
 
 
+def both(a: Formula, b: Formula) -> Formula:
+    """Whether both of two truth values hold."""
+    return Formula("and", (a, b))
+
+
 def select(condition: Formula, a: Formula, b: Formula) -> Formula:
     """a where the condition holds, else b."""
     return Formula("select", (condition, a, b))
@@ -96,9 +106,56 @@ def root(a: Formula) -> Formula:
     return Formula("root", (a,))
 
 
+def rounded(how: str, a: Formula) -> Formula:
+    """A whole number near the element. how: floor, ceil, trunc, rint (to the nearest, halves to even ones)."""
+    return Formula(how, (a,))
+
+
+def flipped(a: Formula, b: Formula) -> Formula:
+    """a, with the other sign where b has the sign bit."""
+    return Formula("flip", (a, b))
+
+
 def vector(name: str, a: Formula) -> Formula:
     """A vector function of MKL: Sqrt, Exp, Tanh, Erf, Ln, Sin, Cos."""
     return Formula(f"vector {name}", (a,))
+
+
+def sleef(name: str, a: Formula) -> Formula:
+    """A vector function of Sleef, whose results are wrong by 1.0 units in the last place at most: exp, expm1, log1p,
+    erf, tanh.
+    """
+    return Formula(f"vector sleef {name}", (a,))
+
+
+def libm(name: str, a: Formula) -> Formula:
+    """A function of C's library. It is called for the elements of `is_rest`; for the others it gives anything."""
+    return Formula(f"vector libm {name}", (a,))
+
+
+def is_rest() -> Formula:
+    """Whether an element comes after the last full pair of vectors, of those that one thread works on."""
+    return Formula("rest")
+
+
+def by_place(vectors: Formula, rest: Formula) -> Formula:
+    """One formula for elements that fill pairs of vectors, another one for the rest."""
+    return select(is_rest(), rest, vectors)
+
+
+def by_place_of_one(vectors: Formula, rest: Formula) -> Formula:
+    """The same for single vectors: the compiler of torch made vectors of a loop over the rest."""
+    return select(Formula("rest of one"), rest, vectors)
+
+
+def reads_place(formula: Formula) -> bool:
+    """Whether it is another one in the rest than elsewhere."""
+    return formula.operation in _PLACES or any(map(reads_place, formula.parts))
+
+
+def eagers(name: str, a: Formula) -> Formula:
+    """A function that is Sleef's for elements that fill pairs of vectors, and of C's library for the rest."""
+    return by_place(sleef(name, a), libm(name, a))
 
 
 def is_nan(a: Formula) -> Formula:

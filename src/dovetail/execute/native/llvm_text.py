@@ -18,27 +18,28 @@ from collections.abc import Sequence
 
 from dovetail.execute.native.loop import Loop
 from dovetail.execute.native.stages import VECTOR, Staged, staged
+from dovetail.execute.native.tile_functions import tile_function, vector_bytes
 
 TILE = 256
 """Elements of which vector functions are called at once."""
 
-_LETTER = {"float": "s", "double": "d"}
 _BITS = {"float": 32, "double": 64}
-_ACCURATE = 0x2 | 0x140000 | 0x100  # VML_HA, VML_FTZDAZ_OFF, VML_ERRMODE_IGNORE: as ATen calls them
 _BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _COMPARED = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
+_RESTS = {"rest": ("%rest", 2), "rest of one": ("%rest_of_one", 1)}
+"""Where the elements begin that come after the last full pair of vectors, or the last full vector."""
 _INTRINSICS = {"abs": "fabs", "root": "sqrt", "fma": "fma"}
-
-
-def vector_symbol(name: str, element: str) -> str:
-    """The symbol of one of MKL's vector functions."""
-    return f"vm{_LETTER[element]}{name}"
+_INTRINSICS |= {how: how for how in ("floor", "ceil", "trunc", "rint")}
 
 
 def symbols_of(loop: Loop) -> tuple[str, ...]:
-    """The vector functions that a loop calls."""
+    """The functions of torch's library, or of those that it needs, which a loop calls; "" for one that is not there."""
+    return tuple(dict.fromkeys(tile_function(name, loop.element).symbol for name in _called(loop)))
+
+
+def _called(loop: Loop) -> tuple[str, ...]:
     names = [i.operation.removeprefix(VECTOR) for i in staged(loop).instructions if i.operation.startswith(VECTOR)]
-    return tuple(dict.fromkeys(vector_symbol(name, loop.element) for name in names))
+    return tuple(dict.fromkeys(names))
 
 
 def kernel_text(loop: Loop, name: str) -> str:
@@ -62,8 +63,8 @@ class _Writer:
         for operation, name in _INTRINSICS.items():
             parts = ", ".join([self.type] * (3 if operation == "fma" else 1))
             self.out.append(f"declare {self.type} @llvm.{name}.f{bits}({parts})")
-        for symbol in symbols_of(self.loop):
-            self.out.append(f"declare void @{symbol}(i32, ptr, ptr, i64)")
+        self.out.append("declare i64 @llvm.smax.i64(i64, i64)")
+        self.out += [tile_function(name, self.type).text for name in _called(self.loop)]
         return "\n".join(self.out) + "\n"
 
     def _fresh(self) -> str:
@@ -106,6 +107,10 @@ class _Writer:
         self.out += [f"define internal void @{self.name}_body({', '.join(self._parameters())}) noinline {{", "entry:"]
         self.known = {at: self._invariant(at) for at in range(len(made.instructions)) if made.is_invariant(at)}
         self.buffers = {at: self._set(f"alloca [{TILE} x {self._stored(at)}], align 64") for at in made.kept}
+        self._line("%items = sub i64 %n, %from")
+        for first, vectors in _RESTS.values():
+            over = self._set(f"srem i64 %items, {vectors * vector_bytes() * 8 // _BITS[self.type]}")
+            self._line(f"{first} = sub i64 %n, {over}")
         self._line("br label %tiles")
         self.out.append("tiles:")
         self._line("%first = phi i64 [%from, %entry], [%next, %tile_done]")
@@ -147,12 +152,12 @@ class _Writer:
         self._line(f"br i1 %i{stage}_done, label %{following}, label %loop{stage}")
 
     def _call_vectors(self, stage: int) -> None:
-        count = self._set(f"trunc i64 {self._set('sub i64 %tile_end, %first')} to i32")
+        count, rest = self._set("sub i64 %tile_end, %first"), self._set("sub i64 %rest, %first")
         for at, instruction in enumerate(self.staged.instructions):
             if instruction.operation.startswith(VECTOR) and self.staged.stage[at] == stage:
-                symbol = vector_symbol(instruction.operation.removeprefix(VECTOR), self.type)
+                function = tile_function(instruction.operation.removeprefix(VECTOR), self.type)
                 source, into = self.buffers[instruction.parts[0]], self.buffers[at]
-                self._line(f"call void @{symbol}(i32 {count}, ptr {source}, ptr {into}, i64 {_ACCURATE})")
+                self._line(f"call void @{function.name}(i64 {count}, i64 {rest}, ptr {source}, ptr {into})")
 
     def _compute(self, at: int, stage: int, here: str, at_tile: str, values: dict[int, str]) -> str:
         """The name of an instruction's value in this stage: computed here, or read from where it was kept."""
@@ -168,11 +173,11 @@ class _Writer:
             value = self._load(element, self.loop.cells[instruction.index].is_truth)
         else:
             parts = [self._compute(part, stage, here, at_tile, values) for part in instruction.parts]
-            value = self._set(self._operation(instruction.operation, parts))
+            value = self._set(self._operation(instruction.operation, parts, here))
         values[at] = value
         return value
 
-    def _operation(self, operation: str, parts: Sequence[str]) -> str:
+    def _operation(self, operation: str, parts: Sequence[str], here: str) -> str:
         kind, listed = self.type, ", ".join(parts)
         if operation in _BINARY:
             return f"{_BINARY[operation]} {kind} {listed}"
@@ -183,10 +188,20 @@ class _Writer:
             return f"call {kind} @llvm.{_INTRINSICS[operation]}.f{_BITS[kind]}({given})"
         if operation == "neg":
             return f"fneg {kind} {listed}"
+        if operation == "flip":
+            return self._flipped(*parts)
+        if operation in _RESTS:
+            return f"icmp sge i64 {here}, {_RESTS[operation][0]}"
         if operation in ("and", "or"):
             return f"{operation} i1 {listed}"
         assert operation == "select", "that is all there is"
         return f"select i1 {parts[0]}, {kind} {parts[1]}, {kind} {parts[2]}"
+
+    def _flipped(self, a: str, b: str) -> str:
+        whole = f"i{_BITS[self.type]}"
+        bits, sign = (self._set(f"bitcast {self.type} {part} to {whole}") for part in (a, b))
+        sign = self._set(f"and {whole} {sign}, {-(2 ** (_BITS[self.type] - 1))}")
+        return f"bitcast {whole} {self._set(f'xor {whole} {bits}, {sign}')} to {self.type}"
 
     def _invariant(self, at: int) -> str:
         instruction = self.staged.instructions[at]

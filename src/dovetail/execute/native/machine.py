@@ -84,7 +84,7 @@ def _compiled_loop(loop: Loop) -> int | None:
 
 def _linked(text: str, name: str, symbols: Iterable[str]) -> int | None:
     for symbol in symbols:
-        address = library_function(symbol)
+        address = library_function(symbol) if symbol else None
         if address is None:
             return None
         _binding().add_symbol(symbol, address)

@@ -41,7 +41,7 @@ _PARTS = 16  # of the random elements: each is drawn anew
 _THREADED = 33_000  # more than torch gives to one thread
 _SPECIAL = 256  # pairs of special elements, which come first
 _NEAR = 1e-7  # more than the rounding of float32
-_MANY = 2  # numbers: not all of their combinations are tried
+_EVERY = 7  # with two numbers, each so many of their combinations is tried; with three, of those again
 _WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}
 _NUMBERS = (
     0.1,
@@ -141,7 +141,8 @@ def _cases(question: Question) -> Iterator[tuple[int, int, int, int, tuple[float
     Special elements come at every place: kernels treat the last elements differently from those that fill vectors.
     """
     count = sum(kind in (NUMBER, SINGLE) for _, kind in question.operands)
-    choices = list(itertools.islice(itertools.product(_NUMBERS, repeat=count), 0, None, 1 if count < _MANY else 7))
+    every = _EVERY ** max(count - 1, 0)
+    choices = list(itertools.islice(itertools.product(_NUMBERS, repeat=count), 0, None, every))
     avoided, names = dict(question.avoided), [name for name, kind in question.operands if kind in (NUMBER, SINGLE)]
     choices = [
         c for c in choices if not any(n in avoided and is_near(x, avoided[n]) for n, x in zip(names, c, strict=True))

@@ -6,44 +6,30 @@ with `out=`. Whether a candidate gives eager's bits is never assumed: see `execu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
+from dovetail.execute.native.activations import ACTIVATIONS
 from dovetail.execute.native.formula import (
     Formula,
     absolute,
+    by_place,
+    by_place_of_one,
     compared,
     constant,
+    eagers,
     either,
     fma,
     is_nan,
     operand,
     root,
+    rounded,
     select,
+    sleef,
     vector,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """operands: names of the arguments that the formulas read. candidates: formulas, the likely ones first.
-
-    fixed: arguments that must have this value. by_value: the argument that the candidates depend on, which must be
-    written in the program; `candidates` is empty then, and `of_value` has them. avoided: for a number, a value for
-    which no formula holds, so that it is left to `aten`: the last elements get other bits than those that fill vectors,
-    or a whole number other bits than a fraction (minus 0 has another sign than minus 0.0).
-    """
-
-    operands: tuple[str, ...]
-    candidates: tuple[Formula, ...] = ()
-    fixed: Mapping[str, object] = field(default_factory=dict)
-    by_value: str = ""
-    of_value: Mapping[float, tuple[Formula, ...]] = field(default_factory=dict)
-    avoided: Mapping[str, float] = field(default_factory=dict)
-
+from dovetail.execute.native.rule import Rule
 
 _A, _B, _C, _D = map(operand, range(4))
-_ONE, _ZERO = constant(1.0), constant(0.0)
+_E = operand(4)
+_ONE, _ZERO, _HALF = constant(1.0), constant(0.0), constant(0.5)
 
 
 def _largest(a: Formula, b: Formula) -> tuple[Formula, ...]:
@@ -65,11 +51,32 @@ def _extreme(a: Formula, b: Formula, strict: str, loose: str, back: str, loose_b
     return tuple(dict.fromkeys(found))
 
 
+def _by_zeros(better: str, worse: str) -> tuple[Formula, ...]:
+    """The larger (smaller) one: of two zeros the second where elements fill vectors, the first in the rest."""
+    vectors, rest = select(compared(better, _A, _B), _A, _B), select(compared(worse, _A, _B), _B, _A)
+    chosen = (by_place_of_one(vectors, rest), by_place(vectors, rest), vectors, rest)
+    return tuple(select(either(is_nan(_A), is_nan(_B)), _A + _B, each) for each in chosen)
+
+
+def _within(a: Formula, low: Formula, high: Formula) -> Formula:
+    """Not less than one number, and not more than another; not a number if either of them is not."""
+    raised = select(compared("lt", a, low), low, a)
+    lowered = select(compared("lt", high, raised), high, raised)
+    return select(either(is_nan(low), is_nan(high)), low + high, lowered)
+
+
 def _compared(how: str) -> Rule:
     return Rule(("self", "other"), (compared(how, _A, _B),))
 
 
-RULES: dict[str, Rule] = {
+_CLAMP_ONE_SIDE = Rule(
+    ("self", "min"),
+    _largest(_A, _B),
+    fixed={"max": None},
+    or_else=Rule(("self", "max"), _smallest(_A, _B), fixed={"min": None}),
+)
+
+_SIMPLE: dict[str, Rule] = {
     "add": Rule(("self", "other", "alpha"), (fma(_B, _C, _A), _A + _B * _C)),
     "sub": Rule(("self", "other", "alpha"), (fma(_B, -_C, _A), _A - _B * _C), avoided={"alpha": 0.0}),
     "rsub": Rule(("self", "other", "alpha"), (fma(_A, -_C, _B), _B - _A * _C), avoided={"alpha": 0.0}),
@@ -85,14 +92,27 @@ RULES: dict[str, Rule] = {
     "log": Rule(("self",), (vector("Ln", _A),)),
     "tanh": Rule(("self",), (vector("Tanh", _A),)),
     "erf": Rule(("self",), (vector("Erf", _A),)),
+    **{name: Rule(("self",), (sleef(name, _A),)) for name in ("expm1", "log1p")},
+    **{
+        name: Rule(("self",), (vector(name.capitalize(), _A),))
+        for name in ("log2", "log10", "asin", "acos", "atan", "tan")
+    },
+    **{name: Rule(("self",), (eagers(name, _A),)) for name in ("sinh", "cosh", "exp2")},
+    **{name: Rule(("self",), (rounded(name, _A),)) for name in ("floor", "ceil", "trunc")},
+    "round": Rule(("self",), (rounded("rint", _A),)),
+    "frac": Rule(("self",), (_A - rounded("trunc", _A),)),
+    "sign": Rule(
+        ("self",), (select(compared("gt", _A, _ZERO), _ONE, select(compared("lt", _A, _ZERO), -_ONE, _ZERO)),)
+    ),
     "sin": Rule(("self",), (vector("Sin", _A),)),
     "cos": Rule(("self",), (vector("Cos", _A),)),
-    "sigmoid": Rule(("self",), (_ONE / (_ONE + vector("Exp", -_A)),)),
     "relu": Rule(("self",), (select(compared("lt", _A, _ZERO), _ZERO, _A), *_largest(_A, _ZERO))),
     "clamp_min": Rule(("self", "min"), _largest(_A, _B)),
     "clamp_max": Rule(("self", "max"), _smallest(_A, _B)),
-    "maximum": Rule(("self", "other"), _largest(_A, _B)),
-    "minimum": Rule(("self", "other"), _smallest(_A, _B)),
+    "clamp": Rule(("self", "min", "max"), (_within(_A, _B, _C),), or_else=_CLAMP_ONE_SIDE),
+    "hardtanh": Rule(("self", "min_val", "max_val"), (_within(_A, _B, _C),)),
+    "maximum": Rule(("self", "other"), _by_zeros("gt", "lt")),
+    "minimum": Rule(("self", "other"), _by_zeros("lt", "gt")),
     "threshold_backward": Rule(
         ("grad_output", "self", "threshold"),
         (select(compared("le", _B, _C), _ZERO, _A), select(compared("gt", _B, _C), _A, _ZERO)),
@@ -125,6 +145,11 @@ RULES: dict[str, Rule] = {
         ),
         avoided={"weight": 1.0},
     ),
+    "native_dropout_backward": Rule(
+        ("grad_output", "mask", "scale"),
+        (_A * (select(_B, _ONE, _ZERO) * _C), _A * select(_B, _ONE, _ZERO) * _C),
+    ),
+    "logical_not": Rule(("self",), (compared("eq", _A, _ZERO),)),
     "where": Rule(("condition", "self", "other"), (select(_A, _B, _C),)),
     "masked_fill": Rule(("mask", "self", "value"), (select(_A, _C, _B),)),
     "lt": _compared("lt"),
@@ -152,5 +177,7 @@ RULES: dict[str, Rule] = {
     ),
 }
 
-TRUTH_OPERANDS = frozenset({("where", "condition"), ("masked_fill", "mask")})
+RULES: dict[str, Rule] = {**_SIMPLE, **ACTIVATIONS}
+
+TRUTH_OPERANDS = frozenset({("where", "condition"), ("masked_fill", "mask"), ("native_dropout_backward", "mask")})
 """Operands that are tensors of truth values, by name of the rule and of the argument."""

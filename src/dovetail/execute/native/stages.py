@@ -113,7 +113,7 @@ def _assign_stores(made: Staged, wanted: list[list[int]]) -> None:
     for at, instruction in enumerate(made.instructions):
         is_vector = instruction.operation.startswith(VECTOR)
         later = any(stage > made.stage[at] for stage in wanted[at])
-        reloads = instruction.operation == "load"
+        reloads = instruction.operation in ("load", "rest", "rest of one")  # as cheap as what would be kept
         if is_vector or (later and not made.is_invariant(at) and not reloads):
             kept[at] = None
     for instruction in made.instructions:

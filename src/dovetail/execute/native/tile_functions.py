@@ -1,0 +1,99 @@
+"""Functions on a tile of elements, each of which calls one function of a library: LLVM's text of them.
+
+    define internal void @tile_NAME(i64 %count, i64 %rest, ptr %from, ptr %to)
+
+count: elements of the tile. rest: the number of the first element that torch computes one by one. Both pieces of memory
+are whole tiles, so that a vector may reach beyond the last element.
+
+| name | what is called |
+|---|---|
+| `Exp` | MKL, on all elements, as torch calls it |
+| `sleef exp` | Sleef, vector by vector, on all elements |
+| `libm exp` | the library of C, on the rest |
+
+Source: MKL's vector mathematics; Sleef's names of functions; torch's `Vectorized`, by processor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+_ACCURATE = 0x2 | 0x140000 | 0x100  # VML_HA, VML_FTZDAZ_OFF, VML_ERRMODE_IGNORE: as ATen calls them
+_VECTOR_BYTES = {"AVX512": 64, "AVX2": 32}
+_NARROW = 32
+_SIZE = {"float": 4, "double": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class TileFunction:
+    """name: of the function on tiles. symbol: of what it calls, "" where there is nothing. text: of its module."""
+
+    name: str
+    symbol: str
+    text: str
+
+
+@cache
+def vector_bytes() -> int:
+    """Bytes of the vectors that torch's kernels use on this processor."""
+    return _VECTOR_BYTES.get(torch.backends.cpu.get_cpu_capability(), _NARROW)
+
+
+def tile_function(name: str, element: str) -> TileFunction:
+    """The function of a name, for elements that are float or double."""
+    library, _, function = name.rpartition(" ")
+    made = f"tile_{name.replace(' ', '_')}"
+    head = f"define internal void @{made}(i64 %count, i64 %rest, ptr %from, ptr %to) noinline {{"
+    if library == "sleef":
+        return _of_sleef(function, element, made, head)
+    if library == "libm":
+        symbol = function + ("f" if element == "float" else "")
+        text = _LOOP.format(head=head, symbol=symbol, kind=element, step=1, size=_SIZE[element], start="%tail")
+        return TileFunction(made, symbol, text)
+    symbol = f"vm{'s' if element == 'float' else 'd'}{function}"
+    return TileFunction(made, symbol, _OF_MKL.format(head=head, symbol=symbol, mode=_ACCURATE))
+
+
+def _of_sleef(function: str, element: str, made: str, head: str) -> TileFunction:
+    lanes = vector_bytes() // _SIZE[element]
+    is_there = torch.backends.cpu.get_cpu_capability() in _VECTOR_BYTES
+    symbol = f"Sleef_{function}{'f' if element == 'float' else 'd'}{lanes}_u10" if is_there else ""
+    kind = f"<{lanes} x {element}>"
+    text = _LOOP.format(head=head, symbol=symbol, kind=kind, step=lanes, size=_SIZE[element], start="0")
+    return TileFunction(made, symbol, text.replace("getelementptr " + kind, "getelementptr " + element))
+
+
+_OF_MKL = """
+declare void @{symbol}(i32, ptr, ptr, i64)
+{head}
+  %few = trunc i64 %count to i32
+  call void @{symbol}(i32 %few, ptr %from, ptr %to, i64 {mode})
+  ret void
+}}
+"""
+
+_LOOP = """
+declare {kind} @{symbol}({kind})
+{head}
+entry:
+  %tail = call i64 @llvm.smax.i64(i64 %rest, i64 0)
+  br label %next
+next:
+  %i = phi i64 [{start}, %entry], [%more, %one]
+  %some = icmp slt i64 %i, %count
+  br i1 %some, label %one, label %done
+one:
+  %source = getelementptr {kind}, ptr %from, i64 %i
+  %value = load {kind}, ptr %source, align {size}
+  %result = call {kind} @{symbol}({kind} %value)
+  %target = getelementptr {kind}, ptr %to, i64 %i
+  store {kind} %result, ptr %target, align {size}
+  %more = add i64 %i, {step}
+  br label %next
+done:
+  ret void
+}}
+"""
