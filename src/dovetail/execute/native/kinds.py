@@ -10,6 +10,7 @@ from dovetail.execute.native.claims import Claim, claim_of
 from dovetail.execute.native.loop_rows import loop_row
 from dovetail.execute.native.products import ProductClaim, product_claim, product_row
 from dovetail.execute.native.rows import Addresses, ReadyRow, RowClaim
+from dovetail.execute.native.sums import SumClaim, sum_claim, sum_row
 from dovetail.ir.program import Node
 
 
@@ -26,6 +27,7 @@ class RowKind:
 KINDS: dict[type, RowKind] = {
     Claim: RowKind(claim_of, loop_row),
     ProductClaim: RowKind(product_claim, product_row),
+    SumClaim: RowKind(sum_claim, sum_row),
 }
 """By the type of their claims."""
 

@@ -9,22 +9,20 @@ to `aten`, and for each shape and each order in memory a product is tried beside
 from __future__ import annotations
 
 import struct
-import threading
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dovetail.execute.native import cache
 from dovetail.execute.native.machine import driver
 from dovetail.execute.native.probes import ELEMENTS, Refused
 from dovetail.execute.native.product_text import product_function
 from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, table_row
-from dovetail.execute.operator_runs import by_themselves
+from dovetail.execute.native.trials import answered
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ops.arguments import arguments_of
-from dovetail.torch_compat.dispatch import Overload, has_own_kernels, schema_of
+from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.native_symbols import products_are_exact
 
 MOST = 131_072
@@ -125,7 +123,10 @@ class ProductClaim:
 
     def is_proven(self) -> bool:
         """Whether BLAS, called as here, gives torch's bits."""
-        return agrees(self.question)
+        question = self.question
+        if not products_are_exact():
+            return False
+        return answered(question, question.target, lambda: all(_tried(question, starts) for starts in _STARTS))
 
 
 def product_claim(node: Node) -> ProductClaim | None:
@@ -207,35 +208,6 @@ def _slots(question: ProductQuestion, call: Call) -> bytes:
     if question.start is not None:
         slots += struct.pack("4q", *question.result[0], *question.start[1])
     return slots
-
-
-_FOUND: dict[Hashable, bool] = {}
-_LOCK = threading.RLock()
-
-
-def agrees(question: ProductQuestion) -> bool:
-    """Whether a row gives torch's bits: tried once. While the processor rounds in another way: no."""
-    with _LOCK:
-        if question not in _FOUND:
-            if not products_are_exact() or not has_own_kernels(question.target):
-                return False
-            try:
-                _FOUND[question] = _kept(question)
-            except Refused:
-                return False
-        return _FOUND[question]
-
-
-def _kept(question: ProductQuestion) -> bool:
-    """The answer: as a process found it that ran with the same kernels."""
-    text = repr((question, str(question.target), torch.get_num_threads() > 1))
-    answer = cache.recall("probe", text)
-    if answer is not None:
-        return bool(int(answer))
-    with by_themselves():
-        found = all(_tried(question, starts) for starts in _STARTS)
-    cache.remember("probe", text, f"{question.target}, {question.dtype}", str(int(found)).encode())
-    return found
 
 
 def _tried(question: ProductQuestion, starts: tuple[int, int]) -> bool:

@@ -1,0 +1,180 @@
+"""Sums and means as rows: over all elements, over the first dimensions, or over the last ones.
+
+torch adds in an order that depends on shape and strides: see `sum_text`, which follows it. Sums of 32,768 elements and
+more, which torch shares among threads, are left to it, and so are operands with gaps. For each shape a sum is tried
+beside torch's before it is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dovetail.execute.native.driver import THREADED
+from dovetail.execute.native.machine import driver
+from dovetail.execute.native.probes import ELEMENTS, Refused
+from dovetail.execute.native.rows import Access, Address, Addresses, ReadyRow, table_row
+from dovetail.execute.native.sum_text import sum_function
+from dovetail.execute.native.trials import answered
+from dovetail.ir.program import Node, Operand, TensorMeta, Value
+from dovetail.ops.arguments import arguments_of
+from dovetail.torch_compat.dispatch import Overload
+
+_aten: Any = torch.ops.aten
+_SUMS: frozenset[Overload] = frozenset({_aten.sum.default, _aten.sum.dim_IntList})
+_MEANS: frozenset[Overload] = frozenset({_aten.mean.default, _aten.mean.dim})
+
+
+@dataclass(frozen=True, slots=True)
+class SumQuestion:
+    """A sum or a mean of a form. dims: None for all of them. is_outer: whether the first ones are added up.
+
+    rows, columns: of the operand as a matrix of rows, of which the elements of each, or the rows, are added.
+    """
+
+    target: Overload
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    dims: tuple[int, ...] | None
+    is_outer: bool
+    rows: int
+    columns: int
+
+    @property
+    def divisor(self) -> float:
+        """What the sums are divided by."""
+        if self.target in _SUMS:
+            return 1.0
+        return float(self.rows if self.is_outer else self.columns)
+
+    @property
+    def function(self) -> int | None:
+        """The row's function."""
+        return sum_function(ELEMENTS[self.dtype], self.is_outer)
+
+    @property
+    def more(self) -> bytes:
+        """What `sum_text` reads behind the pointers."""
+        form = "f4x" if self.dtype is torch.float32 else "d"
+        return struct.pack(f"2q{form}", self.rows, self.columns, self.divisor)
+
+
+@dataclass(frozen=True, slots=True)
+class SumClaim:
+    """See `rows.RowClaim`."""
+
+    node: Node
+    question: SumQuestion
+    operands: tuple[Operand, ...]
+    result: Value
+    into: None = None
+    layout: None = None
+
+    @property
+    def written(self) -> Value:
+        """The value that describes the memory that is written."""
+        return self.result
+
+    @property
+    def element(self) -> str:
+        """The type of elements."""
+        return ELEMENTS[self.question.dtype]
+
+    def accesses(self) -> list[Access]:
+        """What it touches."""
+        read = [Access(value.tensor) for value in self.operands if isinstance(value, Value)]
+        return [Access(self.result.tensor, is_written=True), *read]
+
+    def is_proven(self) -> bool:
+        """Whether a row gives torch's bits."""
+        question = self.question
+        return answered(question, question.target, lambda: all(_tried(question, case) for case in range(3)))
+
+
+def sum_claim(node: Node) -> SumClaim | None:
+    """The claim on a node, as far as descriptions say."""
+    if not isinstance(node.target, Overload) or node.target not in _SUMS | _MEANS or len(node.results()) != 1:
+        return None
+    arguments, result = arguments_of(node), node.results()[0]
+    operand, dims = arguments.get("self"), arguments.get("dim")
+    if not isinstance(operand, Value) or not operand.is_tensor or not result.is_tensor:
+        return None
+    meta, made = operand.tensor, result.tensor
+    is_plain = meta.dtype in ELEMENTS and made.dtype is meta.dtype and arguments.get("dtype") in (None, meta.dtype)
+    if not is_plain or not _is_known(meta) or not _is_known(made) or meta.device.type != "cpu":
+        return None
+    question = _question(node.target, meta, dims)
+    return None if question is None else SumClaim(node, question, (operand,), result)
+
+
+def _is_known(meta: TensorMeta) -> bool:
+    """Whether all sizes are known, and elements lie in order."""
+    return all(isinstance(number, int) for number in (*meta.shape, *meta.stride)) and meta.is_contiguous()
+
+
+def _question(target: Overload, meta: TensorMeta, dims: Operand) -> SumQuestion | None:
+    shape = tuple(size for size in meta.shape if isinstance(size, int))
+    count, elements = len(shape), math.prod(shape)
+    known = None if dims is None else _numbers(dims)
+    if not 0 < elements < THREADED or (known is None and dims is not None):
+        return None
+    summed = sorted({dim % count for dim in known}) if known and count else list(range(count))
+    first = summed == list(range(len(summed))) and len(summed) < count
+    if not first and summed != list(range(count - len(summed), count)):
+        return None
+    rows = math.prod(shape[: len(summed) if first else count - len(summed)])
+    columns = elements // rows
+    if first and columns == 1:
+        first, rows, columns = False, 1, rows
+    return SumQuestion(target, meta.dtype, shape, known, first, rows, columns)
+
+
+def _numbers(dims: Operand) -> tuple[int, ...] | None:
+    """The dimensions that a list names; None where they are not known."""
+    if not isinstance(dims, list | tuple):
+        return None
+    known = tuple(dim for dim in dims if isinstance(dim, int))
+    return known if len(known) == len(dims) else None
+
+
+def sum_row(claims: Sequence[SumClaim], _: Collection[int], addresses: Addresses) -> ReadyRow | None:
+    """The row of a claim."""
+    (claim,) = claims
+    function = claim.question.function
+    if function is None:
+        return None
+    values = (claim.result, *(value for value in claim.operands if isinstance(value, Value)))
+    pointers = tuple(addresses.get(value, Address(value)) for value in values)
+    return ReadyRow(function, 1, pointers, more=claim.question.more)
+
+
+def _tried(question: SumQuestion, case: int) -> bool:
+    """Whether a row gives what torch gives: for numbers of one size, of all sizes, and with some that are not finite."""
+    generator = torch.Generator().manual_seed(case)
+    count = math.prod(question.shape)
+    flat = torch.randn(count + case, generator=generator, dtype=question.dtype, device="cpu")
+    if case:
+        flat *= 10.0 ** torch.randint(-6, 7, flat.shape, generator=generator)
+        flat[:: 7 + case] = -0.0
+    if case > 1:
+        flat[::97] = math.inf
+    operand = flat[case:].view(question.shape)
+    dims = () if question.dims is None else (list(question.dims),)
+    expected = question.target(operand, *dims).reshape(-1)
+    made = torch.full_like(expected, 7.0)
+    function = question.function
+    if function is None:
+        return False
+    if driver()(table_row(function, 1, [made.data_ptr(), operand.data_ptr()], (), question.more), 1, 1):
+        raise Refused
+    return _bits(made) == _bits(expected)
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    """The bits of elements, with one pattern for all that are not numbers."""
+    return torch.where(tensor.isnan(), torch.full_like(tensor, math.nan), tensor).numpy().tobytes()
