@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "reach": _TO_ANALYSIS,
     **dict.fromkeys(sorted(SIBLINGS - {"capture"}), _TO_ANALYSIS),
     "capture": _TO_ANALYSIS | {"reach"},
-    "execute": _TO_ANALYSIS | {"memory.problem", "memory.in_arena"},
+    "execute": _TO_ANALYSIS | {"memory.problem", "memory.in_arena", "memory.solve"},
     "artifact": frozenset({"errors", "torch_compat", "ir", "ops"}),
     "pipeline": _TO_ARTIFACT,
     "frontends": _TO_FRONTENDS - {"frontends"},

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.execute.compiled import CompiledProgram
+from dovetail.execute.executors.aten import AtenExecutor
+from dovetail.execute.native.executor import NativeExecutor
+from dovetail.execute.protocol import ExecutorList
 from dovetail.inspect.memory import measure_peak
+from dovetail.ir.program import Program
 from tests.execute.native.programs import (
     Drafted,
     aten,
@@ -167,8 +172,8 @@ def test_memory_is_taken_only_for_what_is_read_later() -> None:
     assert outcome(code, draft.arguments()) == outcome(compiled(draft.program([d]), native=False), draft.arguments())
 
 
-def test_a_run_ends_where_it_would_hold_more_than_its_nodes() -> None:
-    """Each product is read by a loop of its own and dies there: one is alive at a time, in one call all would be."""
+def test_what_only_a_cluster_sees_lies_in_one_block() -> None:
+    """Each product is read by a loop of its own and dies there: the next one takes its place."""
     base = _elements(5004)
     draft = Drafted()
     first = draft.base(base[:5000])
@@ -178,10 +183,30 @@ def test_a_run_ends_where_it_would_hold_more_than_its_nodes() -> None:
         draft.add(aten.add_.Tensor, second, made)
     program = draft.program([])
     code, plain = compiled(program), compiled(program, native=False)
-    assert len(code.executors.groups) == 4
+    assert len(code.executors.groups) == 1
+    assert "torch.empty(20000, dtype=torch.uint8" in code.source
     peaks = [measure_peak(run, draft.arguments()).peak_bytes for run in (plain, plain, code, code)]
     assert peaks[3] <= peaks[1]
     assert outcome(code, draft.arguments()) == outcome(plain, draft.arguments())
+
+
+def test_a_run_ends_where_it_would_hold_more_than_the_program() -> None:
+    """Inputs are freed one by one while results are made: a call that makes all results first would hold both."""
+    draft = Drafted()
+    inputs = [draft.base(_elements(5000, seed)) for seed in range(6)]
+    results = []
+    for x in inputs:
+        draft.add(aten.mul_.Tensor, x, 0.5)
+        results.append(draft.add(aten.neg.default, x))
+        draft.add(aten.mul_.Tensor, results[-1], 3.0)
+    program = draft.program(results)
+    code, plain = compiled(program), compiled(program, native=False)
+    assert len(code.executors.groups) > 1
+    arguments = draft.arguments()
+    assert len(_held(program).executors.groups) == 1, "inputs that nobody frees"
+    peaks = [measure_peak(run, draft.arguments()).peak_bytes for run in (plain, plain, code, code)]
+    assert peaks[3] <= peaks[1]
+    assert outcome(code, arguments) == outcome(plain, draft.arguments())
 
 
 @pytest.mark.parametrize("seed", rotated(range(200), of=20))
@@ -190,6 +215,11 @@ def test_drawn_programs_take_no_more_memory(seed: int) -> None:
     code, plain = compiled(program), compiled(program, native=False)
     peaks = [measure_peak(run, draft.arguments()).peak_bytes for run in (plain, plain, code, code)]
     assert peaks[3] <= peaks[1]
+
+
+def _held(program: Program) -> CompiledProgram:
+    """The code of a program whose inputs somebody else holds."""
+    return CompiledProgram(program, ExecutorList((NativeExecutor(), AtenExecutor())), dying=())
 
 
 def test_while_a_profiler_records() -> None:

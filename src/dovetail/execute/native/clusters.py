@@ -1,7 +1,7 @@
 """Clusters: runs of nodes that one call of machine code carries out.
 
-A cluster takes no more memory than its nodes do one by one: what it stores is there from its beginning to its end, so a
-run ends where that would be more than the most that its nodes hold at once.
+A program takes no more memory with clusters than without. What a cluster makes that is read later is there from its
+beginning to its end, the rest lies in one block; a run ends where that would be more than the program's own peak.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from dovetail.analysis.liveness import input_bytes, last_uses, storage_bytes
 from dovetail.execute.native.arrange import rows_of
+from dovetail.execute.native.block import placed_in_block
 from dovetail.execute.native.driver import THREADED
 from dovetail.execute.native.kinds import claim_on, row_of
 from dovetail.execute.native.machine import has_pool
@@ -32,7 +33,7 @@ class Cluster:
     rows: in order. made: values whose memory is taken before, each with one that lies alike, if there is one. after:
     how results that are read later get their variables: views that run then, and values with the one whose variable
     holds the same tensor. counted: values whose version counters move, one for each write. given: those whose memory is
-    that of inputs. unbound: results that no variable holds.
+    that of inputs. unbound: results that no variable holds. block: bytes of its own memory.
     """
 
     first: int
@@ -45,6 +46,7 @@ class Cluster:
     counted: tuple[Value, ...]
     given: tuple[Value, ...]
     unbound: frozenset[Value]
+    block: int
 
 
 def clusters_of(
@@ -102,8 +104,15 @@ class _Memory:
         for at, node in enumerate(program.nodes):
             for storage in dict.fromkeys(_storages(node)):
                 self.users.setdefault(storage, []).append(at)
+        self.static = {
+            v.tensor.storage
+            for n in program.nodes
+            for v in n.results()
+            if v.is_tensor and not any(meta_symbols(v.meta))
+        }
         symbols = {name for value in program.values() for name in meta_symbols(value.meta)}
         self.sizes = [self._sizes(dict.fromkeys(symbols, size)) for size in (_SIZES if symbols else _SIZES[:1])]
+        self.loads = [self._loads(sizes) for sizes in self.sizes]
 
     def _sizes(self, hints: Mapping[str, int]) -> dict[int, int]:
         return {**storage_bytes(self.program, hints), **input_bytes(self.program, hints)}
@@ -133,11 +142,13 @@ class _Memory:
             for storage in {claim.written.tensor.storage for claim in row.claims if row.is_loop} - self.shown:
                 if all(user in own for user in self.users[storage] if user >= first):
                     unread.add(storage)
-        private = unread & new
-        if not self._fits(first, last, new - private):
+        stored = new - unread
+        inner = {storage for storage in stored if self._is_inner(storage, last)}
+        in_block, block = placed_in_block(rows, inner, self.sizes[0])
+        if not self._fits(first, last, stored - inner, block):
             return None
-        places = Places(claims, views, self.numbers)
-        made = self._made(claims, private, places)
+        places = Places(claims, views, self.numbers, in_block)
+        made = self._made(claims, stored - inner, places)
         ready = [found for row in rows if (found := row_of(row.claims, unread, places.addresses)) is not None]
         if made is None or not ready:
             return None
@@ -151,39 +162,53 @@ class _Memory:
         holders = dict.fromkeys(address.value for row in ready for address in row.pointers)
         given = tuple(value for value in holders if value.tensor.storage in self.outside)
         return Cluster(
-            *(first, last, nodes, before, tuple(ready), tuple(made), tuple(after), tuple(counted), given, unbound)
+            *(first, last, nodes, before, tuple(ready), tuple(made), tuple(after), tuple(counted), given, unbound),
+            block,
         )
 
     def _is_read_after(self, value: Value, last: int) -> bool:
         return value in self.returned_values or self.last_use.get(value, -1) > last
 
-    def _fits(self, first: int, last: int, stored: Collection[int]) -> bool:
-        """Whether what is stored takes no more than nodes hold at once, above what is there before the first."""
-        nodes = self.program.nodes[first : last + 1]
-        for sizes in self.sizes:
-            held = most = 0
-            seen = set(self.outside)
-            for at, node in enumerate(nodes, first):
-                made = {v.tensor.storage for v in node.results() if v.is_tensor} - seen
-                made = {storage for storage in made if self.users[storage][0] == at}
-                seen |= made
-                held += sum(sizes[storage] for storage in made)
-                most = max(most, held)
-                gone = {s for s in _storages(node) if self.users[s][-1] == at and s not in self.held}
-                held -= sum(sizes.get(storage, 0) for storage in gone)
-            if sum(sizes[storage] for storage in stored) > most:
-                return False
-        return True
+    def _is_inner(self, storage: int, last: int) -> bool:
+        """Whether nothing behind a node sees a storage of some bytes, which are known."""
+        is_known = storage in self.static and self.sizes[0][storage] > 0
+        return is_known and storage not in self.shown and self.users[storage][-1] <= last
+
+    def _fits(self, first: int, last: int, stored: Collection[int], block: int) -> bool:
+        """Whether what is stored, and the block, take no more than the program does somewhere.
+
+        No more than these nodes do where sizes are not known, or where inputs die: how large their memory is, is not.
+        """
+        is_known = len(self.sizes) == 1 and self.outside <= self.held
+        part = slice(None) if is_known else slice(first, last + 1)
+        needs = (block + sum(sizes[storage] for storage in stored) for sizes in self.sizes)
+        return all(held[first] + need <= max(most[part]) for need, (held, most) in zip(needs, self.loads, strict=True))
+
+    def _loads(self, sizes: Mapping[int, int]) -> tuple[list[int], list[int]]:
+        """What is held before each node runs, and while it does, above what is there before the first."""
+        before: list[int] = []
+        during: list[int] = []
+        held = 0
+        seen = set(self.outside)
+        for at, node in enumerate(self.program.nodes):
+            before.append(held)
+            made = {v.tensor.storage for v in node.results() if v.is_tensor} - seen
+            seen |= made
+            held += sum(sizes[storage] for storage in made)
+            during.append(held)
+            gone = {s for s in _storages(node) if self.users[s][-1] == at and s not in self.held}
+            held -= sum(sizes.get(storage, 0) for storage in gone)
+        return before, during
 
     def _made(
-        self, claims: list[RowClaim], private: Collection[int], places: Places
+        self, claims: list[RowClaim], stored: Collection[int], places: Places
     ) -> list[tuple[Value, Value | None]] | None:
         """Results that get memory, each with a value that lies alike and has a variable; None where one has to and
         there is none.
         """
         made: list[tuple[Value, Value | None]] = []
         for claim in claims:
-            if claim.into is not None or claim.result.tensor.storage in private:
+            if claim.into is not None or claim.result.tensor.storage not in stored:
                 continue
             meta, bound = claim.result.tensor, {value for value, _ in made}
             like: Value | None = None

@@ -16,6 +16,7 @@ import torch
 
 from dovetail.errors import BadOptionValue
 from dovetail.execute.executors.bindings import cheapest_call
+from dovetail.execute.native.block import BLOCK
 from dovetail.execute.native.cache import most_bytes
 from dovetail.execute.native.claims import is_exact
 from dovetail.execute.native.clusters import Cluster, clusters_of
@@ -127,9 +128,10 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
         else:
             dtype = "" if like.tensor.dtype is meta.dtype else f", dtype={meta.dtype}"
             lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
+    block = free_name(BLOCK.name, names.taken)
     form, slots = "", []
     for ready in cluster.rows:
-        row_form, row = _row(ready, names, shared)
+        row_form, row = _row(ready, names, {**shared, BLOCK.name: block})
         form += row_form
         slots += row
     pack = names.constant(struct.Struct(form).pack, "pack")
@@ -139,7 +141,16 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
         count = names.constant(torch.autograd.graph.increment_version, "increment_version")
         lines.append(f"{count}(({', '.join(value.name for value in cluster.counted)},))")
     threads = "torch.get_num_threads()" if any(map(_may_be_shared, cluster.rows)) else "1"
-    return lines, f"not {names.constant(driver(), 'drive')}({table}, {len(cluster.rows)}, {threads})"
+    call = f"not {names.constant(driver(), 'drive')}({table}, {len(cluster.rows)}, {threads})"
+    return (lines, call) if not cluster.block else _with_block(cluster.block, block, lines, call, names)
+
+
+def _with_block(size: int, block: str, lines: list[str], call: str, names: Names) -> tuple[list[str], str]:
+    """The same, with memory that is taken before and let go afterwards, whatever happens."""
+    done = free_name("native_done", names.taken)
+    inner = [f"    {line}" for line in (*lines, f"{done} = {call}")]
+    taken = f"{block} = torch.empty({size}, dtype=torch.uint8, device='cpu')"
+    return [taken, "try:", *inner, "finally:", f"    del {block}"], done
 
 
 def _may_be_shared(row: ReadyRow) -> bool:
@@ -161,21 +172,22 @@ def _shared_numbers(cluster: Cluster, names: Names) -> dict[str, str]:
 
 
 def _row(row: ReadyRow, names: Names, shared: Mapping[str, str]) -> tuple[str, list[str]]:
-    """A row: its form, and what is in it. See `native.driver`. shared: variables by what they hold."""
+    """A row: its form, and what is in it. See `native.driver`. shared: variables by what they hold, or for whom."""
     head = (row.function, len(row.pointers), row.slots)
     if isinstance(row.items, int):
         form, slots = "32s", [names.constant(_packed(*head, row.items), "kernel")]
     else:
         form, slots = "24sq", [names.constant(_packed(*head), "kernel"), f"{row.items.name}.numel()"]
-    slots += [_pointer(address) for address in row.pointers]
+    slots += [_pointer(address, shared) for address in row.pointers]
     texts = [_number(operand, avoided, names) for operand, avoided in row.numbers]
     slots += [shared.get(text, text) for text in texts]
     form += f"{len(row.pointers)}q{len(row.numbers)}d"
     return (f"{form}{len(row.more)}s", [*slots, names.constant(_same(row.more), "more")]) if row.more else (form, slots)
 
 
-def _pointer(address: Address) -> str:
-    start = f"{address.value.name}.data_ptr()"
+def _pointer(address: Address, shared: Mapping[str, str]) -> str:
+    name = shared[BLOCK.name] if address.value is BLOCK else address.value.name
+    start = f"{name}.data_ptr()"
     if not address.behind:
         return start
     return f"({start} or {-address.behind}) + {address.behind}"  # without memory it stays 0, which the driver refuses

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from dovetail.execute.native.block import BLOCK
 from dovetail.execute.native.rows import Address, RowClaim
 from dovetail.ir.program import Node, Value
 
@@ -19,11 +20,19 @@ class Places:
     claim writes or gives, the one whose variable would hold the same tensor.
     """
 
-    def __init__(self, claims: Sequence[RowClaim], views: Sequence[Node], numbers: Mapping[Node, int]) -> None:
+    def __init__(
+        self,
+        claims: Sequence[RowClaim],
+        views: Sequence[Node],
+        numbers: Mapping[Node, int],
+        in_block: Mapping[int, int],
+    ) -> None:
+        """numbers: of nodes. in_block: where storages lie that are pieces of the cluster's block."""
         self.addresses: dict[Value, Address] = {}
         self.roots: dict[Value, Value] = {}
         self.inside: dict[Value, Node] = {}
         self._views = frozenset(views)
+        self._in_block = in_block
         claimed = {claim.node: claim for claim in claims}
         for node in sorted((*claimed, *views), key=numbers.__getitem__):
             self.inside.update(dict.fromkeys(node.results(), node))
@@ -36,6 +45,8 @@ class Places:
         into = claim.into
         if into is None:
             self.roots[claim.result] = claim.result
+            if claim.result.tensor.storage in self._in_block:
+                self.addresses[claim.result] = Address(BLOCK, self._in_block[claim.result.tensor.storage])
             return
         root = self.roots.setdefault(into, into)
         self.roots[claim.result] = root

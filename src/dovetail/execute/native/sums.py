@@ -109,7 +109,9 @@ def sum_claim(node: Node) -> SumClaim | None:
     if not is_plain or not _is_known(meta) or not _is_known(made) or meta.device.type != "cpu":
         return None
     question = _question(node.target, meta, dims)
-    return None if question is None else SumClaim(node, question, (operand,), result)
+    if question is None or made.numel() != (question.columns if question.is_outer else question.rows):
+        return None
+    return SumClaim(node, question, (operand,), result)
 
 
 def _is_known(meta: TensorMeta) -> bool:
@@ -154,7 +156,7 @@ def sum_row(claims: Sequence[SumClaim], _: Collection[int], addresses: Addresses
 
 
 def _tried(question: SumQuestion, case: int) -> bool:
-    """Whether a row gives what torch gives: for numbers of one size, of all sizes, and with some that are not finite."""
+    """Whether a row gives what torch gives: for numbers of one size, of all sizes, and for infinite ones."""
     generator = torch.Generator().manual_seed(case)
     count = math.prod(question.shape)
     flat = torch.randn(count + case, generator=generator, dtype=question.dtype, device="cpu")
