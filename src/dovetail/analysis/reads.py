@@ -17,6 +17,7 @@ from dovetail.analysis.pairs import overlaps_itself
 from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program, Target, TensorMeta, Value, values_in
 from dovetail.ir.sizes import difference, shifted
+from dovetail.ops.collectives import collective_of
 from dovetail.ops.facts import facts_of, ignores_first_contents, is_copy
 from dovetail.ops.placed_results import lets_go_of_operands
 
@@ -79,6 +80,8 @@ def last_check_of(program: Program) -> Node | None:
 def can_fail(node: Node) -> bool:
     """Whether a node may be there to fail: it is a check, or nobody knows what it is for."""
     if isinstance(node.target, Prim) and node.target.outside:
+        return False
+    if collective_of(node) is not None:  # a barrier
         return False
     facts = facts_of(node.target)
     return facts.effect and not (facts.writes or facts.draws or node.outputs)

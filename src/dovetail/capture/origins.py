@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
+from dovetail.errors import UnsupportedDistributed
 from dovetail.ir.program import Origin
 from dovetail.ir.provenance import is_library_file
 from dovetail.torch_compat.autograd import next_sequence_number, running_sequence_number
-from dovetail.torch_compat.modules import module_calls_noticed
+from dovetail.torch_compat.modules import is_sharded, module_calls_noticed
 
 
 class OriginTracker:
@@ -111,6 +112,13 @@ def module_names(origins: OriginTracker, modules: Sequence[tuple[str, torch.nn.M
     def enter(module: torch.nn.Module, inputs: Any) -> None:
         if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:
             origins.enter_module(names.get(id(module), ""))
+            if is_sharded(module):  # before its hooks run, which would keep fakes
+                raise UnsupportedDistributed(
+                    what=f"a module is called whose weights are sharded ({type(module).__name__})",
+                    why="dovetail records plain tensors, and its hooks change what weights are while they run",
+                    hint="use DistributedDataParallel; or leave the call to eager mode",
+                    origin=origins.here(),
+                )
 
     def leave(module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if not torch.compiler.is_dynamo_compiling() and threading.get_ident() == thread:

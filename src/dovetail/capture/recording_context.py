@@ -27,6 +27,7 @@ from dovetail.errors import (
 )
 from dovetail.torch_compat.autograd import without_saved_tensor_hooks
 from dovetail.torch_compat.control_flow import sub_programs_by_dynamo, traced_apart
+from dovetail.torch_compat.data_parallel import forward_replaced
 from dovetail.torch_compat.dynamo import compiled_functions_run_plainly
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, allow_real_inputs, reads_data
 from dovetail.torch_compat.modes import kernel_switches
@@ -74,6 +75,7 @@ def recording_on_fakes(
             replaced_default_generators(partial(RecordedGenerator, recorder)),
             refused_generators(refuse_generator),
             PackedSequences(recorder.packed).recorded(),
+            forward_replaced(recorder.data_parallel),
             around,
             recorder,
             taken_apart,

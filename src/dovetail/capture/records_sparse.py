@@ -10,7 +10,7 @@ import torch
 from dovetail.capture.moved_tensors import MovesTensors
 from dovetail.capture.sparse_gradients import SparseGradients
 from dovetail.capture.sparse_operands import KnownMatrix
-from dovetail.errors import UnsupportedTensor
+from dovetail.errors import UnsupportedDistributed, UnsupportedTensor
 from dovetail.ir.program import Origin, TensorMeta, Value
 from dovetail.torch_compat.dispatch import Overload, is_composite
 from dovetail.torch_compat.sparse import Form
@@ -64,5 +64,20 @@ class RecordsSparse(MovesTensors):
     def run_sparse(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any] | None:
         """What an operator gives that makes or takes a sparse tensor; None for another operator."""
         if not isinstance(func, Overload) or is_composite(func) or not self.sparse.takes(func, args):
+            if getattr(func, "namespace", "") == "c10d":
+                self.refuse_collectives(f"a collective is called ({func})")
             return None
         return (self.sparse.run(func, args, kwargs),)
+
+    def refuse_collectives(self, what: str) -> NoReturn:
+        """Raises: UnsupportedDistributed."""
+        raise UnsupportedDistributed(
+            what=what,
+            why="programs of single functions say nothing of other processes; those of training steps do",
+            hint="compile the training step: dovetail.compile_step",
+            origin=self.here(),
+        )
+
+    def data_parallel(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What `DistributedDataParallel` does when it is called. Raises: UnsupportedDistributed."""
+        self.refuse_collectives("a DistributedDataParallel module is called")

@@ -20,6 +20,8 @@ from typing import Any, NoReturn
 import torch
 
 from dovetail.capture.checks_of_kernels import CHECKED_QUESTIONS, result_at_full_rank
+from dovetail.capture.collectives import Collectives
+from dovetail.capture.data_parallel import DataParallel
 from dovetail.capture.data_sizes import DataSizes, UnknownSize
 from dovetail.capture.guesses import Guesses
 from dovetail.capture.item_log import ItemHints, Results
@@ -37,6 +39,7 @@ from dovetail.ir.program import Meta, Node, Operand, Origin, Phase, ScalarMeta, 
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.torch_compat.autograd import running_sequence_number
+from dovetail.torch_compat.collectives import NAMESPACES
 from dovetail.torch_compat.dispatch import Overload, schema_of
 from dovetail.torch_compat.fakes import DATA_DEPENDENT_ERRORS, FakeMode, fake_apart, is_fake, kernels_for_symbolic_sizes
 from dovetail.torch_compat.traced_numbers import Plain, fixed_number, handle_of, number_now, traced_number
@@ -80,7 +83,9 @@ class StepRecorder(AskingRecorder):
         self.moved: set[Value] = set()
         self.of_graphs: Mapping[int, str] = {}
         self.used_of_graphs, self.stops_at_weights = set[int](), False
-        self.of_numpy = NumpyNumbers()
+        self.of_numpy, self.collectives = NumpyNumbers(), Collectives(self.recorded, origins)
+        self.parallel = DataParallel(self.collectives, origins, self.refusals)
+        self.data_parallel = self.parallel.forward  # type: ignore[method-assign]
 
     def value_of(self, tensor: torch.Tensor) -> Value:
         """See `Recorder`."""
@@ -151,7 +156,8 @@ class StepRecorder(AskingRecorder):
 
     def end(self) -> None:
         """Nothing is recorded any more: what knows the recorder is let go: numbers, and errors, by their frames."""
-        for known in (self._tokens, self.guesses.reals, self.refusals):
+        self.collectives.end()
+        for known in (self._tokens, self.guesses.reals, self.refusals, self.parallel.reducers):
             known.clear()
 
     # --- operators ------------------------------------------------------------------------------------------
@@ -169,6 +175,8 @@ class StepRecorder(AskingRecorder):
         if func.namespace == "profiler":  # ranges that torch opens for itself
             return func(*args, **(kwargs or {}))
         self.phase = Phase.FORWARD if running_sequence_number() is None else Phase.BACKWARD
+        if func.namespace in NAMESPACES:
+            return self.collectives.run(func, args, kwargs or {})
         if self._tokens:
             args = [self._meant(argument) for argument in args]
             kwargs = {name: self._meant(argument) for name, argument in (kwargs or {}).items()}

@@ -15,7 +15,15 @@ from typing import Any
 import torch
 
 from dovetail.analysis.liveness import Need, simulate_peak
-from dovetail.errors import GuardMiss, OffloadFailed, OffloadUnavailable, StepInterrupted
+from dovetail.analysis.reads import can_fail
+from dovetail.errors import (
+    CollectiveFailed,
+    CollectivesDiffer,
+    GuardMiss,
+    OffloadFailed,
+    OffloadUnavailable,
+    StepInterrupted,
+)
 from dovetail.execute.arena import ArenaProgram
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.needs import Needs, bytes_before_run
@@ -26,8 +34,11 @@ from dovetail.ir.prim import Prim
 from dovetail.ir.program import Node, Program
 from dovetail.ir.sizes import Number
 from dovetail.memory.in_arena import ArenaPlan
+from dovetail.ops.collectives import ask_before, collective_of, sequences_of
 from dovetail.ops.facts import facts_of, written_values
 from dovetail.torch_compat.rng import default_generator
+
+_NAMED = (GuardMiss, OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed)
 
 
 class NothingWritten(Exception):
@@ -123,6 +134,37 @@ class CompiledStepProgram:
         """The number of the first node that writes an input, or does something outside the program."""
         return first_write(self.program)
 
+    @cached_property
+    def collectives(self) -> Mapping[str, Sequence[str]]:
+        """For each process group, in the order of first use, a line for each collective."""
+        return sequences_of(self.program.nodes)
+
+    @cached_property
+    def first_collective(self) -> int:
+        """The number of the first node that takes part in a collective."""
+        nodes = self.program.nodes
+        return next((at for at, node in enumerate(nodes) if collective_of(node) is not None), len(nodes))
+
+    def _agreeing(self, then: Callable[[], None] | None) -> Callable[[], None] | None:
+        """What is done once the last check has passed. Ranks agree before; at once, where there is no check."""
+        if not self.collectives:
+            return then
+        group = next(iter(self.collectives))
+        if not self._has_checks:
+            ask_before(group)
+            return then
+
+        def agree() -> None:
+            ask_before(group)
+            if then is not None:
+                then()
+
+        return agree
+
+    @cached_property
+    def _has_checks(self) -> bool:
+        return any(isinstance(node.target, Prim) and can_fail(node) for node in self.program.nodes)
+
     @property
     def written(self) -> tuple[str, ...]:
         """The inputs that it writes, by label."""
@@ -136,13 +178,13 @@ class CompiledStepProgram:
     def __call__(self, inputs: list[Any], then: Callable[[], None] | None = None) -> Sequence[Any]:
         """Run. inputs: one per input of the program; emptied. then: called once the last check has passed, if any.
 
-        Raises: NothingWritten, GuardMiss, OffloadFailed, OffloadUnavailable when all is as before; StepInterrupted when
-        something was written.
+        Raises: NothingWritten, GuardMiss, OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed when
+        all is as before; StepInterrupted when something was written, or other ranks have gone on.
         """
         generators = [default_generator(), *self._generators] if self.draws else []
         states = [generator.get_state().numpy().tobytes() for generator in generators]  # no tensors that live on
-        self.last_check.then = then
         try:
+            self.last_check.then = self._agreeing(then)
             with torch.no_grad(), ExitStack() as stack:
                 if self.transfers is not None:
                     stack.enter_context(self.transfers.run())
@@ -152,15 +194,19 @@ class CompiledStepProgram:
                 return (self.run or self.code)(inputs)
         except Exception as error:
             at = self.code.failed_at(error)
-            if at is not None and at >= self.first_write:
+            if at is not None and (at >= self.first_write or self._left_others(error, at)):
                 raise self._interrupted(error, at) from error
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-            if isinstance(error, GuardMiss | OffloadFailed | OffloadUnavailable):
+            if isinstance(error, _NAMED):
                 raise
             raise NothingWritten from error
         finally:
             self.last_check.then = None  # which knows tensors
+
+    def _left_others(self, error: Exception, at: int) -> bool:
+        """Whether others wait for this rank, which cannot begin again without them."""
+        return at > self.first_collective and not isinstance(error, _NAMED)
 
     def _interrupted(self, error: Exception, at: int) -> StepInterrupted:
         written = {i for node, inputs in self._writes.items() for i in inputs}

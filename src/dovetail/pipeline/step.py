@@ -17,7 +17,7 @@ import torch
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.analysis.reads import can_fail
 from dovetail.capture.step_programs import StepPrograms
-from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
+from dovetail.errors import MemoryLimitTooLow, UnsupportedDistributed, UnsupportedStep
 from dovetail.execute.protocol import ExecutorList
 from dovetail.execute.step import CompiledStepProgram, LastCheck, first_write
 from dovetail.execute.transfers import TransferExecutor, Transfers
@@ -187,5 +187,13 @@ def _refuse_late_checks(compiled: CompiledStepProgram) -> None:
                 what="depends on a number that is known only after state was written",
                 why="if it differs from the captured one, it is too late to undo the step",
                 hint="read it before the first update, or after the step",
+                origin=node.origin,
+            )
+    for node in compiled.program.nodes[compiled.first_collective :]:
+        if can_fail(node) and node.target is not REACHED:
+            raise UnsupportedDistributed(
+                what="the step depends on a number that is known only after a collective",
+                why="if it differs from the captured one on this rank alone, the other ranks have gone on without it",
+                hint="read it before the first collective, or after the step",
                 origin=node.origin,
             )

@@ -58,6 +58,7 @@ _OUTSIDE: dict[str, str] = {
 _DRAWING_PACKAGE = "numpy.random"
 _OF_TEXT = frozenset(("StringIO", "BytesIO", "IncrementalNewlineDecoder"))
 _ASKED_OF_LOCKS = ("locked", "_is_owned")
+_OF_PYBIND = "pybind11_detail_function_record"  # what every function and method of pybind's is bound to
 _DATES = frozenset(("now", "utcnow", "today"))
 _HARMLESS = frozenset(
     (
@@ -109,7 +110,7 @@ _FINE = Verdict()
 def judge(function: Any) -> Verdict:
     """What is to be done about a call of a function of C. function: as a profiler gets it."""
     owner = getattr(function, "__self__", None)
-    if owner is None or isinstance(owner, ModuleType):
+    if owner is None or isinstance(owner, ModuleType) or type(owner).__name__.startswith(_OF_PYBIND):
         home = str(getattr(function, "__module__", None) or getattr(owner, "__name__", ""))
         return _judge_function(function, home)
     if isinstance(owner, torch.Tensor):

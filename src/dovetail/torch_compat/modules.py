@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,3 +85,9 @@ def calls_only_forward(module: torch.nn.Module) -> bool:
     if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
         return False
     return not ("forward" in own or own.get("_compiled_call_impl") or _HAS_HOOK_OF_ALL())
+
+
+def is_sharded(module: torch.nn.Module) -> bool:
+    """Whether hooks or a wrapper put a module's weights together from several processes; FSDP, of both kinds."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))

@@ -56,6 +56,7 @@ from dovetail.pipeline.options import Options
 from dovetail.reach.changes import ReadChange
 from dovetail.reach.stand_ins import StandIns
 from dovetail.reach.watcher import Watcher
+from dovetail.torch_compat.collectives import default_group, reductions_noted
 from dovetail.torch_compat.optimizers import global_step_hook_tables, step_hook_tables
 from dovetail.torch_compat.traced_numbers import is_traced
 
@@ -106,7 +107,7 @@ class StepCapture:
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
-        self._asked = [(lambda item=item: item) for item in reachable.others]
+        self._asked = [default_group, *((lambda item=item: item) for item in reachable.others)]
         self._not_guarded: list[Any] = []
         self._count = 0
         self._elsewhere: list[ReadChange] = []
@@ -306,11 +307,19 @@ class StepCapture:
             outside.watched(),
             self._write_only.noted(hosts.note_put),
             self._draws.noted(),
+            reductions_noted() as recording.recorder.collectives.reductions,
             self._watched(),
         ):
+            recording.recorder.collectives.guard = self._ask_before_runs
             yield
+            recording.recorder.parallel.check()
         for refusal in outside.refusals:
             raise refusal
+
+    def _ask_before_runs(self, question: Callable[[], Any]) -> None:
+        """A question whose answer is to be the same object before each run."""
+        if self._watcher.reads is not None:
+            self._watcher.reads.answered(question, question())
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ import torch
 from dovetail.capture.step_programs import GradientsNotCleared
 from dovetail.capture.step_questions import Question
 from dovetail.errors import (
+    BucketsToCome,
     CaptureFailed,
     DataDependentControlFlow,
     DovetailError,
@@ -127,8 +128,7 @@ class StepCaptures:
         tried: variants whose questions got other answers in this call.
         """
         cache, self._put = self._cache, []
-        found = cache.find(call.leaves, call.structure, tried)
-        if found is not None:
+        if (found := cache.find(call.leaves, call.structure, tried)) is not None:
             self._rounds = 0
             return found
         cache.counts.misses += not tried
@@ -168,12 +168,11 @@ class StepCaptures:
             guard = variant.guard
             if variant in tried or not guard.arguments.are(call.leaves, call.structure):
                 continue
-            if tie(variant, reachable, call.leaves):
-                tensors = guard.inputs(call.leaves, call.structure)
-                if tensors is not None:
-                    self._cache.prefer(variant)
-                    self._let_go(reachable)
-                    return variant, tensors
+            is_tied = tie(variant, reachable, call.leaves)
+            if is_tied and (tensors := guard.inputs(call.leaves, call.structure)) is not None:
+                self._cache.prefer(variant)
+                self._let_go(reachable)
+                return variant, tensors
         return None
 
     def _let_go(self, reachable: ReachableState) -> None:
@@ -216,6 +215,8 @@ class StepCaptures:
         told = error.error if isinstance(error, StateToMake) else error
         self._why_eager = in_short(told)
         is_shown = not self._cache.variants or isinstance(error, DataDependentControlFlow)  # by a call in eager mode
+        if isinstance(error, BucketsToCome):
+            return  # calls in eager mode make them
         if isinstance(error, DovetailError) and is_shown and not self._eager.has_watched:
             if not self._cache.variants:
                 self._lifting = Lifting()
@@ -308,7 +309,7 @@ class StepCaptures:
         if self._begins_cleared:
             try:
                 return self._after_attempts(reachable, call, True)
-            except (MemoryLimitTooLow, OffloadUnavailable, DataDependentControlFlow):
+            except (MemoryLimitTooLow, OffloadUnavailable, DataDependentControlFlow, BucketsToCome):
                 raise
             except (DovetailError, StateToMake):  # it may be because of gradients that are not there
                 self._begins_cleared = False
@@ -368,8 +369,7 @@ class StepCaptures:
     def _say_why(self, why: str) -> None:
         """A call has run in eager mode; under a limit, which it may have passed, that is said once."""
         self._cache.counts.eager_reasons[why] = None
-        limit = self._options.memory_limit
-        if limit is not None:
+        if (limit := self._options.memory_limit) is not None:
             text = f"a call ran in eager mode, and was not held to memory_limit={limit!r}, because {why}"
             self._cache.warn(f"{self._cache.name}: {text}", stacklevel=5)
 

@@ -18,11 +18,14 @@ import torch
 from dovetail.capture.exclusive import RECORDING, is_part_of_a_step
 from dovetail.errors import (
     BadOptionValue,
+    CollectiveFailed,
+    CollectivesDiffer,
     GuardMiss,
     NothingToExplain,
     OffloadFailed,
     OffloadUnavailable,
 )
+from dovetail.execute.agreement import Agreement
 from dovetail.execute.step import CompiledStepProgram, NothingWritten
 from dovetail.frontends.statistics import Stats
 from dovetail.frontends.step.captures import StepCaptures
@@ -124,21 +127,23 @@ class CompiledStep:
         cache.counts.calls += 1
         if captures.given_up is not None or cache.patience.waits() or _is_looked_at():
             cache.counts.eager_calls += 1
-            return self._step(*args, **kwargs)
+            with Agreement().of_eager_mode():
+                return self._step(*args, **kwargs)
         if self._searches is not None:
             return self._searches.call(self._step, args, kwargs)
         call = StepCall(self._step, *flatten_call(args, kwargs))
         captures.see_first(call)
-        tried: list[StepVariant] = []
+        tried, agreement = list[StepVariant](), Agreement()
         while True:
             with RECORDING:
                 chosen = captures.chosen(call, tried)
             if chosen is None:
-                return self._run_eager(args, kwargs)
+                return self._run_eager(args, kwargs, agreement)
             variant, tensors = chosen
             try:
                 variant.calls += 1
-                results = variant.runner.run(tensors, call.leaves, variant.guard.bindings)
+                with agreement.of_program(variant.runner.program.collectives):
+                    results = variant.runner.run(tensors, call.leaves, variant.guard.bindings)
                 captures.ran()
                 cache.patience.found()
                 return results
@@ -148,8 +153,8 @@ class CompiledStep:
                 tried.append(variant)
             except NothingWritten:  # eager raises what is to be raised
                 captures.did_not_run()
-                return self._run_eager(args, kwargs)
-            except (OffloadFailed, OffloadUnavailable):
+                return self._run_eager(args, kwargs, agreement)
+            except (OffloadFailed, OffloadUnavailable, CollectivesDiffer, CollectiveFailed):
                 captures.did_not_run()
                 raise
 
@@ -175,9 +180,10 @@ class CompiledStep:
         """
         return run_steps(self, batches, progress, every)
 
-    def _run_eager(self, args: Any, kwargs: Any) -> Any:
+    def _run_eager(self, args: Any, kwargs: Any, agreement: Agreement) -> Any:
         if self._captures.searching is None:
-            return self._captures.run_eager(self._step, args, kwargs)
+            with agreement.of_eager_mode():
+                return self._captures.run_eager(self._step, args, kwargs)
         state, options = self._state, self._options  # the searches must not hold this step, which holds them
         self._searches = Searches(self._captures.searching, lambda closure: CompiledStep(closure, state, True, options))
         return self._searches.call(self._step, args, kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch.nn.modules import module as _module
 from torch.nn.modules import module as registering
@@ -103,7 +105,19 @@ def check_module_calls_noticed() -> str | None:
     return first_difference(("calls", calls, ["enter", "leave"]), ("hooks counted", counted, [False, True, False]))
 
 
+def check_is_sharded() -> str | None:
+    """Modules of FSDP are known by their classes, which are imported by who uses them."""
+    net = torch.nn.Identity()
+    plain = modules.is_sharded(net)
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kinds = [] if fsdp is None else [type(fsdp.FSDPModule), type(fsdp.FullyShardedDataParallel)]
+    return first_difference(
+        ("plain", plain, False), ("classes", [issubclass(kind, type) for kind in kinds], [True] * len(kinds))
+    )
+
+
 CHECKS = (
+    check_is_sharded,
     check_module_calls_noticed,
     check_global_hook_tables,
     check_forward_pre_hooks,

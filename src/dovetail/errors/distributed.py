@@ -1,0 +1,45 @@
+"""Errors about programs of several processes."""
+
+from __future__ import annotations
+
+from dovetail.errors.base import DovetailError
+
+
+class UnsupportedDistributed(DovetailError):
+    """The code does something with other processes that a program cannot repeat."""
+
+    code = "DT-DIST-001"
+    summary = "{what}."
+    because = "{why}"
+    way_out = "{hint}"
+    rows = ("origin",)
+
+
+class CollectivesDiffer(DovetailError):
+    """The ranks of a process group have programs with different collectives."""
+
+    code = "DT-DIST-002"
+    summary = "the ranks of process group {group!r} are about to run different collectives: {differences}."
+    because = "each would wait for the others forever"
+    way_out = "let every rank of the group call the same collectives, in the same order, with equal shapes"
+    rows = ("origin",)
+
+
+class CollectiveFailed(DovetailError):
+    """A collective failed: another rank has died, raised, or taken too long."""
+
+    code = "DT-DIST-003"
+    summary = "{operator} in process group {group!r} failed."
+    because = "{error}"
+    way_out = "look at the other ranks: one of them has ended, or raised first; then start all of them again"
+    rows = ("origin",)
+
+
+class BucketsToCome(DovetailError):
+    """A module of data parallel training has not sorted its gradients into buckets yet."""
+
+    code = "DT-DIST-004"
+    summary = "DistributedDataParallel({name}) has not sorted its gradients into buckets yet."
+    because = "it does so in its first two calls, by the order in which gradients arrive"
+    way_out = "call the step: compile_step runs these calls in eager mode"
+    rows = ("origin",)

@@ -1,0 +1,215 @@
+"""Checks of `torch_compat.collectives`, in a process group of this process alone, which is gone afterwards.
+
+Where there is a group already, only what sends nothing is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dovetail.torch_compat import collectives
+from dovetail.torch_compat.checks.difference import first_difference
+from dovetail.torch_compat.dispatch import PlainMode
+
+
+@contextmanager
+def group_of_one() -> Iterator[Any]:
+    """The default process group, of this process alone; None where it is another one, or none can be made."""
+    if not collectives.is_available or dist.is_initialized() or not dist.is_gloo_available():
+        yield None
+        return
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+class _Noted(PlainMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived: list[tuple[Any, Sequence[Any]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if func.namespace in collectives.NAMESPACES:
+            self.arrived.append((func, args))
+        return func(*args, **(kwargs or {}))
+
+
+def _arrived(group: Any) -> list[tuple[Any, Sequence[Any]]]:
+    with _Noted() as noted:
+        dist.all_reduce(torch.ones(2), group=group)
+        dist.barrier(group)
+        begun = torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", group.group_name)
+    torch.ops._c10d_functional.wait_tensor(begun)
+    return noted.arrived
+
+
+def check_group_in() -> str | None:
+    """Operators get their group boxed, or by its name."""
+    with group_of_one() as group:
+        if group is None:
+            return None
+        boxed = next(x for x in _arrived(group)[0][1] if collectives.is_boxed_group(x))
+        found = [collectives.group_in(x) is group for x in (boxed, group, group.group_name)]
+    return first_difference(("found", found, [True] * 3))
+
+
+def check_is_boxed_group() -> str | None:
+    """Of what an operator gets, one thing is a process group."""
+    with group_of_one() as group:
+        counts = [] if group is None else [sum(map(collectives.is_boxed_group, x)) for _, x in _arrived(group)]
+    return first_difference(("groups", counts, [] if group is None else [1, 1, 0]))
+
+
+def check_group_of_operator() -> str | None:
+    """Each operator tells its group."""
+    with group_of_one() as group:
+        if group is None:
+            return None
+        found = [collectives.group_of_operator(func, args) for func, args in _arrived(group)]
+        names = [group.group_name] * 3
+    return first_difference(("groups", found, names))
+
+
+def check_default_group() -> str | None:
+    """There is a default group between its making and its end."""
+    with group_of_one() as group:
+        if group is None:
+            return None
+        within = collectives.default_group() is group
+    return first_difference(("within, after", (within, collectives.default_group()), (True, None)))
+
+
+def check_find_group() -> str | None:
+    """A group is found by its name, also a second time."""
+    with group_of_one() as group:
+        if group is None:
+            return None
+        found = [collectives.find_group(group.group_name) is group for _ in range(2)]
+    return first_difference(("found", found, [True, True]))
+
+
+def check_asks_for_group() -> str | None:
+    """A group that nobody has made, or that has ended, is not there."""
+    with group_of_one() as group:
+        name = "dovetail-no-such-group" if group is None else group.group_name
+        within = collectives.asks_for_group(name)() is group
+    return first_difference(
+        ("within", within, True),
+        ("after", None if group is None else collectives.asks_for_group(name)(), None),
+    )
+
+
+def check_name_of_group() -> str | None:
+    """A name is a text, which tells groups apart."""
+    with group_of_one() as group:
+        if group is None:
+            return None
+        names = {collectives.name_of_group(group), collectives.name_of_group(dist.new_group([0]))}
+    return first_difference(("names", [type(name) for name in names], [str, str]))
+
+
+def check_gathered_numbers() -> str | None:
+    """Every rank is heard."""
+    with group_of_one() as group:
+        found = [7] if group is None else collectives.gathered_numbers(7, group)
+    return first_difference(("numbers", found, [7]))
+
+
+def check_gathered_objects() -> str | None:
+    """Every rank is heard."""
+    with group_of_one() as group:
+        found = [["a"]] if group is None else collectives.gathered_objects(["a"], group)
+    return first_difference(("objects", found, [["a"]]))
+
+
+def check_gather_parts() -> str | None:
+    """Parts of all ranks lie one after the other."""
+    made = torch.zeros(2)
+    with group_of_one() as group:
+        if group is None:
+            return None
+        collectives.gather_parts()(made, torch.tensor([1.0, 2.0]), group)
+    return first_difference(("gathered", made.tolist(), [1.0, 2.0]))
+
+
+def check_scatter_sums() -> str | None:
+    """A rank gets its part of the sum."""
+    made = torch.zeros(2)
+    with group_of_one() as group:
+        if group is None:
+            return None
+        collectives.scatter_sums()(made, torch.tensor([1.0, 2.0]), dist.ReduceOp.SUM, group)
+    return first_difference(("part", made.tolist(), [1.0, 2.0]))
+
+
+def check_finished_work() -> str | None:
+    """Work that is done is handed on by operators, says that it is done, and to wait for it takes no time."""
+    if not collectives.is_available:
+        return None
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result([])
+    work = torch._C._distributed_c10d._create_work_from_future(future)
+    return first_difference(
+        ("done", (work.is_completed(), work.wait()), (True, True)),
+        ("boxed", isinstance(collectives.finished_work(), torch.ScriptObject), True),
+    )
+
+
+def check_reductions_noted() -> str | None:
+    """A reduction is seen while its call is under way; the methods of groups are themselves again afterwards."""
+    if not collectives.is_available:
+        return None
+    before = dict(vars(dist.ProcessGroup))
+    seen: list[str | None] = []
+
+    class Seeing(PlainMode):
+        def __torch_dispatch__(self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+            seen.extend(collectives.name_of_reduction(op) for op in noted if func.namespace == "c10d")
+            return func(*args, **(kwargs or {}))
+
+    with group_of_one() as group, collectives.reductions_noted() as noted:
+        if group is not None:
+            with Seeing():
+                dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX)
+    return first_difference(
+        ("seen", seen, [] if group is None else ["MAX"]), ("methods", dict(vars(dist.ProcessGroup)) == before, True)
+    )
+
+
+def check_reduction() -> str | None:
+    """There is one of each name."""
+    names = collectives.REDUCTIONS if collectives.is_available else ()
+    return first_difference(("reductions", len({int(collectives.reduction(name)) for name in names}), len(names)))
+
+
+def check_name_of_reduction() -> str | None:
+    """Reductions are known by name."""
+    names = collectives.REDUCTIONS if collectives.is_available else ()
+    found = [collectives.name_of_reduction(collectives.reduction(name)) for name in names]
+    return first_difference(("names", found, list(names)))
+
+
+CHECKS = (
+    check_default_group,
+    check_group_in,
+    check_is_boxed_group,
+    check_name_of_group,
+    check_group_of_operator,
+    check_gathered_numbers,
+    check_gathered_objects,
+    check_find_group,
+    check_asks_for_group,
+    check_reductions_noted,
+    check_name_of_reduction,
+    check_reduction,
+    check_scatter_sums,
+    check_gather_parts,
+    check_finished_work,
+)

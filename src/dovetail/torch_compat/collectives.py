@@ -1,0 +1,175 @@
+"""What `torch.distributed` hands to its operators: process groups, reductions, and work that is under way."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+is_available: bool = dist.is_available()
+NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"})
+
+# The names of reductions that say all about them; one more multiplies by a factor that only its object knows.
+REDUCTIONS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+
+def default_group() -> Any:
+    """The default process group; None before `init_process_group`."""
+    return dist.GroupMember.WORLD if is_available and dist.is_initialized() else None
+
+
+def group_in(argument: Any) -> Any:
+    """The process group that an operator got: by its name, as itself, or boxed for the dispatcher."""
+    if isinstance(argument, str):
+        return find_group(argument)
+    if isinstance(argument, torch.ScriptObject):
+        return torch._C._distributed_c10d.ProcessGroup.unbox(argument)
+    return argument
+
+
+def is_boxed_group(argument: Any) -> bool:
+    """Whether an argument of an operator is a process group."""
+    return isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type())
+
+
+def name_of_group(group: Any) -> str:
+    """The name by which every rank of a group finds it again."""
+    name: str = group.group_name
+    return name
+
+
+_BETWEEN_TWO = ("send", "recv_", "recv_any_source_", "isend", "irecv", "batch_p2p_ops", "check_for_nan")
+
+
+def group_of_operator(func: Any, args: Sequence[Any]) -> str | None:
+    """The name of the group whose ranks all take part in an operator of torch's; None where they do not."""
+    name = func.overloadpacket.__name__
+    if name in _BETWEEN_TWO or name in ("wait_tensor", "_wrap_tensor_autograd"):
+        return None
+    if func.namespace == "c10d":
+        boxed = next(filter(is_boxed_group, args), None)
+        return None if boxed is None else name_of_group(group_in(boxed))
+    names = [argument.name for argument in func._schema.arguments]
+    held = args[names.index("group_name")] if "group_name" in names else None
+    return None if held is None else name_of_group(group_in(held))
+
+
+def gathered_numbers(number: int, group: Any) -> list[int]:
+    """What every rank of a group says."""
+    device = _device_of(group)
+    made = torch.empty(group.size(), dtype=torch.int64, device=device)
+    gather_parts()(made, torch.tensor([number], dtype=torch.int64, device=device), group)
+    return made.tolist()
+
+
+def gathered_objects(item: Any, group: Any) -> list[Any]:
+    """What every rank of a group says, of any kind."""
+    made: list[Any] = [None] * group.size()
+    dist.all_gather_object(made, item, group)
+    return made
+
+
+def _device_of(group: Any) -> torch.device:
+    kinds = sorted({device.type for device in group._device_types})
+    return torch.device("cpu" if "cpu" in kinds or not kinds else kinds[0])
+
+
+_FOUND: dict[str, Any] = {}
+
+
+def find_group(name: str) -> Any:
+    """The process group of a name. Raises: LookupError where there is none, or none any more."""
+    known = _FOUND.get(name)
+    group = None if known is None else known()
+    if group is not None and group in dist.distributed_c10d._world.pg_map:
+        return group
+    for group, held in dist.distributed_c10d._world.pg_names.items():
+        if held == name:
+            _FOUND[name] = weakref.ref(group)
+            return group
+    raise LookupError(f"there is no process group {name!r}")
+
+
+@cache
+def asks_for_group(name: str) -> Callable[[], Any]:
+    """A function that gives the process group of a name, None where there is none any more."""
+
+    def ask() -> Any:
+        try:
+            return find_group(name)
+        except LookupError:
+            return None
+
+    return ask
+
+
+def _reduction_in(arguments: Iterable[Any]) -> Any:
+    for argument in arguments:
+        if hasattr(argument, "reduceOp"):
+            return argument.reduceOp
+        if isinstance(argument, dist.ReduceOp | dist.ReduceOp.RedOpType):
+            return argument
+    return dist.ReduceOp.SUM
+
+
+@contextmanager
+def reductions_noted() -> Iterator[list[Any]]:
+    """While active, the reductions of this thread's calls that are under way: operators get them boxed for good."""
+    under_way: list[Any] = []
+    thread = threading.get_ident()
+    found = vars(dist.ProcessGroup).items() if is_available else ()
+    held = {name: method for name, method in found if "reduce" in name and callable(method)}
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return method(*args, **kwargs)
+            under_way.append(_reduction_in((*args[2:], *kwargs.values())))
+            try:
+                return method(*args, **kwargs)
+            finally:
+                under_way.pop()
+
+        return call
+
+    for name in held:
+        setattr(dist.ProcessGroup, name, noting(getattr(dist.ProcessGroup, name)))
+    try:
+        yield under_way
+    finally:
+        for name, method in held.items():  # what `getattr` gives of a builtin method is not bound again
+            setattr(dist.ProcessGroup, name, method)
+
+
+def name_of_reduction(op: Any) -> str | None:
+    """The name of a reduction, None where a name does not say all about it."""
+    return next((name for name in REDUCTIONS if op == getattr(dist.ReduceOp, name)), None)
+
+
+def reduction(name: str) -> Any:
+    """The reduction of a name."""
+    return getattr(dist.ReduceOp, name)
+
+
+def scatter_sums() -> Callable[..., Any]:
+    """`reduce_scatter_tensor`, by the name that it has now."""
+    return getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def gather_parts() -> Callable[..., Any]:
+    """`all_gather_into_tensor`, by the name that it has now."""
+    return getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+def finished_work() -> Any:
+    """Work that is done, boxed: what an operator hands back that ran, or was recorded, at once."""
+    future: Any = torch.futures.Future()
+    future.set_result([])
+    return torch._C._distributed_c10d._create_work_from_future(future).boxed()

@@ -1,0 +1,1 @@
+"""Steps of several processes, on this machine."""

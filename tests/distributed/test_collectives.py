@@ -1,0 +1,292 @@
+"""Collectives that a step calls are part of its program, and give what eager mode gives."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import dovetail
+from dovetail.errors import UnsupportedDistributed
+from dovetail.ops.collectives import collective_of
+from tests.distributed.ranks import Ranks
+from tests.distributed.steps import Trained, compare, optimizer_of
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 4))
+
+
+def _batches(rank: int, count: int = 5) -> list[tuple[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    return [(torch.randn(3, 4, generator=generator),) for _ in range(count)]
+
+
+def _group() -> Any:
+    """A group of all ranks that is not the default one; each rank makes it once."""
+    if "group" not in _KEPT:
+        _KEPT["group"] = dist.new_group(list(range(dist.get_world_size())))
+    return _KEPT["group"]
+
+
+_KEPT: dict[str, Any] = {}
+
+
+def _made(body: Callable[..., Any], optimizer_name: str) -> Trained:
+    model = _model()
+    optimizer = optimizer_of(optimizer_name, model)
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        result = body(model, x)
+        optimizer.step()
+        return result
+
+    return Trained(step, model, optimizer)
+
+
+def _averaged(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss = model(x).square().sum()
+    loss.backward()
+    for weight in model.parameters():
+        assert weight.grad is not None
+        dist.all_reduce(weight.grad)
+        weight.grad /= dist.get_world_size()
+    return loss.detach()
+
+
+def _started_first(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss = model(x).square().sum()
+    loss.backward()
+    group = _KEPT["group"]
+    gradients = [weight.grad for weight in model.parameters()]
+    works: list[Any] = [dist.all_reduce(g, dist.ReduceOp.MAX, group, async_op=True) for g in gradients if g is not None]
+    for work in works:
+        work.wait()
+        assert work.is_completed()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    return loss.detach()
+
+
+def _every_kind(model: nn.Module, x: torch.Tensor) -> Any:
+    count, group = dist.get_world_size(), _KEPT["group"]
+    whole = torch.empty(count * len(x), 4)
+    dist.all_gather_into_tensor(whole, x)
+    parts = [torch.empty_like(x) for _ in range(count)]
+    dist.all_gather(parts, x, group=group)
+    part = torch.empty_like(x)
+    dist.reduce_scatter_tensor(part, whole)
+    other = torch.empty_like(x)
+    dist.reduce_scatter(other, parts, group=group)
+    exchanged = torch.empty(count, 4)
+    dist.all_to_all_single(exchanged, whole[:count].clone())
+    first = x.clone()
+    dist.broadcast(first, src=count - 1, group=group)
+    dist.reduce(other, dst=0)
+    dist.barrier()
+    loss = model(first + parts[0] + part + exchanged[:1]).square().sum()
+    loss.backward()
+    total = loss.detach().clone()
+    dist.all_reduce(total, dist.ReduceOp.PRODUCT)
+    return loss.detach(), total, exchanged, part
+
+
+def _functional(model: nn.Module, x: torch.Tensor) -> Any:
+    count, group = dist.get_world_size(), _KEPT["group"]
+    whole = functional.all_gather_tensor(x, 0, group)
+    part = functional.reduce_scatter_tensor(whole, "sum", 0, group)
+    exchanged = functional.all_to_all_single(whole[:count].clone(), None, None, group)
+    first = functional.broadcast(x, 0, group)
+    loss = model(first + part + exchanged[:1]).square().sum()
+    loss.backward()
+    for weight in model.parameters():
+        weight.grad = functional.all_reduce(weight.grad, "sum", group) * 1
+    return loss.detach(), functional.all_reduce(loss.detach(), "max", group) + 0
+
+
+def _in_place_gather(model: nn.Module, x: torch.Tensor) -> Any:
+    """What a rank sends lies in what it receives."""
+    rows, rank = len(x), dist.get_rank()
+    whole = torch.zeros(dist.get_world_size() * rows, 4)
+    whole[rank * rows : (rank + 1) * rows] = x
+    dist.all_gather_into_tensor(whole, whole[rank * rows : (rank + 1) * rows])
+    loss = model(whole).square().sum()
+    loss.backward()
+    return loss.detach(), whole
+
+
+_BODIES = (_averaged, _started_first, _every_kind, _functional, _in_place_gather)
+
+
+class _Noted(TorchDispatchMode):
+    """The collectives that eager mode runs, in order, and in which groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if func.namespace in ("c10d", "_c10d_functional") and name not in ("wait_tensor", "_wrap_tensor_autograd"):
+            self.names.append(_short(name))
+        return func(*args, **(kwargs or {}))
+
+
+_NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "allgather_base": "gather_into"}
+_NAMES |= {"reduce_scatter_base": "scatter_from", "alltoall_base": "exchange", "all_gather_into_tensor": "gather_into"}
+_NAMES |= {"reduce_scatter_tensor": "scatter_from", "all_to_all_single": "exchange"}
+
+
+def _short(name: str) -> str:
+    return _NAMES.get(name.strip("_"), name.strip("_"))
+
+
+def _agrees(rank: int, body: Callable[..., Any], optimizer: str) -> tuple[int, int]:
+    warnings.simplefilter("ignore")
+    _group()
+    stats = compare(lambda: _made(body, optimizer), _batches(rank), seed=rank)
+    return stats.eager_calls, stats.captures
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("body", _BODIES)
+def test_two_ranks_agree_with_eager_mode(two_ranks: Ranks, body: Callable[..., Any], optimizer: str) -> None:
+    for eager_calls, captures in two_ranks(_agrees, body, optimizer):
+        assert eager_calls == 0
+        assert captures <= 2  # momentum of SGD begins as a gradient
+
+
+@pytest.mark.parametrize("body", [_averaged, _every_kind])
+def test_four_ranks_agree_with_eager_mode(four_ranks: Ranks, body: Callable[..., Any]) -> None:
+    assert [eager for eager, _ in four_ranks(_agrees, body, "adamw")] == [0] * 4
+
+
+def _orders(rank: int, body: Callable[..., Any]) -> tuple[list[str], list[str]]:
+    warnings.simplefilter("ignore")
+    _group()
+    made = _made(body, "adamw")
+    (batch,) = _batches(rank, 1)
+    with _Noted() as noted:
+        made.step(*batch)
+    other = _made(body, "adamw")
+    compiled = dovetail.compile_step(other.step)
+    compiled(*batch)
+    found = [collective_of(node) for node in compiled.program.nodes]
+    return noted.names, [str(op).split(".")[1].strip("_") for op in found if op is not None]
+
+
+@pytest.mark.parametrize("body", _BODIES)
+def test_collectives_keep_their_order(two_ranks: Ranks, body: Callable[..., Any]) -> None:
+    for expected, found in two_ranks(_orders, body):
+        assert found == expected
+
+
+def _unread(rank: int) -> int:
+    model = _model()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        unread = x * 2
+        dist.all_reduce(unread)
+        return model(x).sum().detach()
+
+    compiled = dovetail.compile_step(step)
+    compiled(torch.ones(2, 4))
+    return sum("all_reduce" in line for lines in compiled.compiled.collectives.values() for line in lines)
+
+
+def test_a_collective_that_nobody_reads_runs(two_ranks: Ranks) -> None:
+    assert two_ranks(_unread) == [1, 1]
+
+
+def _only_rank_0_captures(rank: int) -> str:
+    if rank:
+        return ""
+    made = _made(_averaged, "adamw")
+    return str(dovetail.estimate(made.step, *_batches(0, 1)[0]))
+
+
+def test_nothing_is_sent_while_a_step_is_recorded(two_ranks: Ranks) -> None:
+    assert two_ranks(_only_rank_0_captures, seconds=40)[0]
+
+
+def _refused(rank: int) -> tuple[str, list[float]]:
+    parts = [torch.empty(2) for _ in range(2)] if rank == 0 else None
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        dist.gather(x * 2, parts, dst=0)
+        return x + 1
+
+    compiled = dovetail.compile_step(step)
+    text = ""
+    for _ in range(3):
+        try:
+            compiled(torch.ones(2) + rank)
+        except UnsupportedDistributed as error:
+            text = str(error)
+    falls_back = dovetail.compile_step(step, on_unsupported="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            falls_back(torch.ones(2) + rank)
+    return text, [] if parts is None else [float(part.sum()) for part in parts]
+
+
+def test_other_collectives_are_refused_by_name(two_ranks: Ranks) -> None:
+    first, second = two_ranks(_refused)
+    for text, _ in (first, second):
+        assert "DT-DIST-001" in text
+        assert "c10d.gather_" in text
+        assert "test_collectives.py" in text
+    assert first[1] == [4.0, 8.0]
+
+
+def _checks_late(rank: int) -> str:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(x)
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    compiled = dovetail.compile_step(step)
+    for _ in range(3):
+        try:
+            compiled(torch.ones(2))
+        except UnsupportedDistributed as error:
+            return str(error)
+    return ""
+
+
+def test_a_branch_on_what_ranks_have_summed_up_is_refused(two_ranks: Ranks) -> None:
+    assert all("after a collective" in text for text in two_ranks(_checks_late))
+
+
+def test_single_functions_refuse_collectives_and_data_parallel_modules(two_ranks: Ranks) -> None:
+    for texts in two_ranks(_single_functions):
+        assert all("DT-DIST-001" in text and "compile_step" in text for text in texts), texts
+
+
+def _single_functions(rank: int) -> list[str]:
+    wrapped = nn.parallel.DistributedDataParallel(_model())
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        return y
+
+    found = []
+    for function in (summed, wrapped):
+        try:
+            dovetail.compile(function)(torch.ones(3, 4))
+        except UnsupportedDistributed as error:
+            found.append(str(error))
+        else:
+            found.append("")
+    return found
