@@ -236,6 +236,14 @@ def _draw_node(
         (aten.threshold_backward.default, (a, b, 0), {}),
         (aten.zero_.default, (a,), {}),
         (aten.sigmoid.default, (a,), {}),
+        (aten.silu_.default, (a,), {}),
+        (aten.silu_backward.default, (a, b), {}),
+        (aten.elu.default, (a,), {}),
+        (aten.gelu.default, (a,), {"approximate": "tanh"}),
+        (aten.clamp.default, (a, -1, number), {}),
+        (aten.log1p_.default, (a,), {}),
+        (aten.round.default, (a,), {}),
+        (aten.minimum.default, (a, b), {}),
     ]
     target, args, kwargs = generator.choice(calls)
     written = facts_of(target).writes
