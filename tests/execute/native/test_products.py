@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -86,6 +87,29 @@ def _net() -> tuple[Segment, Any]:
     back = draft.call(aten.mm.default, y, draft.call(aten.t.default, turned))
     gradient = draft.call(aten.mm.default, draft.call(aten.t.default, y), x)
     return draft, draft.program([y, back, gradient])
+
+
+def test_two_threads_at_once() -> None:
+    """Each call has a block of its own."""
+    draft = Segment()
+    x = draft.input(torch.randn(64, 64))
+    first = draft.call(aten.relu_.default, draft.call(aten.mm.default, x, x))
+    second = draft.call(aten.mm.default, first, x)
+    program = draft.program([draft.call(aten.mm.default, second, x), x])
+    code = compiled(program)
+    assert "native_block" in code.source
+    expected = outcome(code, draft.arguments())
+    found: list[bool] = []
+
+    def run() -> None:
+        found.extend(outcome(code, draft.arguments()) == expected for _ in range(100))
+
+    callers = [threading.Thread(target=run) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert found == [True] * 200
 
 
 def test_views_become_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,51 @@ def test_optimizers(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     assert set(answers) == {0}
 
 
+class _Cell(nn.Module):
+    """A recurrent layer over a few steps: products whose results are cut into gates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.back, self.out = nn.Linear(6, 32), nn.Linear(8, 32), nn.Linear(8, 2)
+
+    def forward(self, xs: Tensor) -> Tensor:
+        h = c = torch.zeros(xs.shape[1], 8)
+        for x in xs:
+            i, f, g, o = (self.gates(x) + self.back(h)).chunk(4, 1)
+            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+            h = torch.sigmoid(o) * torch.tanh(c)
+        made: Tensor = self.out(h)
+        return made
+
+
+def test_recurrent_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = calls_counted(monkeypatch)
+    found = []
+    for is_native in (False, True):
+        torch.manual_seed(0)
+        model = _Cell()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+
+        def step(
+            xs: Tensor, y: Tensor, model: nn.Module = model, optimizer: torch.optim.Optimizer = optimizer
+        ) -> Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(xs), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run: Any = dovetail.compile_step(step, executors=NATIVE) if is_native else step
+        generator = torch.Generator().manual_seed(1)
+        losses = [
+            run(torch.randn(3, 5, 6, generator=generator), torch.randn(5, 2, generator=generator)) for _ in range(4)
+        ]
+        found.append([*losses, *(parameter.detach() for parameter in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert answers
+    assert set(answers) == {0}
+
+
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, tuple):
         return a[0] == b[0] and _equal(a[1], b[1])
