@@ -200,6 +200,9 @@ def _sent(rank: int) -> tuple[list[str], list[int]]:
         compiled(*batch)
     model: Any = made.model
     told = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    explained = compiled.explain()
+    assert explained.bytes_sent == sum(map(int, told.split(",")))
+    assert f"collectives, {explained.bytes_sent:,} bytes from each rank: all_reduce(float32[" in str(explained)
     return [line for lines in compiled.compiled.collectives.values() for line in lines], [
         int(size) // 4 for size in told.split(",")
     ]

@@ -12,6 +12,7 @@ from dovetail.ir.plan_text import origin_of
 from dovetail.ir.signature import Constant, HeldGradient, NumberInput, UserInput
 from dovetail.memory.arena import ArenaReport, plan_arena
 from dovetail.memory.in_arena import ArenaPlan
+from dovetail.ops.collectives import bytes_sent
 from dovetail.ops.prims import GUARD, GUARD_NUMBER
 from dovetail.pipeline.peak_account import MemoryAccount, peak_account
 
@@ -31,7 +32,8 @@ class StepExplanation:
     operators run before it. results: where each comes from. left: what is put into Python objects afterwards.
     host_calls: what is really called, in order. dropped, kept: of how many tensors the gradients of this step are not
     left, and are. passes: what each pass says of itself. in_eager_mode: why calls of the step ran so. offloaded: what
-    goes to a file and comes back. file_bytes: of that file.
+    goes to a file and comes back. file_bytes: of that file. collectives: in order, by process group; bytes_sent: that a
+    rank hands to them in each call.
     """
 
     name: str
@@ -60,6 +62,8 @@ class StepExplanation:
     in_eager_mode: tuple[str, ...] = ()
     offloaded: tuple[Spilled, ...] = ()
     file_bytes: int = 0
+    collectives: tuple[str, ...] = ()
+    bytes_sent: int = 0
 
     def __str__(self) -> str:
         return "\n".join(self._locator())
@@ -89,6 +93,8 @@ class StepExplanation:
         ):
             if items:
                 yield f"  {title}: {_listed(items)}"
+        if self.collectives:
+            yield f"  collectives, {self.bytes_sent:,} bytes from each rank: {_listed(self.collectives)}"
         if self.passing:
             yield f"  {self.passing} unreachable tensors are read; they must not change"
         if self.in_eager_mode:
@@ -157,6 +163,8 @@ def explain_variant(name: str, variant: StepVariant, in_eager_mode: Sequence[str
         in_eager_mode=tuple(in_eager_mode),
         offloaded=() if compiled.transfers is None else compiled.transfers.values,
         file_bytes=0 if compiled.transfers is None else compiled.transfers.file_bytes,
+        collectives=tuple(f"{line} in {group!r}" for group, lines in compiled.collectives.items() for line in lines),
+        bytes_sent=sum(map(bytes_sent, program.nodes)),
     )
 
 
