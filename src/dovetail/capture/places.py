@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from dovetail.capture.checked_branches import answer_that_does_not_raise, has_checks
+from dovetail.capture.python_objects import asking_frame
 from dovetail.errors import DataDependentControlFlow
 from dovetail.torch_compat.data_sizes import asked_truths, assume, without_hint
 from dovetail.torch_compat.modes import unnoticed_mode
@@ -68,6 +69,7 @@ class UnknownPlaces(TorchFunctionMode):
     def __init__(self, note_checks: Callable[[], None]) -> None:
         super().__init__()
         self._note_checks = note_checks
+        self._followed: set[Any] = set()  # functions of torch's that run
 
     def __torch_function__(
         self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -90,16 +92,24 @@ class UnknownPlaces(TorchFunctionMode):
         if func in _EQUAL and not keywords and _are_alike(*args):
             first, second = args
             return first.shape == second.shape and truth_of((first == second).all())
-        answer = answer_that_does_not_raise(sys._getframe(1)) if func in _TRUTH else None
+        answer = answer_that_does_not_raise(asking_frame(sys._getframe(1))) if func in _TRUTH else None
         if answer is not None and args[0].numel() == 1:
             number = truth_of(args[0].detach() != 0)
             assume(number if answer else torch.sym_not(number))
             self._note_checks()
             return answer
-        if isinstance(func, FunctionType) and has_checks(func.__code__):
-            with self:
-                return _without_modes_asked(func)(*args, **keywords)
+        if isinstance(func, FunctionType) and func not in self._followed and has_checks(func.__code__):
+            return self._follow(func, args, keywords)
         return func(*args, **keywords)
+
+    def _follow(self, func: FunctionType, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+        """Run a function of torch's with its checks. C++ that it calls may name it again (`Tensor.unflatten`)."""
+        self._followed.add(func)
+        try:
+            with self:
+                return without_modes_asked(func)(*args, **keywords)
+        finally:
+            self._followed.remove(func)
 
     def _narrowed(self, tensor: torch.Tensor, dim: int, start: Any, length: Any) -> torch.Tensor:
         """`narrow` at a place that leaves room for the length: that is checked. A number is no place from the end."""
@@ -112,7 +122,7 @@ class UnknownPlaces(TorchFunctionMode):
         return narrowed
 
 
-def _without_modes_asked(func: FunctionType) -> FunctionType:
+def without_modes_asked(func: FunctionType) -> FunctionType:
     """A function of torch's that is written in Python, as it runs where no mode takes it over as a whole."""
     globals_ = {**func.__globals__, **dict.fromkeys(_ASKS_FOR_MODES & func.__globals__.keys(), _no)}
     made = FunctionType(func.__code__, globals_, func.__name__, func.__defaults__, func.__closure__)

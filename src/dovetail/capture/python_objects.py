@@ -41,12 +41,12 @@ class PythonObjects(TorchFunctionMode):
             return listed(args[0]) if args[0].dim() else args[0].item()
         if func in AS_PYTHON or (func in _SHARES and is_fake(args[0])):
             raise DataDependentControlFlow(operator=f"`{func.__name__}`", origin=self._origins.here())
-        if func == torch.Tensor.data_ptr and not is_library_file(_asking(sys._getframe(1)).f_code.co_filename):
+        if func == torch.Tensor.data_ptr and not is_library_file(asking_frame(sys._getframe(1)).f_code.co_filename):
             raise DataDependentControlFlow(operator="a tensor's address", origin=self._origins.here())
         return func(*args, **(kwargs or {}))
 
 
-def _asking(frame: FrameType) -> FrameType:
+def asking_frame(frame: FrameType) -> FrameType:
     """Who asks, through modes that hand it on."""
     while frame.f_code.co_name == "__torch_function__" and frame.f_back is not None:
         frame = frame.f_back
