@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dovetail.capture.eager_choices import eager_choices
 from dovetail.capture.exclusive import recording_is_active
 from dovetail.capture.generator import RecordedGenerator
 from dovetail.capture.origins import OriginTracker
@@ -62,10 +63,7 @@ def recording_on_fakes(
         with (
             named_errors(origins),
             allow_real_inputs(mode),
-            torch.autograd.set_multithreading_enabled(False),
-            torch.autograd.set_detect_anomaly(False),  # it looks for NaN among numbers, which are not there
-            lists_of_fakes(),
-            without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
+            _autograd_of_fakes(),
             data_dependent_sizes(mode.shape_env),
             compiled_functions_run_plainly(),
             recording_is_active(),
@@ -76,6 +74,7 @@ def recording_on_fakes(
             refused_generators(refuse_generator),
             PackedSequences(recorder.packed).recorded(),
             forward_replaced(recorder.data_parallel),
+            eager_choices(),
             around,
             recorder,
             taken_apart,
@@ -84,6 +83,17 @@ def recording_on_fakes(
             recorder.lent.check()
     finally:
         torch.clear_autocast_cache()
+
+
+@contextlib.contextmanager
+def _autograd_of_fakes() -> Iterator[None]:
+    with (
+        torch.autograd.set_multithreading_enabled(False),
+        torch.autograd.set_detect_anomaly(False),  # it looks for NaN among numbers, which are not there
+        lists_of_fakes(),
+        without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dovetail.torch_compat.cudnn_layers import run_layer_on_fakes
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 from dovetail.torch_compat.kernel_strides import Layout, iterator_strides, view_strides
+from dovetail.torch_compat.resampling import resampled_on_fakes
 
 _aten = torch.ops.aten
 
@@ -57,6 +58,8 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return _ctc_loss(*args)
     if op is _aten._ctc_loss.Tensor:
         return _ctc_loss_of_unknown_lengths(*args)
+    if (made := resampled_on_fakes(op, args)) is not None:
+        return made
     if op is _aten.linalg_lstsq.default and (made := least_squares(*args, **kwargs)) is not None:
         return made
     return op(*args, **kwargs)

@@ -43,6 +43,7 @@ from dovetail.torch_compat.checks import (
     python_kernels,
     pytree,
     recurrent,
+    resampling,
     rng,
     rows_alone,
     sparse,
@@ -51,6 +52,7 @@ from dovetail.torch_compat.checks import (
     symbols,
     traced_maths,
     traced_numbers,
+    values_alone,
     view_nodes,
 )
 
@@ -84,6 +86,8 @@ COMPILER_CHECKS: tuple[Check, ...] = (
     *pytree.CHECKS,
     *python_kernels.CHECKS,
     *recurrent.CHECKS,
+    *resampling.CHECKS,
+    *values_alone.CHECKS,
     *view_nodes.CHECKS,
     *rng.CHECKS,
     *rows_alone.CHECKS,

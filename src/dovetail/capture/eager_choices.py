@@ -1,0 +1,87 @@
+"""Functions of torch whose C++ decides otherwise where a mode watches its tensors, as while code is recorded.
+
+*Vectors*: singular values, eigenvalues, and norms made of them need no vectors. C++ leaves these out where no gradient
+is wanted, and LAPACK then takes another way, which rounds otherwise; but of a watched tensor it takes for granted that
+vectors may be wanted. So while such a function runs, decompositions are recorded as eager mode runs them.
+
+*Sizes*: C++ computes the size of a resampled image from plain numbers, so that symbolic sizes would be fixed. Here the
+operator is called for a size that is computed in Python.
+
+Source: `_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) and `compute_output_size` (UpSample.h) of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.functional import interpolate
+from torch.overrides import TorchFunctionMode
+
+from dovetail.capture.places import without_modes_asked
+from dovetail.torch_compat.autograd import transform_is_active
+from dovetail.torch_compat.modes import unnoticed_mode
+from dovetail.torch_compat.resampling import RESAMPLING
+from dovetail.torch_compat.values_alone import WithoutVectors
+
+_linalg, _Tensor = torch.linalg, torch.Tensor
+_OF_VALUES = frozenset(
+    {
+        *(_linalg.svdvals, _linalg.eigvals, _linalg.eigvalsh),
+        *(_linalg.matrix_norm, _linalg.norm, _linalg.cond, _linalg.matrix_rank),
+        *(torch.norm, _Tensor.norm, torch.nuclear_norm),
+    }
+)
+_SVD = frozenset({torch.svd, _Tensor.svd})  # values alone where the code says so
+_PLACE = 2  # of the argument that says so
+
+
+@contextmanager
+def eager_choices() -> Iterator[None]:
+    """While active, functions of torch decide as they do where nothing watches."""
+    with _EagerChoices(), unnoticed_mode():
+        yield
+
+
+class _EagerChoices(TorchFunctionMode):
+    """The function mode of `eager_choices`."""
+
+    def __torch_function__(
+        self, func: Any, types: object, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        if (func in _OF_VALUES or (func in _SVD and not _wants_vectors(args, keywords))) and not transform_is_active():
+            with WithoutVectors():
+                return func(*args, **keywords)
+        if func is interpolate and args and _has_symbols(args[0]):
+            with self:
+                return without_modes_asked(interpolate)(*args, **keywords)
+        if func in RESAMPLING and not keywords and _has_symbols(args[0]):
+            return _resampled(func, args)
+        return func(*args, **keywords)
+
+
+def _wants_vectors(args: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    return bool(args[_PLACE] if len(args) > _PLACE else keywords.get("compute_uv", True))
+
+
+def _has_symbols(tensor: torch.Tensor) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in tensor.shape)
+
+
+def _resampled(func: Any, args: Sequence[Any]) -> Any:
+    """What C++ gives for an image, a size or None, whether corners are aligned (of some), and factors or None."""
+    image, size, *options, factors = args
+    sizes = image.shape[2:]
+    if (size is None) == (factors is None) or len(factors or size) != len(sizes):
+        return func(*args)  # which says what is wrong
+    wanted = [_scaled(now, factor) for now, factor in zip(sizes, factors, strict=True)] if size is None else size
+    if any(isinstance(one, int) and one < 1 for one in wanted):
+        return func(*args)
+    return RESAMPLING[func](image, wanted, *options, *(factors or [None] * len(sizes)))
+
+
+def _scaled(size: Any, factor: float) -> Any:
+    return size * int(factor) if float(factor).is_integer() else torch.sym_int(size * factor)
