@@ -59,7 +59,7 @@ def test_a_frozen_program_is_loaded_by_its_path(path: Any) -> None:
 _MISSPELT: dict[str, tuple[Callable[..., Any], str]] = {
     "on_unsuported": (lambda **options: dovetail.compile_step(torch.sin, **options), "mean 'on_unsupported'"),
     "keep_source": (lambda **options: dovetail.freeze(nn.Linear(4, 2), (_ROWS,), **options), "mean 'keep_sources'"),
-    "example_kwargs": (lambda **options: dovetail.freeze(nn.Linear(4, 2), (_ROWS,), **options), "part of example_inp"),
+    "example_kwarg": (lambda **options: dovetail.freeze(nn.Linear(4, 2), (_ROWS,), **options), "mean 'example_kwargs'"),
 }
 
 

@@ -47,7 +47,16 @@ def _either(names: Iterable[str]) -> str:
 
 _EVERYWHERE = frozenset({"dump", "dump_calls", "verify", "skip", "stop_after", "executors", "compile_trace"})
 _PARAMETERS_OF_FREEZE = frozenset(
-    {"dynamic_shapes", "discard_originals", "keep_sources", "passes", "on_stale", "on_grad", "measure"}
+    {
+        "example_kwargs",
+        "dynamic_shapes",
+        "discard_originals",
+        "keep_sources",
+        "passes",
+        "on_stale",
+        "on_grad",
+        "measure",
+    }
 )
 _GRAPHS = frozenset({"partition", "recompute", "max_variants", "double_backward", "memory_limit", "policy", "arena"})
 
@@ -95,7 +104,6 @@ FREEZE = Door(
     instead={
         **_BY_NAME,
         "dynamic": "dynamic_shapes=, by which sizes are symbolic",
-        "example_kwargs": 'them as part of example_inputs: {"forward": ((argument, ...), {"name": argument})}',
     },
     parameters=_PARAMETERS_OF_FREEZE,
 )

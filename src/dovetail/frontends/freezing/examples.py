@@ -60,22 +60,21 @@ def same_tensors(leaves: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     return tuple([(place, earlier) for place, earlier in tensors if place != earlier])
 
 
-def examples_of(model: torch.nn.Module, given: Any, taken: type) -> dict[str, Example]:
+def examples_of(
+    model: torch.nn.Module, given: Any, taken: type, named: Mapping[str, Any] | None = None
+) -> dict[str, Example]:
     """The example call of each method. taken: the class whose attributes cannot be names of methods.
 
+    named: arguments of forward that are given by name.
     Raises: BadOptionValue for what is not a call; NotFreezable for a method that does not exist.
     """
-    if isinstance(given, torch.Tensor) or not isinstance(given, tuple | list | Mapping) or not given:
-        raise _bad_example(given, "a tuple of arguments, or {method: (arguments, named arguments)}")
-    calls = given if isinstance(given, Mapping) else {"forward": (tuple(given), {})}
     found = {}
-    for method, call in calls.items():
+    for method, call in _calls(model, given, named).items():
         function = getattr(model, str(method), None)
         if not callable(function):
-            hint = "name methods of the model, or give the arguments of its forward as a tuple"
+            hint = "name methods of the model, or give the arguments of its forward as a tuple or by their names"
             raise NotFreezable(what=f"{method!r}", reason=f"{type(model).__name__} has no such method", hint=hint)
-        is_pair = isinstance(call, tuple | list) and len(call) == 2
-        if not is_pair or not isinstance(call[0], tuple | list) or not isinstance(call[1], Mapping):
+        if not _is_pair(call):
             raise _bad_example(call, f'{{"{method}": ((argument, ...), {{"name": argument}})}}')
         if method != "forward" and hasattr(taken, str(method)):
             hint = "give the method another name"
@@ -90,6 +89,41 @@ def examples_of(model: torch.nn.Module, given: Any, taken: type) -> dict[str, Ex
         leaves = tuple(flatten((args, kwargs))[0])
         found[str(method)] = Example(form, leaves, len(call[0]), tuple(call[1]))
     return found
+
+
+def _calls(model: torch.nn.Module, given: Any, named: Mapping[str, Any] | None) -> Mapping[Any, Any]:
+    """For each method, its arguments and those by name. Raises: BadOptionValue."""
+    expected = "a tuple of arguments, arguments by their names, or {method: (arguments, named arguments)}"
+    if isinstance(given, torch.Tensor) or not isinstance(given, tuple | list | Mapping) or not (given or named):
+        raise _bad_example(given, expected)
+    if named is not None and not (isinstance(named, Mapping) and all(isinstance(name, str) for name in named)):
+        kind = f"a {type(named).__name__}"
+        reason, wanted = "it names arguments of forward", '{"name": argument}'
+        raise BadOptionValue(option="example_kwargs", value=kind, reason=reason, expected=wanted)
+    if not isinstance(given, Mapping):
+        return {"forward": (tuple(given), named or {})}
+    if given and all(map(_is_pair, given.values())):
+        if named:
+            reason = "example_inputs names the arguments of each method"
+            expected = f'{{"forward": ((argument, ...), {{"{next(iter(named))}": argument}})}} there'
+            raise BadOptionValue(option="example_kwargs", value=named, reason=reason, expected=expected)
+        return given
+    if _names_arguments(model, given):
+        return {"forward": ((), {**given, **(named or {})})}
+    return given
+
+
+def _is_pair(call: Any) -> bool:
+    is_pair = isinstance(call, tuple | list) and len(call) == len(("arguments", "named"))
+    return is_pair and isinstance(call[0], tuple | list) and isinstance(call[1], Mapping)
+
+
+def _names_arguments(model: torch.nn.Module, given: Mapping[Any, Any]) -> bool:
+    """Whether these are arguments of forward by name."""
+    parameters = signature_of("forward", model.forward).parameters.values()
+    names = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    takes_more = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    return all(isinstance(name, str) and (name in names or takes_more) for name in given)
 
 
 def _bad_example(given: object, expected: str, reason: str = "it is a call") -> BadOptionValue:

@@ -57,10 +57,11 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 }
 
 
-def freeze(
+def freeze(  # noqa: PLR0913 (all that a user may say of one program)
     model: torch.nn.Module | torch.export.ExportedProgram,
-    example_inputs: Sequence[Any] | Mapping[str, tuple[Sequence[Any], Mapping[str, Any]]],
+    example_inputs: Sequence[Any] | Mapping[str, Any] = (),
     *,
+    example_kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
     discard_originals: bool = False,
     keep_sources: str | None = None,
@@ -74,8 +75,9 @@ def freeze(
 
     Args:
         model: left unchanged, unless `discard_originals`. It is frozen in its current mode: call `eval()` first.
-        example_inputs: arguments of `forward`; or, for several methods, a mapping from the method's name to a pair
-            (arguments, keyword arguments).
+        example_inputs: arguments of `forward`, as a tuple or by their names; or, for several methods, a mapping from
+            the method's name to a pair (arguments, keyword arguments).
+        example_kwargs: more arguments of `forward`, by their names.
         dynamic_shapes: which sizes are symbolic. None: the first one of every input, as far as the model allows (see
             `specialized` of the result); with a `memory_limit`, which is for the example's sizes, none. "static": none.
             A mapping from argument to {dimension: name}, where equal names mean equal sizes (`torch.export.Dim` works,
@@ -110,7 +112,7 @@ def freeze(
         raise NotFreezable(what=what, reason="it is not a module", hint="call the function from a module's forward")
     refuse_not_freezable(target)
     with torch.inference_mode(False), torch.no_grad():  # constants are used outside that mode, too
-        examples = examples_of(target, example_inputs, FrozenModule)
+        examples = examples_of(target, example_inputs, FrozenModule, example_kwargs)
         return _Freezing(target, resolved, names, settings).run(examples, dynamic_shapes)
 
 

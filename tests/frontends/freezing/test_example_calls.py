@@ -1,0 +1,111 @@
+"""Forms in which the example of a call is given, and what is said of wrong ones."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dovetail
+from dovetail.errors import BadOptionValue, NotFreezable
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, scale: float = 1.0) -> dict[str, Any]:
+        y = self.linear(x) * scale
+        return {"y": y if mask is None else y * mask, "rows": 2}
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+class Anything(nn.Module):
+    def forward(self, **parts: Tensor) -> Tensor:
+        return torch.cat(list(parts.values()), 1)
+
+
+X, MASK = torch.randn(2, 4), torch.ones(2, 3).tril()
+FORMS: dict[str, Callable[[nn.Module], Any]] = {
+    "beside": lambda model: dovetail.freeze(model, (X,), example_kwargs={"mask": MASK}),
+    "alone": lambda model: dovetail.freeze(model, example_kwargs={"x": X, "mask": MASK}),
+    "mapping": lambda model: dovetail.freeze(model, {"x": X, "mask": MASK}),
+    "both": lambda model: dovetail.freeze(model, {"x": X}, example_kwargs={"mask": MASK}),
+    "other_mapping": lambda model: dovetail.freeze(model, UserDict(x=X, mask=MASK)),
+    "method": lambda model: dovetail.freeze(model, {"forward": ((X,), {"mask": MASK})}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_is_one_call(form: str, tmp_path: Path) -> None:
+    model = Masked().eval()
+    frozen = FORMS[form](model)
+    frozen.save(tmp_path / "model.dovetail")
+    x, mask = torch.randn(5, 4), torch.rand(5, 3)
+    for program in (frozen, dovetail.load(tmp_path / "model.dovetail")):
+        found, wanted = program(x=x, mask=mask), model(x, mask=mask)
+        assert torch.equal(found["y"], wanted["y"])
+        assert found["rows"] == 2
+        assert torch.equal(program(x, mask=mask)["y"], wanted["y"])
+
+
+def test_numbers_by_name_are_part_of_the_program() -> None:
+    model = Masked().eval()
+    frozen = dovetail.freeze(model, {"x": X, "scale": 0.5})
+    assert torch.equal(frozen(X, scale=0.5)["y"], model(X, scale=0.5)["y"])
+    with pytest.raises(dovetail.DovetailError, match="DT-FREEZE-003"):
+        frozen(X, scale=0.25)
+
+
+def test_names_that_forward_takes_as_they_come() -> None:
+    frozen = dovetail.freeze(Anything(), {"a": X, "b": MASK})
+    assert torch.equal(frozen(a=X, b=MASK), torch.cat([X, MASK], 1))
+
+
+def test_sizes_by_the_names_of_arguments() -> None:
+    shapes = {"x": {0: "batch"}, "mask": {0: "batch"}}
+    frozen = dovetail.freeze(Masked().eval(), {"x": X, "mask": MASK}, dynamic_shapes=shapes)
+    assert frozen(torch.randn(7, 4), mask=torch.rand(7, 3))["y"].shape == (7, 3)
+
+
+def test_results_of_a_class_of_the_model() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    model = transformers.BertModel(config).eval()
+    words = transformers.BatchEncoding({"input_ids": torch.randint(0, 99, (2, 5)), "attention_mask": torch.ones(2, 5)})
+    frozen = dovetail.freeze(model, words)
+    with torch.no_grad():
+        wanted = model(**words)
+    found = frozen(**words)
+    assert type(found) is type(wanted)
+    assert torch.equal(found.last_hidden_state, wanted.last_hidden_state)
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "told"),
+    [
+        ((), None, "arguments by their names"),
+        ((X,), [("mask", MASK)], "it names arguments of forward"),
+        ((X,), {3: MASK}, "it names arguments of forward"),
+        ((X,), {"masks": MASK}, "forward cannot be called so"),
+        ({"forward": ((X,), {})}, {"mask": MASK}, "example_inputs names the arguments of each method"),
+        ({"encode": X}, None, r'\{"encode": \(\(argument'),
+        (X, None, "arguments by their names"),
+    ],
+)
+def test_wrong_forms(given: Any, named: Any, told: str) -> None:
+    with pytest.raises(BadOptionValue, match=told):
+        dovetail.freeze(Masked(), given, example_kwargs=named)
+
+
+def test_a_name_that_is_neither_a_method_nor_an_argument() -> None:
+    with pytest.raises(NotFreezable, match=r"(?s)'masks' cannot be frozen.*by their names"):
+        dovetail.freeze(Masked(), {"masks": MASK})
