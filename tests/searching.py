@@ -58,6 +58,8 @@ def begin(options: argparse.Namespace, new: S) -> tuple[S, int]:
 
 
 def keep(options: argparse.Namespace, standing: Standing) -> None:
-    """Write where the search stands, if it has a file."""
+    """Write where the search stands, if it has a file: all of it, or nothing where the process ends meanwhile."""
     if options.state is not None:
-        options.state.write_text(json.dumps(asdict(standing), indent=2) + "\n")
+        whole = options.state.with_name(f"{options.state.name}.new")
+        whole.write_text(json.dumps(asdict(standing), indent=2) + "\n")
+        whole.replace(options.state)
