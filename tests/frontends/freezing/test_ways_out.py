@@ -148,3 +148,16 @@ def test_not_exportable(tmp_path: Path) -> None:
 
 def _fails(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("torch cannot do that")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("form", ["to_sparse", "to_sparse_csr"])
+def test_a_sparse_argument_is_refused_by_name(form: str) -> None:
+    class Product(nn.Module):
+        def forward(self, a: Tensor, x: Tensor) -> Tensor:
+            return a @ x
+
+    with pytest.raises(
+        DovetailError, match=r"(?s)DT-FREEZE-001.*a.* is a sparse matrix.*let the model hold the matrix"
+    ):
+        dovetail.freeze(Product(), (getattr(torch.eye(4), form)(), torch.rand(4, 3)))

@@ -209,6 +209,8 @@ def _order(tensor: torch.Tensor) -> list[int]:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether each element has its own memory, without gaps."""
+    if tensor.layout is not torch.strided:
+        return False
     step = 1
     for dim in reversed(_order(tensor)):
         if tensor.shape[dim] > 1 and tensor.stride(dim) != step:

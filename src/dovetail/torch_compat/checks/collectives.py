@@ -5,6 +5,7 @@ Where there is a group already, only what sends nothing is looked at.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,14 +17,26 @@ from dovetail.torch_compat import collectives
 from dovetail.torch_compat.checks.difference import first_difference
 from dovetail.torch_compat.dispatch import PlainMode
 
+_KEPT: list[Any] = []
+
 
 @contextmanager
-def group_of_one() -> Iterator[Any]:
-    """The default process group, of this process alone; None where it is another one, or none can be made."""
-    if not collectives.is_available or dist.is_initialized() or not dist.is_gloo_available():
+def group_of_one(*, computes: bool = False) -> Iterator[Any]:
+    """The default process group, of this process alone; None where it is another one, or none can be made.
+
+    It is one of torch's own tests, which does nothing. computes: one of gloo, which stays until the process ends. When
+    it is freed it waits for its threads; if a module of data parallel training held it last, it does so with Python's
+    lock, and a thread that frees a tensor waits for that lock.
+    """
+    if not collectives.is_available or dist.is_initialized() or (computes and not dist.is_gloo_available()):
         yield None
         return
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    if computes:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        _KEPT.append(dist.group.WORLD)
+    else:
+        fakes = importlib.import_module("torch.testing._internal.distributed.fake_pg")  # which makes the kind known
+        dist.init_process_group("fake", store=fakes.FakeStore(), rank=0, world_size=1)
     try:
         yield dist.group.WORLD
     finally:

@@ -18,7 +18,7 @@ from dovetail.torch_compat.checks.difference import first_difference
 @contextmanager
 def _module(calls: int = 0, **options: Any) -> Iterator[Any]:
     """A module that was trained for some calls; None where none can be made."""
-    with group_of_one() as group:
+    with group_of_one(computes=calls > 0) as group:
         if group is None:
             yield None
             return
