@@ -94,8 +94,10 @@ def examples_of(
 def _calls(model: torch.nn.Module, given: Any, named: Mapping[str, Any] | None) -> Mapping[Any, Any]:
     """For each method, its arguments and those by name. Raises: BadOptionValue."""
     expected = "a tuple of arguments, arguments by their names, or {method: (arguments, named arguments)}"
-    if isinstance(given, torch.Tensor) or not isinstance(given, tuple | list | Mapping) or not (given or named):
+    if isinstance(given, torch.Tensor) or not isinstance(given, tuple | list | Mapping):
         raise _bad_example(given, expected)
+    if not given and not named:
+        raise _bad_example(given, expected, "it is a call, and holds no argument")
     if named is not None and not (isinstance(named, Mapping) and all(isinstance(name, str) for name in named)):
         kind = f"a {type(named).__name__}"
         reason, wanted = "it names arguments of forward", '{"name": argument}'
@@ -114,7 +116,7 @@ def _calls(model: torch.nn.Module, given: Any, named: Mapping[str, Any] | None) 
 
 
 def _is_pair(call: Any) -> bool:
-    is_pair = isinstance(call, tuple | list) and len(call) == len(("arguments", "named"))
+    is_pair = isinstance(call, tuple | list) and len(call) == 2
     return is_pair and isinstance(call[0], tuple | list) and isinstance(call[1], Mapping)
 
 
