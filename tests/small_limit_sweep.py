@@ -26,7 +26,7 @@ from torch import Tensor
 import dovetail
 from dovetail.errors import MemoryLimitTooLow
 from dovetail.inspect.memory import measure_peak
-from tests.recompute_sweep import program
+from tests.recompute_sweep import program, same
 from tests.searching import Standing, begin, keep, parser_of, run_quietly
 
 _CALLS = 3
@@ -150,13 +150,9 @@ def failure(seed: int) -> tuple[str, bool]:
         if len(wanted) != len(made):
             return f"call {number}: {len(made)} results, not {len(wanted)}", True
         for place, (a, b) in enumerate(zip(wanted, made, strict=True)):
-            if not _same(a, b):
+            if not same(a, b):
                 return f"limit {limit}, call {number}: value {place} differs", True
     return "", limit < free
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def search(state: State, step: int, seconds: float, programs: int | None, note: Callable[[State], None]) -> None:
