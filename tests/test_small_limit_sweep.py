@@ -28,6 +28,17 @@ def test_a_step_and_a_function_run_under_limits(seed: int) -> None:
     assert small_limit_sweep.failure(seed) == ("", True)
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(9300071, id="the order of a later backward"),
+        pytest.param(9300175, id="the same, by the bytes of one number"),
+    ],
+)
+def test_limits_that_were_passed(seed: int) -> None:
+    assert small_limit_sweep.failure(seed)[0] == ""
+
+
 def test_a_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     state = small_limit_sweep.State(402)
     monkeypatch.setitem(recompute_sweep.STEPS, "dropout", lambda a, c, bias: a + (type(a) is not Tensor))

@@ -65,6 +65,10 @@ aten = torch.ops.aten
 _KEPT = 6  # programs
 
 
+def _itself(program: Program) -> Program:
+    return program
+
+
 def work_in_place(
     program: Program,
     donated: Collection[int] = (),
@@ -90,11 +94,18 @@ class PlanMemory:
 
     For passes that weigh programs against each other, and leave one of them to `work_in_place`. Only the last few are
     kept. donated: numbers of inputs whose memory may be used. need_of: what operators take besides; nothing by default.
+    around: the run that a program in place is part of, whose peak counts; the program by default.
     """
 
-    def __init__(self, donated: Collection[int] = (), need_of: Callable[[Node], Need] | None = None) -> None:
+    def __init__(
+        self,
+        donated: Collection[int] = (),
+        need_of: Callable[[Node], Need] | None = None,
+        around: Callable[[Program], Program] | None = None,
+    ) -> None:
         self.donated = tuple(donated)
         self.need_of = need_of
+        self.around = around or _itself
         self._known: OrderedDict[int, tuple[Program, InplacePlan, Program]] = OrderedDict()
 
     def in_place(self, program: Program) -> tuple[InplacePlan, Program]:
@@ -110,7 +121,10 @@ class PlanMemory:
 
     def peak_bytes(self, program: Program, dying: Collection[int] = ()) -> int:
         """The simulated peak of a program once it works in place. dying: inputs that nobody else holds, by number."""
-        return simulate_peak(self.in_place(program)[1], dying=dying, need_of=self.need_of).peak_bytes
+        in_place = self.in_place(program)[1]
+        run = self.around(in_place)
+        given = dying if run is in_place else ()  # what the program is given is made within a longer run
+        return simulate_peak(run, dying=given, need_of=self.need_of).peak_bytes
 
 
 @collection_paused()

@@ -241,14 +241,17 @@ class _GraphCompiler:
         context = Context(self._options, self._hints, dying=dying, plans=splitting.plans)
         first = self._first or replace(split, forward=forward)
         stays = () if is_last else stays_behind(first, split)
-        late = split.backward
+        late, decisions = split.backward, dict[str, bool]()
         if self._first is not None and splitting.limit is not None:
-            late = splitting.backward_within(first.forward, late, stays, state)
-        backward, _ = run_passes("backward", late, context, dump)
+            context, decisions = replace(context, plans=splitting.plans_after(first.forward, stays)), {"sink": True}
+            late = splitting.backward_within(late, context.plans, dying, state)
+        backward, _ = run_passes("backward", late, context, dump, decisions=decisions)
         found = replace(split, forward=forward, backward=backward)
+        error = splitting.too_low(replace(found, forward=first.forward), stays, state) if backward.nodes else None
+        if self._first is not None and error is not None:
+            raise error
         if self._first is None:
             self._first = found
-            error = splitting.too_low(found, stays, state) if backward.nodes else None
             if error is not None and pattern == self._recording.likely_pattern():
                 raise error
             if error is not None:

@@ -159,17 +159,28 @@ class Splitting:
         peak = self.peak_of_run(split.forward, split.backward, stays)
         return too_low(self.limit, peak, state, GRAPH) if peak > self.limit.above(state) else None
 
-    def backward_within(self, forward: Program, backward: Program, stays: Collection[str], state: int) -> Program:
-        """The backward for another pattern, in which nodes run again as far as the limit asks for it.
-
-        forward: as it runs. Raises: MemoryLimitTooLow.
-        """
+    def plans_after(self, forward: Program, stays: Collection[str]) -> PlanMemory:
+        """How backwards work in place, and the peaks that they have with the forward that runs before them."""
 
         def around(late: Program) -> Program:
-            return as_one_run(forward, late, stays, lets_go=frees_arriving_gradients())
+            run = as_one_run(forward, late, stays, lets_go=frees_arriving_gradients())
+            self.needs.measure(run.nodes)
+            return run
+
+        return PlanMemory(need_of=self.needs.need_of, around=around)
+
+    def backward_within(self, backward: Program, plans: PlanMemory, dying: Collection[int], state: int) -> Program:
+        """The backward for another pattern, in which nodes run again as far as the limit asks for it.
+
+        plans: see `plans_after`. dying: numbers of its inputs that nobody else holds. Raises: MemoryLimitTooLow.
+        """
+
+        def before(late: Program) -> Program:
+            return sink(late, dying, plans)[0]
 
         limit, policy = self.limit, replace(self._policy, marks=self._patterns.of(backward))
-        return recompute(backward, self._hints, self.plans, limit, state, policy, GRAPH, around=around)[0]
+        given = (backward, self._hints, plans, limit, state, policy, GRAPH)
+        return recompute(*given, before=before, around=plans.around)[0]
 
     def apart(self) -> Splitting:
         """The same for splits that are only looked at: what it works out is forgotten with it."""
