@@ -13,6 +13,7 @@ from typing import Any
 _GLOBAL = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME"))
 _READ = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _VARIABLE = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF")
+_FINDING = frozenset(("__import__", "import_module", "getmodule"))
 _BETWEEN = frozenset(("CACHE", "EXTENDED_ARG"))
 _ATTRIBUTE = frozenset(("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "IMPORT_FROM", "LOAD_SUPER_ATTR"))
 
@@ -44,14 +45,15 @@ class CodeNames:
 
     chains: global variables, each with the attributes that are read one from the other. attributes: names of all
     attributes. pairs: names of variables and attributes, each with one that is read from what it names, "" for what has
-    no name. imports: made while the code runs. asks_types: it asks for the exact type of something else than its
-    object.
+    no name. imports: made while the code runs, or by functions that are given a text. finds_modules: others are given
+    what is computed. asks_types: it asks for the exact type of something else than its object.
     """
 
     chains: tuple[tuple[str, ...], ...]
     attributes: frozenset[str]
     pairs: frozenset[tuple[str, str]]
     imports: tuple[Import, ...]
+    finds_modules: bool
     asks_types: bool
 
 
@@ -83,9 +85,11 @@ def names_of(code: CodeType) -> CodeNames:
             continue
         last = instruction.argval if name.startswith(_VARIABLE) and isinstance(instruction.argval, str) else ""
         chain = ()
-    return CodeNames(
-        tuple(chains), frozenset(attributes), frozenset(pairs), tuple(_imports_of(instructions)), asks_types
-    )
+    imports = tuple(_imports_of(instructions))
+    texts = _searched_modules(instructions)
+    if texts:
+        imports += tuple(_imports_by_text(instructions, texts - {None}))
+    return CodeNames(tuple(chains), frozenset(attributes), frozenset(pairs), imports, None in texts, asks_types)
 
 
 def _imports_of(instructions: list[dis.Instruction]) -> Iterator[Import]:
@@ -100,6 +104,24 @@ def _imports_of(instructions: list[dis.Instruction]) -> Iterator[Import]:
                 yield Import(module.partition(".")[0], "", after.argval)
         elif instruction.opname == "IMPORT_FROM" and after.opname.startswith("STORE_"):
             yield Import(module, instruction.argval if is_from else "", after.argval, level)
+
+
+def _searched_modules(instructions: list[dis.Instruction]) -> set[str | None]:
+    """The names of modules that functions find: texts, None for those that are computed."""
+    found: set[str | None] = set()
+    for place, instruction in enumerate(instructions):
+        if instruction.argval in _FINDING and instruction.opname in _READ | _GLOBAL:
+            after = next((x for x in instructions[place + 1 :] if x.opname != "PUSH_NULL"), instruction)
+            is_text = after.opname == "LOAD_CONST" and isinstance(after.argval, str)
+            found.add(after.argval if is_text else None)
+    return found
+
+
+def _imports_by_text(instructions: list[dis.Instruction], texts: set[str | None]) -> Iterator[Import]:
+    """Modules that functions find by a text: for each variable of the code, and for what has no name."""
+    variables = {x.argval for x in instructions if x.opname.startswith("STORE_") and isinstance(x.argval, str)}
+    for text in texts:
+        yield from (Import(str(text), "", name) for name in ("", *sorted(variables)))
 
 
 def runs_inside_its_maker(frame: FrameType) -> bool:

@@ -3,12 +3,17 @@
 Of a module of the user's, whatever attribute code names anywhere counts as read. Of a library's, which holds hundreds
 that mean something else, what code names behind a name of the module: `import os` in a function and `os.environ` there,
 `self.os.environ`, or a variable that the function closes over.
+
+Code that gives `importlib.import_module` or `__import__` a text has that module; with a computed name, or where the
+function has another name, it may have any of the user's.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +34,7 @@ class Modules:
         self._after: dict[str, set[str]] = {}
         self._held: dict[str, dict[int, ModuleType]] = {}
         self._not_loaded: list[tuple[Import, Any]] = []
+        self._are_found = False
 
     def meet(self, module: ModuleType) -> None:
         """Code may have a module now, perhaps in ways that show no name of it."""
@@ -48,6 +54,8 @@ class Modules:
 
     def held(self, name: str, value: Any) -> None:
         """Code finds a value under a name: a variable's, or an attribute's; "" for one that is not shown."""
+        if value is import_module and name != "import_module":
+            self._find_all()
         if is_a(value, ModuleType) and id(value) not in self._held.setdefault(name, {}):
             self._held[name][id(value)] = value
             self._read_behind(value, self._after.get(name, ()))
@@ -65,15 +73,30 @@ class Modules:
                 for module in self._held.get(name, {}).values():
                     self._read_behind(module, (attribute,))
         self._import([(imported, package) for imported in names.imports])
+        if names.finds_modules:
+            self._find_all()
 
     def end(self) -> None:
         """The call is over, and has loaded all modules that its code imports."""
         left, self._not_loaded = self._not_loaded, []
         self._import(left)
+        if self._are_found:
+            self._meet_loaded()
 
     def due(self) -> tuple[ModuleType, str] | None:
         """An attribute that counts as read, once each; None when nothing is left."""
         return self._due.pop() if self._due else None
+
+    def _find_all(self) -> None:
+        """Code may have any module."""
+        if not self._are_found:
+            self._are_found = True
+            self._meet_loaded()
+
+    def _meet_loaded(self) -> None:
+        for module in list(sys.modules.values()):
+            if is_a(module, ModuleType):
+                self.meet(module)
 
     def _import(self, imports: Iterable[tuple[Import, Any]]) -> None:
         for imported, package in imports:

@@ -6,6 +6,7 @@ import operator
 from inspect import getattr_static
 from types import (
     BuiltinMethodType,
+    FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodDescriptorType,
@@ -17,13 +18,18 @@ from typing import Any
 
 import torch
 
-from dovetail.reach.libraries import is_library_class
+from dovetail.reach.codes import CodeNames
+from dovetail.reach.libraries import is_library_class, is_users_function
+from dovetail.reach.slots import PartOf
 from dovetail.reach.values import is_a
 
 WHOLE = frozenset(("__dict__", "__reduce_ex__", "__reduce__", "__getstate__", "__copy__", "__deepcopy__", "__dir__"))
 _BY_NAME = (operator.attrgetter, operator.methodcaller)
 _NAMED = frozenset(("__getattribute__", "getattr_static"))
 _DEFINE = frozenset(("__getattribute__", "__getattr__", "__setattr__", "__delattr__"))
+_OF_FUNCTIONS = frozenset(("__name__", "__qualname__", "__doc__", "__module__", "__annotations__"))
+_OF_CLASSES = frozenset(("__name__", "__qualname__", "__bases__", "__mro__"))
+_DESCRIBING = frozenset(("__annotations__", "get_annotations", "get_type_hints", "signature", "getfullargspec"))
 _BOUND: Any = (MethodWrapperType, BuiltinMethodType)
 _UNBOUND: Any = (WrapperDescriptorType, MethodDescriptorType)
 _OF_SLOTS: Any = (MemberDescriptorType, GetSetDescriptorType)
@@ -38,6 +44,9 @@ class PastReports:
         self._bound: list[Any] = []
         self._objects: list[Any] = []
         self._owners: list[Any] = []
+        self._describes = False
+        self._functions: list[FunctionType] = []
+        self._parts: list[PartOf] = []
 
     def meet(self, item: Any, kind: type) -> None:
         """Code may hold a value, of some class, now.
@@ -59,6 +68,8 @@ class PastReports:
             self._any_object = True
         elif any(item is known or kind is known for known in _BY_NAME):
             self._any_class = True
+        elif kind is FunctionType and is_users_function(item):
+            self._functions.append(item)
         elif not issubclass(kind, type) and _may_be_read(item):
             self._objects.append(item)
 
@@ -66,17 +77,33 @@ class PastReports:
         """Code may hold a class, or a module, of the user's now."""
         self._owners.append(owner)
 
-    def code(self, name: str, attributes: frozenset[str]) -> None:
-        """Code runs. name: its own. attributes: what it names.
+    def part(self, item: Any, name: str) -> None:
+        """Code reads an attribute of what a global variable, or a chain of attributes, leads to."""
+        if is_a(item, type):
+            is_part = name in _OF_CLASSES and not is_library_class(item)
+        else:
+            is_part = name in _OF_FUNCTIONS and is_a(item, FunctionType)
+        if is_part:
+            self._parts.append(PartOf(item, name))
 
-        Of objects that define how their attributes are read, everything counts as read anyway.
+    def code(self, name: str, names: CodeNames) -> None:
+        """Code runs. name: its own. names: what it names.
+
+        Of objects that define how their attributes are read, everything counts as read anyway. Annotations of any
+        function that is met count as read where code asks for those of one.
         """
+        attributes = names.attributes
+        self._describes |= not _DESCRIBING.isdisjoint((*attributes, *(chain[0] for chain in names.chains)))
         if name not in _DEFINE:
             self._gets |= "__get__" in attributes
             self._any_object |= not _NAMED.isdisjoint(attributes) or (self._gets and self._has_slots)
 
     def due(self) -> Any:
-        """Something of which everything counts as read, once each; None when nothing is left."""
+        """What counts as read wholly, or a part that counts as read, once each; None when nothing is left."""
+        if self._parts:
+            return self._parts.pop()
+        if self._describes and self._functions:
+            return PartOf(self._functions.pop(), "__annotations__")
         if self._bound:
             return self._bound.pop()
         if self._any_object and self._objects:

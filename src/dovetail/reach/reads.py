@@ -25,7 +25,7 @@ from dovetail.reach.contents import MISSING, Snapshot, in_cell, is_compared_by_c
 from dovetail.reach.libraries import is_library_class, is_library_module, is_ours, is_users_function
 from dovetail.reach.modules import Modules
 from dovetail.reach.past_reports import WHOLE, PastReports
-from dovetail.reach.slots import NamesOf, in_slot, settings_of_decimals, sources_of_levels, tables_asked
+from dovetail.reach.slots import NamesOf, PartOf, in_slot, settings_of_decimals, sources_of_levels, tables_asked
 from dovetail.reach.stand_ins import StandIn
 from dovetail.reach.unshown import Unshown
 from dovetail.reach.values import (
@@ -171,7 +171,7 @@ class Reads:
                 item = self._past.due()
                 if item is None:
                     return
-                self.whole(item)
+                (self.ask if is_a(item, PartOf) else self.whole)(item)
         finally:
             self._is_reading_on = False
 
@@ -224,7 +224,7 @@ class Reads:
         for chain in names.chains:
             self._follow(known, chain)
         self._modules.code(names, known.get("__package__"))
-        self._past.code(code.co_name, names.attributes)
+        self._past.code(code.co_name, names)
         self._read_on()
         new = names.attributes - self._named
         if new:
@@ -251,12 +251,11 @@ class Reads:
     def _follow(self, known: dict[str, Any], chain: tuple[str, ...]) -> None:
         value = self.entry(known, chain[0], "")
         for name in chain[1:]:
+            self._past.part(value, name)
             if is_a(value, ModuleType):
                 value = self._of_module(value, name)
-            elif is_a(value, type):
-                value = self.of_class(value, name)
             else:
-                return
+                value = self.of_class(value, name) if is_a(value, type) else MISSING
 
     def _read_cells(self, function: FunctionType) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

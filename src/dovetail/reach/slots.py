@@ -1,16 +1,18 @@
-"""What is in a slot of an object now, and which attributes an object has."""
+"""What is in a slot of an object now, which attributes an object has, and what functions and classes say."""
 
 from __future__ import annotations
 
 import decimal
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from dovetail.reach.contents import MISSING
-from dovetail.reach.values import attributes_of, has_attributes
+from dovetail.reach.values import attributes_of, has_attributes, is_a
 
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -66,3 +68,24 @@ class NamesOf:
 
     def __hash__(self) -> int:
         return id(self.item)
+
+
+@dataclass(frozen=True, eq=False)
+class PartOf:
+    """Asks what a function or a class says of itself."""
+
+    item: Any
+    name: str
+
+    def __call__(self) -> Any:
+        kind = type if is_a(self.item, type) else FunctionType
+        return vars(kind)[self.name].__get__(self.item)
+
+    def __repr__(self) -> str:
+        return f"the {self.name} of {self.item!r}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartOf) and other.item is self.item and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash((id(self.item), self.name))
