@@ -107,7 +107,7 @@ class StepCapture:
         self._leaf_names: dict[int, str] = {}
         self._shown = list(call.leaves)
         self._result_structure: Structure | None = None
-        self._asked = [default_group, *((lambda item=item: item) for item in reachable.others)]
+        self._asked = [default_group, *map(_giving, reachable.others)]
         self._not_guarded: list[Any] = []
         self._count = 0
         self._elsewhere: list[ReadChange] = []
@@ -206,6 +206,8 @@ class StepCapture:
             writes = list(left.numbers(recording, trees))
             hosts.settle(trees)
             left.make(trees)  # last: what comes before is numbered as in a recording that makes nothing
+        for item in self._reachable.late:
+            self._ask_before_runs(_giving(item))
         reads = self._watcher.guard(self._compared(), self._not_guarded)
         self._draws.check()
         host_calls = hosts.placed(partial(self._changed_by, recording))
@@ -374,3 +376,8 @@ class StepCapture:
         return Numbers(
             frozenset(number_slot.path for number_slot in self._numbers if number_slot.name in names), frozenset(leaves)
         )
+
+
+def _giving(item: Any) -> Callable[[], Any]:
+    """A question whose answer is an object: guards compare what it holds."""
+    return lambda: item

@@ -76,7 +76,7 @@ class ReachableState:
 
     Attributes: tensors: each tensor object once, with where it is held first: those of modules, of optimizers, the
     rest. modules, optimizers, schedulers, scalers: with what a user would call them. caches: labels of functions that
-    remember results.
+    remember results. late: see `learn`.
     """
 
     def __init__(self, target: Callable[..., Any], read: Names, arguments: Iterable[Any] = (), extra: Any = ()) -> None:
@@ -87,6 +87,7 @@ class ReachableState:
         """
         self._target, self._arguments, self._extra = target, tuple(arguments), extra
         self._read = read
+        self.late: list[Any] = []
         self.refresh()
 
     def refresh(self) -> None:
@@ -110,19 +111,25 @@ class ReachableState:
     def learn(self, reads: Reads, *, is_strict: bool, expects: bool = False) -> bool:
         """Look where a call has read; whether more is reached than before: tensors, optimizers and the like.
 
-        is_strict: any other slot counts as well. expects: see `Names.add`.
+        is_strict: any other slot counts as well. expects: see `Names.add`. More of `others`, which are asked before a
+        call, count unless the reads know what they held; these are `late`.
         """
+        self.late = []
         if not self._read.add(reads, expects=expects):
             return False
         before, compared = self._roles, self.compared
+        asked = set(map(id, self.others))
         self.refresh()
-        return self._roles != before or (is_strict and self.compared != compared)
+        if self._roles != before or (is_strict and self.compared != compared):
+            return True
+        self.late = [item for item in self.others if id(item) not in asked]
+        gone = asked - set(map(id, self.others))
+        return bool(gone) or not all(reads.snapshot.has(item) for item in self.late)
 
     @property
     def _roles(self) -> list[list[Any]]:
         named = (self.modules, self.optimizers, self.schedulers, self.scalers, self._randoms)
-        asked = list(map(id, self.others))  # before each call
-        return [asked, self.caches, [slot.path for slot, _ in self.tensors], *([name for name, *_ in x] for x in named)]
+        return [self.caches, [slot.path for slot, _ in self.tensors], *([name for name, *_ in x] for x in named)]
 
     @property
     def caches_of_functions(self) -> list[Slot]:
