@@ -34,23 +34,24 @@ SIBLINGS = frozenset({"capture", "joint", "passes", "partition", "memory"})
 # The public face is the root package, `dovetail` itself: what a user imports, and what cli imports as a user.
 ROOT = "__init__"
 
-_TO_ANALYSIS = frozenset({"errors", "torch_compat", "ir", "ops", "analysis"})
+_TO_ANALYSIS = frozenset({"deferred", "errors", "torch_compat", "ir", "ops", "analysis"})
 _TO_ARTIFACT = _TO_ANALYSIS | SIBLINGS | {"reach", "execute", "artifact"}
 _TO_FRONTENDS = _TO_ARTIFACT | {"pipeline", "frontends"}
 _TO_ROOT = _TO_FRONTENDS | {"inspect", "compat", ROOT}
 
 # Layer -> what it may import, from the lowest to the highest. A dotted entry allows that one module of a layer.
 MAY_IMPORT: dict[str, frozenset[str]] = {
+    "deferred": frozenset(),
     "errors": frozenset(),
-    "torch_compat": frozenset({"errors"}),
-    "ir": frozenset({"errors", "torch_compat"}),
-    "ops": frozenset({"errors", "torch_compat", "ir"}),
+    "torch_compat": frozenset({"deferred", "errors"}),
+    "ir": frozenset({"deferred", "errors", "torch_compat"}),
+    "ops": frozenset({"deferred", "errors", "torch_compat", "ir"}),
     "analysis": _TO_ANALYSIS - {"analysis"},
     "reach": _TO_ANALYSIS,
     **dict.fromkeys(sorted(SIBLINGS - {"capture"}), _TO_ANALYSIS),
     "capture": _TO_ANALYSIS | {"reach"},
     "execute": _TO_ANALYSIS | {"memory.problem", "memory.in_arena", "memory.solve"},
-    "artifact": frozenset({"errors", "torch_compat", "ir", "ops"}),
+    "artifact": frozenset({"deferred", "errors", "torch_compat", "ir", "ops"}),
     "pipeline": _TO_ARTIFACT,
     "frontends": _TO_FRONTENDS - {"frontends"},
     "inspect": _TO_FRONTENDS,
@@ -249,7 +250,7 @@ def _layer_of(path: str) -> str | None:
 
 
 def _imports(file: _File) -> Iterator[_Import]:
-    """Every name that an import statement, or `importlib.import_module` of a literal, brings in."""
+    """Every name that an import statement, `importlib.import_module` or `deferred` of a literal brings in."""
     for node in file.nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -258,7 +259,7 @@ def _imports(file: _File) -> Iterator[_Import]:
             base = _absolute_base(file, node)
             for alias in node.names:
                 yield _Import(base if alias.name == "*" else f"{base}.{alias.name}", node.lineno)
-        elif isinstance(node, ast.Call) and _called_name(node) in {"import_module", "__import__"}:
+        elif isinstance(node, ast.Call) and _called_name(node) in {"import_module", "__import__", "deferred"}:
             text = _literal(node.args[0]) if node.args else None
             if text is not None:
                 yield _Import(text, node.lineno)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dovetail.errors import BadOptionValue, UnknownOption
-from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.driver import PASS_NAMES
+from dovetail.pipeline.executor_list import make_executors
 from dovetail.pipeline.options import Options, resolve_options
 
 

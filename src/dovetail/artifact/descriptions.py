@@ -14,28 +14,41 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dovetail.artifact.known_results import KnownResults
 from dovetail.artifact.target_text import wrapped_operator
+from dovetail.deferred import deferred
 from dovetail.ir.prim import Prim
-from dovetail.ir.program import Node, Operand, Program, ScalarMeta, TensorMeta, Value, map_leaves, meta_symbols
+from dovetail.ir.program import (
+    Node,
+    Operand,
+    Program,
+    ScalarMeta,
+    TensorMeta,
+    Value,
+    map_leaves,
+    meta_symbols,
+    values_in,
+)
 from dovetail.ir.sizes import Number, Scalar, Size, SizeExpr, evaluate
 from dovetail.ops import prims
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key, tags_of
 from dovetail.torch_compat.fake_layouts import as_laid_out, as_on_cpu, run_on_fakes
-from dovetail.torch_compat.fakes import (
-    DATA_DEPENDENT_ERRORS,
-    NO_FAKE_KERNEL_ERRORS,
-    new_fake_mode,
-    new_symbolic_fake_mode,
-)
+from dovetail.torch_compat.plain_numbers import kernels_for_plain_numbers
 from dovetail.torch_compat.python_kernels import python_kernels_without_dynamo
+
+if TYPE_CHECKING:
+    from dovetail.torch_compat import fakes
+else:
+    fakes = deferred("dovetail.torch_compat.fakes")
 
 _META = torch.device("meta")
 _DEVICES = frozenset({"cpu", "cuda", "meta"})
+_BY_INDICES = frozenset({torch.ops.aten.index.Tensor})
+_MASKS = frozenset({torch.bool, torch.uint8})
 _OF_DATA = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 # They describe no tensor, or one that is as their name says.
 _NOT_RUN = frozenset(
@@ -44,7 +57,6 @@ _NOT_RUN = frozenset(
         *(prims.GUARD_NUMBER, prims.REACHED),
     }
 )
-_UNKNOWN: tuple[type[Exception], ...] = (NotImplementedError, *NO_FAKE_KERNEL_ERRORS, *DATA_DEPENDENT_ERRORS)
 _MAX_BYTES = 1 << 40
 _ATTEMPTS = 400
 _FIRST = (7, 16, 4, 2, 32, 1)
@@ -64,6 +76,7 @@ def check_descriptions(program: Program, sizes: Mapping[str, Number] | None, kno
         torch.no_grad(),
         torch.inference_mode(False),
         python_kernels_without_dynamo(),
+        kernels_for_plain_numbers(),
     ):
         warnings.simplefilter("ignore")
         numbers = {name: number for name, number in (sizes or {}).items() if name in symbols}
@@ -175,7 +188,7 @@ class _Run:
 
     def _ask_for_kinds(self, node: Node) -> None:
         """Hold the dtypes and ranks of results against fakes, where data tells the sizes. Raises: _Lie."""
-        results = self._fakes_of(node, new_symbolic_fake_mode())
+        results = self._fakes_of(node, fakes.new_symbolic_fake_mode())
         for value, result in self._pairs(node, results) if results is not None else ():
             meta = value.tensor
             if (result.dtype, result.dim()) != (meta.dtype, len(meta.shape)):
@@ -191,7 +204,7 @@ class _Run:
         if self._known.has_agreed(call):
             return
         if self._fake_mode is None:
-            self._fake_mode = new_fake_mode()
+            self._fake_mode = fakes.new_fake_mode()
         results = self._fakes_of(node, self._fake_mode)
         if results is None:
             return
@@ -219,7 +232,7 @@ class _Run:
                 result = as_laid_out(_operator_of(node), args, run_on_fakes(node.target, args, kwargs))
                 results = list(result) if node.unpack else [result]
                 self._check_number(node, results)
-        except _UNKNOWN:
+        except _unknown():
             return None
         except _Lie:
             raise
@@ -334,6 +347,10 @@ class _Run:
             raise _Lie(f"the size {size} has no value: {error}") from error
 
 
+def _unknown() -> tuple[type[Exception], ...]:
+    return (NotImplementedError, *fakes.NO_FAKE_KERNEL_ERRORS, *fakes.DATA_DEPENDENT_ERRORS)
+
+
 def _operator_of(node: Node) -> Any:
     return wrapped_operator(node.target) if isinstance(node.target, Prim) else node.target
 
@@ -347,6 +364,8 @@ def _takes_device(node: Node) -> bool:
 
 def _depends_on_data(node: Node) -> bool:
     op = _operator_of(node)
+    if op in _BY_INDICES and not any(value.tensor.dtype in _MASKS for value in values_in(node.args[1:2])):
+        return False  # as many elements as there are indices
     return isinstance(op, Overload) and not _OF_DATA.isdisjoint(tags_of(op))
 
 

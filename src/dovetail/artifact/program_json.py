@@ -36,6 +36,7 @@ from dovetail.artifact.subgraph_rules import (
     subgraph_call,
 )
 from dovetail.artifact.target_text import Allowed, read_target, target_text
+from dovetail.deferred import deferred
 from dovetail.errors import InvalidProgram, NotSerializable
 from dovetail.ir import signature as roles
 from dovetail.ir.program import (
@@ -59,7 +60,8 @@ from dovetail.ir.sizes import to_json as size_to_json
 from dovetail.ir.stages import verify_program
 from dovetail.ir.sub_programs import sub_programs_of, with_inner_programs
 from dovetail.ops.facts import writes_of
-from dovetail.ops.sub_programs import over_programs
+
+_sub_programs = deferred("dovetail.ops.sub_programs")
 
 FORMAT = "dovetail program"
 VERSION = 1
@@ -309,7 +311,7 @@ class _Reader:
             operator = read_operator(text)
             check_count(len(entry["subgraphs"]), len(FORMS[operator.name()].arguments), "subgraphs")
             programs = [self._subgraph(inner) for inner in entry["subgraphs"]]
-            target, args = over_programs(operator, checked_call(operator.name(), args, programs))
+            target, args = _sub_programs.over_programs(operator, checked_call(operator.name(), args, programs))
         else:
             if text not in self._targets:
                 self._targets[text] = read_target(text, self._allowed)

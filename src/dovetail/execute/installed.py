@@ -14,14 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
+from dovetail.deferred import deferred
 from dovetail.errors import BadOptionValue
 from dovetail.execute.executors.aten import AtenExecutor
-from dovetail.execute.native.executor import NativeExecutor
 from dovetail.execute.protocol import Executor
 
+if TYPE_CHECKING:
+    from dovetail.execute.native import executor as native
+else:
+    native = deferred("dovetail.execute.native.executor")
+
 GROUP = "dovetail.executors"
-_OWN: dict[str, Callable[[], Executor]] = {"native": NativeExecutor, "aten": AtenExecutor}
+
+
+def _native() -> Executor:
+    return native.NativeExecutor()
+
+
+_OWN: dict[str, Callable[[], Executor]] = {"native": _native, "aten": AtenExecutor}
 
 
 def brought_executors() -> dict[str, EntryPoint]:

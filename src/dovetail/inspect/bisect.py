@@ -34,7 +34,7 @@ from dovetail.inspect.states import (
 from dovetail.ir.program import Node, Value, values_in
 from dovetail.ir.text import Names, plain_call
 from dovetail.ops.facts import written_values
-from dovetail.pipeline.compile import make_executors
+from dovetail.pipeline.executor_list import make_executors
 from dovetail.pipeline.options import Options
 
 _CALL_DIFFERS = "but the {call}. Other code ran it: pass its executors to bisect, too"

@@ -10,10 +10,11 @@ from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile_trace import Lowering
 from dovetail.pipeline.driver import StepRecord
+from dovetail.pipeline.held import STEP
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import policy_for
 from dovetail.pipeline.peak_account import MemoryAccount, peak_account
-from dovetail.pipeline.recompute import STEP, PlanPoint, StepPlans
+from dovetail.pipeline.recompute import PlanPoint, StepPlans
 
 _RECOMPUTE = "recompute"  # the name of the pass
 

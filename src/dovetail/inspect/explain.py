@@ -35,10 +35,10 @@ from dovetail.ir.text import Names
 from dovetail.partition.choose import PartitionReport
 from dovetail.partition.split import Split
 from dovetail.passes.inplace_report import DonationRow, InplaceReport
-from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.compile_trace import LIKELY, STEP_STATE, CompileTrace, Lowering, Step
 from dovetail.pipeline.donation import DonationReport
 from dovetail.pipeline.driver import StepRecord
+from dovetail.pipeline.executor_list import make_executors
 from dovetail.pipeline.memory_limit import state_bytes
 from dovetail.pipeline.peak_account import MemoryAccount
 from dovetail.pipeline.splitting import stays_behind

@@ -70,7 +70,7 @@ ACTIVATIONS = frozenset({"none", *_ACTIVATIONS})
 
 
 def _pack_linear(weight: torch.Tensor, rows: int | None = None) -> torch.Tensor:
-    if is_fake(weight) or not onednn.has_onednn():
+    if is_fake(weight) or weight.is_meta or not onednn.has_onednn():
         return weight.clone(memory_format=torch.contiguous_format)
     return onednn.pack_linear_weight(weight, rows)
 
@@ -113,7 +113,7 @@ def _pack_conv(
     groups: int,
     input_size: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    if is_fake(weight) or not onednn.has_onednn():
+    if is_fake(weight) or weight.is_meta or not onednn.has_onednn():
         return weight.clone(memory_format=torch.contiguous_format)
     return onednn.pack_conv_weight(weight, padding, stride, dilation, groups, input_size)
 

@@ -19,8 +19,7 @@ from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.donation import Donated
 from dovetail.execute.foreign import ForeignProgram, example_inputs_of
 from dovetail.execute.graph import CompiledGraph
-from dovetail.execute.installed import executor_by_name
-from dovetail.execute.protocol import ExecutorList, RunnableProgram
+from dovetail.execute.protocol import RunnableProgram
 from dovetail.execute.training import TrainingGraph
 from dovetail.execute.wrapper import build_wrapper, wrapper_source
 from dovetail.ir.calling import CallPlan, Pattern
@@ -40,6 +39,7 @@ from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.donation import late_writes, offer_inputs
 from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes, writes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
+from dovetail.pipeline.executor_list import make_executors
 from dovetail.pipeline.memory_limit import memory_limit, refuse_unknown_sizes, state_bytes
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context
@@ -386,12 +386,3 @@ def _residual_inputs(forward: Program, plan: CallPlan) -> dict[int, int]:
     residuals = forward.outputs[len(plan.differentiable) :]
     tensors = [(place, value) for place, value in enumerate(residuals) if value is not None]
     return {place: written[id(value)] for place, value in tensors if id(value) in written}
-
-
-def make_executors(options: Options) -> ExecutorList:
-    """The executors that the options name, in order, with `aten` as the last resort.
-
-    Raises: BadOptionValue for a name that does not exist.
-    """
-    names = [*options.executors, *(() if "aten" in options.executors else ("aten",))]
-    return ExecutorList(tuple(executor_by_name(name) if isinstance(name, str) else name for name in names))

@@ -9,17 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dovetail.analysis.liveness import simulate_peak
-from dovetail.analysis.verify_inplace import verify_inplace
+from dovetail.deferred import deferred
 from dovetail.errors import InvalidProgram
 from dovetail.ir.program import Node, Program, Stage
 from dovetail.ir.stages import verify_program
 from dovetail.ir.text import emit, plain_call
 from dovetail.ops.facts import writes_of
-from dovetail.pipeline.differential import verify_same_results
 from dovetail.pipeline.dump import JOINT, Dump
 from dovetail.pipeline.passes import PASSES, Context, PassSpec, is_stopped
+
+if TYPE_CHECKING:
+    from dovetail.analysis import verify_inplace
+    from dovetail.pipeline import differential
+else:
+    differential = deferred("dovetail.pipeline.differential")
+    verify_inplace = deferred("dovetail.analysis.verify_inplace")
 
 PASS_NAMES = tuple(dict.fromkeys(spec.name for passes in PASSES.values() for spec in passes.specs))
 """The names of all passes, of every kind of program."""
@@ -85,9 +92,9 @@ def _run_pass(spec: PassSpec, program: Program, context: Context, keep: bool | N
             raise _broken(result, "a pass makes a program of the stage that it says", spec.name)
         verify_program(result, writes)
     if level > 1 and result is not program and spec.tier == "bitwise":
-        verify_same_results(spec.name, program, result, context.hints, lost=context.donated)
+        differential.verify_same_results(spec.name, program, result, context.hints, lost=context.donated)
         if spec.yields is Stage.IN_PLACE:
-            verify_inplace(program, result, donated=context.donated, commit=True, hints=context.hints)
+            verify_inplace.verify_inplace(program, result, donated=context.donated, commit=True, hints=context.hints)
     reason = "" if keep is not False else "DECIDED-BEFORE: dropped for the first pattern"
     if keep is None and result is not program:
         before, after = (

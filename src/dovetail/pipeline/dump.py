@@ -14,19 +14,24 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dovetail.analysis.liveness import last_uses, simulate_peak
-from dovetail.artifact.call import save_call
 from dovetail.artifact.program_json import program_to_json
+from dovetail.deferred import deferred
 from dovetail.errors import NotSerializable
 from dovetail.execute.protocol import RunnableProgram
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
 from dovetail.ir.text import emit, plain_call
 from dovetail.pipeline.compile_trace import CompileTrace, Step
+
+if TYPE_CHECKING:
+    from dovetail.artifact import call
+else:
+    call = deferred("dovetail.artifact.call")
 
 _SERIAL = itertools.count()
 
@@ -80,7 +85,7 @@ class WatchedCall:
 
     def _save(self, what: str, items: Sequence[Any]) -> bool:
         try:
-            save_call(self._stem.with_name(f"{self._stem.name}.{what}.safetensors"), items)
+            call.save_call(self._stem.with_name(f"{self._stem.name}.{what}.safetensors"), items)
         except NotSerializable as error:
             logger.warning("the %s of %s cannot be written: %s", what, self._stem.name, error)
             return False

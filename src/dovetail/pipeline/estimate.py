@@ -19,10 +19,11 @@ from dovetail.ir.sizes import Number
 from dovetail.pipeline.compile import compile_recording
 from dovetail.pipeline.driver import run_passes
 from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.held import STEP
 from dovetail.pipeline.offload import file_in
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import Context, policy_for
-from dovetail.pipeline.recompute import STEP, PlanPoint, StepPlans
+from dovetail.pipeline.recompute import PlanPoint, StepPlans
 from dovetail.pipeline.step import step_passes, writing_step
 from dovetail.torch_compat.dispatch import storage_key
 

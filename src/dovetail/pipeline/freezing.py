@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dovetail.analysis.liveness import simulate_peak
+from dovetail.deferred import deferred
 from dovetail.errors import BadOptionValue
-from dovetail.execute.needs import Needs
 from dovetail.ir.calling import CallPlan
 from dovetail.ir.draft import Draft
 from dovetail.ir.plan_inputs import renumbered
@@ -23,15 +23,24 @@ from dovetail.ir.program import Node, Operand, Program, Value, values_in
 from dovetail.ops.packed import is_packing
 from dovetail.partition.policy import Mark, Policy
 from dovetail.partition.split import split_by_phase
-from dovetail.passes.fold_constants import FoldReport, fold_constants
-from dovetail.passes.fold_plan import FoldingPlan, plan_folding
 from dovetail.pipeline.copies_back import carry_out_writes
 from dovetail.pipeline.driver import StepRecord, elapsed_us, run_passes
 from dovetail.pipeline.dump import BACKWARD, FORWARD, Dump
+from dovetail.pipeline.held import FROZEN
 from dovetail.pipeline.memory_limit import MemoryLimit, memory_limit
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import PASSES, Context
-from dovetail.pipeline.recompute import FROZEN, recompute, too_low
+
+if TYPE_CHECKING:
+    from dovetail.execute import needs
+    from dovetail.passes.fold_constants import FoldReport
+    from dovetail.passes.fold_plan import FoldingPlan
+    from dovetail.pipeline import recompute
+else:
+    needs = deferred("dovetail.execute.needs")
+    recompute = deferred("dovetail.pipeline.recompute")
+
+_fold_constants, _fold_plan = deferred("dovetail.passes.fold_constants"), deferred("dovetail.passes.fold_plan")
 
 _BY_NAME = frozenset({"merge_linears"})  # does not pay on every machine; see its page
 
@@ -103,7 +112,7 @@ def within_limit(folded: Folded, context: Context, dump: Dump) -> Folded:
         return carry_out_writes(split_by_phase(changed).forward, folded.plan)
 
     state, plans = context.state_bytes, context.plans
-    changed, report = recompute(program, context.hints, plans, limit, state, policy, FROZEN, before=before)
+    changed, report = recompute.recompute(program, context.hints, plans, limit, state, policy, FROZEN, before=before)
     spent, counts = elapsed_us(start), (len(program.nodes), len(changed.nodes))
     dump.step("recompute", changed, StepRecord("recompute", *counts, spent, str(report), details=report))
     return replace(folded, program=changed)
@@ -139,11 +148,11 @@ def finish(folded: Folded, context: Context, dump: Dump) -> Program:
         dump.step("write_inputs-forward", written, part=FORWARD)
     program, limit = run_passes("packed", written, context, dump)[0], _limit(context)
     if limit is not None:
-        needs = Needs(context.hints)
-        needs.measure(program.nodes)
-        peak = simulate_peak(program, context.hints, need_of=needs.need_of).peak_bytes
+        measured = needs.Needs(context.hints)
+        measured.measure(program.nodes)
+        peak = simulate_peak(program, context.hints, need_of=measured.need_of).peak_bytes
         if peak > limit.above(context.state_bytes):
-            raise too_low(limit, peak, context.state_bytes, FROZEN)
+            raise recompute.too_low(limit, peak, context.state_bytes, FROZEN)
     return program
 
 
@@ -158,7 +167,7 @@ def fold(
     start = time.perf_counter_ns()
     asked = {(one.program.name, name) for one in unfolded for name in one.asked}
     programs = [one.program for one in unfolded]
-    plan = plan_folding(programs, tensors.keys() - state, asked, taken=tensors.keys(), opaque=False)
+    plan = _fold_plan.plan_folding(programs, tensors.keys() - state, asked, taken=tensors.keys(), opaque=False)
     found, report = _evaluated(unfolded, plan, tensors)
     spent = elapsed_us(start)
     before, after = (sum(len(one.program.nodes) for one in group) for group in (unfolded, found))
@@ -186,7 +195,7 @@ def plan_packing(folded: Sequence[Folded], names: Collection[str], state: frozen
         return None
     programs = _sharing_packed([one.program for one in folded])
     asked = {(program.name, v.name) for program in programs for node in _packings(program) for v in node.results()}
-    plan = plan_folding(programs, set(names) - state, asked, taken=names)
+    plan = _fold_plan.plan_folding(programs, set(names) - state, asked, taken=names)
     unfolded = [
         Unfolded(program, one.plan, frozenset(), len(program.inputs) - len(one.held))
         for program, one in zip(programs, folded, strict=True)
@@ -248,7 +257,7 @@ def _packed_from(programs: Sequence[Program], plan: FoldingPlan) -> dict[str, st
 def _evaluated(
     unfolded: Sequence[Unfolded], plan: FoldingPlan, tensors: dict[str, torch.Tensor]
 ) -> tuple[list[Folded], FoldReport]:
-    rewritten, report = fold_constants([one.program for one in unfolded], tensors, plan)
+    rewritten, report = _fold_constants.fold_constants([one.program for one in unfolded], tensors, plan)
     parts = zip(unfolded, rewritten, report.kept_inputs, report.added_inputs, strict=True)
     found = [_renumbered(*part) for part in parts]
     read = frozenset[str]().union(*(folded.held for folded in found))

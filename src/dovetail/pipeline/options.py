@@ -34,18 +34,26 @@ import difflib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from dovetail.deferred import deferred
 from dovetail.errors import BadOptionValue, UnknownOption
-from dovetail.execute.foreign import Compilers
 from dovetail.execute.installed import executor_by_name
 from dovetail.execute.protocol import Executor
 from dovetail.partition.patterns import Patterns, patterns_of
-from dovetail.partition.problem import Problem
 from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import Door
 from dovetail.pipeline.memory_limit import memory_limit
-from dovetail.pipeline.offload import check_folder
-from dovetail.torch_compat.decompositions import Decompositions
+
+if TYPE_CHECKING:
+    from dovetail.execute import foreign
+    from dovetail.execute.foreign import Compilers
+    from dovetail.partition.problem import Problem
+    from dovetail.pipeline import offload
+    from dovetail.torch_compat.decompositions import Decompositions
+else:
+    foreign = deferred("dovetail.execute.foreign")
+    offload = deferred("dovetail.pipeline.offload")
 
 _NO_LIMIT_BESIDE = {
     "dynamic": "one program is for all sizes of the arguments, and a limit is kept for those that it was made for",
@@ -59,10 +67,15 @@ _NO_ARENA_BESIDE = {
 }
 _VERIFY_LEVELS = (0, 1, 2)
 _OBJECTS = (
-    ("compilers", Compilers, "dovetail.aot_function creates it", "Compilers(forward, backward, inference)"),
+    (
+        "compilers",
+        lambda: foreign.Compilers,
+        "dovetail.aot_function creates it",
+        "Compilers(forward, backward, inference)",
+    ),
     (
         "compile_trace",
-        CompileTrace,
+        lambda: CompileTrace,
         "it keeps the steps of a compilation",
         "a CompileTrace of dovetail.pipeline.compile_trace",
     ),
@@ -140,7 +153,7 @@ def resolve_options(
         if isinstance(executor, str):
             executor_by_name(executor)
     if options.offload is not None:
-        check_folder(options.offload, has_limit=options.memory_limit is not None)
+        offload.check_folder(options.offload, has_limit=options.memory_limit is not None)
     if options.memory_limit is not None:
         memory_limit(options.memory_limit)
         _refuse_beside("memory_limit", options, _NO_LIMIT_BESIDE)
@@ -185,7 +198,7 @@ def _foreign_objects(options: Options) -> Iterator[tuple[str, object, str, str]]
     """Options that are not of the class that they must be: name, value, reason, what is expected."""
     for option, kind, reason, expected in _OBJECTS:
         value = getattr(options, option)
-        if value is not None and not isinstance(value, kind):
+        if value is not None and not isinstance(value, kind()):
             yield option, value, reason, expected
 
 

@@ -15,33 +15,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
-from dovetail.execute.needs import Needs
+from dovetail.deferred import deferred
 from dovetail.ir.program import Program, Stage
 from dovetail.ir.sizes import Number
 from dovetail.partition.policy import Policy
-from dovetail.passes.channels_last import channels_last
-from dovetail.passes.chunk_rows import chunk_rows
-from dovetail.passes.common_subexpressions import merge_common_subexpressions
-from dovetail.passes.dead_code import remove_dead_code
-from dovetail.passes.early_updates import early_updates
 from dovetail.passes.expand_foreach import expand_foreach
-from dovetail.passes.fold_batch_norms import fold_batch_norms
 from dovetail.passes.inplace import PlanMemory, work_in_place
-from dovetail.passes.merge_linears import merge_linears
-from dovetail.passes.no_ops import remove_no_ops
-from dovetail.passes.prepack import prepack
-from dovetail.passes.remove_dropout import remove_dropout
-from dovetail.passes.row_blocks import row_blocks
 from dovetail.passes.sink import sink
 from dovetail.pipeline.dump import BACKWARD, FORWARD, JOINT
+from dovetail.pipeline.held import GRAPH, STEP, Held
 from dovetail.pipeline.memory_limit import memory_limit
-from dovetail.pipeline.offload import file_in
 from dovetail.pipeline.options import Options
-from dovetail.pipeline.recompute import GRAPH, STEP, Held, recompute
+
+if TYPE_CHECKING:
+    from dovetail.execute.needs import Needs
+    from dovetail.pipeline import offload, recompute
+else:
+    offload, recompute = deferred("dovetail.pipeline.offload"), deferred("dovetail.pipeline.recompute")
+
+# A frozen program that is loaded needs the passes named above, and none of these.
+_channels_last = deferred("dovetail.passes.channels_last")
+_chunk_rows = deferred("dovetail.passes.chunk_rows")
+_common_subexpressions = deferred("dovetail.passes.common_subexpressions")
+_dead_code = deferred("dovetail.passes.dead_code")
+_early_updates = deferred("dovetail.passes.early_updates")
+_fold_batch_norms = deferred("dovetail.passes.fold_batch_norms")
+_merge_linears = deferred("dovetail.passes.merge_linears")
+_no_ops = deferred("dovetail.passes.no_ops")
+_prepack = deferred("dovetail.passes.prepack")
+_remove_dropout = deferred("dovetail.passes.remove_dropout")
+_row_blocks = deferred("dovetail.passes.row_blocks")
 
 Tier: TypeAlias = Literal["bitwise", "numerics"]
 
@@ -104,20 +112,24 @@ class PassList:
     weighs: bool = False
 
 
-def _plain(function: Callable[[Program], tuple[Program, Any]]) -> Run:
-    return lambda program, context: function(program)
+def _plain(module: ModuleType, name: str) -> Run:
+    return lambda program, context: getattr(module, name)(program)
 
 
-def _over_constants(function: Callable[..., tuple[Program, Any]]) -> Run:
-    return lambda program, given: function(program, given.constants, given.infer)
+def _over_constants(module: ModuleType, name: str) -> Run:
+    return lambda program, given: getattr(module, name)(program, given.constants, given.infer)
 
 
 _FUNCTIONAL = frozenset({Stage.FUNCTIONAL, Stage.WHOLE})
 _LATE = frozenset({Stage.FUNCTIONAL, Stage.WHOLE, Stage.SPLIT, Stage.IN_PLACE})
 
-_EARLY_UPDATES = PassSpec("early_updates", "bitwise", _LATE, None, lambda p, given: early_updates(p, given.plans))
+_EARLY_UPDATES = PassSpec(
+    "early_updates", "bitwise", _LATE, None, lambda p, given: _early_updates.early_updates(p, given.plans)
+)
 _EXPAND_FOREACH = PassSpec("expand_foreach", "bitwise", _LATE, None, lambda p, given: expand_foreach(p, given.plans))
-_ROW_BLOCKS = PassSpec("row_blocks", "bitwise", _LATE, None, lambda p, given: row_blocks(p, given.infer, given.plans))
+_ROW_BLOCKS = PassSpec(
+    "row_blocks", "bitwise", _LATE, None, lambda p, given: _row_blocks.row_blocks(p, given.infer, given.plans)
+)
 _SINK = PassSpec("sink", "bitwise", _LATE, None, lambda p, given: sink(p, given.dying, given.plans))
 _REINPLACE = PassSpec(
     "reinplace",
@@ -131,10 +143,16 @@ _FOLD_BATCH_NORMS = PassSpec(
     "numerics",
     _FUNCTIONAL,
     None,
-    lambda p, given: fold_batch_norms(p, given.constants, given.infer, frugal=True, contents=given.contents),
+    lambda p, given: _fold_batch_norms.fold_batch_norms(
+        p, given.constants, given.infer, frugal=True, contents=given.contents
+    ),
 )
 _CHUNK_ROWS = PassSpec(
-    "chunk_rows", "numerics", frozenset({Stage.WHOLE}), None, lambda p, given: chunk_rows(p, given.infer, given.hints)
+    "chunk_rows",
+    "numerics",
+    frozenset({Stage.WHOLE}),
+    None,
+    lambda p, given: _chunk_rows.chunk_rows(p, given.infer, given.hints),
 )
 _HALF = (_EXPAND_FOREACH, _SINK, _REINPLACE)
 
@@ -151,7 +169,7 @@ def _recompute(program: Program, given: Context) -> tuple[Program, object]:
     if limit is None and options.partition != "auto":
         return program, "nothing runs again, as partition= says"
     policy = policy_for(program, options, given.held)
-    return recompute(
+    return recompute.recompute(
         program,
         given.hints,
         given.plans,
@@ -160,7 +178,7 @@ def _recompute(program: Program, given: Context) -> tuple[Program, object]:
         policy,
         held=given.held,
         needs=given.needs,
-        file=file_in(options.offload),
+        file=offload.file_in(options.offload),
     )
 
 
@@ -171,9 +189,15 @@ _RECOMPUTE = PassSpec(
 PASSES: dict[str, PassList] = {
     "joint": PassList(
         (
-            PassSpec("dead_code", "bitwise", _FUNCTIONAL, None, _plain(remove_dead_code)),
-            PassSpec("no_ops", "bitwise", _FUNCTIONAL, None, _plain(remove_no_ops)),
-            PassSpec("common_subexpressions", "bitwise", _FUNCTIONAL, None, _plain(merge_common_subexpressions)),
+            PassSpec("dead_code", "bitwise", _FUNCTIONAL, None, _plain(_dead_code, "remove_dead_code")),
+            PassSpec("no_ops", "bitwise", _FUNCTIONAL, None, _plain(_no_ops, "remove_no_ops")),
+            PassSpec(
+                "common_subexpressions",
+                "bitwise",
+                _FUNCTIONAL,
+                None,
+                _plain(_common_subexpressions, "merge_common_subexpressions"),
+            ),
         ),
         weighs=True,
     ),
@@ -184,11 +208,29 @@ PASSES: dict[str, PassList] = {
     "step": PassList((_EARLY_UPDATES, _EXPAND_FOREACH, _ROW_BLOCKS, _RECOMPUTE, _REINPLACE), "fast"),
     "frozen": PassList(
         (
-            PassSpec("remove_dropout", "bitwise", _FUNCTIONAL, None, _over_constants(remove_dropout)),
+            PassSpec(
+                "remove_dropout",
+                "bitwise",
+                _FUNCTIONAL,
+                None,
+                _over_constants(_remove_dropout, "remove_dropout"),
+            ),
             _FOLD_BATCH_NORMS,
-            PassSpec("merge_linears", "numerics", _FUNCTIONAL, None, _over_constants(merge_linears)),
-            PassSpec("channels_last", "numerics", _FUNCTIONAL, None, _over_constants(channels_last)),
-            PassSpec("prepack", "numerics", _FUNCTIONAL, None, _over_constants(prepack)),
+            PassSpec(
+                "merge_linears",
+                "numerics",
+                _FUNCTIONAL,
+                None,
+                _over_constants(_merge_linears, "merge_linears"),
+            ),
+            PassSpec(
+                "channels_last",
+                "numerics",
+                _FUNCTIONAL,
+                None,
+                _over_constants(_channels_last, "channels_last"),
+            ),
+            PassSpec("prepack", "numerics", _FUNCTIONAL, None, _over_constants(_prepack, "prepack")),
         ),
         "joint",
     ),

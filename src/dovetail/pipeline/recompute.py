@@ -8,7 +8,7 @@ from functools import cached_property
 
 from dovetail.analysis.liveness import simulate_peak
 from dovetail.errors import MemoryLimitTooLow, UnsupportedStep
-from dovetail.execute.needs import Needs, bytes_before_run
+from dovetail.execute.needs import Needs
 from dovetail.ir.made_symbols import made_symbols
 from dovetail.ir.program import Program
 from dovetail.ir.sizes import Number
@@ -22,6 +22,7 @@ from dovetail.partition.whole.problem import File, WholeProblem, build_whole_pro
 from dovetail.partition.whole.schedule import Move, Schedule, Way
 from dovetail.passes.collection import collection_paused
 from dovetail.passes.inplace import PlanMemory, apply_plan, choose_plan
+from dovetail.pipeline.held import STEP, Held
 from dovetail.pipeline.memory_limit import MemoryLimit, readable
 
 
@@ -74,24 +75,6 @@ _HALVINGS = 3  # of the ladder, for a curve
 
 def _itself(program: Program) -> Program:
     return program
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """How errors speak of a program: what it is, what is there before it runs, and what would lower its peak."""
-
-    what: str
-    state: str
-    others: str
-
-    def least_bytes(self, program: Program) -> int:
-        """What is taken before the first node."""
-        return bytes_before_run(program) if self is STEP else 0
-
-
-STEP = Held("step", "state and arguments", "take a smaller batch, or clear gradients first thing in the step")
-GRAPH = Held("graph", "weights and arguments", "or take a smaller batch")
-FROZEN = Held("frozen program", "weights and arguments", "or take a smaller batch")
 
 
 @collection_paused()

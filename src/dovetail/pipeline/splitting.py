@@ -59,8 +59,9 @@ from dovetail.passes.dead_code import remove_dead_code
 from dovetail.passes.inplace import PlanMemory
 from dovetail.passes.sink import sink
 from dovetail.pipeline.copies_back import carry_out_writes
+from dovetail.pipeline.held import GRAPH
 from dovetail.pipeline.memory_limit import MemoryLimit
-from dovetail.pipeline.recompute import GRAPH, may_pay, recompute, too_low
+from dovetail.pipeline.recompute import may_pay, recompute, too_low
 from dovetail.torch_compat.autograd import frees_arriving_gradients
 
 WHOLE = "whole program"

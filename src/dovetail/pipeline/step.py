@@ -32,13 +32,14 @@ from dovetail.ops.prims import REACHED
 from dovetail.partition.whole.forced import recompute_as_asked
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.arena import code_of
-from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.compile_trace import STEP_STATE
 from dovetail.pipeline.driver import StepRecord, run_passes
 from dovetail.pipeline.dump import JOINT, Dump
+from dovetail.pipeline.executor_list import make_executors
+from dovetail.pipeline.held import STEP
 from dovetail.pipeline.options import Options
 from dovetail.pipeline.passes import PASSES, Context
-from dovetail.pipeline.recompute import STEP, RecomputeReport
+from dovetail.pipeline.recompute import RecomputeReport
 
 _EARLY, _LAST = "early_updates", "reinplace"
 _FOR_SAFETY = 0.05

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -23,23 +23,29 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    GuardOnDataDependentSymNode,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
 from torch.utils._mode_utils import no_dispatch as _no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
+
+from dovetail.deferred import deferred
+
+if TYPE_CHECKING:
+    from torch.fx.experimental import symbolic_shapes
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv, StatelessSymbolicContext
+else:  # it imports sympy
+    symbolic_shapes = deferred("torch.fx.experimental.symbolic_shapes")
+
+
+def __getattr__(name: str) -> object:
+    if name != "DATA_DEPENDENT_ERRORS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return DataDependentOutputException, DynamicOutputShapeException, symbolic_shapes.GuardOnDataDependentSymNode
+
 
 FakeMode = FakeTensorMode
 _BYTES_OF: weakref.WeakKeyDictionary[FakeTensorMode, dict[int, torch.UntypedStorage]] = weakref.WeakKeyDictionary()
 
-DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...] = (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    GuardOnDataDependentSymNode,
-)
+if TYPE_CHECKING:
+    DATA_DEPENDENT_ERRORS: tuple[type[Exception], ...]
 NO_FAKE_KERNEL_ERRORS: tuple[type[Exception], ...] = (UnsupportedOperatorException,)
 
 
@@ -91,7 +97,7 @@ def _load_dynamo() -> None:
 
 def new_symbolic_fake_mode() -> FakeTensorMode:
     """A fresh fake mode in which sizes that only data tells are symbols, and not an error."""
-    return new_fake_mode(ShapeEnv())
+    return new_fake_mode(symbolic_shapes.ShapeEnv())
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
@@ -288,11 +294,9 @@ def symbolic_fake_of(
     Equal sizes get one symbol.
     """
     chosen = range(tensor.dim()) if dims is None else dims
-    context: StatelessSymbolicContext[Any, Any] = StatelessSymbolicContext(
-        dynamic_sizes=[
-            DimDynamic.DUCK if size > 1 and dim in chosen else DimDynamic.STATIC
-            for dim, size in enumerate(tensor.shape)
-        ]
+    duck, static = symbolic_shapes.DimDynamic.DUCK, symbolic_shapes.DimDynamic.STATIC
+    context: StatelessSymbolicContext[Any, Any] = symbolic_shapes.StatelessSymbolicContext(
+        dynamic_sizes=[duck if size > 1 and dim in chosen else static for dim, size in enumerate(tensor.shape)]
     )
     with _quiet_about_gradients():
         return mode.from_tensor(tensor, source=torch._dynamo.source.ConstantSource(name), symbolic_context=context)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import CellType, FunctionType
 from typing import Any
 
+import torch._decomp.decompositions
+import torch._meta_registrations
+import torch._prims
+import torch._prims_common
 import torch._refs
+import torch._refs.fft
+import torch._refs.linalg
 import torch._refs.nn.functional
+import torch._refs.special
 from torch._compile import _disable_dynamo
 from torch._decomp import global_decomposition_table
 
@@ -36,18 +44,31 @@ def python_kernels_without_dynamo() -> Iterator[None]:
 
 def skipped_functions() -> list[Any]:
     """The functions behind those wrappers, as far as kernels in Python call them."""
-    tables = (vars(torch._refs), vars(torch._refs.nn.functional), *global_decomposition_table.values())
+    return [inner for function in kernel_functions() if function.__code__ is _SKIPPING for inner in _inside(function)]
+
+
+@cache
+def kernel_functions() -> tuple[FunctionType, ...]:
+    """Kernels in Python, what they call of torch's, and what those are wrapped around; as of the first call."""
+    modules = (
+        *(torch._meta_registrations, torch._decomp.decompositions, torch._prims, torch._prims_common, torch),
+        *(torch._refs, torch._refs.nn.functional, torch._refs.linalg, torch._refs.special, torch._refs.fft),
+    )
+    tables = (*map(vars, modules), *global_decomposition_table.values())
     left = [value for table in tables for value in list(table.values()) if isinstance(value, FunctionType)]
-    seen = {id(function) for function in left}
-    found: list[Any] = []
+    found: dict[int, FunctionType] = {}
     while left:
         function = left.pop()
-        inner = [cell.cell_contents for cell in function.__closure__ or () if _is_function(cell)]
-        if function.__code__ is _SKIPPING:
-            found += inner
-        left += [one for one in inner if id(one) not in seen]
-        seen.update(map(id, inner))
-    return found
+        if id(function) not in found:
+            found[id(function)] = function
+            left += _inside(function)
+    return tuple(found.values())
+
+
+def _inside(function: FunctionType) -> list[FunctionType]:
+    if function.__closure__ is None:
+        return []
+    return [cell.cell_contents for cell in function.__closure__ if _is_function(cell)]
 
 
 def _is_function(cell: CellType) -> bool:

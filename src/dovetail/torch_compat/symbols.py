@@ -14,11 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from types import BuiltinFunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
+
+from dovetail.deferred import deferred
+
+if TYPE_CHECKING:
+    import sympy
+    from torch.fx.experimental import symbolic_shapes
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+else:  # a quarter of a second, which programs that are loaded do without
+    sympy = deferred("sympy")
+    symbolic_shapes = deferred("torch.fx.experimental.symbolic_shapes")
 
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -194,7 +202,7 @@ def concrete_layout(tensor: torch.Tensor) -> tuple[tuple[object, ...], tuple[obj
 
 def new_shape_env() -> ShapeEnv:
     """A fresh environment of size symbols."""
-    return ShapeEnv()
+    return symbolic_shapes.ShapeEnv()
 
 
 @contextmanager
@@ -220,7 +228,7 @@ def shape_env_of(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> Shape
 def depends_on_data(value: object) -> bool:
     """Whether a number, or a size of a tensor, is only known when a program runs on data."""
     return isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) and bool(
-        free_unbacked_symbols(value)
+        symbolic_shapes.free_unbacked_symbols(value)
     )
 
 
@@ -250,7 +258,7 @@ def guard_count(shape_env: ShapeEnv | None) -> int:
     return 0 if shape_env is None else len(shape_env.guards)
 
 
-_LOG = logging.getLogger(ShapeEnv.__module__)
+_LOG = logging.getLogger("torch.fx.experimental.symbolic_shapes")
 
 
 class NewSizeFact(RuntimeError):

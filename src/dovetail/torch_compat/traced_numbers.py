@@ -13,11 +13,17 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import sympy
 import torch
 from torch.fx.experimental.sym_node import SymNode
+
+from dovetail.deferred import deferred
+
+if TYPE_CHECKING:
+    import sympy
+else:
+    sympy = deferred("sympy")
 
 Plain: TypeAlias = "int | float | bool"
 _SymNode: Any = SymNode  # its annotations are of what torch's own nodes hold

@@ -9,11 +9,17 @@ from __future__ import annotations
 import functools
 import re
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 
+from dovetail.deferred import deferred
 from dovetail.errors import DovetailWarning, UnsupportedTorchVersion
-from dovetail.torch_compat.selfcheck import run_compiler_checks
+
+if TYPE_CHECKING:
+    from dovetail.torch_compat import selfcheck
+else:
+    selfcheck = deferred("dovetail.torch_compat.selfcheck")
 
 OLDEST_SUPPORTED = (2, 11)
 TESTED = (2, 13)
@@ -55,7 +61,7 @@ def _ensure_supported(version: str) -> None:
         raise UnsupportedTorchVersion(version=version, reason=f"it is older than {oldest}")
     if release == TESTED:
         return
-    failed = [result for result in run_compiler_checks() if not result.ok]
+    failed = [result for result in selfcheck.run_compiler_checks() if not result.ok]
     if failed:
         reason = "; ".join(f"{result.name}: {result.detail}" for result in failed)
         raise UnsupportedTorchVersion(version=version, reason=f"{len(failed)} self-check(s) failed: {reason}")

@@ -1,4 +1,4 @@
-"""The first call after loading loads nothing: no compiler's front end, nothing that only recording needs."""
+"""What a fresh process imports for frozen programs: at first, to load them, and for the first calls."""
 
 from __future__ import annotations
 
@@ -6,52 +6,103 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dovetail
 from tests.frontends.freezing.models import Classifier, Counter
 from tests.torch_release import IS_TESTED
 
-_LOAD_AND_CALL = """
-import json, sys, torch, dovetail
+# Each costs a fraction of a second, and is for recording, searching, verifying or drawing.
+_HEAVY = (
+    "sympy",
+    "torch._dynamo",
+    "torch._inductor",
+    "torch.fx.experimental.symbolic_shapes",
+    "llvmlite",
+    "transformers",
+)
+_NOT_TO_LOAD = (
+    "capture.recorder",
+    "passes.fx_api",
+    "execute.native",
+    "partition.whole",
+    "frontends.step",
+    "inspect",
+    "reach",
+)
+_MOST_MODULES = 175
+_SCRIPT = """
+import json, sys, torch
+before = set(sys.modules)
+import dovetail
+names, seen = dir(dovetail), [sorted(set(sys.modules) - before)]
+for path, arguments, result in zip(*[iter(sys.argv[1:])] * 3):
+    torch.save(dovetail.load(path)(*torch.load(arguments)), result)
+    seen.append(sorted(set(sys.modules) - before))
+print(json.dumps([names, *seen]))
 
-found = []
-for path, shapes in json.loads(sys.argv[1]):
-    before = set(sys.modules)
-    frozen = dovetail.load(path)
-    with torch.no_grad():
-        for shape in shapes:
-            frozen(torch.ones(shape))
-    found += sorted(name for name in set(sys.modules) - before if not name.startswith("dovetail."))
-heavy = [name for name in ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd") if name in sys.modules]
-print(json.dumps([found, heavy]))
+from dovetail import *
+assert compile is dovetail.compile and dovetail.memory.__name__ == "dovetail.memory"
+assert freeze.__module__ == "dovetail.frontends.freezing.freeze"
+assert not hasattr(dovetail, "freese") and not hasattr(dovetail, "__wrapped__")
+
+import dovetail.passes as passes  # a function goes before the file of its name
+import dovetail.passes.prepack
+from dovetail.passes import PrepackReport, prepack
+assert passes.prepack is prepack and callable(prepack.plan) and callable(passes.channels_last)
 """
 
 
-def _attention() -> nn.Module:
-    return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+class _Tagger(nn.Module):
+    """Embedding, attention with a mask, norm, convolution: kernels in Python on the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 16)
+        self.layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.mix = nn.Conv1d(16, 8, 3, padding=1)
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.layer(self.words(tokens), src_key_padding_mask=mask)
+        return self.norm(self.mix(hidden.mT)).softmax(1)[:, torch.tensor([0, 2])]
+
+
+def flat(result: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return result.flatten() if isinstance(result, Tensor) else torch.cat([part.flatten() for part in result])
 
 
 @pytest.mark.skipif(not IS_TESTED, reason="a torch that is not the tested one is checked first, which loads Dynamo")
-def test_first_call_loads_no_module(tmp_path: Path) -> None:
-    cases: list[tuple[nn.Module, list[Any]]] = [
-        (nn.Linear(4, 3), [(2, 4), (3, 4)]),
-        (nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)), [(2, 4)]),
-        (Classifier(), [(2, 3, 8, 8), (1, 3, 8, 8)]),
-        (_attention(), [(2, 5, 16), (3, 5, 16)]),
-        (nn.GRU(4, 3, batch_first=True), [(2, 5, 4)]),
-        (Counter(), [(2, 3)]),
+def test_a_fresh_process_imports_what_running_needs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(50, (3, 7)), torch.zeros(3, 7, dtype=torch.bool)
+    cases: list[tuple[nn.Module, tuple[Tensor, ...], str]] = [
+        (_Tagger(), tokens, "bitwise"),
+        (_Tagger(), tokens, "fast"),
+        (Classifier(), (torch.rand(2, 3, 8, 8),), "bitwise"),
+        (nn.GRU(4, 3, batch_first=True), (torch.rand(2, 5, 4),), "bitwise"),
+        (Counter(), (torch.rand(2, 3),), "bitwise"),
     ]
-    paths = []
-    for number, (model, shapes) in enumerate(cases):
-        path = tmp_path / f"{number}.dovetail"
-        dovetail.freeze(model.eval(), (torch.rand(shapes[0]),)).save(path)
-        paths.append((str(path), shapes))
-    result = subprocess.run(
-        [sys.executable, "-c", _LOAD_AND_CALL, json.dumps(paths)], capture_output=True, text=True, check=True
-    )
-    assert json.loads(result.stdout) == [[], []]
+    wanted, paths = [], []
+    for number, (model, arguments, passes) in enumerate(cases):
+        frozen = dovetail.freeze(model.eval(), arguments, passes=passes)
+        assert frozen.specialized == ()
+        paths += [str(tmp_path / f"{number}.{kind}") for kind in ("dovetail", "arguments", "result")]
+        frozen.save(paths[-3])
+        torch.save(arguments, paths[-2])
+        wanted.append(frozen(*arguments))
+    call = [sys.executable, "-c", _SCRIPT, *paths]
+    done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for path, result in zip(paths[2::3], wanted, strict=True):
+        assert torch.equal(flat(torch.load(path)), flat(result))
+    names, at_first, bitwise, *_, last = json.loads(done.stdout)
+    assert set(dovetail.__all__) <= set(names)
+    assert [name for name in last if name.startswith(_HEAVY)] == []
+    assert [name for name in last if name.startswith(tuple(f"dovetail.{part}" for part in _NOT_TO_LOAD))] == []
+    ours = [[name for name in seen if name.startswith("dovetail")] for seen in (at_first, bitwise)]
+    assert len(ours[0]) < 25
+    assert len(ours[1]) <= _MOST_MODULES, sorted(ours[1])

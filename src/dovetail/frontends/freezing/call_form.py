@@ -9,14 +9,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dovetail.deferred import deferred
 from dovetail.errors import FrozenCallMismatch, NotFreezable
 from dovetail.frontends.freezing.nesting import Captured, Nesting
 from dovetail.frontends.structure import flatten
-from dovetail.reach.contents import value_key
+
+if TYPE_CHECKING:
+    from dovetail.reach import contents
+else:
+    contents = deferred("dovetail.reach.contents")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class CallForm:
             raise mismatch(self.method, f"its arguments are nested differently: {error}", hint) from None
         for leaf, given in zip(self.leaves, found, strict=True):
             if leaf.kind is None:
-                if given is not leaf.value and value_key(given) != value_key(leaf.value):
+                if given is not leaf.value and contents.value_key(given) != contents.value_key(leaf.value):
                     raise self._refusal(leaf, f"{_short(leaf.value)}", _short(given))
             elif not isinstance(given, torch.Tensor):
                 raise self._refusal(leaf, "a tensor", _short(given))

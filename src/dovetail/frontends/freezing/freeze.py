@@ -29,11 +29,11 @@ from dovetail.frontends.targets import as_callable
 from dovetail.ir.signature import Signature
 from dovetail.passes.inplace import PlanMemory
 from dovetail.pipeline.arena import code_of
-from dovetail.pipeline.compile import make_executors
 from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.pipeline.doors import FREEZE
 from dovetail.pipeline.driver import PASS_NAMES, StepRecord
 from dovetail.pipeline.dump import FORWARD, Dump
+from dovetail.pipeline.executor_list import make_executors
 from dovetail.pipeline.freezing import (
     Folded,
     Unfolded,

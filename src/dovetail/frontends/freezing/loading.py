@@ -43,10 +43,11 @@ from dovetail.ir.signature import InputMutation
 from dovetail.ir.sizes import Scalar
 from dovetail.ops import prims
 from dovetail.ops.packed import is_packing, takes_packed
-from dovetail.pipeline.compile import make_executors
+from dovetail.passes.collection import collection_paused
 from dovetail.pipeline.doors import LOAD
 from dovetail.pipeline.driver import PASS_NAMES
 from dovetail.pipeline.dump import Dump
+from dovetail.pipeline.executor_list import make_executors
 from dovetail.pipeline.freezing import Folded, Unfolded, finish
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.passes import Context
@@ -64,6 +65,7 @@ _KINDS = {
 }
 
 
+@collection_paused()
 def load(
     path: str | Path,
     *,

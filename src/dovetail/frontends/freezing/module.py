@@ -7,23 +7,28 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from dovetail.analysis.paired_ratio import PairedRatio
+from dovetail.deferred import deferred
 from dovetail.errors import FrozenIsFixed, NoSources, StaleWeights
 from dovetail.execute.protocol import ExecutorList
-from dovetail.frontends.freezing.exporting import export
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.originals import Originals
 from dovetail.frontends.freezing.pool import Pool, copies_of, size_bytes
 from dovetail.frontends.freezing.running import Running
-from dovetail.frontends.freezing.saving import Contents, save
-from dovetail.frontends.freezing.timing import as_text
-from dovetail.frontends.freezing.weights import Sources, refolded
 from dovetail.pipeline.compile_trace import CompileTrace
 from dovetail.torch_compat.modules import calls_only_forward
+
+if TYPE_CHECKING:
+    from dovetail.analysis.paired_ratio import PairedRatio
+    from dovetail.frontends.freezing import exporting, saving, timing, weights
+    from dovetail.frontends.freezing.weights import Sources
+else:
+    exporting = deferred("dovetail.frontends.freezing.exporting")
+    saving, timing = deferred("dovetail.frontends.freezing.saving"), deferred("dovetail.frontends.freezing.timing")
+    weights = deferred("dovetail.frontends.freezing.weights")
 
 
 class FrozenModule(torch.nn.Module):
@@ -134,7 +139,9 @@ class FrozenModule(torch.nn.Module):
         now = self._originals.now()
         with torch.inference_mode(False), torch.no_grad():
             self._take(
-                *refolded(self._frozen_methods(), self._pool, self._sources, now, own=self._on_stale == "ignore")
+                *weights.refolded(
+                    self._frozen_methods(), self._pool, self._sources, now, own=self._on_stale == "ignore"
+                )
             )
         self._originals = self._originals.renewed()
 
@@ -146,7 +153,7 @@ class FrozenModule(torch.nn.Module):
         Nothing is done then.
         """
         with torch.inference_mode(False), torch.no_grad():
-            self._take(*refolded(self._frozen_methods(), self._pool, self._sources, state_dict, own=True))
+            self._take(*weights.refolded(self._frozen_methods(), self._pool, self._sources, state_dict, own=True))
         self._originals = None
 
     def source_state_dict(self) -> dict[str, torch.Tensor]:
@@ -171,7 +178,7 @@ class FrozenModule(torch.nn.Module):
         Raises: NotSerializable for what only code can reconstruct (arguments that are objects, subgraphs of control
         flow, containers of the user's own kind), before anything is written; OSError.
         """
-        save(Contents(self._name, self._running.frozen, self._pool, self._sources), path)
+        saving.save(saving.Contents(self._name, self._running.frozen, self._pool, self._sources), path)
 
     def export(self, method: str = "forward") -> torch.export.ExportedProgram:
         """A method as a torch.export program, for sizes above 1 where they are symbolic.
@@ -180,7 +187,7 @@ class FrozenModule(torch.nn.Module):
         """
         if method not in self._methods:
             raise FrozenIsFixed(what=f"export {method}, which was not frozen (it has {', '.join(self._methods)})")
-        exported: torch.export.ExportedProgram = export(self._methods[method], self._pool.state)
+        exported: torch.export.ExportedProgram = exporting.export(self._methods[method], self._pool.state)
         return exported
 
     def constant_bytes(self) -> int:
@@ -261,7 +268,7 @@ class FrozenModule(torch.nn.Module):
     def extra_repr(self) -> str:
         """What it was frozen from, and how large it is."""
         lines = [f"{self._name}, {self.constant_bytes():,} bytes of constants, methods: {', '.join(self._methods)}"]
-        timings = [f"{name}: {as_text(ratio)}" for name, ratio in self.timings.items()]
+        timings = [f"{name}: {timing.as_text(ratio)}" for name, ratio in self.timings.items()]
         return "\n".join([*lines, *timings, *self.specialized])
 
 

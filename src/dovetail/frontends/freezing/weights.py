@@ -8,11 +8,11 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dovetail.artifact.call import load_call, save_call
+from dovetail.deferred import deferred
 from dovetail.errors import BadWeights, NoSources
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.pool import Pool, copies_of, copy_of, with_strides
@@ -21,6 +21,11 @@ from dovetail.ir.program import TensorMeta
 from dovetail.pipeline.differential import same_bits
 from dovetail.pipeline.freezing import fold
 from dovetail.torch_compat.subclasses import is_wrapper
+
+if TYPE_CHECKING:
+    from dovetail.artifact import call
+else:
+    call = deferred("dovetail.artifact.call")
 
 MEMORY, FILE = "memory", "file"
 
@@ -42,13 +47,13 @@ class Sources:
             folder = tempfile.mkdtemp(prefix="dovetail-sources-")
             weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
             self._path = Path(folder) / "sources.safetensors"
-            save_call(self._path, [tensors[name].detach() for name in self._names])
+            call.save_call(self._path, [tensors[name].detach() for name in self._names])
 
     def read(self) -> dict[str, torch.Tensor]:
         """The tensors."""
         if self._path is None:
             return dict(self._tensors)
-        return dict(zip(self._names, load_call(self._path), strict=True))
+        return dict(zip(self._names, call.load_call(self._path), strict=True))
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Sources:
         """Others in place of those of these names."""
