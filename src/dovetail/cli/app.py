@@ -24,6 +24,7 @@ from dovetail.cli.doctor import doctor
 from dovetail.cli.draw import draw_command
 from dovetail.cli.explain import explain_command
 from dovetail.cli.fit import fit_command
+from dovetail.cli.inspect import inspect_command
 from dovetail.cli.minify import minify_command
 from dovetail.cli.output import installed_version
 from dovetail.cli.replay import replay_command
@@ -48,6 +49,7 @@ for name, command in (
     ("minify", minify_command),
     ("bench", bench_command),
     ("fit", fit_command),
+    ("inspect", inspect_command),
 ):
     app.command(name)(command)
 app.add_typer(cache_app, name="cache")

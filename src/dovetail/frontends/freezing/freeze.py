@@ -197,8 +197,9 @@ class _Freezing:
         contexts = [self._running_context(lowering, held) for lowering in lowerings]
         pairs = zip(lowerings, folded, contexts, strict=True)
         programs = iter([self._frozen(lowering, one, record, context) for lowering, one, context in pairs])
+        ran = tuple([name for name in self._passes if name not in self._options.skip])
         methods = {
-            method: FrozenMethod(examples[method].form, tuple(next(programs) for _ in recorded), notes)
+            method: FrozenMethod(examples[method].form, tuple(next(programs) for _ in recorded), notes, ran)
             for method, (recorded, notes) in found.items()
         }
         finishers = [partial(_finish, context, one.dump) for one, context in zip(lowerings, contexts, strict=True)]

@@ -17,7 +17,7 @@ from dovetail.artifact.known_results import KnownResults
 from dovetail.artifact.operand_json import operand_from_json
 from dovetail.artifact.plan_json import plan_from_json
 from dovetail.artifact.program_json import program_from_json
-from dovetail.artifact.source_names import checked_size
+from dovetail.artifact.source_names import checked_keyword, checked_size
 from dovetail.artifact.target_text import Allowed
 from dovetail.artifact.tensors import load_tensors
 from dovetail.artifact.tree_json import tree_from_json
@@ -26,12 +26,13 @@ from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.executors.checked import with_checks
 from dovetail.execute.protocol import ExecutorList, RunnableProgram
 from dovetail.frontends.freezing.call_form import CallForm, Leaf
+from dovetail.frontends.freezing.file_fields import list_of, no_value, number_of, parameter_of, text_of, texts_of
 from dovetail.frontends.freezing.method import FrozenMethod
 from dovetail.frontends.freezing.module import FrozenModule
 from dovetail.frontends.freezing.nesting import Saved
 from dovetail.frontends.freezing.pool import Pool
 from dovetail.frontends.freezing.running import Running
-from dovetail.frontends.freezing.saving import FORMAT, INDEX, VERSION
+from dovetail.frontends.freezing.saving import FORMAT, INDEX, VERSION, Contents
 from dovetail.frontends.freezing.variant import FrozenProgram
 from dovetail.frontends.freezing.weights import MEMORY, Sources
 from dovetail.frontends.size_guard import SizeGuard
@@ -52,17 +53,6 @@ from dovetail.pipeline.freezing import Folded, Unfolded, finish
 from dovetail.pipeline.options import Options, resolve_options
 from dovetail.pipeline.passes import Context
 from dovetail.torch_compat.version import ensure_supported_torch, installed_torch_version
-
-_KINDS = {
-    kind.name: kind
-    for kind in (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.VAR_POSITIONAL,
-        inspect.Parameter.KEYWORD_ONLY,
-        inspect.Parameter.VAR_KEYWORD,
-    )
-}
 
 
 @collection_paused()
@@ -114,6 +104,21 @@ def load(
         return container.decode(INDEX, reader.module)
 
 
+@collection_paused()
+def read_contents(path: str | Path, *, allow: Iterable[str] = ()) -> tuple[Contents, str, int]:
+    """What a file holds, the torch that wrote it, and how many bytes it has. Nothing of it runs.
+
+    All checks of `load` are made, but that it could run here: the file may be of another torch, or for a device that is
+    not here. Constants stay where they are mapped. Raises: BadArtifact; OtherArtifactVersion.
+    """
+    ensure_supported_torch()
+    _check_path(path)
+    container = open_container(path)
+    reader = _Reader(container, {}, True, False, tuple(allow), resolve_options({}, PASS_NAMES, LOAD), runs=False)
+    with torch.inference_mode(False):
+        return container.decode(INDEX, reader.contents), reader.torch, Path(path).stat().st_size
+
+
 def _check_path(path: object) -> None:
     if not isinstance(path, str | PathLike):
         kind, expected = f"a {type(path).__name__}", "the path of a file that FrozenModule.save wrote: str or Path"
@@ -129,7 +134,12 @@ class _Reader:
         packs: bool,
         allow: tuple[str, ...],
         options: Options,
+        *,
+        runs: bool = True,
     ) -> None:
+        """runs: what is read is to run here."""
+        self.torch = ""  # that wrote the file
+        self._runs = runs
         self._container = container
         self._containers = containers
         self._any_torch = any_torch
@@ -143,30 +153,36 @@ class _Reader:
 
     def module(self, data: Any) -> FrozenModule:
         """The module. Raises: ValueError, and the errors of `load`."""
+        contents = self.contents(data)
+        finishers = [self._finish for method in contents.methods.values() for _ in method.programs]
+        running = Running(contents.methods, self._executors, finishers, packs=self._packs)
+        running.bind(contents.pool)
+        return FrozenModule(contents.name, running, contents.pool, sources=contents.sources)
+
+    def contents(self, data: Any) -> Contents:
+        """What the file holds. Raises: ValueError, and the errors of `load`."""
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ValueError(f'it does not say "format": "{FORMAT}"')
         if data.get("version") != VERSION:
             raise ValueError(f"it is of version {data.get('version')}; this dovetail reads version {VERSION}")
         try:
-            self._check_torch(_text(data["torch"]))
-            return self._module(data)
+            self.torch = text_of(data["torch"])
+            self._check_torch(self.torch)
+            return self._contents(data)
         except (KeyError, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"it is damaged: {type(error).__name__}: {error}") from error
 
-    def _module(self, data: Any) -> FrozenModule:
-        state = frozenset(_texts(data["state"]))
+    def _contents(self, data: Any) -> Contents:
+        state = frozenset(texts_of(data["state"]))
         tensors = load_tensors(self._container, private=state)
-        origins = {_text(name): tuple(_texts(dotted)) for name, dotted in data["origins"].items()}
+        origins = {text_of(name): tuple(texts_of(dotted)) for name, dotted in data["origins"].items()}
         kept = load_tensors(self._container, "sources")
         self._state = state
         self._weights = frozenset((*tensors, *origins, *kept))
         methods = {_method_name(name): self._method(name, entry, tensors) for name, entry in data["methods"].items()}
         sources = Sources(kept, MEMORY, is_complete=data["sources_complete"] is True)
-        pool = Pool(tensors, origins, state, frozenset(_texts(data["unused"])))
-        finishers = [self._finish for method in methods.values() for _ in method.programs]
-        running = Running(methods, self._executors, finishers, packs=self._packs)
-        running.bind(pool)
-        return FrozenModule(_text(data["name"]), running, pool, sources=sources)
+        pool = Pool(tensors, origins, state, frozenset(texts_of(data["unused"])))
+        return Contents(text_of(data["name"]), methods, pool, sources)
 
     def _finish(self, folded: Folded, executors: ExecutorList) -> RunnableProgram:
         program = finish(folded, Context(self._options), Dump(None, folded.program.name, {}))
@@ -181,42 +197,46 @@ class _Reader:
             )
 
     def _method(self, name: str, entry: Any, tensors: Mapping[str, torch.Tensor]) -> FrozenMethod:
-        leaves = tuple([self._leaf(leaf) for leaf in _list(entry["leaves"])])
+        leaves = tuple([self._leaf(leaf) for leaf in list_of(entry["leaves"])])
         structure = Saved(tree_from_json(entry["structure"]), self._containers)
-        signature = inspect.Signature([_parameter(parameter) for parameter in _list(entry["signature"])])
+        signature = inspect.Signature([parameter_of(parameter) for parameter in list_of(entry["signature"])])
         form = CallForm(name, signature, structure, leaves)
-        programs = tuple([self._frozen(one, form, tensors) for one in _list(entry["variants"])])
+        programs = tuple([self._frozen(one, form, tensors) for one in list_of(entry["variants"])])
         if not programs or structure.structure.leaves() != len(leaves):
             raise ValueError(f"method {name} has no program, or its leaves do not match its structure")
-        return FrozenMethod(form, programs, tuple(_texts(entry["notes"])))
+        # files of earlier days do not say which passes a method went through
+        passes = tuple([checked_keyword(one) for one in texts_of(entry.get("passes", []))])
+        return FrozenMethod(form, programs, tuple(texts_of(entry["notes"])), passes)
 
     def _leaf(self, entry: Any) -> Leaf:
-        name = _text(entry["name"])
+        name = text_of(entry["name"])
         if "tensor" not in entry:
-            return Leaf(name, None, operand_from_json(entry["value"], _no_value))
-        kind = [operand_from_json(item, _no_value) for item in _list(entry["tensor"])]
+            return Leaf(name, None, operand_from_json(entry["value"], no_value))
+        kind = [operand_from_json(item, no_value) for item in list_of(entry["tensor"])]
         dtype, device = kind[:2]
         if len(kind) != 3:
             raise ValueError(f"{name} has a description that no tensor can have")
         if not isinstance(dtype, torch.dtype) or not isinstance(device, torch.device):
             raise ValueError(f"{name} has no dtype or no device")
         self._check_device(device)
-        return Leaf(name, (dtype, device, _number(entry["tensor"][2])))
+        return Leaf(name, (dtype, device, number_of(entry["tensor"][2])))
 
     def _check_device(self, device: torch.device) -> None:
+        if not self._runs:
+            return
         if device.type == "cuda" and not torch.cuda.is_available():
             hint = "freeze the model on a device that exists where it is loaded"
             raise FrozenElsewhere(path=self._container.path, wanted=f"device {device}", found="no CUDA", hint=hint)
         tell_if_untested(device)
 
     def _frozen(self, entry: Any, form: CallForm, tensors: Mapping[str, torch.Tensor]) -> FrozenProgram:
-        stem = _text(entry["program"])
-        arguments = tuple([_number(place, len(form.leaves)) for place in _list(entry["arguments"])])
-        held = tuple(_texts(entry["held"]))
-        facts = [checked_size(fact) for fact in _list(entry["facts"])]
+        stem = text_of(entry["program"])
+        arguments = tuple([number_of(place, len(form.leaves)) for place in list_of(entry["arguments"])])
+        held = tuple(texts_of(entry["held"]))
+        facts = [checked_size(fact) for fact in list_of(entry["facts"])]
         program, plan = self._program(f"{stem}.json", facts)
         _check_packing(program, program.inputs[len(arguments) :])
-        asked = frozenset(_texts(entry["asked"]))
+        asked = frozenset(texts_of(entry["asked"]))
         if any(form.leaves[place].kind is None for place in arguments):
             raise ValueError(f"{stem} takes an argument that is not a tensor")
         if len(set(arguments)) < len(arguments) or len(set(held)) < len(held):
@@ -233,8 +253,8 @@ class _Reader:
             arguments=arguments,
             results=Saved(results, self._containers),
             shapes=SizeGuard.of(program.inputs[: len(arguments)], facts),
-            written=frozenset(_number(place, len(form.leaves)) for place in _list(entry["written"])),
-            same=tuple([_same(pair, form) for pair in _list(entry["same"])]),
+            written=frozenset(number_of(place, len(form.leaves)) for place in list_of(entry["written"])),
+            same=tuple([_same(pair, form) for pair in list_of(entry["same"])]),
             unfolded=partial(self._unfolded, f"{stem}.unfolded.json", asked, len(arguments), facts),
         )
 
@@ -327,49 +347,15 @@ def _check_held(name: str, value: Value, tensors: Mapping[str, torch.Tensor]) ->
 
 
 def _same(pair: Any, form: CallForm) -> tuple[int, int]:
-    place, earlier = (_number(number, len(form.leaves)) for number in _list(pair))
+    place, earlier = (number_of(number, len(form.leaves)) for number in list_of(pair))
     kind = form.leaves[place].kind
     if kind is None or earlier >= place or form.leaves[earlier].kind != kind:
         raise ValueError(f"arguments {earlier} and {place} cannot be one tensor")
     return place, earlier
 
 
-def _parameter(entry: Any) -> inspect.Parameter:
-    default = [operand_from_json(item, _no_value) for item in _list(entry["default"])]
-    if len(default) > 1:
-        raise ValueError("a parameter has more than one default")
-    kind = _KINDS[_text(entry["kind"])]
-    return inspect.Parameter(_text(entry["name"]), kind, default=default[0] if default else inspect.Parameter.empty)
-
-
-def _no_value(name: str) -> Value:
-    raise ValueError(f"value {name!r} is used where no values are allowed")
-
-
 def _method_name(name: object) -> str:
-    text = _text(name)
+    text = text_of(name)
     if not text.isidentifier() or (text != "forward" and hasattr(FrozenModule, text)):
         raise ValueError(f"{text!r} is not a name of a method")
     return text
-
-
-def _text(data: object) -> str:
-    if not isinstance(data, str):
-        raise ValueError(f"{data!r} is not a text")
-    return data
-
-
-def _texts(data: object) -> list[str]:
-    return [_text(item) for item in _list(data)]
-
-
-def _list(data: object) -> list[Any]:
-    if not isinstance(data, list):
-        raise ValueError(f"{data!r} is not a list")
-    return data
-
-
-def _number(data: object, below: int = 1 << 16) -> int:
-    if type(data) is not int or not 0 <= data < below:
-        raise ValueError(f"{data!r} is not a number below {below}")
-    return data

@@ -19,11 +19,15 @@ from dovetail.torch_compat.modes import function_mode_is_active
 
 @dataclass(frozen=True, slots=True)
 class FrozenMethod:
-    """What is saved of a method. notes: what became fixed although it might have been free, and why."""
+    """What is saved of a method.
+
+    notes: what became fixed although it might have been free, and why. passes: those of freezing that it went through.
+    """
 
     form: CallForm
     programs: tuple[FrozenProgram, ...]
     notes: tuple[str, ...]
+    passes: tuple[str, ...] = ()
 
 
 class RunnableMethod:

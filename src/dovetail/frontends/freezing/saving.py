@@ -99,7 +99,8 @@ def _described(methods: Mapping[str, FrozenMethod]) -> tuple[dict[str, Any], dic
             unfolded = frozen.unfolded()
             members[f"{stem}.unfolded.json"] = json_bytes(_program(unfolded.program, unfolded.plan))
             entries.append(_entry(frozen, unfolded, stem))
-        described[name] = {**_form(method.form), "notes": list(method.notes), "variants": entries}
+        described[name] = {**_form(method.form), "notes": list(method.notes), "passes": list(method.passes)}
+        described[name]["variants"] = entries
     return members, described
 
 
