@@ -25,6 +25,7 @@ from tests.execute.native.programs import (
     drawn_program,
     outcome,
 )
+from tests.execute.native.segments import Segment
 from tests.rotation import rotated
 
 pytest.importorskip("llvmlite")
@@ -78,6 +79,19 @@ def test_an_update_is_one_call_that_stores_what_lives_on(monkeypatch: pytest.Mon
     assert "empty" not in code.source
     assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
     assert answers == [0]
+
+
+def test_numbers_leave_sizes_known() -> None:
+    """What the program needs later is room for a cluster, whatever the rate is that somebody hands in."""
+    draft = Segment()
+    x, rate = draft.input(_elements(100)), draft.number(0.1)
+    draft.real[rate] = 0.1  # type: ignore[assignment]
+    total = draft.call(aten.sum.default, draft.call(aten.mul.Tensor, x, rate))
+    made = draft.call(aten.exp.default, x)
+    twice = draft.call(aten.expand_copy.default, x, [3, 100])
+    program = draft.program([total, made, twice, x])
+    code = compiled(program)
+    assert [code.executors.owner(node).name for node in program.nodes] == ["native"] * 3 + ["aten"]
 
 
 def test_who_runs_what() -> None:

@@ -110,7 +110,7 @@ class _Memory:
             for v in n.results()
             if v.is_tensor and not any(meta_symbols(v.meta))
         }
-        symbols = {name for value in program.values() for name in meta_symbols(value.meta)}
+        symbols = {name for value in program.values() if value.is_tensor for name in meta_symbols(value.meta)}
         self.sizes = [self._sizes(dict.fromkeys(symbols, size)) for size in (_SIZES if symbols else _SIZES[:1])]
         self.loads = [self._loads(sizes) for sizes in self.sizes]
 
@@ -119,21 +119,21 @@ class _Memory:
 
     def clusters(self, run: Run) -> Iterator[Cluster]:
         """The clusters of a run: one, or several where all of it would take more memory than its nodes."""
-        claims = list(run.claims)
+        claims, first = list(run.claims), run.first
         while len(claims) > 1:
-            first = self.numbers[claims[0].node]
-            rest = Run(first, claims, [n for n in run.before if self.numbers[n] > first], run.views)
+            rest = Run(first, claims, [n for n in run.before if self.numbers[n] >= first], run.views)
             count = len(claims)
             while count > 1 and (found := self._cluster(rest, claims[:count])) is None:
                 count -= 1 + count // _CUT
             if found is not None:
                 yield found
+            first = self.numbers[claims[max(count, 1) - 1].node] + 1  # views in between belong to what follows
             claims = claims[max(count, 1) :]
 
     def _cluster(self, run: Run, claims: list[RowClaim]) -> Cluster | None:
         first, last = run.first, self.numbers[claims[-1].node]
         before = tuple(node for node in run.before if self.numbers[node] < last)
-        views = [node for node in run.views if first < self.numbers[node] < last]
+        views = [node for node in run.views if first <= self.numbers[node] < last]
         rows = rows_of(claims)
         new = {claim.result.tensor.storage for claim in claims if claim.into is None}
         unread = set[int]()  # what the run writes there is read by one loop of it only
