@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from dovetail.execute.compiled import CompiledProgram
 from dovetail.execute.native import probes
+from dovetail.execute.native.claims import claim_of
 from dovetail.execute.native.formula import compared, constant, fma, operand, select, substituted
 from dovetail.execute.native.probes import ARRAY, NUMBER, Question, formula_of
 from dovetail.execute.native.rules import RULES
 from dovetail.inspect.memory import measure_peak
-from tests.execute.native.programs import Drafted, aten, calls_counted, compiled, drawn_elements, outcome
+from tests.execute.native.programs import CPU, Drafted, aten, calls_counted, compiled, drawn_elements, outcome
+from tests.execute.native.segments import Segment
 
 pytest.importorskip("llvmlite")
 
@@ -112,6 +114,13 @@ _FORMS: dict[str, tuple[Any, tuple[Any, ...], dict[str, str]]] = {
     "ge": (aten.ge.Tensor, (T, T), {}),
     "eq": (aten.eq.Scalar, (T, N), {}),
     "ne": (aten.ne.Tensor, (T, T), {}),
+    "mse_loss of each": (aten.mse_loss.default, (T, T, 0), {}),
+    "mse_loss_backward of each": (aten.mse_loss_backward.default, (T, T, T, 0), {}),
+    "mse_loss_backward of the mean": (aten.mse_loss_backward.default, (S, T, T, 1), {}),
+    "mse_loss_backward of the sum": (aten.mse_loss_backward.default, (S, T, T, 2), {}),
+    "ones_like": (aten.ones_like.default, (T,), {}),
+    "zeros_like": (aten.zeros_like.default, (T,), {"memory_format": torch.preserve_format}),
+    "full_like": (aten.full_like.default, (T, N), {}),
     "copy_": (aten.copy_.default, (T, T), {}),
     "clone": (aten.clone.default, (T,), {}),
     "zero_": (aten.zero_.default, (T,), {}),
@@ -177,6 +186,36 @@ def test_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(code, CompiledProgram)
     assert torch.equal(code(draft.arguments())[0], draft.given[0].tanh().exp())
     assert answers == [0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fills_of_given_sizes(dtype: torch.dtype) -> None:
+    draft = Segment()
+    x, number = draft.input(torch.randn(3, dtype=torch.float64)), draft.input(torch.tensor(2.5, dtype=dtype))
+    made = [
+        draft.call(aten.ones.default, [], dtype=dtype),
+        draft.call(aten.zeros.default, [2, 5], dtype=dtype, layout=torch.strided, pin_memory=False),
+        draft.call(aten.full.default, [40], -0.1, dtype=dtype, device=CPU),
+        draft.call(aten.full.default, [7], 3, dtype=dtype),
+        draft.call(aten.new_ones.default, x, [0, 4], dtype=dtype),
+        draft.call(aten.new_full.default, number, [3], float("nan")),
+        draft.call(aten.full_like.default, x, float("-inf"), dtype=dtype),
+    ]
+    last = draft.call(aten.add.Tensor, made[2], made[0])
+    program = draft.program([*made, last, *draft.inputs])  # nobody frees them meanwhile
+    code = compiled(program)
+    assert [code.executors.owner(node).name for node in program.nodes] == ["native"] * 8
+    assert outcome(code, draft.arguments()) == outcome(compiled(program, native=False), draft.arguments())
+
+
+def test_fills_that_are_not_claimed() -> None:
+    draft = Segment()
+    x = draft.input(torch.randn(3))
+    draft.call(aten.full.default, [3], 1)
+    draft.call(aten.full.default, [3], True)
+    draft.call(aten.ones_like.default, x, dtype=torch.int32)
+    draft.call(aten.zeros_like.default, x, dtype=torch.bfloat16)
+    assert [claim_of(node) for node in draft.nodes] == [None] * 4
 
 
 A, B_, C = operand(0), operand(1), operand(2)

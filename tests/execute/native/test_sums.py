@@ -38,6 +38,9 @@ def test_drawn_sums(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         kept = generator.random() < 0.5
         made = generator.choice((aten.sum.dim_IntList, aten.mean.dim))
         total = generator.choice((aten.sum.default, aten.mean.default))
+        if generator.random() < 0.4:
+            other = draft.input(drawn_elements(generator, torch.Size(shape).numel(), dtype).view(shape))
+            outputs.append(draft.call(aten.mse_loss.default, x, other, generator.choice((1, 2))))
         outputs.append(draft.call(total, x) if generator.random() < 0.3 else draft.call(made, x, dims, kept))
     assert all(sum_claim(node).is_proven() for node in draft.nodes)  # type: ignore[union-attr]
     program = draft.program([*outputs, *draft.inputs])  # nobody frees them meanwhile
@@ -51,7 +54,7 @@ def test_others_are_not_claimed() -> None:
     draft = Segment()
     x, large, none = (draft.input(torch.randn(*shape)) for shape in ((6, 4, 5), (33_000,), (0, 3)))
     turned = draft.input(torch.randn(5, 6).t())
-    whole = draft.input(torch.arange(6))
+    whole, one = draft.input(torch.arange(6)), draft.input(torch.randn(1))
     calls: list[tuple[Any, Any]] = [
         (draft.call(aten.sum.dim_IntList, x, [0]), True),
         (draft.call(aten.sum.dim_IntList, x, [-1, -2]), True),
@@ -63,6 +66,10 @@ def test_others_are_not_claimed() -> None:
         (draft.call(aten.sum.default, none), False),
         (draft.call(aten.sum.default, turned), False),
         (draft.call(aten.sum.default, whole), False),
+        (draft.call(aten.mse_loss.default, x, x), True),
+        (draft.call(aten.mse_loss.default, turned, turned), False),
+        (draft.call(aten.mse_loss.default, x, one), False),
+        (draft.call(aten.mse_loss.default, large, large), False),
     ]
     assert [sum_claim(node) is not None for node in draft.nodes] == [claimed for _, claimed in calls]
 

@@ -16,7 +16,7 @@ from dovetail.execute.native.formula import TRUTHS, Formula, reads_place, substi
 from dovetail.execute.native.machine import has_pool
 from dovetail.execute.native.probes import ARRAY, ELEMENTS, NUMBER, SINGLE, TRUTH, Question, formula_of, is_near
 from dovetail.execute.native.rows import Access, Layout
-from dovetail.execute.native.rule import Rule
+from dovetail.execute.native.rule import TWO_BY_COUNT, Rule
 from dovetail.execute.native.rules import RULES, TRUTH_OPERANDS
 from dovetail.ir.program import Node, Operand, TensorMeta, Value
 from dovetail.ir.sizes import Size
@@ -24,7 +24,8 @@ from dovetail.ops.arguments import arguments_of
 from dovetail.ops.facts import facts_of
 from dovetail.torch_compat.dispatch import Overload, schema_of
 
-_UNREAD = (None, False, torch.preserve_format)
+_UNREAD = (None, False, torch.preserve_format, torch.strided)
+_DESCRIBING = frozenset({"self", "size", "dtype", "device", "memory_format"})  # the result is known
 _WHOLE = 2**53
 
 
@@ -109,7 +110,9 @@ def _with_operands(
     if layout is None or meta.device.type != "cpu" or not (written is None or _is_like(written.tensor, meta)):
         return None
     name = schema_of(node.target).name.removesuffix("_")  # type: ignore[arg-type]
-    found = [(each, arguments.get(each)) for each in rule.operands]
+    count = meta.numel()
+    given = {**arguments, TWO_BY_COUNT: _two_by(count)}
+    found = [(each, given.get(each)) for each in rule.operands]
     tensors = [x for each, x in found if isinstance(x, Value) and x.is_tensor and not _is_truth(name, each)]
     dtype = tensors[0].tensor.dtype if tensors else meta.dtype
     candidates = _candidates(rule, arguments)
@@ -122,8 +125,10 @@ def _with_operands(
         return None
     if "" in kinds.values() or not all(_may_be_left_out(rule, each, x) for each, x in rest.items()):
         return None
-    if kinds and ARRAY not in kinds.values() and written is None and TRUTH not in kinds.values():
-        return None  # a result of no operand's layout
+    if rule.is_fill:
+        rest = {}
+    if written is None and not _is_described(rule, kinds, count):
+        return None
     kept = [(each, x) for place, (each, x) in enumerate(found) if place not in ones]
     others = [*rest.items(), *((each, x) for place, (each, x) in enumerate(found) if place in ones)]
     question = Question(
@@ -135,10 +140,23 @@ def _with_operands(
         into,
         tuple(rule.avoided.items()),
         repr(others),
+        rule.is_fill,
     )
     operands = tuple(x for _, x in kept)
     of_kept = tuple(kinds[each] for each, _ in kept)
     return Claim(node, question, operands, of_kept, written, result, layout, rule.most)
+
+
+def _two_by(count: Size) -> float | None:
+    """2 divided by a number of elements; None where it is not known. Of no elements nothing is computed."""
+    return 2.0 / max(count, 1) if isinstance(count, int) else None
+
+
+def _is_described(rule: Rule, kinds: Mapping[str, str], count: Size) -> bool:
+    """Whether a new result lies like an operand, or its size is known."""
+    if rule.is_fill:
+        return isinstance(count, int)
+    return not kinds or ARRAY in kinds.values() or TRUTH in kinds.values()
 
 
 def _candidates(rule: Rule, arguments: Mapping[str, Operand]) -> tuple[Formula, ...]:
@@ -151,6 +169,8 @@ def _candidates(rule: Rule, arguments: Mapping[str, Operand]) -> tuple[Formula, 
 
 def _may_be_left_out(rule: Rule, name: str, value: Operand) -> bool:
     """Whether the result is the same whatever this argument, which formulas do not read, may be."""
+    if rule.is_fill and name in _DESCRIBING:
+        return True
     if name in rule.fixed:
         return type(value) is type(rule.fixed[name]) and value == rule.fixed[name]
     return name == rule.by_value or any(value is unread for unread in _UNREAD)

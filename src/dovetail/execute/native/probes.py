@@ -28,6 +28,7 @@ from dovetail.execute.native import cache
 from dovetail.execute.native.formula import TRUTHS, Formula
 from dovetail.execute.native.loop import Cell, From, Loop, Source, Step
 from dovetail.execute.native.machine import driver, kernel_of
+from dovetail.execute.native.rule import TWO_BY_COUNT
 from dovetail.execute.operator_runs import by_themselves
 from dovetail.torch_compat.dispatch import Overload, has_own_kernels, schema_of
 
@@ -73,7 +74,7 @@ class Question:
 
     operands: name and kind of those that the formulas read. others: the arguments besides, as they are in the program.
     into: the argument that is written, "" if none is. avoided: values that numbers do not have.
-    spelled: the others as text, for 2 and 2.0 are equal.
+    spelled: the others as text, for 2 and 2.0 are equal. is_fill: whether it makes a tensor of nothing but numbers.
     """
 
     target: Overload
@@ -84,6 +85,7 @@ class Question:
     into: str
     avoided: tuple[tuple[str, float], ...] = ()
     spelled: str = ""
+    is_fill: bool = False
 
 
 def is_near(number: float, other: float) -> bool:
@@ -140,10 +142,11 @@ def _cases(question: Question) -> Iterator[tuple[int, int, int, int, tuple[float
 
     Special elements come at every place: kernels treat the last elements differently from those that fill vectors.
     """
-    count = sum(kind in (NUMBER, SINGLE) for _, kind in question.operands)
+    names = [name for name, kind in question.operands if kind in (NUMBER, SINGLE) and name != TWO_BY_COUNT]
+    count = len(names)
     every = _EVERY ** max(count - 1, 0)
     choices = list(itertools.islice(itertools.product(_NUMBERS, repeat=count), 0, None, every))
-    avoided, names = dict(question.avoided), [name for name, kind in question.operands if kind in (NUMBER, SINGLE)]
+    avoided = dict(question.avoided)
     choices = [
         c for c in choices if not any(n in avoided and is_near(x, avoided[n]) for n, x in zip(names, c, strict=True))
     ]
@@ -190,7 +193,9 @@ class _Trial:
         question, given = self.question, dict[str, Any]()
         values = iter(numbers)
         for place, (name, kind) in enumerate(question.operands):
-            if kind == NUMBER:
+            if name == TWO_BY_COUNT:
+                given[name] = 2.0 / size
+            elif kind == NUMBER:
                 given[name] = next(values)
             elif kind == SINGLE:
                 given[name] = torch.tensor(next(values), dtype=question.dtype, device="cpu")
@@ -227,6 +232,9 @@ class _Trial:
             operands[question.into] = torch.zeros(size, dtype=question.dtype, device="cpu")
             if self.is_truth:
                 operands[question.into] = torch.zeros(size, dtype=torch.bool, device="cpu")
+        if question.is_fill:
+            like = torch.zeros(size, dtype=question.dtype, device="cpu")
+            operands = {"self": like, "size": [size], "dtype": question.dtype, **operands}
         arguments = schema_of(question.target).arguments
         named = {a.name: operands[a.name] for a in arguments if a.name in operands}
         result: torch.Tensor = question.target(**named)

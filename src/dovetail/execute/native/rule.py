@@ -17,7 +17,8 @@ class Rule:
     which no formula holds, so that it is left to `aten`: the last elements get other bits than those that fill vectors,
     or a whole number other bits than a fraction (minus 0 has another sign than minus 0.0). or_else: the rule for a node
     with other arguments. most: the elements up to which one thread of torch computes them, where the kernel decides
-    that by itself, and the last elements of each share are computed otherwise.
+    that by itself, and the last elements of each share are computed otherwise. is_fill: whether all other arguments
+    only describe the result.
     """
 
     operands: tuple[str, ...]
@@ -28,3 +29,8 @@ class Rule:
     avoided: Mapping[str, float] = field(default_factory=dict)
     or_else: Rule | None = None
     most: int | None = None
+    is_fill: bool = False
+
+
+TWO_BY_COUNT = "two by count"
+"""An operand that is no argument: 2, divided by the number of elements."""

@@ -25,7 +25,7 @@ from dovetail.execute.native.formula import (
     sleef,
     vector,
 )
-from dovetail.execute.native.rule import Rule
+from dovetail.execute.native.rule import TWO_BY_COUNT, Rule
 
 _A, _B, _C, _D = map(operand, range(4))
 _E = operand(4)
@@ -67,6 +67,15 @@ def _within(a: Formula, low: Formula, high: Formula) -> Formula:
 
 def _compared(how: str) -> Rule:
     return Rule(("self", "other"), (compared(how, _A, _B),))
+
+
+def _error_gradient(reduction: int, *others: int) -> Rule:
+    """Of the squared error, for the ways to reduce it: 0 not at all, 1 to the mean, 2 to the sum."""
+    twice = _D if reduction == 1 else constant(2.0)
+    operands = ("grad_output", "self", "target", *((TWO_BY_COUNT,) if reduction == 1 else ()))
+    products = (twice * (_B - _C) * _A, twice * ((_B - _C) * _A), (_B - _C) * (twice * _A))
+    or_else = _error_gradient(*others) if others else None
+    return Rule(operands, products, fixed={"reduction": reduction}, or_else=or_else)
 
 
 _CLAMP_ONE_SIDE = Rule(
@@ -162,6 +171,11 @@ _SIMPLE: dict[str, Rule] = {
     "clone": Rule(("self",), (_A,)),
     "zero": Rule((), (_ZERO,)),
     "fill": Rule(("value",), (_A,)),
+    **{name: Rule((), (_ONE,), is_fill=True) for name in ("ones", "ones_like", "new_ones")},
+    **{name: Rule((), (_ZERO,), is_fill=True) for name in ("zeros", "zeros_like", "new_zeros")},
+    **{name: Rule(("fill_value",), (_A,), is_fill=True) for name in ("full", "full_like", "new_full")},
+    "mse_loss": Rule(("self", "target"), ((_A - _B) * (_A - _B),), fixed={"reduction": 0}),
+    "mse_loss_backward": _error_gradient(1, 2, 0),
     "pow": Rule(
         ("self",),
         by_value="exponent",

@@ -2,6 +2,9 @@
 
     slots: 1, pointers (result, operand), rows, columns, divisor; the operand is a matrix of rows, one after the other
 
+Of a squared error there are two operands, and what is added is the square of a difference: `load` reads both. The
+second one lies `apart` bytes behind the first.
+
 A cascade adds sixteen rows, adds what it got to a sum of the next level, and goes on from zero; four chains of
 additions run side by side. Vectors are of 32 bytes: torch compiles these kernels for AVX2 also where there is more.
 
@@ -20,24 +23,39 @@ _CHAINS, _LEVELS, _STEP = 4, 4, 16
 
 
 @cache
-def sum_function(element: str, is_outer: bool) -> int | None:
-    """The address of the function of such rows. is_outer: whether it adds the rows up, not the elements of each row."""
-    name = f"sum_{element}_{'outer' if is_outer else 'inner'}"
-    return function_of(_text(name, element, is_outer), name, ())
+def sum_function(element: str, is_outer: bool, is_error: bool = False) -> int | None:
+    """The address of the function of such rows. is_outer: whether it adds the rows up, not the elements of each row.
+    is_error: whether it adds squared differences.
+    """
+    name = f"sum_{element}_{'outer' if is_outer else 'inner'}{'_error' if is_error else ''}"
+    return function_of(_text(name, element, is_outer, is_error), name, ())
 
 
-def _text(name: str, element: str, is_outer: bool) -> str:
+def _text(name: str, element: str, is_outer: bool, is_error: bool) -> str:
     width = _VECTOR // _BYTES[element]
     vector = f"<{width} x {element}>"
     parts = [_chain_text(name, element, "one"), _chain_text(name, vector, "many")]
+    parts += [_load_text(name, kind, which, is_error) for kind, which in ((element, "one"), (vector, "many"))]
     parts.append(_OUTER if is_outer else _INNER)
     filled = "\n".join([*parts, _ENTRY])
     known = {"NAME": name, "ELEMENT": element, "VECTOR": vector, "WIDTH": str(width), "BYTES": str(_BYTES[element])}
     known["PARTS"] = _last_additions(element, vector, width) if not is_outer else ""
+    known |= {"APART": _APART if is_error else _NOT_APART, "AT": "4" if is_error else "3"}
     known |= {"WIDE": str(_VECTOR), "LAST": str(width - 1), "FOUR": str(_CHAINS * width)}
     for word, text in sorted(known.items(), key=lambda item: -len(item[0])):
         filled = filled.replace(f"${word}", text)
     return filled
+
+
+def _load_text(name: str, kind: str, which: str, is_error: bool) -> str:
+    """What is added: an element or a vector, or the square of a difference of two."""
+    head = f"define internal {kind} @{name}_load_{which}(ptr %p, i64 %apart) alwaysinline {{\n"
+    head += f"  %x = load {kind}, ptr %p, align 4\n"
+    if not is_error:
+        return f"{head}  ret {kind} %x\n}}\n"
+    lines = ["%q = getelementptr i8, ptr %p, i64 %apart", f"%y = load {kind}, ptr %q, align 4"]
+    lines += [f"%d = fsub {kind} %x, %y", f"%s = fmul {kind} %d, %d", f"ret {kind} %s"]
+    return head + "".join(f"  {line}\n" for line in lines) + "}\n"
 
 
 def _last_additions(element: str, vector: str, width: int) -> str:
@@ -59,7 +77,8 @@ def _chain_text(name: str, kind: str, which: str) -> str:
 
     out = lines.append
     zero = "0.0" if not kind.startswith("<") else "zeroinitializer"
-    out(f"define internal void @{name}_chains_{which}(ptr %in, i64 %down, i64 %across, i64 %size, ptr %out) {{")
+    given = "ptr %in, i64 %apart, i64 %down, i64 %across, i64 %size, ptr %out"
+    out(f"define internal void @{name}_chains_{which}({given}) {{")
     out("entry:")
     for level in range(_LEVELS):
         for chain in range(_CHAINS):
@@ -71,7 +90,7 @@ def _chain_text(name: str, kind: str, which: str) -> str:
     out("  %fits = icmp sle i64 %end, %size")
     out("  br i1 %fits, label %add, label %tail\nadd:")
     out("  %j = phi i64 [%i, %block], [%j1, %add]")
-    lines += _one_row(kind, "%j", "b")
+    lines += _one_row(name, kind, which, "%j", "b")
     out("  %j1 = add i64 %j, 1\n  %more = icmp slt i64 %j1, %end")
     out("  br i1 %more, label %add, label %level1")
     for level in range(1, _LEVELS):
@@ -87,7 +106,7 @@ def _chain_text(name: str, kind: str, which: str) -> str:
     out("added:\n  br label %block\ntail:\n  br label %rest\nrest:")
     out("  %k = phi i64 [%i, %tail], [%k1, %single]")
     out("  %left = icmp slt i64 %k, %size\n  br i1 %left, label %single, label %close\nsingle:")
-    lines += _one_row(kind, "%k", "s")
+    lines += _one_row(name, kind, which, "%k", "s")
     out("  %k1 = add i64 %k, 1\n  br label %rest\nclose:")
     for chain in range(_CHAINS):
         out(f"  %r0_{chain} = load {kind}, ptr {accumulator(0, chain)}, align 32")
@@ -100,7 +119,7 @@ def _chain_text(name: str, kind: str, which: str) -> str:
     return "\n".join(lines) + _ROW.replace("$KIND", kind).replace("$WHICH", which)
 
 
-def _one_row(kind: str, at: str, prefix: str) -> list[str]:
+def _one_row(name: str, kind: str, which: str, at: str, prefix: str) -> list[str]:
     """Each chain's element of a row is added to it."""
     lines = [f"  %{prefix}row = mul i64 {at}, %down"]
     for chain in range(_CHAINS):
@@ -109,7 +128,7 @@ def _one_row(kind: str, at: str, prefix: str) -> list[str]:
             f"  %{n}col = mul i64 {chain}, %across",
             f"  %{n}off = add i64 %{prefix}row, %{n}col",
             f"  %{n}p = getelementptr i8, ptr %in, i64 %{n}off",
-            f"  %{n}x = load {kind}, ptr %{n}p, align 4",
+            f"  %{n}x = call {kind} @{name}_load_{which}(ptr %{n}p, i64 %apart)",
             f"  %{n}a = load {kind}, ptr %a0_{chain}, align 32",
             f"  %{n}s = fadd {kind} %{n}a, %{n}x",
             f"  store {kind} %{n}s, ptr %a0_{chain}, align 32",
@@ -118,12 +137,12 @@ def _one_row(kind: str, at: str, prefix: str) -> list[str]:
 
 
 _ROW = """
-define internal $KIND @$NAME_row_$WHICH(ptr %in, i64 %stride, i64 %size) {
+define internal $KIND @$NAME_row_$WHICH(ptr %in, i64 %apart, i64 %stride, i64 %size) {
 entry:
   %four = alloca [4 x $KIND], align 32
   %quarter = sdiv i64 %size, 4
   %down = mul i64 %stride, 4
-  call void @$NAME_chains_$WHICH(ptr %in, i64 %down, i64 %stride, i64 %quarter, ptr %four)
+  call void @$NAME_chains_$WHICH(ptr %in, i64 %apart, i64 %down, i64 %stride, i64 %quarter, ptr %four)
   %first = load $KIND, ptr %four, align 32
   %start = mul i64 %quarter, 4
   br label %rest
@@ -137,7 +156,7 @@ rest:
 single:
   %off = mul i64 %i, %stride
   %p = getelementptr i8, ptr %in, i64 %off
-  %x = load $KIND, ptr %p, align 4
+  %x = call $KIND @$NAME_load_$WHICH(ptr %p, i64 %apart)
   %next = fadd $KIND %sum, %x
   %i1 = add i64 %i, 1
   br label %rest
@@ -157,7 +176,7 @@ close:
 """
 
 _INNER = """
-define internal void @$NAME_all(ptr %into, ptr %in, i64 %rows, i64 %columns, $ELEMENT %by) {
+define internal void @$NAME_all(ptr %into, ptr %in, i64 %apart, i64 %rows, i64 %columns, $ELEMENT %by) {
 entry:
   %whole = sdiv i64 %columns, $WIDTH
   %start = mul i64 %whole, $WIDTH
@@ -172,11 +191,11 @@ row:
   br i1 %wide, label %vectors, label %scalars
 
 scalars:
-  %plain = call $ELEMENT @$NAME_row_one(ptr %p, i64 $BYTES, i64 %columns)
+  %plain = call $ELEMENT @$NAME_row_one(ptr %p, i64 %apart, i64 $BYTES, i64 %columns)
   br label %store
 
 vectors:
-  %all = call $VECTOR @$NAME_row_many(ptr %p, i64 $WIDE, i64 %whole)
+  %all = call $VECTOR @$NAME_row_many(ptr %p, i64 %apart, i64 $WIDE, i64 %whole)
   br label %rests
 
 rests:
@@ -187,7 +206,7 @@ rests:
 
 single:
   %q = getelementptr $ELEMENT, ptr %p, i64 %i
-  %x = load $ELEMENT, ptr %q
+  %x = call $ELEMENT @$NAME_load_one(ptr %q, i64 %apart)
   %more = fadd $ELEMENT %rest, %x
   %i1 = add i64 %i, 1
   br label %rests
@@ -211,7 +230,7 @@ end:
 """
 
 _OUTER = """
-define internal void @$NAME_all(ptr %into, ptr %in, i64 %rows, i64 %columns, $ELEMENT %by) {
+define internal void @$NAME_all(ptr %into, ptr %in, i64 %apart, i64 %rows, i64 %columns, $ELEMENT %by) {
 entry:
   %four = alloca [4 x $VECTOR], align 32
   %length = mul i64 %columns, $BYTES
@@ -226,7 +245,7 @@ blocks:
 
 block:
   %bp = getelementptr $ELEMENT, ptr %in, i64 %b
-  call void @$NAME_chains_many(ptr %bp, i64 %length, i64 $WIDE, i64 %rows, ptr %four)
+  call void @$NAME_chains_many(ptr %bp, i64 %apart, i64 %length, i64 $WIDE, i64 %rows, ptr %four)
   call void @$NAME_put(ptr %into, i64 %b, ptr %four, i64 $FOUR, $ELEMENT %by)
   br label %blocks
 
@@ -238,7 +257,7 @@ vectors:
 
 vector:
   %vp = getelementptr $ELEMENT, ptr %in, i64 %v
-  %sum = call $VECTOR @$NAME_row_many(ptr %vp, i64 %length, i64 %rows)
+  %sum = call $VECTOR @$NAME_row_many(ptr %vp, i64 %apart, i64 %length, i64 %rows)
   store $VECTOR %sum, ptr %four
   call void @$NAME_put(ptr %into, i64 %v, ptr %four, i64 $WIDTH, $ELEMENT %by)
   br label %vectors
@@ -251,7 +270,7 @@ fours:
 
 quad:
   %fp = getelementptr $ELEMENT, ptr %in, i64 %f
-  call void @$NAME_chains_one(ptr %fp, i64 %length, i64 $BYTES, i64 %rows, ptr %four)
+  call void @$NAME_chains_one(ptr %fp, i64 %apart, i64 %length, i64 $BYTES, i64 %rows, ptr %four)
   call void @$NAME_put(ptr %into, i64 %f, ptr %four, i64 4, $ELEMENT %by)
   br label %fours
 
@@ -262,7 +281,7 @@ singles:
 
 single:
   %sp = getelementptr $ELEMENT, ptr %in, i64 %s
-  %x = call $ELEMENT @$NAME_row_one(ptr %sp, i64 %length, i64 %rows)
+  %x = call $ELEMENT @$NAME_row_one(ptr %sp, i64 %apart, i64 %length, i64 %rows)
   store $ELEMENT %x, ptr %four
   call void @$NAME_put(ptr %into, i64 %s, ptr %four, i64 1, $ELEMENT %by)
   %s1 = add i64 %s, 1
@@ -299,13 +318,23 @@ define void @$NAME(ptr %row, i64 %from, i64 %to) {
   %into = load ptr, ptr %s1
   %s2 = getelementptr i64, ptr %row, i64 2
   %in = load ptr, ptr %s2
-  %s3 = getelementptr i64, ptr %row, i64 3
+$APART
+  %s3 = getelementptr i64, ptr %row, i64 $AT
   %rows = load i64, ptr %s3
-  %s4 = getelementptr i64, ptr %row, i64 4
+  %s4 = getelementptr i64, ptr %s3, i64 1
   %columns = load i64, ptr %s4
-  %s5 = getelementptr i64, ptr %row, i64 5
+  %s5 = getelementptr i64, ptr %s3, i64 2
   %by = load $ELEMENT, ptr %s5
-  call void @$NAME_all(ptr %into, ptr %in, i64 %rows, i64 %columns, $ELEMENT %by)
+  call void @$NAME_all(ptr %into, ptr %in, i64 %apart, i64 %rows, i64 %columns, $ELEMENT %by)
   ret void
 }
+"""
+
+_NOT_APART = "  %apart = add i64 0, 0"
+
+_APART = """
+  %so = getelementptr i64, ptr %row, i64 3
+  %other = load i64, ptr %so
+  %start = ptrtoint ptr %in to i64
+  %apart = sub i64 %other, %start
 """

@@ -1,4 +1,4 @@
-"""Sums and means as rows: over all elements, over the first dimensions, or over the last ones.
+"""Sums and means as rows: over all elements, over the first dimensions, or over the last ones; and squared errors.
 
 torch adds in an order that depends on shape and strides: see `sum_text`, which follows it. Sums of 32,768 elements and
 more, which torch shares among threads, are left to it, and so are operands with gaps. For each shape a sum is tried
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,13 +28,16 @@ from dovetail.torch_compat.dispatch import Overload
 _aten: Any = torch.ops.aten
 _SUMS: frozenset[Overload] = frozenset({_aten.sum.default, _aten.sum.dim_IntList})
 _MEANS: frozenset[Overload] = frozenset({_aten.mean.default, _aten.mean.dim})
+_ERROR: Overload = _aten.mse_loss.default
+_MEAN, _SUM = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class SumQuestion:
     """A sum or a mean of a form. dims: None for all of them. is_outer: whether the first ones are added up.
 
-    rows, columns: of the operand as a matrix of rows, of which the elements of each, or the rows, are added.
+    rows, columns: of the operand as a matrix of rows, of which the elements of each, or the rows, are added. reduction:
+    of a squared error, whether its mean is taken or its sum.
     """
 
     target: Overload
@@ -44,18 +47,19 @@ class SumQuestion:
     is_outer: bool
     rows: int
     columns: int
+    reduction: int = _MEAN
 
     @property
     def divisor(self) -> float:
         """What the sums are divided by."""
-        if self.target in _SUMS:
+        if self.target in _SUMS or self.reduction == _SUM:
             return 1.0
         return float(self.rows if self.is_outer else self.columns)
 
     @property
     def function(self) -> int | None:
         """The row's function."""
-        return sum_function(ELEMENTS[self.dtype], self.is_outer)
+        return sum_function(ELEMENTS[self.dtype], self.is_outer, self.target is _ERROR)
 
     @property
     def more(self) -> bytes:
@@ -98,6 +102,8 @@ class SumClaim:
 
 def sum_claim(node: Node) -> SumClaim | None:
     """The claim on a node, as far as descriptions say."""
+    if node.target is _ERROR:
+        return _error_claim(node)
     if not isinstance(node.target, Overload) or node.target not in _SUMS | _MEANS or len(node.results()) != 1:
         return None
     arguments, result = arguments_of(node), node.results()[0]
@@ -112,6 +118,23 @@ def sum_claim(node: Node) -> SumClaim | None:
     if question is None or made.numel() != (question.columns if question.is_outer else question.rows):
         return None
     return SumClaim(node, question, (operand,), result)
+
+
+def _error_claim(node: Node) -> SumClaim | None:
+    """The claim on the mean or the sum of squared differences."""
+    arguments, (result,) = arguments_of(node), node.results()
+    operands, reduction = (arguments["self"], arguments["target"]), arguments.get("reduction", _MEAN)
+    metas = [value.tensor for value in operands if isinstance(value, Value) and value.is_tensor]
+    if len(metas) < len(operands) or reduction not in (_MEAN, _SUM) or not result.is_tensor:
+        return None
+    first = metas[0]
+    alike = all(m.dtype is first.dtype and m.shape == first.shape and m.device.type == "cpu" for m in metas)
+    if first.dtype not in ELEMENTS or result.tensor.dtype is not first.dtype or not alike:
+        return None
+    question = _question(_ERROR, first, None) if all(map(_is_known, metas)) else None
+    if question is None:
+        return None
+    return SumClaim(node, replace(question, reduction=int(reduction)), operands, result)
 
 
 def _is_known(meta: TensorMeta) -> bool:
@@ -165,14 +188,18 @@ def _tried(question: SumQuestion, case: int) -> bool:
         flat[:: 7 + case] = -0.0
     if case > 1:
         flat[::97] = math.inf
-    operand = flat[case:].view(question.shape)
-    dims = () if question.dims is None else (list(question.dims),)
-    expected = question.target(operand, *dims).reshape(-1)
+    operands = [flat[case:].view(question.shape)]
+    more: tuple[object, ...] = () if question.dims is None else (list(question.dims),)
+    if question.target is _ERROR:
+        operands.append(operands[0].flip(list(range(len(question.shape)))) * 0.7)
+        more = (question.reduction,)
+    expected = question.target(*operands, *more).reshape(-1)
     made = torch.full_like(expected, 7.0)
     function = question.function
     if function is None:
         return False
-    if driver()(table_row(function, 1, [made.data_ptr(), operand.data_ptr()], (), question.more), 1, 1):
+    pointers = [tensor.data_ptr() for tensor in (made, *operands)]
+    if driver()(table_row(function, 1, pointers, (), question.more), 1, 1):
         raise Refused
     return _bits(made) == _bits(expected)
 
