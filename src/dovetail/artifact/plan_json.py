@@ -38,7 +38,7 @@ from dovetail.ir.calling import (
 from dovetail.ir.program import Operand, Program, TensorMeta, Value, symbols_in, values_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import symbol
-from dovetail.ir.text import symbol_source
+from dovetail.ir.symbol_sources import symbol_source
 from dovetail.torch_compat.dispatch import Overload, tags_of
 
 FORMAT = "dovetail call plan"

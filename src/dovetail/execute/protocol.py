@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from dovetail.ir.node_groups import NodeGroup
 from dovetail.ir.program import Node, Program
-from dovetail.ir.text import Names, NodeGroup
+from dovetail.ir.text import Names
 
 
 class RunnableProgram(Protocol):

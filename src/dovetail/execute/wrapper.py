@@ -57,7 +57,8 @@ from dovetail.ir.draft import free_name
 from dovetail.ir.program import Program, symbols_in
 from dovetail.ir.signature import WriteKind
 from dovetail.ir.sizes import symbol
-from dovetail.ir.text import Names, identifier, operator_text, symbol_source
+from dovetail.ir.symbol_sources import symbol_source
+from dovetail.ir.text import Names, identifier, operator_text
 from dovetail.ops.grafting import graft
 from dovetail.ops.prims import copy_into
 from dovetail.ops.seen import as_seen

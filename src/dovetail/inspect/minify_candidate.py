@@ -36,7 +36,7 @@ from dovetail.ir.signature import (
     UserOutput,
 )
 from dovetail.ir.sizes import symbol
-from dovetail.ir.text import symbol_source
+from dovetail.ir.symbol_sources import symbol_source
 from dovetail.ops.facts import may_be_removed
 
 _LASTING_ROLES = (Parameter, Buffer, Constant, SizeInput)

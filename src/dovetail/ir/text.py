@@ -25,9 +25,11 @@ import torch
 
 from dovetail.errors import InvalidProgram
 from dovetail.ir.draft import free_name
+from dovetail.ir.node_groups import NodeGroup, forgotten_within, with_later_reads
 from dovetail.ir.program import Node, Operand, Program, ScalarMeta, Target, Value, symbols_in
 from dovetail.ir.sizes import SizeExpr, symbol
 from dovetail.ir.sub_programs import SubProgram, WithSubPrograms
+from dovetail.ir.symbol_sources import size_source, symbol_source
 from dovetail.ir.written_names import any_number_text, check_names, one_line
 from dovetail.torch_compat.dispatch import HigherOrder
 from dovetail.torch_compat.symbols import number_function_text
@@ -127,25 +129,6 @@ class ProgramText:
     globals: dict[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGroup:
-    """Nodes in a row that one piece of code runs where it can; where not, they run one by one.
-
-    first, last: numbers of the nodes. condition: an expression, whether the code may be tried. before: nodes among them
-    that run first, by their own calls. run: lines, and an expression that says whether all is done; where it does not,
-    or anything raises, nothing was done that running the nodes does not do as well. after: how results get variables:
-    nodes that run, and values with the one whose variable holds the same. unbound: results without variables.
-    """
-
-    first: int
-    last: int
-    condition: Callable[[Names], str]
-    before: tuple[Node, ...]
-    run: Callable[[Names], tuple[list[str], str]]
-    after: tuple[Node | tuple[Value, Value], ...]
-    unbound: frozenset[Value]
-
-
 _NO_GROUPS: Mapping[int, NodeGroup] = MappingProxyType({})
 
 
@@ -161,6 +144,7 @@ class _Writer:
     lines: list[int] = field(default_factory=list)
     unbound: dict[str, None] = field(default_factory=dict)
     needed: frozenset[str] = frozenset()
+    restored: frozenset[Node] = frozenset()
 
     def line(self, text: str, indent: int = 1) -> None:
         self.out.append("    " * indent + text)
@@ -184,6 +168,8 @@ def emit(
     """
     writer = _new_writer(program, call, dying, comments, function)
     writer.groups = groups
+    writer.restored = frozenset(node for group in groups.values() for node in group.restored)
+    writer.dying = with_later_reads(dying, groups, writer.restored)
     writer.line(f"def {function}(args):", 0)
     if program.inputs:
         writer.line(f"{', '.join(value.name for value in program.inputs)}{',' * (len(program.inputs) == 1)} = args")
@@ -247,17 +233,28 @@ def _write_body(writer: _Writer, ranges: Callable[[Node], str] | None) -> None:
         raise InvalidProgram(program=program.name, stage=stage, rule=rule, detail=name)
 
 
-def _write_nodes(writer: _Writer, first: int, end: int, ranges: Callable[[Node], str] | None, indent: int) -> None:
-    """Some nodes, one by one."""
+def _write_nodes(
+    writer: _Writer,
+    first: int,
+    end: int,
+    ranges: Callable[[Node], str] | None,
+    indent: int,
+    extra: Mapping[int, tuple[Value, ...]] | None = None,
+) -> None:
+    """Some nodes, one by one. extra: restored values, by the node after which they go; None: none is made."""
     current = ""
     for index in range(first, end):
         node = writer.program.nodes[index]
+        if extra is None and node in writer.restored:
+            writer.lines.append(0)
+            continue
         wanted = ranges(node) if ranges else ""
         if wanted != current and wanted:
             writer.line(f"with record_function({wanted!r}):", indent)
         current = wanted
         _write_node(writer, node, indent + 1 if wanted else indent)
-        _forget(writer, writer.dying.get(index, ()), indent + 1 if wanted else indent)
+        forgotten = (*writer.dying.get(index, ()), *(extra or {}).get(index, ()))
+        _forget(writer, forgotten, indent + 1 if wanted else indent)
 
 
 def _write_group(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str] | None) -> None:
@@ -288,7 +285,13 @@ def _write_group(writer: _Writer, group: NodeGroup, ranges: Callable[[Node], str
     _forget(writer, tuple(v for v in dying if v not in group.unbound), 2)
     writer.line("pass", 2)
     writer.line("else:")
-    _write_nodes(writer, group.first, group.last + 1, ranges, 2)
+    lines = list(writer.lines)
+    for node in group.restored:
+        _write_node(writer, node, 2)
+    writer.lines = lines
+    _write_nodes(
+        writer, group.first, group.last + 1, ranges, 2, forgotten_within(writer.program, group, writer.restored)
+    )
 
 
 def _bind_symbols(writer: _Writer) -> None:
@@ -308,27 +311,6 @@ def _bind_symbols(writer: _Writer) -> None:
             writer.unbound[name] = None
         if source is not None and source != name:
             writer.line(f"{name} = {source}")
-
-
-def symbol_source(program: Program, expr: SizeExpr) -> str | None:
-    """Python that reads a size symbol off the program's inputs (by their names), or None."""
-    for value in program.inputs:
-        if isinstance(value.meta, ScalarMeta) and value.meta.expr == expr:
-            return value.name
-    return next((source for value in program.inputs if (source := size_source(value, expr))), None)
-
-
-def size_source(value: Value, expr: SizeExpr) -> str | None:
-    """Python that reads a size symbol off a tensor (by its name), or None."""
-    if not value.is_tensor:
-        return None
-    for dim, size in enumerate(value.tensor.shape):
-        if size == expr:
-            return f"{value.name}.size({dim})"
-    for dim, stride in enumerate(value.tensor.stride):
-        if stride == expr:
-            return f"{value.name}.stride({dim})"
-    return f"{value.name}.storage_offset()" if value.tensor.offset == expr else None
 
 
 def _write_node(writer: _Writer, node: Node, indent: int) -> None:

@@ -19,7 +19,8 @@ from dovetail.ir.program import Meta, Node, Operand, Program, ScalarMeta, Stage,
 from dovetail.ir.signature import Signature, UserInput, UserOutput
 from dovetail.ir.sizes import Scalar, SizeExpr, is_whole, symbol
 from dovetail.ir.sub_programs import SubProgram
-from dovetail.ir.text import identifier, size_source, symbol_source
+from dovetail.ir.symbol_sources import size_source, symbol_source
+from dovetail.ir.text import identifier
 from dovetail.ops.prims import TENSOR_OF
 from dovetail.torch_compat.dispatch import Overload, schema_of, storage_key, tags_of, without_modes
 from dovetail.torch_compat.fakes import is_fake

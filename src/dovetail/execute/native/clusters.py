@@ -6,8 +6,8 @@ beginning to its end, the rest lies in one block; a run ends where that would be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from dovetail.execute.native.machine import has_pool
 from dovetail.execute.native.places import Places
 from dovetail.execute.native.rows import ReadyRow, RowClaim
 from dovetail.execute.native.runs import Run, reread_storages, runs_of
+from dovetail.execute.native.unmade import Unmade, unmade_views
 from dovetail.ir.program import Node, Program, Value, meta_symbols, values_in
 
 _CUT = 16  # what part of a run that takes too much memory is cut off at once
@@ -33,7 +34,8 @@ class Cluster:
     rows: in order. made: values whose memory is taken before, each with one that lies alike, if there is one. after:
     how results that are read later get their variables: views that run then, and values with the one whose variable
     holds the same tensor. counted: values whose version counters move, one for each write. given: those whose memory is
-    that of inputs. unbound: results that no variable holds. block: bytes of its own memory.
+    that of inputs. unbound: results that no variable holds. block: bytes of its own memory. restored, reads: see
+    `NodeGroup`.
     """
 
     first: int
@@ -47,6 +49,8 @@ class Cluster:
     given: tuple[Value, ...]
     unbound: frozenset[Value]
     block: int
+    restored: tuple[Node, ...]
+    reads: tuple[tuple[Value, int], ...]
 
 
 def clusters_of(
@@ -70,7 +74,9 @@ def clusters_of(
     tried = {claim.node: claim for run in runs_of(program, claims, may_show) for claim in run.claims}
     known = {node: claim for node, claim in tried.items() if claim.is_proven()}
     memory = _Memory(program, dying)
-    return tuple(cluster for run in runs_of(program, known, may_show) for cluster in memory.clusters(run))
+    found = [draft for run in runs_of(program, known, may_show) for draft in memory.drafts(run)]
+    kept = {claim.node: claim for draft in found for claim in draft.claims}
+    return memory.finished(found, unmade_views(program, kept, may_show))
 
 
 def _touches(node: Node, storages: Collection[int]) -> bool:
@@ -113,22 +119,30 @@ class _Memory:
         symbols = {name for value in program.values() if value.is_tensor for name in meta_symbols(value.meta)}
         self.sizes = [self._sizes(dict.fromkeys(symbols, size)) for size in (_SIZES if symbols else _SIZES[:1])]
         self.loads = [self._loads(sizes) for sizes in self.sizes]
+        self.unmade = Unmade()
 
     def _sizes(self, hints: Mapping[str, int]) -> dict[int, int]:
         return {**storage_bytes(self.program, hints), **input_bytes(self.program, hints)}
 
-    def clusters(self, run: Run) -> Iterator[Cluster]:
-        """The clusters of a run: one, or several where all of it would take more memory than its nodes."""
+    def drafts(self, run: Run) -> Iterator[Run]:
+        """The parts of a run that are clusters: one, or several where all of it would take more memory."""
         claims, first = list(run.claims), run.first
         while len(claims) > 1:
             rest = Run(first, claims, [n for n in run.before if self.numbers[n] >= first], run.views)
             count = len(claims)
-            while count > 1 and (found := self._cluster(rest, claims[:count])) is None:
+            while count > 1 and self._cluster(rest, claims[:count]) is None:
                 count -= 1 + count // _CUT
-            if found is not None:
-                yield found
+            if count > 1:
+                yield replace(rest, claims=claims[:count])
             first = self.numbers[claims[max(count, 1) - 1].node] + 1  # views in between belong to what follows
             claims = claims[max(count, 1) :]
+
+    def finished(self, drafts: Sequence[Run], unmade: Unmade) -> tuple[Cluster, ...]:
+        """The clusters of drafts. unmade: views without variables; what they show is read until they are."""
+        self.unmade = unmade
+        for view, address in unmade.addresses.items():
+            self.last_use[address.value] = max(self.last_use.get(address.value, -1), self.last_use[view])
+        return tuple(found for run in drafts if (found := self._cluster(run, run.claims)) is not None)
 
     def _cluster(self, run: Run, claims: list[RowClaim]) -> Cluster | None:
         first, last = run.first, self.numbers[claims[-1].node]
@@ -147,27 +161,35 @@ class _Memory:
         in_block, block = placed_in_block(rows, inner, self.sizes[0])
         if not self._fits(first, last, stored - inner, block):
             return None
-        places = Places(claims, views, self.numbers, in_block)
+        places = Places(claims, views, self.numbers, in_block, self.unmade.addresses)
         made = self._made(claims, stored - inner, places)
         ready = [found for row in rows if (found := row_of(row.claims, unread, places.addresses)) is not None]
         if made is None or not ready:
             return None
         kept = {value for value, _ in made}
-        after = places.after(kept, lambda value: self._is_read_after(value, last))
+        after = places.after(kept, lambda value: self._is_read_after(value, last), self._is_alone)
         counted = [
             places.holder(c.written) for c in claims if c.into is not None and c.written.tensor.storage in self.shown
         ]
         unbound = frozenset(places.inside) - kept - {value for step in after for value in _bound(step)}
-        nodes = tuple(claim.node for claim in claims)
+        nodes, run_nodes = tuple(claim.node for claim in claims), self.program.nodes[first : last + 1]
         holders = dict.fromkeys(address.value for row in ready for address in row.pointers)
         given = tuple(value for value in holders if value.tensor.storage in self.outside)
         return Cluster(
             *(first, last, nodes, before, tuple(ready), tuple(made), tuple(after), tuple(counted), given, unbound),
             block,
+            self.unmade.before(run_nodes),
+            tuple(self.unmade.reads(dict(enumerate(run_nodes, first))).items()),
         )
 
     def _is_read_after(self, value: Value, last: int) -> bool:
-        return value in self.returned_values or self.last_use.get(value, -1) > last
+        is_read = value in self.returned_values or self.last_use.get(value, -1) > last
+        return is_read and value not in self.unmade.addresses
+
+    def _is_alone(self, value: Value) -> bool:
+        """Whether it is returned, and nothing else of its memory is."""
+        storage = value.tensor.storage
+        return [v for v in values_in(self.program.outputs) if v.is_tensor and v.tensor.storage == storage] == [value]
 
     def _is_inner(self, storage: int, last: int) -> bool:
         """Whether nothing behind a node sees a storage of some bytes, which are known."""
@@ -215,6 +237,8 @@ class _Memory:
             for operand in claim.operands:
                 source = places.roots.get(operand, operand) if isinstance(operand, Value) else None
                 if source is None or not source.is_tensor or (source in places.inside and source not in bound):
+                    continue
+                if source in self.unmade.addresses:
                     continue
                 if (source.tensor.shape, source.tensor.stride) == (meta.shape, meta.stride):
                     like = source

@@ -25,8 +25,9 @@ from dovetail.execute.native.machine import driver, unavailable
 from dovetail.execute.native.probes import is_near
 from dovetail.execute.native.rows import Address, ReadyRow
 from dovetail.ir.draft import free_name
+from dovetail.ir.node_groups import NodeGroup
 from dovetail.ir.program import Node, Program, Value
-from dovetail.ir.text import Names, NodeGroup
+from dovetail.ir.text import Names
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
 
@@ -102,6 +103,8 @@ def _group(cluster: Cluster) -> NodeGroup:
         run=lambda names: _lines(cluster, names),
         after=cluster.after,
         unbound=cluster.unbound,
+        restored=cluster.restored,
+        reads=cluster.reads,
     )
 
 

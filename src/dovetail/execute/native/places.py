@@ -26,12 +26,14 @@ class Places:
         views: Sequence[Node],
         numbers: Mapping[Node, int],
         in_block: Mapping[int, int],
+        unmade: Mapping[Value, Address],
     ) -> None:
-        """numbers: of nodes. in_block: where storages lie that are pieces of the cluster's block."""
-        self.addresses: dict[Value, Address] = {}
+        """numbers: of nodes. in_block: where storages lie that are pieces of the cluster's block. unmade: where views
+        lie that no variable holds.
+        """
+        self.addresses = dict(unmade)
         self.roots: dict[Value, Value] = {}
         self.inside: dict[Value, Node] = {}
-        self._views = frozenset(views)
         self._in_block = in_block
         claimed = {claim.node: claim for claim in claims}
         for node in sorted((*claimed, *views), key=numbers.__getitem__):
@@ -53,26 +55,46 @@ class Places:
         self.addresses[claim.result] = self.addresses.get(into, Address(into))
 
     def _add_view(self, node: Node) -> None:
-        (shown,), (of,) = node.results(), [value for value in node.operands() if value.is_tensor]
-        start = self.addresses.get(of, Address(of))
-        elements = int(shown.tensor.offset) - int(of.tensor.offset)  # type: ignore[arg-type]
-        self.addresses[shown] = Address(start.value, start.behind + elements * shown.tensor.dtype.itemsize)
+        self.addresses[node.results()[0]] = shown_address(node, self.addresses)
 
     def holder(self, value: Value) -> Value:
         """The value with a variable in whose memory a value lies."""
         return self.addresses.get(value, Address(value)).value
 
     def after(
-        self, kept: Collection[Value], is_read_after: Callable[[Value], bool]
+        self, kept: Collection[Value], is_read_after: Callable[[Value], bool], is_alone: Callable[[Value], bool]
     ) -> list[Node | tuple[Value, Value]]:
-        """How results that are read later get their variables. kept: those that have one already."""
+        """How results that are read later get their variables. kept: those that have one already. is_alone: whether a
+        value is the only one that the program returns of its memory: a view of all of this is this, as it lies.
+        """
         wanted = {value for value in self.inside if value not in kept and is_read_after(value)}
+        for value in filter(self._runs, wanted):
+            address = self.addresses[value]
+            if address.value in kept and is_alone(value) and _is_all_of(value, address.value):
+                self.roots[value] = address.value
         for value, node in reversed(self.inside.items()):
             if value in wanted:
-                sources = node.operands() if node in self._views else [self.roots[value]]
+                sources = node.operands() if self._runs(value) else [self.roots[value]]
                 wanted.update(source for source in sources if source in self.inside and source not in kept)
         steps: list[Node | tuple[Value, Value]] = []
         for value, node in self.inside.items():
             if value in wanted:
-                steps.append(node if node in self._views else (value, self.roots[value]))
+                steps.append(node if self._runs(value) else (value, self.roots[value]))
         return steps
+
+    def _runs(self, value: Value) -> bool:
+        """Whether a value that is wanted is a view that runs, and no other name of a tensor."""
+        return self.roots.get(value, value) is value
+
+
+def _is_all_of(view: Value, of: Value) -> bool:
+    shown, whole = view.tensor, of.tensor
+    return (shown.shape, shown.stride, shown.offset) == (whole.shape, whole.stride, whole.offset)
+
+
+def shown_address(node: Node, addresses: Mapping[Value, Address]) -> Address:
+    """Where a view lies. addresses: of values without a variable of their own."""
+    (shown,), (of,) = node.results(), [value for value in node.operands() if value.is_tensor]
+    start = addresses.get(of, Address(of))
+    elements = int(shown.tensor.offset) - int(of.tensor.offset)  # type: ignore[arg-type]
+    return Address(start.value, start.behind + elements * shown.tensor.dtype.itemsize)
