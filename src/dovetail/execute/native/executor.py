@@ -30,6 +30,9 @@ from dovetail.ir.program import Node, Program, Value
 from dovetail.ir.text import Names
 from dovetail.torch_compat.native_symbols import no_mode_watches
 
+_MOST = torch.finfo(torch.float32).max
+_FAR = 1e-6  # more than what `is_near` takes for near
+
 
 @dataclass(frozen=True, slots=True)
 class NativeExecutor:
@@ -125,9 +128,9 @@ def _lines(cluster: Cluster, names: Names) -> tuple[list[str], str]:
     for value, like in cluster.made:
         meta = value.tensor
         if like is None:
-            lines.append(
-                f"{value.name} = torch.empty_strided({meta.shape!r}, {meta.stride!r}, dtype={meta.dtype}, device='cpu')"
-            )
+            dtype, device = names.constant(meta.dtype, str(meta.dtype).removeprefix("torch.")), names.text(meta.device)
+            made = f"{names.constant(torch.empty_strided, 'empty_strided')}({meta.shape!r}, {meta.stride!r}"
+            lines.append(f"{value.name} = {made}, dtype={dtype}, device={device})")
         else:
             dtype = "" if like.tensor.dtype is meta.dtype else f", dtype={meta.dtype}"
             lines.append(f"{value.name} = torch.empty_like({like.name}{dtype})")
@@ -209,8 +212,14 @@ def _packed(*numbers: int) -> bytes:
 
 
 def _number(operand: object, avoided: float | None, names: Names) -> str:
-    if isinstance(operand, Value) and avoided is not None:
-        return f"{names.constant(exact_unless, 'exact_unless')}({operand.name}, {avoided!r})"
-    if isinstance(operand, Value):
-        return f"{names.constant(exact, 'exact')}({operand.name})"
-    return names.text(operand)
+    """A number that is handed in: as it is where it is an ordinary one, which costs less than a call to find out."""
+    if not isinstance(operand, Value):
+        return names.text(operand)
+    name = operand.name
+    if avoided is None:
+        allowed, careful = f"{-_MOST!r} <= {name} <= {_MOST!r}", f"{names.constant(exact, 'exact')}({name})"
+    else:
+        width = _FAR * abs(avoided)
+        allowed = f"({-_MOST!r} <= {name} < {avoided - width!r} or {avoided + width!r} < {name} <= {_MOST!r})"
+        careful = f"{names.constant(exact_unless, 'exact_unless')}({name}, {avoided!r})"
+    return f"{name} if {name}.__class__ is float and {allowed} else {careful}"
