@@ -65,6 +65,7 @@ def _by_recording(module: ModuleType) -> Callable[..., Any]:
     return dovetail.compile(module.program, verify=2)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch.func does, by itself
 @pytest.mark.parametrize("compile_program", [_by_recording, _through_dynamo])
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_smallest_program_equals_eager(path: Path, compile_program: Callable[[ModuleType], Callable[..., Any]]) -> None:

@@ -36,6 +36,7 @@ from dovetail.torch_compat.optimizers import lists_of_fakes
 from dovetail.torch_compat.recurrent import runs_packed
 from dovetail.torch_compat.rng import refused_generators, replaced_default_generators
 from dovetail.torch_compat.symbols import data_dependent_sizes
+from dovetail.torch_compat.zero_tensors import views_of_zero_fakes
 
 _NO_FAKE = re.compile(r"no fake impl registered for <CustomOpDef\((\S+)\)>")
 
@@ -91,6 +92,7 @@ def _autograd_of_fakes() -> Iterator[None]:
         torch.autograd.set_multithreading_enabled(False),
         torch.autograd.set_detect_anomaly(False),  # it looks for NaN among numbers, which are not there
         lists_of_fakes(),
+        views_of_zero_fakes(),
         without_saved_tensor_hooks(),  # they are for real tensors: a call's residuals go through them
     ):
         yield

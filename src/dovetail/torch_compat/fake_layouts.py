@@ -18,6 +18,7 @@ from dovetail.torch_compat.cudnn_layers import run_layer_on_fakes
 from dovetail.torch_compat.dispatch import Overload, schema_of, tags_of
 from dovetail.torch_compat.kernel_strides import Layout, iterator_strides, view_strides
 from dovetail.torch_compat.resampling import resampled_on_fakes
+from dovetail.torch_compat.zero_tensors import answered_anew
 
 _aten = torch.ops.aten
 
@@ -62,7 +63,8 @@ def run_on_fakes(op: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         return made
     if op is _aten.linalg_lstsq.default and (made := least_squares(*args, **kwargs)) is not None:
         return made
-    return op(*args, **kwargs)
+    with answered_anew(op, args):
+        return op(*args, **kwargs)
 
 
 def _ctc_loss(log_probs: torch.Tensor, targets: torch.Tensor, _: Any, target_lengths: Sequence[int], *__: Any) -> Any:

@@ -55,6 +55,7 @@ from dovetail.torch_compat.checks import (
     traced_numbers,
     values_alone,
     view_nodes,
+    zero_tensors,
 )
 
 Check = Callable[[], str | None]
@@ -91,6 +92,7 @@ COMPILER_CHECKS: tuple[Check, ...] = (
     *resampling.CHECKS,
     *values_alone.CHECKS,
     *view_nodes.CHECKS,
+    *zero_tensors.CHECKS,
     *rng.CHECKS,
     *rows_alone.CHECKS,
     *sparse.CHECKS,
